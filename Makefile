@@ -1,0 +1,52 @@
+# Two commands matter: `make reproduce` and `make test`. Both set up .venv first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help reproduce test lint types layers unit test-lowest figures benchmarks clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# The environment is rebuilt only when pyproject.toml changes.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: promptlimit needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "error: this Python cannot make virtual environments" >&2; \
+	  echo "hint: on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+reproduce: $(STAMP) ## Regenerate every figure and decide every claim into report/
+	$(BIN)/promptlimit reproduce --out report
+
+test: lint types layers unit ## Everything continuous integration checks
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+layers: $(STAMP)
+	$(BIN)/lint-imports --no-cache
+
+unit: $(STAMP)
+	$(BIN)/pytest --numprocesses 2
+
+test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
+	$(PYTHON) tests/lowest.py
+
+figures: $(STAMP) ## Redraw the figures the README and the docs show
+	$(BIN)/promptlimit reproduce --figures-only --out report
+	cp report/figures/*.png docs/figures/
+
+benchmarks: $(STAMP) ## Run every benchmark, one after the other
+	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) report .pytest_cache .ruff_cache .hypothesis dist

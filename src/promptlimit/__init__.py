@@ -1,0 +1,60 @@
+"""The infinite-prompt limit of attention, and everything a finite prompt adds to it, exactly.
+
+A prompt is a probability measure and attention is the gradient of its log-Laplace transform, so a
+list of tokens and the law they are drawn from are two prompts for one and the same attention.
+
+    import promptlimit as pl
+
+Names load on first use: importing the package, or asking the command line for help, does not
+import jax.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from promptlimit.attention import AbstractAttention as AbstractAttention
+    from promptlimit.attention import Factored as Factored
+    from promptlimit.attention import LinearAttention as LinearAttention
+    from promptlimit.attention import MultiHead as MultiHead
+    from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.measures import AbstractMeasure as AbstractMeasure
+    from promptlimit.measures import Affine as Affine
+    from promptlimit.measures import Empirical as Empirical
+    from promptlimit.measures import Gaussian as Gaussian
+    from promptlimit.measures import Mixture as Mixture
+    from promptlimit.measures import Product as Product
+    from promptlimit.measures import Rademacher as Rademacher
+    from promptlimit.measures import UniformCube as UniformCube
+    from promptlimit.measures import UniformSphere as UniformSphere
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AbstractAttention": "attention",
+    "AbstractMeasure": "measures",
+    "Affine": "measures",
+    "Empirical": "measures",
+    "Factored": "attention",
+    "Gaussian": "measures",
+    "LinearAttention": "attention",
+    "Mixture": "measures",
+    "MultiHead": "attention",
+    "Product": "measures",
+    "Rademacher": "measures",
+    "SoftmaxAttention": "attention",
+    "UniformCube": "measures",
+    "UniformSphere": "measures",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'promptlimit' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"promptlimit.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOME, "__version__"])

@@ -1,0 +1,130 @@
+"""Arrays that come from a user: floating, of the right rank, finite, or one clear sentence.
+
+Shapes are known even while jax traces, so they are always checked. Values are checked only on
+concrete arrays, at the boundary: inside `jit`, `vmap` and `grad` these checks cost nothing because
+they do not run.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+from numpy.typing import ArrayLike
+
+_RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
+
+
+def float_arrays(**named: object) -> tuple[Array, ...]:
+    """Return the arguments as jax arrays of one common floating dtype, in the order given."""
+    arrays = [_as_array(name, value) for name, value in named.items()]
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(*arrays)
+    return tuple(array.astype(dtype) for array in arrays)
+
+
+def float_array(name: str, value: object, *, rank: int) -> Array:
+    """Return `value` as a floating jax array with `rank` axes and finite entries."""
+    (array,) = float_arrays(**{name: value})
+    require_rank(name, array, rank)
+    require_finite(name, array)
+    return array
+
+
+def _as_array(name: str, value: object) -> Array:
+    if isinstance(value, jax.Array):
+        array = value
+    else:
+        try:
+            host = np.asarray(value)
+        except ValueError:
+            raise ValueError(
+                f"`{name}` must be an array, got rows of different lengths. Make them equal."
+            ) from None
+        if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
+            raise ValueError(
+                f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
+                "Pass an array of floats."
+            )
+        array = jnp.asarray(host)
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise ValueError(f"`{name}` must hold real numbers, got dtype {array.dtype}.")
+    return array.astype(jnp.result_type(float))
+
+
+def _type_words(value: object, host: np.ndarray) -> str:
+    return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def is_traced(array: Array) -> bool:
+    """Return whether jax is tracing, so that the array has a shape but no values yet."""
+    return isinstance(array, Tracer)
+
+
+def require_rank(name: str, array: Array, rank: int) -> None:
+    """Refuse an array with the wrong number of axes."""
+    if array.ndim != rank:
+        raise ValueError(f"`{name}` must be {_RANKS[rank]}, got shape {array.shape}.")
+
+
+def require_finite(name: str, array: Array) -> None:
+    """Refuse NaN and infinite entries, and say where the first one is."""
+    if is_traced(array):
+        return
+    bad = ~jnp.isfinite(array)
+    if bool(bad.any()):
+        where = tuple(int(i) for i in np.argwhere(np.asarray(bad))[0])
+        raise ValueError(
+            f"`{name}` must be finite, got {float(array[where])} at index {where}. "
+            "Remove or replace that entry."
+        )
+
+
+def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
+    """Refuse an array whose shape does not fit the other arguments."""
+    if array.shape != shape:
+        raise ValueError(f"`{name}` must have shape {shape} ({reason}), got {array.shape}.")
+
+
+def require_weights(name: str, weights: Array) -> None:
+    """Refuse weights that are not a probability vector."""
+    if is_traced(weights):
+        return
+    host = np.asarray(weights, dtype=np.float64)
+    if (host < 0).any():
+        where = int(np.argmax(host < 0))
+        raise ValueError(f"`{name}` must not be negative, got {host[where]:.6g} at index {where}.")
+    tolerance = 1e-10 if weights.dtype == jnp.float64 else 1e-5
+    if abs(host.sum() - 1.0) > tolerance:
+        raise ValueError(
+            f"`{name}` must sum to one, got a sum of {host.sum():.10g}. Divide them by their sum."
+        )
+
+
+def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a name that is not among `choices`, and suggest the nearest."""
+    known = list(choices)
+    if value in known:
+        return
+    near = difflib.get_close_matches(value, known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    listing = ", ".join(f"'{choice}'" for choice in known)
+    raise ValueError(f"`{name}` must be one of {listing}, got '{value}'.{hint}")
+
+
+__all__ = [
+    "ArrayLike",
+    "float_array",
+    "float_arrays",
+    "is_traced",
+    "require_choice",
+    "require_finite",
+    "require_rank",
+    "require_shape",
+    "require_weights",
+]

@@ -1,0 +1,7 @@
+"""Attention on measures: the gradient of the log-Laplace transform, and its linearisation."""
+
+from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
+from promptlimit.attention._factored import Factored as Factored
+from promptlimit.attention._heads import LinearAttention as LinearAttention
+from promptlimit.attention._heads import SoftmaxAttention as SoftmaxAttention
+from promptlimit.attention._multi_head import MultiHead as MultiHead

@@ -1,0 +1,138 @@
+"""What every attention promises: an output, its parameter gradients, and its Gaussian limit."""
+
+import abc
+import dataclasses
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
+from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
+
+
+class AbstractAttention(eqx.Module):
+    r"""A map from a prompt $\mu$ and a query $z$ to an output $T[\mu](z)$.
+
+    The prompt is any measure: finitely many tokens, or the law of one token when the prompt is
+    infinite. One query a call; `jax.vmap` makes the batch.
+    """
+
+    @property
+    @abc.abstractmethod
+    def token_dim(self) -> int:
+        """The dimension of the prompt's tokens."""
+
+    @property
+    @abc.abstractmethod
+    def query_dim(self) -> int:
+        """The dimension of a query; the tokens' own unless the key-query matrix is rectangular."""
+
+    @property
+    @abc.abstractmethod
+    def output_dim(self) -> int:
+        """The dimension of the output."""
+
+    @abc.abstractmethod
+    def _attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $T[\mu](z)$ for arguments that fit."""
+
+    @abc.abstractmethod
+    def _affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return $(M, b)$ for a prompt that fits."""
+
+    def __call__(
+        self, prompt: AbstractMeasure, query: ArrayLike | Array
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $T[\mu](z)$.
+
+        Args:
+            prompt: the measure $\mu$; wrap an array of tokens as `Empirical(tokens)`.
+            query: the query $z$, shape `[query_dim]`.
+        """
+        self._require_prompt(prompt)
+        return self._attend(prompt, self._as_query(query))
+
+    def affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return $(M, b)$ with $T[\mu](z) = Mz + b$ for every query, $\mu=N(m,\Gamma)$.
+
+        Softmax: $M = V\Gamma U$, $b = Vm$ (Lemma 2.1). Linear: $M = V(\Gamma+mm^\top)U$, $b = 0$.
+        """
+        self._require_prompt(prompt)
+        if not isinstance(prompt, Gaussian):
+            raise ValueError(
+                f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
+                "Call the attention itself: it takes any measure."
+            )
+        return self._affine_limit(prompt)
+
+    def push_forward(self, prompt: Gaussian) -> Gaussian:
+        r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
+
+        The limit is affine, so the image is Gaussian: $N(Mm+b,\ M\Gamma M^\top)$ (Lemma 2.1).
+
+        >>> import jax.numpy as jnp, promptlimit as pl
+        >>> attention = pl.SoftmaxAttention(key_query=[[2.0]], value=[[1.0]])
+        >>> image = attention.push_forward(pl.Gaussian([1.0], [[1.0]]))
+        >>> print(image.mean, image.cov)
+        [3.] [[4.]]
+        """
+        matrix, shift = self.affine_limit(prompt)
+        if self.query_dim != self.token_dim:
+            raise ValueError(
+                f"`push_forward` must feed tokens of dimension {self.token_dim} back as queries, "
+                f"got an attention that takes queries of dimension {self.query_dim}."
+            )
+        covariance = matrix @ prompt.covariance @ matrix.T
+        return Gaussian(matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T))
+
+    def jacobian(
+        self, prompt: AbstractMeasure, query: ArrayLike | Array, *, wrt: str
+    ) -> Float[Array, "output_dim rows columns"]:
+        r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$, $\theta$ the matrix named `wrt`.
+
+        For `key_query` it is $\nabla_UT_i = C_tv_iz^\top$ and for `value` $\nabla_{v_i}T_i = m_t$,
+        with $m_t, C_t$ the tilted mean and covariance at $t=Uz$ and $v_i$ the rows of $V$.
+
+        Args:
+            prompt: the measure $\mu$.
+            query: the query $z$.
+            wrt: the name of a matrix of this attention, such as "key_query" or "value".
+        """
+        require_choice("wrt", wrt, self._matrices())
+        self._require_prompt(prompt)
+        return _jacobian(self, prompt, self._as_query(query), wrt)
+
+    def _require_prompt(self, prompt: object) -> None:
+        measure = require_measure("prompt", prompt)
+        if measure.dim != self.token_dim:
+            raise ValueError(
+                f"`prompt` must have tokens of dimension {self.token_dim} (what the attention's "
+                f"parameters take), got {measure.dim}."
+            )
+
+    def _as_query(self, query: object) -> Float[Array, " query_dim"]:
+        array = float_array("query", query, rank=1)
+        require_shape("query", array, (self.query_dim,), "what the attention's parameters take")
+        return array
+
+    def _matrices(self) -> list[str]:
+        fields = (field.name for field in dataclasses.fields(self))
+        return [name for name in fields if eqx.is_array(getattr(self, name))]
+
+
+@eqx.filter_jit
+def _jacobian(
+    attention: AbstractAttention, prompt: AbstractMeasure, query: Array, wrt: str
+) -> Array:
+    def output(parameter: Array) -> Array:
+        moved = eqx.tree_at(lambda module: getattr(module, wrt), attention, parameter)
+        return moved(prompt, query)
+
+    return jax.jacrev(output)(getattr(attention, wrt))

@@ -1,0 +1,114 @@
+"""One head with its four matrices kept apart, as they are trained."""
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import (
+    ArrayLike,
+    float_array,
+    float_arrays,
+    require_finite,
+    require_rank,
+    require_shape,
+)
+from promptlimit.attention._abstract import AbstractAttention
+from promptlimit.attention._heads import (
+    LinearAttention,
+    SoftmaxAttention,
+    require_key_query,
+    require_scale,
+)
+from promptlimit.attention._kernels import KernelName, kernel_named
+from promptlimit.measures import AbstractMeasure, Gaussian
+
+
+class Factored(AbstractAttention):
+    r"""One head with factors $K, Q, V, O$ apart: $T[\mu](z) = OV\,r(\mu,\ c\,K^\top Qz)$.
+
+    The output depends on $(U, OV)$ alone, $U = c\,K^\top Q$, but gradient descent on the factors
+    does not follow gradient descent on the products; keep this form when training is the subject.
+
+    Args:
+        kernel: "softmax" or "linear".
+        key_weight: $K$, shape `[head_dim, token_dim]`.
+        query_weight: $Q$, shape `[head_dim, query_dim]`.
+        value_weight: $V$, shape `[value_dim, token_dim]`.
+        output: $O$, shape `[output_dim, value_dim]`; the identity when None.
+        scale: $c$, what multiplies the scores.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> factored = pl.Factored("softmax", jnp.eye(2), 3.0 * jnp.eye(2), jnp.eye(2), scale=0.5)
+    >>> print(factored.merged().key_query)
+    [[1.5 0. ]
+     [0.  1.5]]
+    """
+
+    kernel: KernelName = eqx.field(static=True)
+    key_weight: Float[Array, "head_dim token_dim"]
+    query_weight: Float[Array, "head_dim query_dim"]
+    value_weight: Float[Array, "value_dim token_dim"]
+    output: Float[Array, "output_dim value_dim"] | None
+    scale: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        kernel: str,
+        key_weight: ArrayLike | Array,
+        query_weight: ArrayLike | Array,
+        value_weight: ArrayLike | Array,
+        output: ArrayLike | Array | None = None,
+        *,
+        scale: float = 1.0,
+    ):
+        kernel_named(kernel)
+        key, query = require_key_query(key_weight, query_weight)
+        (value,) = float_arrays(value_weight=value_weight)
+        require_rank("value_weight", value, 2)
+        reason = "as many columns as `key_weight`"
+        require_shape("value_weight", value, (value.shape[0], key.shape[1]), reason)
+        require_finite("value_weight", value)
+        if output is not None:
+            output = float_array("output", output, rank=2)
+            reason = "as many columns as `value_weight` has rows"
+            require_shape("output", output, (output.shape[0], value.shape[0]), reason)
+        self.kernel = kernel  # pyright: ignore[reportAttributeAccessIssue]  # checked by kernel_named
+        self.key_weight = key
+        self.query_weight = query
+        self.value_weight = value
+        self.output = output
+        self.scale = require_scale(scale)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of the prompt's tokens."""
+        return self.key_weight.shape[1]
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query."""
+        return self.query_weight.shape[1]
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the output."""
+        return (self.value_weight if self.output is None else self.output).shape[0]
+
+    def merged(self) -> SoftmaxAttention | LinearAttention:
+        r"""Return the same map with merged parameters $U = c\,K^\top Q$ and $OV$."""
+        head = SoftmaxAttention if self.kernel == "softmax" else LinearAttention
+        value = self.value_weight if self.output is None else self.output @ self.value_weight
+        return head.from_kqv(self.key_weight, self.query_weight, value, scale=self.scale)
+
+    def _attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $OV\,r(\mu,\ c\,K^\top Qz)$."""
+        tilt = self.scale * (self.key_weight.T @ (self.query_weight @ query))
+        value = self.value_weight @ kernel_named(self.kernel).read(prompt, tilt)
+        return value if self.output is None else self.output @ value
+
+    def _affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return the limit of the merged head."""
+        return self.merged().affine_limit(prompt)

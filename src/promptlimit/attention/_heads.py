@@ -1,0 +1,167 @@
+"""One head with its parameters merged: the pair (U, V) the theory speaks of."""
+
+import math
+from typing import Self
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import (
+    ArrayLike,
+    float_arrays,
+    require_finite,
+    require_rank,
+    require_shape,
+)
+from promptlimit.attention._abstract import AbstractAttention
+from promptlimit.attention._kernels import KernelName, kernel_named
+from promptlimit.measures import AbstractMeasure, Gaussian
+
+
+class AbstractHead(AbstractAttention):
+    r"""One head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$."""
+
+    key_query: eqx.AbstractVar[Float[Array, "token_dim query_dim"]]
+    value: eqx.AbstractVar[Float[Array, "output_dim token_dim"]]
+    kernel: eqx.AbstractClassVar[KernelName]
+
+    @classmethod
+    def from_kqv(
+        cls,
+        key_weight: ArrayLike | Array,
+        query_weight: ArrayLike | Array,
+        value_weight: ArrayLike | Array,
+        *,
+        scale: float = 1.0,
+    ) -> Self:
+        r"""Return the head with $U = \text{scale}\cdot K^\top Q$ and this $V$.
+
+        Args:
+            key_weight: $K$, shape `[head_dim, token_dim]`.
+            query_weight: $Q$, shape `[head_dim, query_dim]`.
+            value_weight: $V$, shape `[output_dim, token_dim]`.
+            scale: what multiplies the scores; transformers use $1/\sqrt{\text{head\_dim}}$, and
+                this library does so only when told to.
+
+        >>> import promptlimit as pl
+        >>> head = pl.SoftmaxAttention.from_kqv([[1.0, 2.0]], [[3.0, 4.0]], [[1.0, 0.0]], scale=0.5)
+        >>> print(head.key_query)
+        [[1.5 2. ]
+         [3.  4. ]]
+        """
+        key, query = require_key_query(key_weight, query_weight)
+        return cls(require_scale(scale) * (key.T @ query), value_weight)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of the prompt's tokens."""
+        return self.key_query.shape[0]
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query."""
+        return self.key_query.shape[1]
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the output."""
+        return self.value.shape[0]
+
+    def _attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $V\,r(\mu, Uz)$."""
+        return self.value @ kernel_named(self.kernel).read(prompt, self.key_query @ query)
+
+    def _affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return $(VGU, Vc)$ when the head reads $Gt + c$ at tilt $t$."""
+        matrix, shift = kernel_named(self.kernel).affine(prompt)
+        return self.value @ matrix @ self.key_query, self.value @ shift
+
+
+class SoftmaxAttention(AbstractHead):
+    r"""Softmax attention $T[\mu](z) = V\,\nabla\Lambda_\mu(Uz)$.
+
+    On `Empirical` tokens it is the textbook $\sum_i p_iVz_i$ with
+    $p = \mathrm{softmax}_i\langle z_i,Uz\rangle$; on a `Gaussian` it is the infinite-prompt limit
+    $Vm + V\Gamma Uz$ of Lemma 2.1.
+
+    Args:
+        key_query: $U = K^\top Q$, shape `[token_dim, query_dim]`.
+        value: $V$, shape `[output_dim, token_dim]`.
+
+    >>> import jax, jax.numpy as jnp, promptlimit as pl
+    >>> attention = pl.SoftmaxAttention(key_query=[[0.5]], value=[[1.0]])
+    >>> law, query = pl.Gaussian([0.0], [[1.0]]), jnp.array([1.0])
+    >>> prompt = pl.Empirical(law.sample(100_000, key=jax.random.key(0)))
+    >>> print(attention(law, query), attention(prompt, query).round(2))
+    [0.5] [0.5]
+    """
+
+    key_query: Float[Array, "token_dim query_dim"]
+    value: Float[Array, "output_dim token_dim"]
+    kernel = "softmax"
+
+    def __init__(self, key_query: ArrayLike | Array, value: ArrayLike | Array):
+        self.key_query, self.value = _merged_parameters(key_query, value)
+
+
+class LinearAttention(AbstractHead):
+    r"""Linear attention $T[\mu](z) = V\,E_\mu[z'z'^\top]\,Uz$.
+
+    On `Empirical` tokens it is $\frac1L\sum_i\langle z_i,Uz\rangle Vz_i$. It is what softmax
+    attention becomes on an infinite prompt of centred Gaussian tokens, and differs from it as soon
+    as $Vm \ne 0$ or the tokens are not Gaussian.
+
+    Args:
+        key_query: $U = K^\top Q$, shape `[token_dim, query_dim]`.
+        value: $V$, shape `[output_dim, token_dim]`.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> attention = pl.LinearAttention(key_query=[[1.0]], value=[[1.0]])
+    >>> print(attention(pl.Rademacher([1.0]), jnp.array([2.0])))
+    [2.]
+    """
+
+    key_query: Float[Array, "token_dim query_dim"]
+    value: Float[Array, "output_dim token_dim"]
+    kernel = "linear"
+
+    def __init__(self, key_query: ArrayLike | Array, value: ArrayLike | Array):
+        self.key_query, self.value = _merged_parameters(key_query, value)
+
+
+def _merged_parameters(
+    key_query: ArrayLike | Array, value: ArrayLike | Array
+) -> tuple[Array, Array]:
+    u, v = float_arrays(key_query=key_query, value=value)
+    require_rank("key_query", u, 2)
+    require_rank("value", v, 2)
+    reason = "as many columns as `key_query` has rows"
+    require_shape("value", v, (v.shape[0], u.shape[0]), reason)
+    require_finite("key_query", u)
+    require_finite("value", v)
+    return u, v
+
+
+def require_key_query(
+    key_weight: ArrayLike | Array, query_weight: ArrayLike | Array
+) -> tuple[Array, Array]:
+    """Return K and Q as arrays that can be multiplied, or say why they cannot."""
+    key, query = float_arrays(key_weight=key_weight, query_weight=query_weight)
+    require_rank("key_weight", key, 2)
+    require_rank("query_weight", query, 2)
+    reason = "as many rows as `key_weight`"
+    require_shape("query_weight", query, (key.shape[0], query.shape[1]), reason)
+    require_finite("key_weight", key)
+    require_finite("query_weight", query)
+    return key, query
+
+
+def require_scale(scale: float) -> float:
+    """Return the factor on the scores, or say that it is not a number."""
+    if not math.isfinite(scale):
+        raise ValueError(f"`scale` must be finite, got {scale}.")
+    return float(scale)

@@ -1,0 +1,65 @@
+r"""The two ways a head reads a prompt at a tilt: the tilted mean, and its linearisation.
+
+A head is $V\,r(\mu, Uz)$. Softmax reads $r(\mu,t) = \nabla\Lambda_\mu(t)$; linear attention reads
+$r(\mu,t) = E_\mu[z'\langle z',t\rangle]$. For Gaussian prompts both are affine in $t$.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import require_choice
+from promptlimit.measures import AbstractMeasure, Gaussian
+
+KernelName = Literal["softmax", "linear"]
+
+
+class Kernel(NamedTuple):
+    """How a head reads a prompt, in general and when the prompt is Gaussian."""
+
+    read: Callable[[AbstractMeasure, Array], Array]
+    affine: Callable[[Gaussian], tuple[Array, Array]]
+
+
+@eqx.filter_jit
+def read_softmax(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
+    r"""Return $\nabla\Lambda_\mu(t)$, the softmax-weighted mean of the tokens."""
+    return prompt.tilted_mean(tilt)
+
+
+@eqx.filter_jit
+def read_linear(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
+    r"""Return $E_\mu[z'\langle z',t\rangle] = \nabla^2\Lambda_\mu(0)\,t + m\langle m,t\rangle$.
+
+    The Hessian-vector product is one directional derivative, so the cost stays linear in the
+    number of tokens.
+    """
+    mean, slope = jax.jvp(prompt.tilted_mean, (jnp.zeros_like(tilt),), (tilt,))
+    return slope + mean * (mean @ tilt)
+
+
+def affine_softmax(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
+    r"""Return $(\Gamma, m)$: a Gaussian's tilted mean is $\Gamma t + m$."""
+    return prompt.covariance, prompt.location
+
+
+def affine_linear(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
+    r"""Return $(\Gamma + mm^\top, 0)$: linear attention reads the second moment."""
+    mean = prompt.location
+    return prompt.covariance + jnp.outer(mean, mean), jnp.zeros_like(mean)
+
+
+_KERNELS = {
+    "softmax": Kernel(read_softmax, affine_softmax),
+    "linear": Kernel(read_linear, affine_linear),
+}
+
+
+def kernel_named(name: str) -> Kernel:
+    """Return the kernel called "softmax" or "linear"."""
+    require_choice("kernel", name, _KERNELS)
+    return _KERNELS[name]

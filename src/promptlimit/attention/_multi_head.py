@@ -1,0 +1,84 @@
+"""Several heads side by side."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import ArrayLike, float_array, require_shape
+from promptlimit.attention._abstract import AbstractAttention
+from promptlimit.measures import AbstractMeasure, Gaussian
+
+
+class MultiHead(AbstractAttention):
+    r"""The sum of heads $O\sum_h T_h[\mu](z)$, each with its own prompt reading.
+
+    Concatenated heads followed by one matrix are the same thing: give each head its slice of that
+    matrix as the `output` of a `Factored`.
+
+    Args:
+        heads: the attentions $T_h$, with outputs of one dimension.
+        output: $O$, applied to the sum; the identity when None.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> head = pl.SoftmaxAttention(jnp.eye(2), jnp.eye(2))
+    >>> both = pl.MultiHead([head, head], output=[[1.0, 1.0]])
+    >>> print(both(pl.Gaussian([0.0, 0.0], jnp.eye(2)), jnp.array([1.0, 2.0])))
+    [6.]
+    """
+
+    heads: tuple[AbstractAttention, ...]
+    output: Float[Array, "output_dim head_output_dim"] | None
+
+    def __init__(self, heads: Sequence[AbstractAttention], output: ArrayLike | Array | None = None):
+        self.heads = tuple(heads)
+        if not self.heads:
+            raise ValueError("`heads` must hold at least one attention, got none.")
+        for index, head in enumerate(self.heads):
+            if not isinstance(head, AbstractAttention):
+                raise ValueError(
+                    f"`heads[{index}]` must be an attention, got {type(head).__name__}."
+                )
+        shapes = [(head.token_dim, head.query_dim, head.output_dim) for head in self.heads]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"`heads` must agree on the dimensions of token, query and output, got {shapes}."
+            )
+        if output is not None:
+            output = float_array("output", output, rank=2)
+            reason = "as many columns as a head has outputs"
+            require_shape("output", output, (output.shape[0], self.heads[0].output_dim), reason)
+        self.output = output
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of the prompt's tokens."""
+        return self.heads[0].token_dim
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query."""
+        return self.heads[0].query_dim
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the output."""
+        return self.heads[0].output_dim if self.output is None else self.output.shape[0]
+
+    def _attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $O\sum_h T_h[\mu](z)$."""
+        total = jnp.sum(jnp.stack([head(prompt, query) for head in self.heads]), axis=0)
+        return total if self.output is None else self.output @ total
+
+    def _affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return the sums of the heads' matrices and shifts, after $O$."""
+        matrices, shifts = zip(*(head.affine_limit(prompt) for head in self.heads), strict=True)
+        matrix = jnp.sum(jnp.stack(matrices), axis=0)
+        shift = jnp.sum(jnp.stack(shifts), axis=0)
+        if self.output is None:
+            return matrix, shift
+        return self.output @ matrix, self.output @ shift

@@ -1,0 +1,12 @@
+"""A prompt is a measure: everything attention can see of it is its log-Laplace transform."""
+
+from promptlimit.measures._abstract import AbstractMeasure as AbstractMeasure
+from promptlimit.measures._affine import Affine as Affine
+from promptlimit.measures._components import require_measure as require_measure
+from promptlimit.measures._cubes import Rademacher as Rademacher
+from promptlimit.measures._cubes import UniformCube as UniformCube
+from promptlimit.measures._empirical import Empirical as Empirical
+from promptlimit.measures._gaussian import Gaussian as Gaussian
+from promptlimit.measures._mixture import Mixture as Mixture
+from promptlimit.measures._product import Product as Product
+from promptlimit.measures._sphere import UniformSphere as UniformSphere

@@ -1,0 +1,70 @@
+"""The image of a measure under an affine map."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import (
+    ArrayLike,
+    float_arrays,
+    require_finite,
+    require_rank,
+    require_shape,
+)
+from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._components import require_measure
+
+
+class Affine(AbstractMeasure):
+    r"""The law of $Az + b$, $z\sim\mu$, with $\Lambda(t)=\langle b,t\rangle+\Lambda_\mu(A^\top t)$.
+
+    Args:
+        measure: the law $\mu$ of $z$, of dimension $k$.
+        matrix: $A$, shape `[d, k]`, square or not.
+        shift: $b$, shape `[d]`; zero when None.
+
+    >>> import promptlimit as pl
+    >>> coin = pl.Affine(pl.Rademacher([1.0]), matrix=[[0.5]], shift=[0.5])
+    >>> print(coin.mean, coin.cov)
+    [0.5] [[0.25]]
+    """
+
+    measure: AbstractMeasure
+    matrix: Float[Array, "d k"]
+    shift: Float[Array, " d"]
+
+    def __init__(
+        self,
+        measure: AbstractMeasure,
+        matrix: ArrayLike | Array,
+        shift: ArrayLike | Array | None = None,
+    ):
+        require_measure("measure", measure)
+        if shift is None:
+            (matrix,) = float_arrays(matrix=matrix)
+            require_rank("matrix", matrix, 2)
+            shift = jnp.zeros(matrix.shape[0], matrix.dtype)
+        matrix, shift = float_arrays(matrix=matrix, shift=shift)
+        require_rank("matrix", matrix, 2)
+        rows = matrix.shape[0]
+        if rows == 0:
+            raise ValueError("`matrix` must have at least one row, got none.")
+        require_shape("matrix", matrix, (rows, measure.dim), "as many columns as `measure` has")
+        require_shape("shift", shift, (rows,), "one entry a row of `matrix`")
+        require_finite("matrix", matrix)
+        require_finite("shift", shift)
+        self.measure = measure
+        self.matrix = matrix
+        self.shift = shift
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.matrix.shape[0]
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\langle b,t\rangle + \Lambda_\mu(A^\top t)$."""
+        return self.shift @ tilt + self.measure.log_laplace(self.matrix.T @ tilt)
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` tokens $Az + b$."""
+        return self.measure.sample(length, key=key) @ self.matrix.T + self.shift[None]

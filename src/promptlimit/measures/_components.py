@@ -1,0 +1,25 @@
+"""The measures a mixture or a product is made of."""
+
+from collections.abc import Sequence
+
+from promptlimit.measures._abstract import AbstractMeasure
+
+
+def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractMeasure, ...]:
+    """Return the components as a tuple, or say what is wrong with them."""
+    measures = tuple(
+        require_measure(f"components[{index}]", value) for index, value in enumerate(components)
+    )
+    if not measures:
+        raise ValueError("`components` must hold at least one measure, got none.")
+    return measures
+
+
+def require_measure(name: str, value: object) -> AbstractMeasure:
+    """Return the measure, or say how to make one of an array of tokens."""
+    if not isinstance(value, AbstractMeasure):
+        raise ValueError(
+            f"`{name}` must be a measure, got {type(value).__name__}. "
+            "Wrap an array of tokens as promptlimit.Empirical(tokens)."
+        )
+    return value

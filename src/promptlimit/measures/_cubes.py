@@ -1,0 +1,86 @@
+"""Bounded tokens with independent coordinates: the corners of a cube, and the cube itself."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import ArrayLike, float_array, is_traced
+from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._hyperbolic import log_cosh, log_sinhc
+
+
+class Rademacher(AbstractMeasure):
+    r"""The uniform law on the corners $\{-a_i, a_i\}$, with $\Lambda(t) = \sum_i\log\cosh(a_it_i)$.
+
+    The simplest prompt whose softmax limit is not affine: for $d=1$ it is $V\tanh(Uz)$.
+
+    Args:
+        half_widths: the $a_i \ge 0$, one a coordinate.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> print(pl.Rademacher([1.0, 2.0]).tilted_mean(jnp.array([1.0, 1.0])).round(4))
+    [0.7616 1.9281]
+    """
+
+    half_widths: Float[Array, " d"]
+
+    def __init__(self, half_widths: ArrayLike | Array):
+        self.half_widths = _half_widths(half_widths)
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.half_widths.shape[0]
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\sum_i\log\cosh(a_it_i)$."""
+        return jnp.sum(log_cosh(self.half_widths * tilt))
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` corners."""
+        signs = jax.random.rademacher(key, (length, self.dim), self.half_widths.dtype)
+        return signs * self.half_widths[None]
+
+
+class UniformCube(AbstractMeasure):
+    r"""The uniform law on $\prod_i[-a_i,a_i]$, $\Lambda(t) = \sum_i\log\frac{\sinh a_it_i}{a_it_i}$.
+
+    Args:
+        half_widths: the $a_i \ge 0$, one a coordinate.
+
+    >>> import promptlimit as pl
+    >>> print(pl.UniformCube([3.0]).cov)
+    [[3.]]
+    """
+
+    half_widths: Float[Array, " d"]
+
+    def __init__(self, half_widths: ArrayLike | Array):
+        self.half_widths = _half_widths(half_widths)
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.half_widths.shape[0]
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\sum_i\log\big(\sinh(a_it_i)/(a_it_i)\big)$."""
+        return jnp.sum(log_sinhc(self.half_widths * tilt))
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` points of the cube."""
+        shape, dtype = (length, self.dim), self.half_widths.dtype
+        points = jax.random.uniform(key, shape, dtype, minval=-1.0, maxval=1.0)
+        return points * self.half_widths[None]
+
+
+def _half_widths(value: ArrayLike | Array) -> Array:
+    array = float_array("half_widths", value, rank=1)
+    if array.shape[0] == 0:
+        raise ValueError("`half_widths` must have at least one entry, got an empty vector.")
+    if not is_traced(array) and bool((array < 0).any()):
+        raise ValueError(
+            f"`half_widths` must not be negative, got {float(array.min()):.6g}. "
+            "Pass absolute values."
+        )
+    return array

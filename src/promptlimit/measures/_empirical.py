@@ -1,0 +1,93 @@
+"""Finitely many tokens: the prompt as transformers know it."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import (
+    ArrayLike,
+    float_array,
+    float_arrays,
+    require_finite,
+    require_rank,
+    require_shape,
+    require_weights,
+)
+from promptlimit.measures._abstract import AbstractMeasure
+
+
+class Empirical(AbstractMeasure):
+    r"""The measure $\sum_i w_i\delta_{z_i}$ of finitely many tokens, $w_i = 1/L$ unless given.
+
+    Its $\Lambda(t) = \log\sum_i w_i e^{\langle z_i,t\rangle}$ is a log-sum-exp, whose gradient is
+    textbook softmax attention.
+
+    Args:
+        tokens: the tokens $z_i$, one a row, shape `[L, d]`.
+        weights: the probabilities $w_i$, shape `[L]`; uniform when None.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> prompt = pl.Empirical([[0.0, 0.0], [2.0, 1.0]])
+    >>> print(prompt.mean, prompt.including(jnp.array([1.0, 5.0])).mean)
+    [1.  0.5] [1. 2.]
+    """
+
+    tokens: Float[Array, "length d"]
+    weights: Float[Array, " length"] | None
+
+    def __init__(self, tokens: ArrayLike | Array, weights: ArrayLike | Array | None = None):
+        if weights is None:
+            (points,) = float_arrays(tokens=tokens)
+        else:
+            points, weights = float_arrays(tokens=tokens, weights=weights)
+        require_rank("tokens", points, 2)
+        length, dim = points.shape
+        if length == 0 or dim == 0:
+            raise ValueError(
+                f"`tokens` must hold at least one token, got shape {points.shape}. "
+                "Attention over an empty prompt is not defined."
+            )
+        require_finite("tokens", points)
+        if weights is not None:
+            require_shape("weights", weights, (length,), "one weight a token")
+            require_finite("weights", weights)
+            require_weights("weights", weights)
+        self.tokens = points
+        self.weights = weights
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.tokens.shape[1]
+
+    @property
+    def length(self) -> int:
+        """The number of tokens $L$."""
+        return self.tokens.shape[0]
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\log\sum_i w_i e^{\langle z_i,t\rangle}$."""
+        scores = self.tokens @ tilt
+        if self.weights is None:
+            return jax.nn.logsumexp(scores) - jnp.log(float(self.length)).astype(scores.dtype)
+        return jax.nn.logsumexp(scores, b=self.weights)
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` tokens drawn with replacement by weight."""
+        rows = jax.random.choice(key, self.length, (length,), p=self.weights)
+        return self.tokens[rows]
+
+    def including(self, query: Float[Array, " d"]) -> "Empirical":
+        r"""Return the prompt with the query as one more token (Remark 3.2).
+
+        $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$: the query weighs as much as
+        an average token.
+        """
+        token = float_array("query", query, rank=1)
+        require_shape("query", token, (self.dim,), "the dimension of a token")
+        tokens = jnp.concatenate([self.tokens, token[None].astype(self.tokens.dtype)])
+        if self.weights is None:
+            return Empirical(tokens)
+        length = self.length
+        share = jnp.full((1,), 1 / (length + 1), self.weights.dtype)
+        return Empirical(tokens, jnp.concatenate([self.weights * (length / (length + 1)), share]))

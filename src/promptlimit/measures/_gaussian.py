@@ -1,0 +1,87 @@
+"""Gaussian tokens: the prompt whose softmax attention is affine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import (
+    ArrayLike,
+    float_arrays,
+    is_traced,
+    require_finite,
+    require_rank,
+    require_shape,
+)
+from promptlimit.measures._abstract import AbstractMeasure
+
+
+class Gaussian(AbstractMeasure):
+    r"""The Gaussian measure $N(m, \Gamma)$ $\Lambda(t) = \langle m,t\rangle + t^\top\Gamma t/2$.
+
+    Any positive semi-definite covariance is welcome, singular ones included: tokens
+    $(x, w^\top x)$ of noiseless regression live on a hyperplane.
+
+    Args:
+        mean: the mean $m$, shape `[d]`.
+        cov: the covariance $\Gamma$, shape `[d, d]`, symmetric and positive semi-definite.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> prompt = pl.Gaussian(mean=[1.0, 0.0], cov=[[2.0, 1.0], [1.0, 1.0]])
+    >>> print(prompt.tilted_mean(jnp.array([1.0, 1.0])))
+    [4. 2.]
+    """
+
+    location: Float[Array, " d"]
+    covariance: Float[Array, "d d"]
+
+    def __init__(self, mean: ArrayLike | Array, cov: ArrayLike | Array):
+        location, covariance = float_arrays(mean=mean, cov=cov)
+        require_rank("mean", location, 1)
+        dim = location.shape[0]
+        if dim == 0:
+            raise ValueError("`mean` must have at least one entry, got an empty vector.")
+        require_rank("cov", covariance, 2)
+        require_shape("cov", covariance, (dim, dim), "the length of `mean`, twice")
+        require_finite("mean", location)
+        require_finite("cov", covariance)
+        _require_covariance(covariance)
+        self.location = location
+        self.covariance = covariance
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.location.shape[0]
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\langle m,t\rangle + t^\top\Gamma t/2$."""
+        return self.location @ tilt + 0.5 * (tilt @ (self.covariance @ tilt))
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal."""
+        variances, axes = jnp.linalg.eigh(self.covariance)
+        deviations = jnp.sqrt(jnp.maximum(variances, 0.0))
+        normals = jax.random.normal(key, (length, self.dim), self.location.dtype)
+        return self.location[None] + (normals * deviations[None]) @ axes.T
+
+
+def _require_covariance(covariance: Array) -> None:
+    """Refuse a matrix that is not symmetric positive semi-definite, up to rounding."""
+    if is_traced(covariance):
+        return
+    host = np.asarray(covariance, dtype=np.float64)
+    rounding = 1e3 * float(jnp.finfo(covariance.dtype).eps) * np.abs(host).max()
+    asymmetry = np.abs(host - host.T)
+    if asymmetry.max() > rounding:
+        i, j = np.unravel_index(int(asymmetry.argmax()), host.shape)
+        raise ValueError(
+            f"`cov` must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and {host[j, i]:.6g} at "
+            f"({j}, {i}). If only rounding parts them, pass (cov + cov.T) / 2."
+        )
+    smallest = np.linalg.eigvalsh((host + host.T) / 2).min()
+    if smallest < -rounding:
+        raise ValueError(
+            f"`cov` must be positive semi-definite, got smallest eigenvalue {smallest:.6g}. "
+            "If it was estimated, project it: clip its eigenvalues at zero."
+        )

@@ -1,0 +1,71 @@
+"""A random choice among measures."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import (
+    ArrayLike,
+    float_arrays,
+    require_finite,
+    require_rank,
+    require_shape,
+    require_weights,
+)
+from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._components import require_components
+
+
+class Mixture(AbstractMeasure):
+    r"""The mixture $\sum_c \pi_c\mu_c$ with $\Lambda(t) = \log\sum_c \pi_c e^{\Lambda_c(t)}$.
+
+    Softmax attention over a mixture of Gaussians is a softmax-routed mixture of affine maps: each
+    component answers with its own limit, weighted by $\pi_c e^{\Lambda_c(Uz)}$.
+
+    Args:
+        weights: the probabilities $\pi_c$.
+        components: the measures $\mu_c$, all of one dimension.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> left, right = pl.Gaussian([-1.0], [[0.5]]), pl.Gaussian([3.0], [[0.5]])
+    >>> print(pl.Mixture([0.75, 0.25], [left, right]).cov)
+    [[3.5]]
+    """
+
+    weights: Float[Array, " components"]
+    components: tuple[AbstractMeasure, ...]
+
+    def __init__(self, weights: ArrayLike | Array, components: Sequence[AbstractMeasure]):
+        measures = require_components(components)
+        dims = [measure.dim for measure in measures]
+        if len(set(dims)) > 1:
+            raise ValueError(f"`components` must all have one dimension, got dimensions {dims}.")
+        (probabilities,) = float_arrays(weights=weights)
+        require_rank("weights", probabilities, 1)
+        require_shape("weights", probabilities, (len(measures),), "one weight a component")
+        require_finite("weights", probabilities)
+        require_weights("weights", probabilities)
+        self.weights = probabilities
+        self.components = measures
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.components[0].dim
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$."""
+        each = jnp.stack([measure.log_laplace(tilt) for measure in self.components])
+        return jax.nn.logsumexp(each, b=self.weights)
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` tokens, each from a component drawn by weight."""
+        choice_key, *keys = jax.random.split(key, len(self.components) + 1)
+        choice = jax.random.choice(choice_key, len(self.components), (length,), p=self.weights)
+        tokens = self.components[0].sample(length, key=keys[0])
+        for index, measure in enumerate(self.components[1:], start=1):
+            drawn = measure.sample(length, key=keys[index])
+            tokens = jnp.where((choice == index)[:, None], drawn, tokens)
+        return tokens

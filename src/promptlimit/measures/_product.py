@@ -1,0 +1,56 @@
+"""Independent blocks of coordinates."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._components import require_components
+
+
+class Product(AbstractMeasure):
+    r"""The product $\mu_1\otimes\dots\otimes\mu_n$ with $\Lambda(t) = \sum_i\Lambda_i(t_i)$.
+
+    A token is the concatenation of independent tokens of the components.
+
+    Args:
+        components: the measures $\mu_i$, of any dimensions.
+
+    >>> import promptlimit as pl
+    >>> prompt = pl.Product([pl.Gaussian([1.0], [[2.0]]), pl.Rademacher([3.0])])
+    >>> print(prompt.mean, prompt.cov)
+    [1. 0.] [[2. 0.]
+             [0. 9.]]
+    """
+
+    components: tuple[AbstractMeasure, ...]
+
+    def __init__(self, components: Sequence[AbstractMeasure]):
+        self.components = require_components(components)
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token, the sum of the components'."""
+        return sum(measure.dim for measure in self.components)
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\sum_i\Lambda_i(t_i)$."""
+        ends = np.cumsum([measure.dim for measure in self.components])[:-1]
+        blocks = jnp.split(tilt, ends)
+        each = [
+            measure.log_laplace(block)
+            for measure, block in zip(self.components, blocks, strict=True)
+        ]
+        return jnp.sum(jnp.stack(each))
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` tokens, block by block."""
+        keys = jax.random.split(key, len(self.components))
+        blocks = [
+            measure.sample(length, key=each)
+            for measure, each in zip(self.components, keys, strict=True)
+        ]
+        return jnp.concatenate(blocks, axis=1)

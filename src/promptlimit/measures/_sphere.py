@@ -1,0 +1,51 @@
+"""Tokens of one length and uniform direction, as layer normalisation makes them."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import ArrayLike, float_array, is_traced
+from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._bessel import log_0f1
+
+
+class UniformSphere(AbstractMeasure):
+    r"""The uniform law on the sphere of radius $r$ in $\mathbb R^d$.
+
+    $\Lambda(t) = \log{}_0F_1(;d/2;r^2|t|^2/4)$; the tilted law is von Mises-Fisher.
+
+    Args:
+        dim: the dimension $d$ of the space, at least 1 (where the sphere is two points).
+        radius: $r \ge 0$.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> print(pl.UniformSphere(3, radius=2.0).tilted_mean(jnp.array([0.0, 0.0, 1.0])).round(4))
+    [0.     0.     1.0746]
+    """
+
+    space_dim: int = eqx.field(static=True)
+    radius: Float[Array, ""]
+
+    def __init__(self, dim: int, radius: ArrayLike | Array = 1.0):
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"`dim` must be a whole number of at least 1, got {dim!r}.")
+        array = float_array("radius", radius, rank=0)
+        if not is_traced(array) and float(array) < 0:
+            raise ValueError(f"`radius` must not be negative, got {float(array):.6g}.")
+        self.space_dim = dim
+        self.radius = array
+
+    @property
+    def dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.space_dim
+
+    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+        r"""Return $\log{}_0F_1(;d/2;r^2|t|^2/4)$."""
+        return log_0f1(0.5 * self.space_dim, self.radius**2 * (tilt @ tilt))
+
+    def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
+        """Return `length` points of the sphere."""
+        normals = jax.random.normal(key, (length, self.space_dim), self.radius.dtype)
+        return self.radius * normals / jnp.linalg.norm(normals, axis=1, keepdims=True)
