@@ -6,14 +6,17 @@ they do not run.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
-from numpy.typing import ArrayLike
+
+# What a user may pass for an array: anything NumPy makes one of.
+ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
 
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
@@ -76,13 +79,16 @@ def require_finite(name: str, array: Array) -> None:
     """Refuse NaN and infinite entries, and say where the first one is."""
     if is_traced(array):
         return
-    bad = ~jnp.isfinite(array)
-    if bool(bad.any()):
-        where = tuple(int(i) for i in np.argwhere(np.asarray(bad))[0])
-        raise ValueError(
-            f"`{name}` must be finite, got {float(array[where])} at index {where}. "
-            "Remove or replace that entry."
-        )
+    # Evaluated where the array lives, and at once even when some other array is being traced.
+    with jax.ensure_compile_time_eval():
+        if bool(jnp.isfinite(array).all()):
+            return
+    host = np.asarray(array)
+    where = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
+    position = f" at index {', '.join(map(str, where))}" if where else ""
+    raise ValueError(
+        f"`{name}` must be finite, got {float(host[where])}{position}. Replace that entry."
+    )
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
@@ -115,16 +121,3 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
     hint = f" Did you mean '{near[0]}'?" if near else ""
     listing = ", ".join(f"'{choice}'" for choice in known)
     raise ValueError(f"`{name}` must be one of {listing}, got '{value}'.{hint}")
-
-
-__all__ = [
-    "ArrayLike",
-    "float_array",
-    "float_arrays",
-    "is_traced",
-    "require_choice",
-    "require_finite",
-    "require_rank",
-    "require_shape",
-    "require_weights",
-]

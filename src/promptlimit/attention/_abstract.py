@@ -45,9 +45,7 @@ class AbstractAttention(eqx.Module):
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
         r"""Return $(M, b)$ for a prompt that fits."""
 
-    def __call__(
-        self, prompt: AbstractMeasure, query: ArrayLike | Array
-    ) -> Float[Array, " output_dim"]:
+    def __call__(self, prompt: AbstractMeasure, query: ArrayLike) -> Float[Array, " output_dim"]:
         r"""Return $T[\mu](z)$.
 
         Args:
@@ -93,7 +91,7 @@ class AbstractAttention(eqx.Module):
         return Gaussian(matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T))
 
     def jacobian(
-        self, prompt: AbstractMeasure, query: ArrayLike | Array, *, wrt: str
+        self, prompt: AbstractMeasure, query: ArrayLike, *, wrt: str
     ) -> Float[Array, "output_dim rows columns"]:
         r"""Return $\nabla_\theta T_i[\mu](z)$ for each output $i$, $\theta$ the matrix named `wrt`.
 

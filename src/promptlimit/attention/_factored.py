@@ -53,10 +53,10 @@ class Factored(AbstractAttention):
     def __init__(
         self,
         kernel: str,
-        key_weight: ArrayLike | Array,
-        query_weight: ArrayLike | Array,
-        value_weight: ArrayLike | Array,
-        output: ArrayLike | Array | None = None,
+        key_weight: ArrayLike,
+        query_weight: ArrayLike,
+        value_weight: ArrayLike,
+        output: ArrayLike | None = None,
         *,
         scale: float = 1.0,
     ):

@@ -28,9 +28,9 @@ class AbstractHead(AbstractAttention):
     @classmethod
     def from_kqv(
         cls,
-        key_weight: ArrayLike | Array,
-        query_weight: ArrayLike | Array,
-        value_weight: ArrayLike | Array,
+        key_weight: ArrayLike,
+        query_weight: ArrayLike,
+        value_weight: ArrayLike,
         *,
         scale: float = 1.0,
     ) -> Self:
@@ -104,7 +104,7 @@ class SoftmaxAttention(AbstractHead):
     value: Float[Array, "output_dim token_dim"]
     kernel = "softmax"
 
-    def __init__(self, key_query: ArrayLike | Array, value: ArrayLike | Array):
+    def __init__(self, key_query: ArrayLike, value: ArrayLike):
         self.key_query, self.value = _merged_parameters(key_query, value)
 
 
@@ -129,13 +129,11 @@ class LinearAttention(AbstractHead):
     value: Float[Array, "output_dim token_dim"]
     kernel = "linear"
 
-    def __init__(self, key_query: ArrayLike | Array, value: ArrayLike | Array):
+    def __init__(self, key_query: ArrayLike, value: ArrayLike):
         self.key_query, self.value = _merged_parameters(key_query, value)
 
 
-def _merged_parameters(
-    key_query: ArrayLike | Array, value: ArrayLike | Array
-) -> tuple[Array, Array]:
+def _merged_parameters(key_query: ArrayLike, value: ArrayLike) -> tuple[Array, Array]:
     u, v = float_arrays(key_query=key_query, value=value)
     require_rank("key_query", u, 2)
     require_rank("value", v, 2)
@@ -146,9 +144,7 @@ def _merged_parameters(
     return u, v
 
 
-def require_key_query(
-    key_weight: ArrayLike | Array, query_weight: ArrayLike | Array
-) -> tuple[Array, Array]:
+def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[Array, Array]:
     """Return K and Q as arrays that can be multiplied, or say why they cannot."""
     key, query = float_arrays(key_weight=key_weight, query_weight=query_weight)
     require_rank("key_weight", key, 2)

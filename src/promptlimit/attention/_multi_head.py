@@ -30,7 +30,7 @@ class MultiHead(AbstractAttention):
     heads: tuple[AbstractAttention, ...]
     output: Float[Array, "output_dim head_output_dim"] | None
 
-    def __init__(self, heads: Sequence[AbstractAttention], output: ArrayLike | Array | None = None):
+    def __init__(self, heads: Sequence[AbstractAttention], output: ArrayLike | None = None):
         self.heads = tuple(heads)
         if not self.heads:
             raise ValueError("`heads` must hold at least one attention, got none.")

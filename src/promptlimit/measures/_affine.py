@@ -35,8 +35,8 @@ class Affine(AbstractMeasure):
     def __init__(
         self,
         measure: AbstractMeasure,
-        matrix: ArrayLike | Array,
-        shift: ArrayLike | Array | None = None,
+        matrix: ArrayLike,
+        shift: ArrayLike | None = None,
     ):
         require_measure("measure", measure)
         if shift is None:

@@ -8,20 +8,23 @@ every term is positive, so nothing cancels:
     q_c = 1 / (2c + s q_{c+1}),    F_c = F_{c+1} + log(1 + s q_{c+1} / (2c)),    c = b+n-1, ..., b.
 
 It starts at an order where Debye's expansion in $1/\nu$, $\nu = b + n - 1 \ge 40$, is exact to
-double precision for all $x$ at once. Automatic differentiation of the recursion is as stable as
-the recursion, so derivatives of every order are accurate too.
+double precision for all $x$ at once. Derivatives of every order come from the same recursion run
+on Taylor coefficients, which is as stable as the recursion itself.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from math import ceil
+from math import ceil, factorial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-_DEBYE_TERMS = 10
-_DEBYE_ORDER = 40.0
+_DEBYE_ORDER = 40.0  # where the recursion starts, or higher
+_DEBYE_TERMS = 10  # where the starting value is kept
+_QUOTIENT_TERMS = 4  # where the recursion shrinks its error: what is left out is of order w^-5
+_FEWEST_STEPS = 16
 
 Polynomial = list[Fraction]  # coefficients, lowest degree first
 
@@ -29,7 +32,8 @@ Polynomial = list[Fraction]  # coefficients, lowest degree first
 def _debye_polynomials(count: int) -> list[Polynomial]:
     r"""Return $U_0, \dots, U_{count}$ of $I_\nu(\nu z)\propto\sum_k U_k(p)/\nu^k$.
 
-    With $p=(1+z^2)^{-1/2}$, $U_{k+1}(p) = \frac12 p^2(1-p^2)\,U_k'(p) + \frac18\int_0^p(1-5r^2)\,U_k(r)\,dr$.
+    With $p=(1+z^2)^{-1/2}$,
+    $U_{k+1}(p) = \frac12 p^2(1-p^2)\,U_k'(p) + \frac18\int_0^p(1-5r^2)\,U_k(r)\,dr$.
     """
     polynomials = [[Fraction(1)]]
     for _ in range(count):
@@ -88,7 +92,7 @@ def _horner(coefficients: list[float], p: Array) -> Array:
     return total
 
 
-def _debye_value(order: float, s: Array) -> Array:
+def _debye_value(order: Array, s: Array) -> Array:
     r"""Return $F_{\nu+1}(s)$ for large $\nu$.
 
     With $w=\sqrt{\nu^2+s}$, $p=\nu/w$ and $y = w/\nu - 1$ it is
@@ -103,43 +107,89 @@ def _debye_value(order: float, s: Array) -> Array:
     return main + p_minus_one * tail
 
 
-def _debye_ratio(order: float, s: Array) -> Array:
-    r"""Return $q_{\nu+1}(s) = 2F'_{\nu+1}(s)$ for large $\nu$.
+def _debye_quotient(order: Array, terms: int, s: Array) -> Array:
+    r"""Return $q_{\nu+1}(s) = 2F'_{\nu+1}(s)$ for large $\nu$, to so many terms.
 
     $\frac1{\nu+w} - \frac1{2w^2} - \sum_k D_k'(p)\,p^3/\nu^{k+2}$.
     """
     w = jnp.sqrt(order**2 + s)
     p = order / w
-    tail = sum(_horner(c, p) / order**k for k, c in enumerate(_DEBYE_DERIVATIVES, start=1))
+    series = enumerate(_DEBYE_DERIVATIVES[:terms], start=1)
+    tail = sum(_horner(c, p) / order**k for k, c in series)
     return 1.0 / (order + w) - 0.5 / w**2 - (p / order) ** 2 * p * tail
 
 
 def _steps(b: float) -> int:
-    return max(0, ceil(_DEBYE_ORDER + 1.0 - b))
+    return max(_FEWEST_STEPS, ceil(_DEBYE_ORDER + 1.0 - b))
 
 
-def bessel_quotient(b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    r"""Return $q_b(s) = I_b(x)/(x\,I_{b-1}(x))$ at $s = x^2$, which is $1/(2b)$ at zero."""
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _quotient_derivative(k: int, b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    r"""Return $q_b^{(k)}(s)$ by running the recursion on Taylor coefficients.
+
+    If $q_{c+1}(s+h) = \sum_j a_jh^j$ then $2c + (s+h)\,q_{c+1}(s+h)$ has coefficients
+    $d_0 = 2c+sa_0$, $d_j = sa_j+a_{j-1}$, and its reciprocal $q_c$ has
+    $r_0 = 1/d_0$, $r_j = -r_0\sum_{i=1}^jd_ir_{j-i}$.
+    """
     steps = _steps(b)
-    quotient = _debye_ratio(b + steps - 1.0, s)
-    for step in reversed(range(steps)):
-        quotient = 1.0 / (2.0 * (b + step) + s * quotient)
-    return quotient
+
+    def one_step_down(step: Array, a: tuple[Array, ...]) -> tuple[Array, ...]:
+        c = b + (steps - 1.0 - step)
+        d = [2.0 * c + s * a[0], *(s * a[j] + a[j - 1] for j in range(1, k + 1))]
+        r = [1.0 / d[0]]
+        for j in range(1, k + 1):
+            r.append(-r[0] * sum(d[i] * r[j - i] for i in range(1, j + 1)))
+        return tuple(r)
+
+    order = jnp.asarray(b + steps - 1.0, s.dtype)
+    start = _taylor(partial(_debye_quotient, order, _QUOTIENT_TERMS), s, k)
+    coefficients = jax.lax.fori_loop(
+        0, steps, lambda step, a: one_step_down(step.astype(s.dtype), a), start
+    )
+    return coefficients[k] * float(factorial(k))
+
+
+@_quotient_derivative.defjvp
+def _quotient_derivative_jvp(
+    k: int, b: float, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (s,), (s_dot,) = primals, tangents
+    return _quotient_derivative(k, b, s), _quotient_derivative(k + 1, b, s) * s_dot
+
+
+def _taylor(function: Callable[[Array], Array], s: Array, degree: int) -> tuple[Array, ...]:
+    """Return the Taylor coefficients of an elementwise function at each entry of `s`."""
+    coefficients = [function(s)]
+    for j in range(1, degree + 1):
+        function = partial(_directional, function)
+        coefficients.append(function(s) / float(factorial(j)))
+    return tuple(coefficients)
+
+
+def _directional(function: Callable[[Array], Array], s: Array) -> Array:
+    return jax.jvp(function, (s,), (jnp.ones_like(s),))[1]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def log_0f1(b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     r"""Return $\log{}_0F_1(;b;s/4)$ for $b\ge1/2$ and $s\ge0$; its derivative is $q_b(s)/2$."""
     steps = _steps(b)
-    value = _debye_value(b + steps - 1.0, s)
-    quotient = _debye_ratio(b + steps - 1.0, s)
-    for step in reversed(range(steps)):
-        value = value + jnp.log1p(s * quotient / (2.0 * (b + step)))
-        quotient = 1.0 / (2.0 * (b + step) + s * quotient)
+
+    def one_step_down(step: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        value, quotient = carry
+        c = b + (steps - 1.0 - step)
+        higher = s * quotient
+        return value + jnp.log1p(higher / (2.0 * c)), 1.0 / (2.0 * c + higher)
+
+    order = jnp.asarray(b + steps - 1.0, s.dtype)
+    start = (_debye_value(order, s), _debye_quotient(order, _DEBYE_TERMS, s))
+    value, _ = jax.lax.fori_loop(
+        0, steps, lambda step, carry: one_step_down(step.astype(s.dtype), carry), start
+    )
     return value
 
 
 @log_0f1.defjvp
 def _log_0f1_jvp(b: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     (s,), (s_dot,) = primals, tangents
-    return log_0f1(b, s), 0.5 * bessel_quotient(b, s) * s_dot
+    return log_0f1(b, s), 0.5 * _quotient_derivative(0, b, s) * s_dot

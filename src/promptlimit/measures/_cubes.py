@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, float_array, is_traced
@@ -24,7 +25,7 @@ class Rademacher(AbstractMeasure):
 
     half_widths: Float[Array, " d"]
 
-    def __init__(self, half_widths: ArrayLike | Array):
+    def __init__(self, half_widths: ArrayLike):
         self.half_widths = _half_widths(half_widths)
 
     @property
@@ -43,7 +44,9 @@ class Rademacher(AbstractMeasure):
 
 
 class UniformCube(AbstractMeasure):
-    r"""The uniform law on $\prod_i[-a_i,a_i]$, $\Lambda(t) = \sum_i\log\frac{\sinh a_it_i}{a_it_i}$.
+    r"""The uniform law on $\prod_i[-a_i,a_i]$.
+
+    $\Lambda(t) = \sum_i\log\big(\sinh(a_it_i)/(a_it_i)\big)$.
 
     Args:
         half_widths: the $a_i \ge 0$, one a coordinate.
@@ -55,7 +58,7 @@ class UniformCube(AbstractMeasure):
 
     half_widths: Float[Array, " d"]
 
-    def __init__(self, half_widths: ArrayLike | Array):
+    def __init__(self, half_widths: ArrayLike):
         self.half_widths = _half_widths(half_widths)
 
     @property
@@ -74,13 +77,12 @@ class UniformCube(AbstractMeasure):
         return points * self.half_widths[None]
 
 
-def _half_widths(value: ArrayLike | Array) -> Array:
+def _half_widths(value: ArrayLike) -> Array:
     array = float_array("half_widths", value, rank=1)
     if array.shape[0] == 0:
         raise ValueError("`half_widths` must have at least one entry, got an empty vector.")
-    if not is_traced(array) and bool((array < 0).any()):
+    if not is_traced(array) and (smallest := float(np.asarray(array).min())) < 0:
         raise ValueError(
-            f"`half_widths` must not be negative, got {float(array.min()):.6g}. "
-            "Pass absolute values."
+            f"`half_widths` must not be negative, got {smallest:.6g}. Pass absolute values."
         )
     return array

@@ -14,6 +14,7 @@ from promptlimit._inputs import (
     require_weights,
 )
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._log_mean_exp import log_mean_exp
 
 
 class Empirical(AbstractMeasure):
@@ -35,7 +36,7 @@ class Empirical(AbstractMeasure):
     tokens: Float[Array, "length d"]
     weights: Float[Array, " length"] | None
 
-    def __init__(self, tokens: ArrayLike | Array, weights: ArrayLike | Array | None = None):
+    def __init__(self, tokens: ArrayLike, weights: ArrayLike | None = None):
         if weights is None:
             (points,) = float_arrays(tokens=tokens)
         else:
@@ -67,10 +68,7 @@ class Empirical(AbstractMeasure):
 
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log\sum_i w_i e^{\langle z_i,t\rangle}$."""
-        scores = self.tokens @ tilt
-        if self.weights is None:
-            return jax.nn.logsumexp(scores) - jnp.log(float(self.length)).astype(scores.dtype)
-        return jax.nn.logsumexp(scores, b=self.weights)
+        return log_mean_exp(self.tokens @ tilt, self.weights)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens drawn with replacement by weight."""

@@ -35,7 +35,7 @@ class Gaussian(AbstractMeasure):
     location: Float[Array, " d"]
     covariance: Float[Array, "d d"]
 
-    def __init__(self, mean: ArrayLike | Array, cov: ArrayLike | Array):
+    def __init__(self, mean: ArrayLike, cov: ArrayLike):
         location, covariance = float_arrays(mean=mean, cov=cov)
         require_rank("mean", location, 1)
         dim = location.shape[0]

@@ -16,6 +16,7 @@ from promptlimit._inputs import (
 )
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._components import require_components
+from promptlimit.measures._log_mean_exp import log_mean_exp
 
 
 class Mixture(AbstractMeasure):
@@ -37,7 +38,7 @@ class Mixture(AbstractMeasure):
     weights: Float[Array, " components"]
     components: tuple[AbstractMeasure, ...]
 
-    def __init__(self, weights: ArrayLike | Array, components: Sequence[AbstractMeasure]):
+    def __init__(self, weights: ArrayLike, components: Sequence[AbstractMeasure]):
         measures = require_components(components)
         dims = [measure.dim for measure in measures]
         if len(set(dims)) > 1:
@@ -58,7 +59,7 @@ class Mixture(AbstractMeasure):
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$."""
         each = jnp.stack([measure.log_laplace(tilt) for measure in self.components])
-        return jax.nn.logsumexp(each, b=self.weights)
+        return log_mean_exp(each, self.weights)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens, each from a component drawn by weight."""

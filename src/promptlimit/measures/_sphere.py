@@ -27,7 +27,7 @@ class UniformSphere(AbstractMeasure):
     space_dim: int = eqx.field(static=True)
     radius: Float[Array, ""]
 
-    def __init__(self, dim: int, radius: ArrayLike | Array = 1.0):
+    def __init__(self, dim: int, radius: ArrayLike = 1.0):
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise ValueError(f"`dim` must be a whole number of at least 1, got {dim!r}.")
         array = float_array("radius", radius, rank=0)

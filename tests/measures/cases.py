@@ -1,0 +1,148 @@
+"""Every measure beside its log-Laplace transform in 50-digit arithmetic, written independently."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mpmath as mp
+
+import promptlimit as pl
+
+mp.mp.dps = 50
+
+Oracle = Callable[[Sequence[mp.mpf]], mp.mpf]
+
+
+class Case(NamedTuple):
+    """A measure built in the dtype in force, its exact log-Laplace transform, and its scale."""
+
+    build: Callable[[], pl.AbstractMeasure]
+    oracle: Oracle
+    scale: float  # a typical length of a token
+
+
+class OneHot(pl.AbstractMeasure):
+    """A user's own measure, exactly as the tutorial of `AbstractMeasure` writes it."""
+
+    probabilities: jax.Array
+
+    @property
+    def dim(self):
+        return self.probabilities.shape[0]
+
+    def log_laplace(self, tilt):
+        return jax.nn.logsumexp(tilt, b=self.probabilities)
+
+    def sample(self, length, *, key):
+        words = jax.random.choice(key, self.dim, (length,), p=self.probabilities)
+        return jax.nn.one_hot(words, self.dim, dtype=self.probabilities.dtype)
+
+
+def _dot(a: Sequence, b: Sequence[mp.mpf]) -> mp.mpf:
+    return mp.fsum(mp.mpf(x) * y for x, y in zip(a, b, strict=True))
+
+
+def _log_mean_exp(weights: Sequence, exponents: Sequence[mp.mpf]) -> mp.mpf:
+    pairs = zip(weights, exponents, strict=True)
+    return mp.log(mp.fsum(mp.mpf(w) * mp.exp(s) for w, s in pairs))
+
+
+def _gaussian(mean: list[float], cov: list[list[float]]) -> Oracle:
+    return lambda t: _dot(mean, t) + _dot([_dot(row, t) for row in cov], t) / 2
+
+
+def _tokens(tokens: list[list[float]], weights: list[float]) -> Oracle:
+    return lambda t: _log_mean_exp(weights, [_dot(z, t) for z in tokens])
+
+
+def _sphere(dim: int, radius: float) -> Oracle:
+    return lambda t: mp.log(mp.hyp0f1(mp.mpf(dim) / 2, mp.mpf(radius) ** 2 * _dot(t, t) / 4))
+
+
+def _cube(half_widths: list[float]) -> Oracle:
+    def oracle(t: Sequence[mp.mpf]) -> mp.mpf:
+        xs = [mp.mpf(a) * ti for a, ti in zip(half_widths, t, strict=True)]
+        return mp.fsum(mp.log(mp.sinh(x) / x) for x in xs if x != 0)
+
+    return oracle
+
+
+def _rademacher(half_widths: list[float]) -> Oracle:
+    return lambda t: mp.fsum(
+        mp.log(mp.cosh(mp.mpf(a) * ti)) for a, ti in zip(half_widths, t, strict=True)
+    )
+
+
+# Numbers that single precision holds exactly, so that both precisions have one oracle.
+MEAN = [0.5, -1.25, 2.0]
+COV = [[2.0, 0.5, -0.25], [0.5, 1.0, 0.125], [-0.25, 0.125, 0.75]]
+SINGULAR = [[1.0, 2.0, 0.0], [2.0, 4.0, 0.0], [0.0, 0.0, 0.0]]
+TOKENS = [[1.0, 0.5, -0.25], [-0.75, 2.0, 1.5], [0.25, -1.5, 0.5], [-1.0, 0.125, -2.0]]
+WEIGHTS = [0.5, 0.25, 0.125, 0.125]
+UNIFORM = [0.25] * 4
+WIDTHS = [1.0, 0.5, 2.0]
+MATRIX = [[1.0, -0.5], [0.25, 2.0], [0.75, 1.5]]
+SHIFT = [0.25, -0.5, 1.0]
+
+
+def _mixture_oracle(t: Sequence[mp.mpf]) -> mp.mpf:
+    parts = [_gaussian(MEAN, COV)(t), _sphere(3, 1.5)(t), _rademacher(WIDTHS)(t)]
+    return _log_mean_exp([0.5, 0.25, 0.25], parts)
+
+
+def _affine_oracle(t: Sequence[mp.mpf]) -> mp.mpf:
+    back = [_dot([row[j] for row in MATRIX], t) for j in range(2)]
+    return _dot(SHIFT, t) + _cube([1.0, 0.5])(back)
+
+
+CASES: dict[str, Case] = {
+    "gaussian": Case(lambda: pl.Gaussian(MEAN, COV), _gaussian(MEAN, COV), 3.0),
+    "singular gaussian": Case(lambda: pl.Gaussian(MEAN, SINGULAR), _gaussian(MEAN, SINGULAR), 3.0),
+    "point": Case(
+        lambda: pl.Gaussian([1.0, 2.0], jnp.zeros((2, 2))),
+        _gaussian([1.0, 2.0], [[0.0, 0.0], [0.0, 0.0]]),
+        2.0,
+    ),
+    "tokens": Case(lambda: pl.Empirical(TOKENS), _tokens(TOKENS, UNIFORM), 2.0),
+    "weighted tokens": Case(lambda: pl.Empirical(TOKENS, WEIGHTS), _tokens(TOKENS, WEIGHTS), 2.0),
+    "tokens of weight zero": Case(
+        lambda: pl.Empirical(TOKENS, [0.5, 0.0, 0.5, 0.0]),
+        _tokens([TOKENS[0], TOKENS[2]], [0.5, 0.5]),
+        2.0,
+    ),
+    "mixture": Case(
+        lambda: pl.Mixture(
+            [0.5, 0.25, 0.25],
+            [pl.Gaussian(MEAN, COV), pl.UniformSphere(3, 1.5), pl.Rademacher(WIDTHS)],
+        ),
+        _mixture_oracle,
+        3.0,
+    ),
+    "product": Case(
+        lambda: pl.Product([pl.Gaussian([0.5], [[2.0]]), pl.UniformCube([1.0, 0.5])]),
+        lambda t: _gaussian([0.5], [[2.0]])(t[:1]) + _cube([1.0, 0.5])(t[1:]),
+        2.0,
+    ),
+    "affine": Case(
+        lambda: pl.Affine(pl.UniformCube([1.0, 0.5]), MATRIX, SHIFT), _affine_oracle, 2.0
+    ),
+    "rademacher": Case(lambda: pl.Rademacher(WIDTHS), _rademacher(WIDTHS), 2.0),
+    "cube": Case(lambda: pl.UniformCube(WIDTHS), _cube(WIDTHS), 2.0),
+    "sphere in one dimension": Case(lambda: pl.UniformSphere(1, 0.5), _sphere(1, 0.5), 0.5),
+    "sphere": Case(lambda: pl.UniformSphere(3, 1.5), _sphere(3, 1.5), 1.5),
+    "sphere in many dimensions": Case(lambda: pl.UniformSphere(96, 2.0), _sphere(96, 2.0), 2.0),
+    "one of the user's own": Case(
+        lambda: OneHot(jnp.array([0.5, 0.25, 0.25])),
+        lambda t: _log_mean_exp([0.5, 0.25, 0.25], t),
+        1.0,
+    ),
+    "mixture with one of the user's own": Case(
+        lambda: pl.Mixture([0.5, 0.5], [OneHot(jnp.array(WIDTHS) / 3.5), pl.Rademacher(WIDTHS)]),
+        lambda t: _log_mean_exp(
+            [0.5, 0.5],
+            [_log_mean_exp([mp.mpf(w) / mp.mpf(3.5) for w in WIDTHS], t), _rademacher(WIDTHS)(t)],
+        ),
+        2.0,
+    ),
+}
