@@ -1,7 +1,7 @@
 """Every measure beside its log-Laplace transform in 50-digit arithmetic, written independently."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ import promptlimit as pl
 
 mp.mp.dps = 50
 
-Oracle = Callable[[Sequence[mp.mpf]], mp.mpf]
+# mpmath types a logarithm as real or complex; ours are real.
+Oracle = Callable[[Sequence[mp.mpf]], Any]
 
 
 class Case(NamedTuple):
@@ -39,11 +40,11 @@ class OneHot(pl.AbstractMeasure):
         return jax.nn.one_hot(words, self.dim, dtype=self.probabilities.dtype)
 
 
-def _dot(a: Sequence, b: Sequence[mp.mpf]) -> mp.mpf:
+def _dot(a: Sequence, b: Sequence[mp.mpf]) -> Any:
     return mp.fsum(mp.mpf(x) * y for x, y in zip(a, b, strict=True))
 
 
-def _log_mean_exp(weights: Sequence, exponents: Sequence[mp.mpf]) -> mp.mpf:
+def _log_mean_exp(weights: Sequence, exponents: Sequence[mp.mpf]) -> Any:
     pairs = zip(weights, exponents, strict=True)
     return mp.log(mp.fsum(mp.mpf(w) * mp.exp(s) for w, s in pairs))
 
@@ -61,7 +62,7 @@ def _sphere(dim: int, radius: float) -> Oracle:
 
 
 def _cube(half_widths: list[float]) -> Oracle:
-    def oracle(t: Sequence[mp.mpf]) -> mp.mpf:
+    def oracle(t: Sequence[mp.mpf]) -> Any:
         xs = [mp.mpf(a) * ti for a, ti in zip(half_widths, t, strict=True)]
         return mp.fsum(mp.log(mp.sinh(x) / x) for x in xs if x != 0)
 
@@ -86,12 +87,12 @@ MATRIX = [[1.0, -0.5], [0.25, 2.0], [0.75, 1.5]]
 SHIFT = [0.25, -0.5, 1.0]
 
 
-def _mixture_oracle(t: Sequence[mp.mpf]) -> mp.mpf:
+def _mixture_oracle(t: Sequence[mp.mpf]) -> Any:
     parts = [_gaussian(MEAN, COV)(t), _sphere(3, 1.5)(t), _rademacher(WIDTHS)(t)]
     return _log_mean_exp([0.5, 0.25, 0.25], parts)
 
 
-def _affine_oracle(t: Sequence[mp.mpf]) -> mp.mpf:
+def _affine_oracle(t: Sequence[mp.mpf]) -> Any:
     back = [_dot([row[j] for row in MATRIX], t) for j in range(2)]
     return _dot(SHIFT, t) + _cube([1.0, 0.5])(back)
 

@@ -16,7 +16,7 @@ from measures.cases import CASES, Case
 NORMS = [0.0, 1e-6, 1e-2, 1.0, 30.0, 1e3]
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+@pytest.fixture(params=CASES.values(), ids=list(CASES))
 def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 
@@ -75,7 +75,7 @@ def test_tilted_mean_is_the_gradient(case: Case, precision: str, norm: float) ->
     got = measure.tilted_mean(tilt)
     want = truth(case, norm, measure.dim).gradient
     assert got.dtype == precision
-    rounding = 8 * np.finfo(precision).eps * (np.linalg.norm(want) + case.scale)
+    rounding = 8 * float(np.finfo(precision).eps * (np.linalg.norm(want) + case.scale))
     np.testing.assert_allclose(got[:3], want, rtol=0, atol=rounding)
 
 
@@ -163,6 +163,20 @@ def test_a_stack_of_measures_maps_over_its_parameters(case: Case, x64: None) -> 
     np.testing.assert_allclose(both, np.stack([one, one]), rtol=1e-13, atol=1e-14)
 
 
+@jax.jit
+def moments(
+    measure: pl.AbstractMeasure, direction: pl.AbstractMeasure, tilt: jax.Array, step: jax.Array
+) -> tuple:
+    """The three transforms of the measure moved by `step` along `direction`."""
+    moved = jax.tree.map(lambda leaf, d: leaf + step * d, measure, direction)
+    return moved.log_laplace(tilt), moved.tilted_mean(tilt), moved.tilted_cov(tilt)
+
+
+@jax.jit
+def moments_slope(measure, direction, tilt, step, speed) -> tuple:
+    return jax.jvp(lambda at: moments(measure, direction, tilt, at), (step,), (speed,))[1]
+
+
 @pytest.mark.parametrize("norm", [0.0, 0.7, 20.0])
 def test_derivatives_in_the_parameters_match_finite_differences(
     case: Case, norm: float, x64: None
@@ -174,14 +188,10 @@ def test_derivatives_in_the_parameters_match_finite_differences(
     # Move along the parameters themselves: zero weights stay zero, covariances stay symmetric.
     direction = structure.unflatten([leaf * float(rng.normal()) for leaf in leaves])
 
-    @jax.jit
-    def moments(step: jax.Array) -> tuple:
-        moved = jax.tree.map(lambda leaf, d: leaf + step * d, measure, direction)
-        return moved.log_laplace(tilt), moved.tilted_mean(tilt), moved.tilted_cov(tilt)
-
     h = 1e-3
-    slope = jax.jit(lambda step: jax.jvp(moments, (step,), (jnp.ones(()),)))(jnp.zeros(()))[1]
-    points = [moments(jnp.asarray(k * h)) for k in (-2, -1, 1, 2)]
+    zero, one = jnp.zeros(()), jnp.ones(())
+    slope = moments_slope(measure, direction, tilt, zero, one)
+    points = [moments(measure, direction, tilt, jnp.asarray(k * h)) for k in (-2, -1, 1, 2)]
     for index, got in enumerate(slope):
         far_down, down, up, far_up = (np.asarray(point[index]) for point in points)
         want = (8 * (up - down) - (far_up - far_down)) / (12 * h)

@@ -1,7 +1,7 @@
 """One head with its parameters merged: the pair (U, V) the theory speaks of."""
 
 import math
-from typing import Self
+from typing import TypeVar
 
 import equinox as eqx
 from jaxtyping import Array, Float
@@ -17,6 +17,8 @@ from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._kernels import KernelName, kernel_named
 from promptlimit.measures import AbstractMeasure, Gaussian
 
+HeadT = TypeVar("HeadT", bound=AbstractAttention)
+
 
 class AbstractHead(AbstractAttention):
     r"""One head with merged parameters: $T[\mu](z) = V\,r(\mu, Uz)$."""
@@ -27,13 +29,13 @@ class AbstractHead(AbstractAttention):
 
     @classmethod
     def from_kqv(
-        cls,
+        cls: type[HeadT],
         key_weight: ArrayLike,
         query_weight: ArrayLike,
         value_weight: ArrayLike,
         *,
         scale: float = 1.0,
-    ) -> Self:
+    ) -> HeadT:
         r"""Return the head with $U = \text{scale}\cdot K^\top Q$ and this $V$.
 
         Args:

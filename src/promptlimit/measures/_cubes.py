@@ -19,8 +19,8 @@ class Rademacher(AbstractMeasure):
         half_widths: the $a_i \ge 0$, one a coordinate.
 
     >>> import jax.numpy as jnp, promptlimit as pl
-    >>> print(pl.Rademacher([1.0, 2.0]).tilted_mean(jnp.array([1.0, 1.0])).round(4))
-    [0.7616 1.9281]
+    >>> print(pl.Rademacher([1.0]).tilted_mean(jnp.array([jnp.log(3.0)])).round(6))
+    [0.8]
     """
 
     half_widths: Float[Array, " d"]

@@ -75,7 +75,7 @@ class Empirical(AbstractMeasure):
         rows = jax.random.choice(key, self.length, (length,), p=self.weights)
         return self.tokens[rows]
 
-    def including(self, query: Float[Array, " d"]) -> "Empirical":
+    def including(self, query: ArrayLike) -> "Empirical":
         r"""Return the prompt with the query as one more token (Remark 3.2).
 
         $\frac{1}{L+1}\big(\sum_i L w_i\,\delta_{z_i} + \delta_z\big)$: the query weighs as much as

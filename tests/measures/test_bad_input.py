@@ -1,0 +1,166 @@
+"""A bad measure gets one sentence that names the argument, the value and the way out."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import promptlimit as pl
+
+EYE = [[1.0, 0.0], [0.0, 1.0]]
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "covariance not symmetric": (
+        lambda: pl.Gaussian([0.0, 0.0], [[1.0, 0.5], [0.25, 1.0]]),
+        "`cov` must be symmetric, got 0.5 at (0, 1) and 0.25 at (1, 0). "
+        "If only rounding parts them, pass (cov + cov.T) / 2.",
+    ),
+    "covariance not positive": (
+        lambda: pl.Gaussian([0.0, 0.0], [[1.0, 2.0], [2.0, 1.0]]),
+        "`cov` must be positive semi-definite, got smallest eigenvalue -1. "
+        "If it was estimated, project it: clip its eigenvalues at zero.",
+    ),
+    "covariance of another size": (
+        lambda: pl.Gaussian([0.0, 0.0], [[1.0]]),
+        "`cov` must have shape (2, 2) (the length of `mean`, twice), got (1, 1).",
+    ),
+    "covariance a vector": (
+        lambda: pl.Gaussian([0.0, 0.0], [1.0, 1.0]),
+        "`cov` must be a matrix, got shape (2,).",
+    ),
+    "mean a number": (lambda: pl.Gaussian(0.0, EYE), "`mean` must be a vector, got shape ()."),
+    "mean empty": (
+        lambda: pl.Gaussian([], np.zeros((0, 0))),
+        "`mean` must have at least one entry, got an empty vector.",
+    ),
+    "mean not a number": (
+        lambda: pl.Gaussian([0.0, float("nan")], EYE),
+        "`mean` must be finite, got nan at index 1. Replace that entry.",
+    ),
+    "covariance infinite": (
+        lambda: pl.Gaussian([0.0, 0.0], [[1.0, 0.0], [0.0, float("inf")]]),
+        "`cov` must be finite, got inf at index 1, 1. Replace that entry.",
+    ),
+    "covariance ragged": (
+        lambda: pl.Gaussian([0.0, 0.0], [[1.0, 0.0], [0.0]]),
+        "`cov` must be an array, got rows of different lengths. Make them equal.",
+    ),
+    "mean complex": (
+        lambda: pl.Gaussian(np.array([1j]), [[1.0]]),
+        "`mean` must hold real numbers, got dtype complex128. Pass an array of floats.",
+    ),
+    "mean text": (
+        lambda: pl.Gaussian(["a"], [[1.0]]),
+        "`mean` must hold real numbers, got list. Pass an array of floats.",
+    ),
+    "no tokens": (
+        lambda: pl.Empirical(np.zeros((0, 3))),
+        "`tokens` must hold at least one token, got shape (0, 3). "
+        "Attention over an empty prompt is not defined.",
+    ),
+    "tokens a vector": (
+        lambda: pl.Empirical([1.0, 2.0]),
+        "`tokens` must be a matrix, got shape (2,).",
+    ),
+    "tokens with a hole": (
+        lambda: pl.Empirical([[1.0, 2.0], [float("nan"), 0.0]]),
+        "`tokens` must be finite, got nan at index 1, 0. Replace that entry.",
+    ),
+    "weights of another length": (
+        lambda: pl.Empirical([[1.0], [2.0]], [1.0]),
+        "`weights` must have shape (2,) (one weight a token), got (1,).",
+    ),
+    "weights negative": (
+        lambda: pl.Empirical([[1.0], [2.0]], [1.5, -0.5]),
+        "`weights` must not be negative, got -0.5 at index 1.",
+    ),
+    "weights that do not sum to one": (
+        lambda: pl.Empirical([[1.0], [2.0]], [0.5, 0.25]),
+        "`weights` must sum to one, got a sum of 0.75. Divide them by their sum.",
+    ),
+    "query of another dimension": (
+        lambda: pl.Empirical([[1.0], [2.0]]).including(jnp.zeros(2)),
+        "`query` must have shape (1,) (the dimension of a token), got (2,).",
+    ),
+    "mixture of nothing": (
+        lambda: pl.Mixture([], []),
+        "`components` must hold at least one measure, got none.",
+    ),
+    "mixture of different dimensions": (
+        lambda: pl.Mixture([0.5, 0.5], [pl.Rademacher([1.0]), pl.Rademacher([1.0, 1.0])]),
+        "`components` must all have one dimension, got dimensions [1, 2].",
+    ),
+    "mixture weights too many": (
+        lambda: pl.Mixture([0.5, 0.5], [pl.Rademacher([1.0])]),
+        "`weights` must have shape (1,) (one weight a component), got (2,).",
+    ),
+    "mixture weights not a law": (
+        lambda: pl.Mixture([0.5], [pl.Rademacher([1.0])]),
+        "`weights` must sum to one, got a sum of 0.5. Divide them by their sum.",
+    ),
+    "affine matrix too narrow": (
+        lambda: pl.Affine(pl.Rademacher([1.0, 1.0]), [[1.0]], [0.0]),
+        "`matrix` must have shape (1, 2) (as many columns as `measure` has), got (1, 1).",
+    ),
+    "affine shift too long": (
+        lambda: pl.Affine(pl.Rademacher([1.0]), [[1.0]], [0.0, 1.0]),
+        "`shift` must have shape (1,) (one entry a row of `matrix`), got (2,).",
+    ),
+    "half-widths negative": (
+        lambda: pl.UniformCube([1.0, -2.0]),
+        "`half_widths` must not be negative, got -2. Pass absolute values.",
+    ),
+    "half-widths empty": (
+        lambda: pl.Rademacher([]),
+        "`half_widths` must have at least one entry, got an empty vector.",
+    ),
+    "sphere in no dimension": (
+        lambda: pl.UniformSphere(0),
+        "`dim` must be a whole number of at least 1, got 0.",
+    ),
+    "sphere of negative radius": (
+        lambda: pl.UniformSphere(2, -1.0),
+        "`radius` must not be negative, got -1.",
+    ),
+    "sphere of infinite radius": (
+        lambda: pl.UniformSphere(2, float("inf")),
+        "`radius` must be finite, got inf. Replace that entry.",
+    ),
+    "tilt of another dimension": (
+        lambda: pl.Rademacher([1.0]).tilted_mean(jnp.zeros(2)),
+        "`tilt` must have shape (1,) (the measure's dimension), got (2,).",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "message"), BAD.values(), ids=BAD.keys())
+def test_a_bad_measure_is_refused_in_one_sentence(build: Callable, message: str) -> None:
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011  # the whole message is compared
+        build()
+    assert str(refusal.value) == message
+
+
+def test_rounding_is_not_taken_for_a_bad_covariance(precision: str) -> None:
+    factor = np.random.default_rng(0).normal(size=(8, 5)).astype(precision)
+    covariance = factor @ factor.T  # singular, symmetric and positive up to rounding
+    assert pl.Gaussian(np.zeros(8, precision), covariance).dim == 8
+
+
+def test_values_are_not_checked_while_tracing() -> None:
+    @jax.jit
+    def mean_of(weights: jax.Array) -> jax.Array:
+        return pl.Empirical(jnp.array([[1.0], [2.0]]), weights).mean
+
+    np.testing.assert_allclose(mean_of(jnp.array([0.25, 0.75])), [1.75])
+
+
+def test_integers_lists_and_numpy_arrays_become_floats() -> None:
+    for mean in ([1, 2], np.array([1, 2]), np.array([1.0, 2.0]), jnp.array([1, 2])):
+        assert pl.Gaussian(mean, EYE).mean.dtype == jnp.float32
+
+
+def test_mixed_precisions_meet_in_the_finer_one(x64: None) -> None:
+    measure = pl.Gaussian(jnp.zeros(2, jnp.float32), jnp.eye(2, dtype=jnp.float64))
+    assert measure.mean.dtype == jnp.float64
