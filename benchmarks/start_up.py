@@ -1,0 +1,85 @@
+"""What does start-up cost?
+
+Each line starts a fresh interpreter. The command line must not pay for jax when it only prints its
+help, and loading every public name must not cost much more than jax and equinox themselves. The
+commands take turns, so that whatever else the machine does falls on all alike.
+
+    python benchmarks/start_up.py
+"""
+
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+ROUNDS = 5
+TARGET = 2.0
+JAX, EVERYTHING = "import jax, equinox", "every public name"
+
+
+def main() -> None:
+    """Print the median wall time of each start, and the ratio the target speaks of."""
+    starts = {
+        "python -c pass": python("pass"),
+        "import typer, rich": python("import typer, rich"),
+        "promptlimit --help": command("promptlimit", "--help"),
+        JAX: python("import jax, equinox"),
+        EVERYTHING: python("import promptlimit as pl\nfor name in dir(pl): getattr(pl, name)"),
+    }
+    missing = [name for name, arguments in starts.items() if not works(arguments)]
+    known = {name: arguments for name, arguments in starts.items() if name not in missing}
+    print(f"medians of {ROUNDS} alternating fresh starts, Python {sys.version.split()[0]}")
+    times = median_times(known)
+    base = times["python -c pass"]
+    for name in starts:
+        if name in missing:
+            print(f"  {name:20} skipped: the command does not run here")
+        else:
+            print(f"  {name:20} {times[name]:6.3f} s   {times[name] / base:6.1f} x python -c pass")
+    ratio = times[EVERYTHING] / times[JAX]
+    verdict = "met" if ratio < TARGET else "missed"
+    print(
+        f"  target: every public name / import jax, equinox < {TARGET}: {verdict} with {ratio:.2f}"
+    )
+
+
+def python(program: str) -> list[str]:
+    """Return the arguments that run a program in a fresh interpreter."""
+    return [sys.executable, "-c", program]
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """Return the arguments that run a command installed beside this interpreter."""
+    return [str(Path(sysconfig.get_path("scripts")) / name), *arguments]
+
+
+def works(arguments: list[str]) -> bool:
+    """Return whether a start succeeds; it also warms the file cache."""
+    try:
+        return run(arguments).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """Run to the end, output discarded."""
+    return subprocess.run(  # noqa: S603  # the arguments are ours
+        arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
+
+
+def median_times(starts: dict[str, list[str]]) -> dict[str, float]:
+    """Return the median wall seconds of each start."""
+    seconds: dict[str, list[float]] = {name: [] for name in starts}
+    for _ in range(ROUNDS):
+        for name, arguments in starts.items():
+            begin = time.perf_counter()
+            run(arguments)
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Random problems: parameters and Gaussian laws of moderate size, from a NumPy generator."""
+
+import numpy as np
+from jaxtyping import Array
+
+from promptlimit.measures import Gaussian
+
+
+def random_parameters(
+    rng: np.random.Generator, dim: int, outputs: int = 2
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return $(U, V)$ with normal entries of size $1/\sqrt d$."""
+    scale = dim**-0.5
+    return scale * rng.normal(size=(dim, dim)), scale * rng.normal(size=(outputs, dim))
+
+
+def random_gaussian(
+    rng: np.random.Generator, dim: int, *, rank: int | None = None, centred: bool = False
+) -> Gaussian:
+    """Return a Gaussian with a random covariance of the given rank, and a random mean or none."""
+    factor = rng.normal(size=(dim, dim if rank is None else rank)) / dim**0.5
+    mean = np.zeros(dim) if centred else rng.normal(size=dim)
+    return Gaussian(mean, factor @ factor.T)
+
+
+def relative_error(got: np.ndarray | Array, want: np.ndarray) -> float:
+    """Return the distance between two arrays, relative to the size of the second."""
+    return float(np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want))

@@ -1,0 +1,179 @@
+"""A problem: one attention, one prompt, one query, from named arrays or from an example."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from promptlimit._inputs import require_choice
+from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
+from promptlimit.measures import (
+    AbstractMeasure,
+    Empirical,
+    Gaussian,
+    Mixture,
+    Rademacher,
+    UniformCube,
+    UniformSphere,
+)
+from promptlimit.results import Limits
+
+Arrays = Mapping[str, np.ndarray | str]
+
+PROMPT_NAMES = {
+    "gaussian": ("mean", "cov"),
+    "tokens": ("tokens", "weights"),
+    "rademacher": ("half_widths",),
+    "cube": ("half_widths",),
+    "sphere": ("radius",),
+}
+ATTENTION_NAMES = ("key_query", "value")
+FACTOR_NAMES = ("key_weight", "query_weight", "value_weight", "output", "scale")
+_VECTORS = {"mean", "weights", "half_widths", "query"}
+_NUMBERS = {"scale", "radius"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What attention is asked: softmax parameters, a prompt, a query."""
+
+    attention: SoftmaxAttention
+    prompt: AbstractMeasure
+    query: np.ndarray
+
+
+def limits(problem: Problem) -> Limits:
+    """Return what softmax and linear attention make of the problem, in double precision."""
+    with jax.enable_x64(True):
+        softmax = problem.attention
+        linear = LinearAttention(softmax.key_query, softmax.value)
+        return Limits(
+            softmax=np.asarray(softmax(problem.prompt, problem.query)),
+            linear=np.asarray(linear(problem.prompt, problem.query)),
+            kind="exact" if isinstance(problem.prompt, Empirical) else "limit",
+            error=0.0,
+        )
+
+
+def problem_from_arrays(given: Arrays) -> Problem:
+    """Return the problem that named arrays describe.
+
+    Args:
+        given: `query`; the parameters, merged (`key_query`, `value`) or in factors (`key_weight`,
+            `query_weight`, `value_weight`, and optionally `output`, `scale`); and the prompt:
+            `tokens` and optionally `weights`, or `mean` and `cov`, or `half_widths` with `prompt`
+            "rademacher" or "cube", or `radius` with `prompt` "sphere".
+    """
+    known = {"prompt", "query", *ATTENTION_NAMES, *FACTOR_NAMES}
+    known |= {name for names in PROMPT_NAMES.values() for name in names}
+    for name in given:
+        require_choice("array", name, sorted(known))
+    shaped = {name: _shaped(name, value) for name, value in given.items()}
+    with jax.enable_x64(True):
+        attention = _attention(shaped)
+        prompt = _prompt(shaped, attention.token_dim)
+        query = _needed(shaped, "query", "the problem")
+    return Problem(attention, prompt, query)
+
+
+def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
+    """A table file has rows and columns: flatten what must be a vector or a number."""
+    if isinstance(value, str):
+        return value
+    if name in _VECTORS and value.ndim == 2 and 1 in value.shape:
+        return value.ravel()
+    if name in _NUMBERS and value.size == 1:
+        return value.reshape(())
+    return value
+
+
+def _needed(given: Arrays, name: str, owner: str) -> np.ndarray:
+    if name not in given:
+        raise ValueError(f"`{name}` must be given for {owner}, got {_listing(given)}.")
+    value = given[name]
+    if isinstance(value, str):
+        raise ValueError(f"`{name}` must be an array, got the text '{value}'.")
+    return value
+
+
+def _listing(given: Arrays) -> str:
+    return "only " + ", ".join(f"`{name}`" for name in given) if given else "nothing"
+
+
+def _attention(given: Arrays) -> SoftmaxAttention:
+    if not any(name in given for name in FACTOR_NAMES):
+        return SoftmaxAttention(
+            *(_needed(given, name, "the attention") for name in ATTENTION_NAMES)
+        )
+    if both := [name for name in ATTENTION_NAMES if name in given]:
+        raise ValueError(
+            f"`{both[0]}` must not be given together with factors such as `key_weight`. "
+            "Pass either the merged matrices or the factors."
+        )
+    key, query, value = (
+        _needed(given, name, "the factored attention") for name in FACTOR_NAMES[:3]
+    )
+    output = _needed(given, "output", "the head") if "output" in given else None
+    scale = float(_needed(given, "scale", "the head")) if "scale" in given else 1.0
+    merged = Factored("softmax", key, query, value, output, scale=scale).merged()
+    return SoftmaxAttention(merged.key_query, merged.value)
+
+
+def _prompt(given: Arrays, dim: int) -> AbstractMeasure:
+    kind = _prompt_kind(given)
+    if kind == "tokens":
+        weights = _needed(given, "weights", "tokens") if "weights" in given else None
+        return Empirical(_needed(given, "tokens", "the prompt"), weights)
+    if kind == "gaussian":
+        mean = _needed(given, "mean", "the prompt") if "mean" in given else np.zeros(dim)
+        return Gaussian(mean, _needed(given, "cov", "a Gaussian prompt"))
+    if kind == "sphere":
+        return UniformSphere(dim, _needed(given, "radius", "a spherical prompt"))
+    half_widths = _needed(given, "half_widths", "the prompt")
+    return Rademacher(half_widths) if kind == "rademacher" else UniformCube(half_widths)
+
+
+def _prompt_kind(given: Arrays) -> str:
+    said = given.get("prompt")
+    if said is not None:
+        kind = str(said)
+        require_choice("prompt", kind, PROMPT_NAMES)
+        return kind
+    if "tokens" in given:
+        return "tokens"
+    if "cov" in given:
+        return "gaussian"
+    raise ValueError(
+        "`prompt` must be described by `cov` (with `mean`) or by `tokens`, or named as one of "
+        f"{', '.join(map(repr, PROMPT_NAMES))}, got {_listing(given)}."
+    )
+
+
+def _example(prompt: Callable[[], AbstractMeasure]) -> Callable[[], Problem]:
+    """Return the example whose parameters are fixed and whose prompt is the one given."""
+
+    def build() -> Problem:
+        with jax.enable_x64(True):
+            attention = SoftmaxAttention([[0.8, 0.3], [-0.2, 0.5]], [[1.0, 0.0], [0.5, 1.0]])
+            return Problem(attention, prompt(), np.array([1.0, -0.5]))
+
+    return build
+
+
+_COV = [[1.0, 0.4], [0.4, 0.5]]
+
+EXAMPLES: dict[str, Callable[[], Problem]] = {
+    "gaussian": _example(lambda: Gaussian([0.0, 0.0], _COV)),
+    "shifted": _example(lambda: Gaussian([1.0, -0.5], _COV)),
+    "tokens": _example(
+        lambda: Empirical(Gaussian([0.0, 0.0], _COV).sample(64, key=jax.random.key(0)))
+    ),
+    "mixture": _example(
+        lambda: Mixture([0.5, 0.5], [Gaussian([1.0, 0.0], _COV), Gaussian([-1.0, 0.0], _COV)])
+    ),
+    "rademacher": _example(lambda: Rademacher([1.0, 1.0])),
+    "cube": _example(lambda: UniformCube([1.0, 1.0])),
+    "sphere": _example(lambda: UniformSphere(2, 1.0)),
+}
+"""Problems to try the command line with; the parameters are the same, the prompts are not."""

@@ -1,0 +1,46 @@
+"""The softmax map of one growing prompt, for Gaussian and for two-valued tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.attention import LinearAttention, SoftmaxAttention
+from promptlimit.experiments._registry import FigureRecipe
+from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher
+
+LENGTHS = (10, 100, 1_000, 100_000)
+_QUERIES = np.linspace(-3.0, 3.0, 121)
+
+
+def _maps(law: AbstractMeasure, seed: int) -> dict[str, np.ndarray]:
+    """Return the outputs at every query: growing prompts, the softmax limit, the linear limit."""
+    softmax, linear = SoftmaxAttention([[1.0]], [[1.0]]), LinearAttention([[1.0]], [[1.0]])
+    queries = jnp.asarray(_QUERIES)[:, None]
+    tokens = law.sample(LENGTHS[-1], key=jax.random.key(seed))
+
+    def outputs(attention: SoftmaxAttention | LinearAttention, prompt: AbstractMeasure):
+        return np.asarray(jax.lax.map(lambda query: attention(prompt, query), queries))[:, 0]
+
+    return {
+        "finite": np.stack([outputs(softmax, Empirical(tokens[:length])) for length in LENGTHS]),
+        "limit": outputs(softmax, law),
+        "linear": outputs(linear, law),
+    }
+
+
+def compute(seed: int) -> dict[str, np.ndarray]:
+    """Return both panels' curves."""
+    panels = {"gaussian": Gaussian([0.0], [[1.0]]), "two_valued": Rademacher([1.0])}
+    arrays = {"queries": _QUERIES, "lengths": np.array(LENGTHS)}
+    for index, (panel, law) in enumerate(panels.items()):
+        arrays |= {f"{panel}_{name}": curve for name, curve in _maps(law, seed + index).items()}
+    return arrays
+
+
+FIGURE = FigureRecipe(
+    name="growing_prompt",
+    caption="Softmax attention of one growing prompt as a function of the query. Over Gaussian "
+    "tokens the map straightens: its limit is linear attention. Over two-valued tokens, of the "
+    "same mean and variance, it converges just as surely, but to tanh.",
+    compute=compute,
+)

@@ -1,0 +1,37 @@
+"""One look for every figure: quiet axes, colours that survive colour blindness and grey print."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib as mpl
+
+INK, FAINT = "#222222", "#b8b8b8"
+LIMIT, CONTRAST = "#d55e00", "#0072b2"
+"""Vermilion for a limit and blue for what is held against it (Okabe and Ito's palette)."""
+
+_RC: dict[Any, Any] = {
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "figure.dpi": 150,
+    "font.size": 10,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "promptlimit",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """Apply the look while drawing, and leave the caller's settings alone."""
+    with mpl.rc_context(_RC):
+        yield

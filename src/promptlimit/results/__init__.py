@@ -1,0 +1,11 @@
+"""Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
+
+from promptlimit.results._claims import Check as Check
+from promptlimit.results._claims import ClaimResult as ClaimResult
+from promptlimit.results._claims import Verdict as Verdict
+from promptlimit.results._files import InputFileError as InputFileError
+from promptlimit.results._files import read_arrays as read_arrays
+from promptlimit.results._files import write_bytes as write_bytes
+from promptlimit.results._files import write_json as write_json
+from promptlimit.results._kinds import Kind as Kind
+from promptlimit.results._limits import Limits as Limits

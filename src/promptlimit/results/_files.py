@@ -1,0 +1,130 @@
+"""Files in and out: inputs are not trusted, outputs appear whole or not at all."""
+
+import csv
+import json
+import math
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+_ONE_ARRAY = (".npy", ".csv")
+_MANY_ARRAYS = (".npz", ".json")
+
+
+class InputFileError(Exception):
+    """A file cannot be used; the message is one sentence for its owner."""
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file whole, indented, with a final newline."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+
+
+def read_arrays(source: str) -> dict[str, np.ndarray | str]:
+    """Return the named arrays a command-line source stands for.
+
+    Args:
+        source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array
+            from any format.
+    """
+    name, separator, location = source.partition("=")
+    path = Path(location if separator else source)
+    if not path.is_file():
+        raise InputFileError(f"{path} must be a file, but there is none of that name.")
+    suffix = path.suffix.lower()
+    if suffix not in (*_ONE_ARRAY, *_MANY_ARRAYS):
+        known = ", ".join((*_ONE_ARRAY, *_MANY_ARRAYS))
+        raise InputFileError(f"{path} must end in one of {known}, got '{path.suffix}'.")
+    try:
+        content = _READERS[suffix](path)
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as problem:
+        raise InputFileError(f"{path} must be readable as {suffix}, but {problem}") from None
+    if isinstance(content, np.ndarray):
+        if not separator:
+            raise InputFileError(
+                f"{path} holds one array without a name. Write NAME={path}, for example "
+                f"query={path}."
+            )
+        return {name: content}
+    if not separator:
+        return content
+    if name not in content:
+        listing = ", ".join(sorted(content)) or "nothing"
+        raise InputFileError(f"{path} must hold '{name}', but it holds {listing}.")
+    return {name: content[name]}
+
+
+def _read_npy(path: Path) -> np.ndarray:
+    array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it is an archive of arrays. Rename it to .npz.")
+    return _numeric(path.stem, array)
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray | str]:
+    archive = np.load(path, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise ValueError("it holds a single array. Rename it to .npy.")
+    with archive:
+        return {
+            name: str(archive[name])
+            if archive[name].dtype.kind == "U" and archive[name].ndim == 0
+            else _numeric(name, archive[name])
+            for name in archive.files
+        }
+
+
+def _read_csv(path: Path) -> np.ndarray:
+    """Return the matrix a file holds; whoever needs a vector flattens a single row or column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.reader(file) if row and not row[0].lstrip().startswith("#")]
+    if not rows:
+        raise ValueError("it holds no numbers.")
+    widths = sorted({len(row) for row in rows})
+    if len(widths) > 1:
+        raise ValueError(f"its rows have from {widths[0]} to {widths[-1]} entries.")
+    return _numeric(path.stem, np.array([[float(entry) for entry in row] for row in rows]))
+
+
+def _read_json(path: Path) -> dict[str, np.ndarray | str]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, Mapping):
+        raise ValueError("it must hold an object of named arrays.")
+    return {
+        name: value if isinstance(value, str) else _numeric(name, np.asarray(value))
+        for name, value in content.items()
+    }
+
+
+def _numeric(name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"'{name}' holds {array.dtype} where numbers belong.")
+    result = array.astype(np.float64)
+    if not np.isfinite(result).all():
+        bad = float(result[~np.isfinite(result)][0])
+        word = "nan" if math.isnan(bad) else str(bad)
+        raise ValueError(f"'{name}' holds {word}, which is not a finite number.")
+    return result
+
+
+_READERS = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
