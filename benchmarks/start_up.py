@@ -17,6 +17,16 @@ from pathlib import Path
 ROUNDS = 5
 TARGET = 2.0
 JAX, EVERYTHING = "import jax, equinox", "every public name"
+# typer and rich load most of themselves only when they print, so importing them is half the story.
+BARE_APP = """
+import typer
+app = typer.Typer()
+@app.command()
+def one(): pass
+@app.command()
+def two(): pass
+app(["--help"])
+"""
 
 
 def main() -> None:
@@ -24,6 +34,7 @@ def main() -> None:
     starts = {
         "python -c pass": python("pass"),
         "import typer, rich": python("import typer, rich"),
+        "bare typer --help": python(BARE_APP),
         "promptlimit --help": command("promptlimit", "--help"),
         JAX: python("import jax, equinox"),
         EVERYTHING: python("import promptlimit as pl\nfor name in dir(pl): getattr(pl, name)"),

@@ -18,15 +18,21 @@ from jaxtyping import Array
 # What a user may pass for an array: anything NumPy makes one of.
 ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
 
+_SMALL = 10_000  # entries that are cheaper to look at here than to send to a device
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
 
 def float_arrays(**named: object) -> tuple[Array, ...]:
     """Return the arguments as jax arrays of one common floating dtype, in the order given."""
     arrays = [_as_array(name, value) for name, value in named.items()]
-    with jax.numpy_dtype_promotion("standard"):
-        dtype = jnp.result_type(*arrays)
+    dtype = promoted(*(array.dtype for array in arrays))
     return tuple(array.astype(dtype) for array in arrays)
+
+
+def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
+    """Return the finest of the dtypes, even where jax is told to refuse mixing them."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*dtypes)
 
 
 def float_array(name: str, value: object, *, rank: int) -> Array:
@@ -79,11 +85,14 @@ def require_finite(name: str, array: Array) -> None:
     """Refuse NaN and infinite entries, and say where the first one is."""
     if is_traced(array):
         return
-    # Evaluated where the array lives, and at once even when some other array is being traced.
-    with jax.ensure_compile_time_eval():
-        if bool(jnp.isfinite(array).all()):
-            return
+    if array.size > _SMALL:
+        # Evaluated where the array lives, and at once even when another array is being traced.
+        with jax.ensure_compile_time_eval():
+            if bool(jnp.isfinite(array).all()):
+                return
     host = np.asarray(array)
+    if np.isfinite(host).all():
+        return
     where = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
     position = f" at index {', '.join(map(str, where))}" if where else ""
     raise ValueError(

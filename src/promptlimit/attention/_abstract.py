@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
-from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
+from promptlimit.measures import AbstractMeasure, Gaussian, compiled, require_measure
 
 
 class AbstractAttention(eqx.Module):
@@ -52,8 +52,8 @@ class AbstractAttention(eqx.Module):
             prompt: the measure $\mu$; wrap an array of tokens as `Empirical(tokens)`.
             query: the query $z$, shape `[query_dim]`.
         """
-        self._require_prompt(prompt)
-        return self._attend(prompt, self._as_query(query))
+        _require_prompt(self, prompt)
+        return _output(self, prompt, _as_query(self, query))
 
     def affine_limit(
         self, prompt: Gaussian
@@ -62,7 +62,7 @@ class AbstractAttention(eqx.Module):
 
         Softmax: $M = V\Gamma U$, $b = Vm$ (Lemma 2.1). Linear: $M = V(\Gamma+mm^\top)U$, $b = 0$.
         """
-        self._require_prompt(prompt)
+        _require_prompt(self, prompt)
         if not isinstance(prompt, Gaussian):
             raise ValueError(
                 f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
@@ -103,29 +103,26 @@ class AbstractAttention(eqx.Module):
             query: the query $z$.
             wrt: the name of a matrix of this attention, such as "key_query" or "value".
         """
-        require_choice("wrt", wrt, self._matrices())
-        self._require_prompt(prompt)
-        return _jacobian(self, prompt, self._as_query(query), wrt)
-
-    def _require_prompt(self, prompt: object) -> None:
-        measure = require_measure("prompt", prompt)
-        if measure.dim != self.token_dim:
+        if not (matrices := self._matrices()):
             raise ValueError(
-                f"`prompt` must have tokens of dimension {self.token_dim} (what the attention's "
-                f"parameters take), got {measure.dim}."
+                f"`wrt` must name a matrix of this {type(self).__name__}, which has none of its "
+                f"own, got '{wrt}'. Ask one of its heads."
             )
-
-    def _as_query(self, query: object) -> Float[Array, " query_dim"]:
-        array = float_array("query", query, rank=1)
-        require_shape("query", array, (self.query_dim,), "what the attention's parameters take")
-        return array
+        require_choice("wrt", wrt, matrices)
+        _require_prompt(self, prompt)
+        return _jacobian(self, prompt, _as_query(self, query), wrt)
 
     def _matrices(self) -> list[str]:
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
 
 
-@eqx.filter_jit
+@compiled
+def _output(attention: AbstractAttention, prompt: AbstractMeasure, query: Array) -> Array:
+    return attention._attend(prompt, query)
+
+
+@compiled
 def _jacobian(
     attention: AbstractAttention, prompt: AbstractMeasure, query: Array, wrt: str
 ) -> Array:
@@ -134,3 +131,20 @@ def _jacobian(
         return moved(prompt, query)
 
     return jax.jacrev(output)(getattr(attention, wrt))
+
+
+# Functions, not methods: equinox wraps a method at every access, which small prompts would notice.
+def _require_prompt(attention: AbstractAttention, prompt: object) -> None:
+    measure = require_measure("prompt", prompt)
+    if measure.dim != attention.token_dim:
+        raise ValueError(
+            f"`prompt` must have tokens of dimension {attention.token_dim} (what the attention's "
+            f"parameters take), got {measure.dim}."
+        )
+
+
+def _as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
+    array = float_array("query", query, rank=1)
+    reason = "what the attention's parameters take"
+    require_shape("query", array, (attention.query_dim,), reason)
+    return array

@@ -7,7 +7,6 @@ $r(\mu,t) = E_\mu[z'\langle z',t\rangle]$. For Gaussian prompts both are affine 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -25,13 +24,11 @@ class Kernel(NamedTuple):
     affine: Callable[[Gaussian], tuple[Array, Array]]
 
 
-@eqx.filter_jit
 def read_softmax(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
     r"""Return $\nabla\Lambda_\mu(t)$, the softmax-weighted mean of the tokens."""
     return prompt.tilted_mean(tilt)
 
 
-@eqx.filter_jit
 def read_linear(prompt: AbstractMeasure, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
     r"""Return $E_\mu[z'\langle z',t\rangle] = \nabla^2\Lambda_\mu(0)\,t + m\langle m,t\rangle$.
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import float_array, require_shape
+from promptlimit._inputs import float_array, promoted, require_shape
+from promptlimit.measures._compiled import compiled
 
 
 class AbstractMeasure(eqx.Module):
@@ -82,21 +83,24 @@ class AbstractMeasure(eqx.Module):
     @property
     def _origin(self) -> Float[Array, " d"]:
         """The zero tilt, in the dtype of the measure's own parameters."""
+        dtypes = self._dtypes()
+        return jnp.zeros(self.dim, promoted(*dtypes) if dtypes else float)
+
+    def _dtypes(self) -> list[jnp.dtype]:
         leaves = jax.tree.leaves(eqx.filter(self, eqx.is_inexact_array))
-        return jnp.zeros(self.dim, jnp.result_type(*leaves) if leaves else float)
+        return [leaf.dtype for leaf in leaves]
 
     def _as_tilt(self, tilt: object) -> Float[Array, " d"]:
         array = float_array("tilt", tilt, rank=1)
         require_shape("tilt", array, (self.dim,), "the measure's dimension")
-        return array
+        return array.astype(promoted(array.dtype, *self._dtypes()))
 
 
-# Eager `jax.grad` retraces at every call; these compile once per shape.
-@eqx.filter_jit
+@compiled
 def _gradient(measure: AbstractMeasure, tilt: Array) -> Array:
     return jax.grad(measure.log_laplace)(tilt)
 
 
-@eqx.filter_jit
+@compiled
 def _hessian(measure: AbstractMeasure, tilt: Array) -> Array:
     return jax.hessian(measure.log_laplace)(tilt)

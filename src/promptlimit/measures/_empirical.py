@@ -14,7 +14,7 @@ from promptlimit._inputs import (
     require_weights,
 )
 from promptlimit.measures._abstract import AbstractMeasure
-from promptlimit.measures._log_mean_exp import log_mean_exp
+from promptlimit.measures._tokens import log_laplace_of_tokens
 
 
 class Empirical(AbstractMeasure):
@@ -68,7 +68,7 @@ class Empirical(AbstractMeasure):
 
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log\sum_i w_i e^{\langle z_i,t\rangle}$."""
-        return log_mean_exp(self.tokens @ tilt, self.weights)
+        return log_laplace_of_tokens(self.tokens, self.weights, tilt)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens drawn with replacement by weight."""

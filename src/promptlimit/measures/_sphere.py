@@ -1,5 +1,8 @@
 """Tokens of one length and uniform direction, as layer normalisation makes them."""
 
+from numbers import Integral
+from typing import SupportsIndex
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -27,13 +30,13 @@ class UniformSphere(AbstractMeasure):
     space_dim: int = eqx.field(static=True)
     radius: Float[Array, ""]
 
-    def __init__(self, dim: int, radius: ArrayLike = 1.0):
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+    def __init__(self, dim: SupportsIndex, radius: ArrayLike = 1.0):
+        if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
             raise ValueError(f"`dim` must be a whole number of at least 1, got {dim!r}.")
         array = float_array("radius", radius, rank=0)
         if not is_traced(array) and float(array) < 0:
             raise ValueError(f"`radius` must not be negative, got {float(array):.6g}.")
-        self.space_dim = dim
+        self.space_dim = int(dim)
         self.radius = array
 
     @property

@@ -1,6 +1,5 @@
 """A claim of the paper, the numbers that decide it, and the verdict."""
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -32,11 +31,8 @@ class Check:
     @property
     def passed(self) -> bool:
         """Whether the number stands as it must. A NaN never does."""
-        if math.isnan(self.value):
-            return False
-        return (
-            self.value <= self.tolerance if self.relation == "<=" else self.value >= self.tolerance
-        )
+        below = self.relation == "<="
+        return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
     def as_json(self) -> dict[str, object]:
         """Return the check as plain numbers and strings."""

@@ -5,14 +5,16 @@ import json
 import math
 import os
 import tempfile
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
+# What reading a file that is damaged, hostile or not what its name says may raise.
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, MemoryError, BadZipFile)
 
 
 class InputFileError(Exception):
@@ -57,7 +59,7 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
         raise InputFileError(f"{path} must end in one of {known}, got '{path.suffix}'.")
     try:
         content = _READERS[suffix](path)
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as problem:
+    except _UNREADABLE as problem:
         raise InputFileError(f"{path} must be readable as {suffix}, but {problem}") from None
     if isinstance(content, np.ndarray):
         if not separator:
@@ -75,23 +77,34 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    array = np.load(path, allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        raise ValueError("it is an archive of arrays. Rename it to .npz.")
-    return _numeric(path.stem, array)
+    _require_magic(path, b"\x93NUMPY", "an array saved by numpy.save.")
+    return _numeric(path.stem, _plain(lambda: np.load(path, allow_pickle=False)))
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray | str]:
-    archive = np.load(path, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise ValueError("it holds a single array. Rename it to .npy.")
-    with archive:
-        return {
-            name: str(archive[name])
-            if archive[name].dtype.kind == "U" and archive[name].ndim == 0
-            else _numeric(name, archive[name])
-            for name in archive.files
-        }
+    _require_magic(path, b"PK", "an archive saved by numpy.savez.")
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: _plain(lambda name=name: archive[name]) for name in archive.files}
+    return {
+        name: str(array) if array.dtype.kind == "U" and array.ndim == 0 else _numeric(name, array)
+        for name, array in arrays.items()
+    }
+
+
+def _require_magic(path: Path, magic: bytes, what: str) -> None:
+    with path.open("rb") as file:
+        if file.read(len(magic)) != magic:
+            raise ValueError(f"it is not {what}")
+
+
+def _plain(load: Callable[[], np.ndarray]) -> np.ndarray:
+    """Load an array; one of Python objects is a pickle, and is never loaded."""
+    try:
+        return load()
+    except ValueError as problem:
+        if "allow_pickle" in str(problem):
+            raise ValueError("it holds Python objects, which are never loaded.") from None
+        raise
 
 
 def _read_csv(path: Path) -> np.ndarray:

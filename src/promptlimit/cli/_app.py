@@ -1,0 +1,62 @@
+"""The `promptlimit` command and what its subcommands share: errors, exit codes, version."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from promptlimit import __version__
+from promptlimit.cli import _doctor, _limit, _reproduce
+from promptlimit.cli._console import CommandError, print_error
+
+app = typer.Typer(
+    name="promptlimit",
+    help="The infinite-prompt limit of attention, and what a finite prompt adds to it.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("limit")(_limit.limit)
+app.command("doctor")(_doctor.doctor)
+app.command("reproduce")(_reproduce.reproduce)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"promptlimit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show a full traceback when something fails.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line: exit 0 when well, 1 on an error, 2 on wrong usage."""
+    try:
+        app()
+    except CommandError as problem:
+        if "--debug" in sys.argv:
+            raise
+        print_error(problem.message, problem.hint)
+        sys.exit(1)
+    except (ValueError, ArithmeticError, OSError) as problem:
+        if "--debug" in sys.argv:
+            raise
+        print_error(str(problem), "promptlimit --debug ... shows where it happened")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print_error("interrupted", "run the same command again")
+        sys.exit(130)

@@ -1,0 +1,47 @@
+"""Results go to standard output; progress, errors and hints go to standard error."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+OUT = Console(soft_wrap=False, highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+
+
+class CommandError(Exception):
+    """A command cannot go on; the message says why and the hint what to do."""
+
+    def __init__(self, message: str, hint: str):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+def print_error(message: str, hint: str) -> None:
+    """Print an error and its hint, without markup, on standard error."""
+    ERR.print("error:", message, style="bold red", markup=False)
+    ERR.print("hint:", hint, markup=False)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON on standard output; infinities and NaN do not pass."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def require_folder(out: Path) -> None:
+    """Refuse an output folder that is a file, before any work is done."""
+    if out.exists() and not out.is_dir():
+        raise CommandError(f"--out must be a folder, got the file {out}", "choose another folder")
+
+
+def use_double_precision() -> None:
+    """Let jax compute in double precision; the library itself sets no global switch."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)

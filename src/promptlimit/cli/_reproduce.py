@@ -1,0 +1,176 @@
+"""`promptlimit reproduce`: decide the paper's claims and redraw the figures."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from promptlimit.cli._console import (
+    ERR,
+    OUT,
+    CommandError,
+    JsonOption,
+    SeedOption,
+    print_json,
+    require_folder,
+    use_double_precision,
+)
+
+if TYPE_CHECKING:
+    from promptlimit.results import Check, ClaimResult
+
+Item = TypeVar("Item")
+
+_COLOURS = {
+    "holds": "green",
+    "holds with a change": "yellow",
+    "does not hold": "red",
+    "not decidable here": "magenta",
+}
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Claims by number or name, figures by name."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where claims.json and figures go.")
+    ] = Path("report"),
+    seed: SeedOption = 0,
+    list_items: Annotated[
+        bool, typer.Option("--list", help="List what can be reproduced and exit.")
+    ] = False,
+    figures_only: Annotated[
+        bool, typer.Option("--figures-only", help="Draw the figures, decide nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Decide the claims of the paper, each with its numbers, tolerances and negative controls.
+
+    Exits 0 when every verdict is the one on record, 1 otherwise.
+    """
+    use_double_precision()
+    from promptlimit import experiments
+    from promptlimit.results import write_json
+
+    claims, figures = experiments.claims(), experiments.figures()
+    if list_items:
+        _list(claims, figures)
+        return
+    if names:
+        claims, figures = _chosen(names, claims, figures)
+    require_folder(out)
+    results = _with_progress(
+        "claims",
+        () if figures_only else claims,
+        lambda claim: experiments.decide(claim, seed=seed),
+    )
+    if results:
+        report = {"seed": seed, "claims": [result.as_json() for result in results]}
+        write_json(out / "claims.json", report)
+    drawn = _with_progress(
+        "figures",
+        figures,
+        lambda recipe: _draw(recipe.name, experiments.figure_data(recipe, seed=seed), out),
+    )
+    if as_json:
+        print_json({"seed": seed, "claims": [result.as_json() for result in results]})
+    else:
+        for result in results:
+            _print_claim(result)
+        _print_summary(results, [path for paths in drawn for path in paths], out)
+    if not all(result.as_expected for result in results):
+        raise typer.Exit(1)
+
+
+def _list(claims: Sequence, figures: Sequence) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for claim in claims:
+        table.add_row(f"{claim.number}", claim.name, claim.reference)
+    for recipe in figures:
+        table.add_row("", recipe.name, "figure")
+    OUT.print(table)
+
+
+def _chosen(names: Sequence[str], claims: Sequence, figures: Sequence) -> tuple[list, list]:
+    by_name = {str(claim.number): claim for claim in claims}
+    by_name |= {item.name: item for item in (*claims, *figures)}
+    for name in names:
+        if name not in by_name:
+            near = difflib.get_close_matches(name, by_name, n=1)
+            known = ", ".join(item.name for item in (*claims, *figures))
+            hint = f"did you mean '{near[0]}'?" if near else f"known are {known}"
+            raise CommandError(f"there is no claim or figure '{name}'", hint)
+    wanted = [by_name[name] for name in names]
+    return (
+        [claim for claim in claims if claim in wanted],
+        [recipe for recipe in figures if recipe in wanted],
+    )
+
+
+def _with_progress(what: str, items: Sequence, work: Callable[..., Item]) -> list[Item]:
+    """Do the work item by item, with a bar on standard error when that is a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
+        task = progress.add_task(what, total=len(items))
+        results = []
+        for item in items:
+            progress.update(task, description=f"{what}: {item.name}")
+            results.append(work(item))
+            progress.advance(task)
+    return results
+
+
+def _draw(name: str, data: dict, out: Path) -> list[Path]:
+    from promptlimit.reporting import FORMATS, draw, render
+    from promptlimit.results import write_bytes
+
+    figure = draw(name, data)
+    paths = [out / "figures" / f"{name}.{extension}" for extension in FORMATS]
+    for path, extension in zip(paths, FORMATS, strict=True):
+        write_bytes(path, render(figure, extension))
+    return paths
+
+
+def _print_claim(result: "ClaimResult") -> None:
+    colour = _COLOURS[result.verdict]
+    OUT.print(f"[bold]{result.number}. {result.name}[/] ({result.reference})")
+    OUT.print(Padding(escape(result.statement), (0, 0, 0, 3)))
+    table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
+    for check in result.checks:
+        table.add_row("  ", *_check_row(check))
+    OUT.print(table)
+    news = "" if result.as_expected else f" (on record: {result.expected})"
+    OUT.print(f"   verdict: [{colour}]{result.verdict}[/]{news}\n")
+
+
+def _check_row(check: "Check") -> tuple[str, ...]:
+    mark = "[green]ok[/]" if check.passed else "[red]no[/]"
+    name = check.name if check.role == "statement" else f"{check.role}: {check.name}"
+    error = "" if check.error is None else f" ± {check.error:.1g}"
+    return (
+        mark,
+        escape(name),
+        f"{check.value:.3g}{error}",
+        f"{check.relation} {check.tolerance:.3g}",
+    )
+
+
+def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:
+    if results:
+        well = sum(result.as_expected for result in results)
+        OUT.print(f"{well} of {len(results)} verdicts as on record: {out / 'claims.json'}")
+    for path in paths:
+        OUT.print(str(path), markup=False)

@@ -1,0 +1,85 @@
+r"""The log-Laplace transform of weighted tokens, differentiated with the mean taken out first.
+
+Automatic differentiation of $\log\sum_iw_ie^{\langle z_i,t\rangle}$ loses the covariance of tokens
+whose mean is large beside their spread. Here the tilted mean $m=\sum_ip_iz_i$ has a derivative of
+its own, which multiplies centred tokens only. With $e_i = e^{\langle z_i,t\rangle-\Lambda}$ and
+$p_i = w_ie_i$ (uniform $w_i$ when there are none):
+
+    dLambda = <m, dt> + sum_i p_i <dz_i, t> + sum_i dw_i e_i
+    dm      = sum_i p_i (z_i - m) (<z_i - m, dt> + <dz_i, t>) + sum_i p_i dz_i + sum_i dw_i e_i (z_i - m)
+"""  # noqa: E501  # a formula stays on one line
+
+from typing import TypeGuard
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float
+
+from promptlimit.measures._log_mean_exp import log_mean_exp
+
+Tangent = Array | SymbolicZero | None
+Primals = tuple[Array, Array | None, Array]
+Tangents = tuple[Tangent, Tangent, Tangent]
+
+
+@jax.custom_jvp
+def log_laplace_of_tokens(
+    tokens: Float[Array, "length d"],
+    weights: Float[Array, " length"] | None,
+    tilt: Float[Array, " d"],
+) -> Float[Array, ""]:
+    r"""Return $\log\sum_iw_ie^{\langle z_i,t\rangle}$."""
+    return log_mean_exp(tokens @ tilt, weights)
+
+
+@jax.custom_jvp
+def _tilted_mean(tokens: Array, weights: Array | None, tilt: Array) -> Array:
+    return _probabilities(tokens, weights, tilt) @ tokens
+
+
+def _probabilities(tokens: Array, weights: Array | None, tilt: Array) -> Array:
+    if weights is None:
+        return jax.nn.softmax(tokens @ tilt)
+    return weights * _densities(tokens, weights, tilt)
+
+
+def _densities(tokens: Array, weights: Array | None, tilt: Array) -> Array:
+    scores = tokens @ tilt
+    return jnp.exp(scores - log_mean_exp(scores, weights))
+
+
+def _log_laplace_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array]:
+    (tokens, weights, tilt), (tokens_dot, weights_dot, tilt_dot) = primals, tangents
+    slope = jnp.zeros((), tilt.dtype)
+    if _moves(tilt_dot):
+        slope = slope + _tilted_mean(tokens, weights, tilt) @ tilt_dot
+    if _moves(tokens_dot):
+        slope = slope + _probabilities(tokens, weights, tilt) @ (tokens_dot @ tilt)
+    if _moves(weights_dot):
+        slope = slope + weights_dot @ _densities(tokens, weights, tilt)
+    return log_laplace_of_tokens(tokens, weights, tilt), slope
+
+
+def _tilted_mean_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array]:
+    (tokens, weights, tilt), (tokens_dot, weights_dot, tilt_dot) = primals, tangents
+    mean = _tilted_mean(tokens, weights, tilt)
+    probabilities = _probabilities(tokens, weights, tilt)
+    centred = tokens - mean[None]
+    slope = jnp.zeros_like(mean)
+    if _moves(tilt_dot):
+        slope = slope + (probabilities * (centred @ tilt_dot)) @ centred
+    if _moves(tokens_dot):
+        slope = slope + (probabilities * (tokens_dot @ tilt)) @ centred
+        slope = slope + probabilities @ tokens_dot
+    if _moves(weights_dot):
+        slope = slope + (weights_dot * _densities(tokens, weights, tilt)) @ centred
+    return mean, slope
+
+
+def _moves(tangent: Tangent) -> TypeGuard[Array]:
+    return tangent is not None and not isinstance(tangent, SymbolicZero)
+
+
+log_laplace_of_tokens.defjvp(_log_laplace_jvp, symbolic_zeros=True)
+_tilted_mean.defjvp(_tilted_mean_jvp, symbolic_zeros=True)

@@ -1,0 +1,205 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import promptlimit
+
+DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
+
+
+def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "promptlimit.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+    )
+
+
+def test_help_does_not_load_jax_or_numpy() -> None:
+    code = """
+import sys
+from promptlimit.cli import main
+sys.argv = ["promptlimit", "--help"]
+try:
+    main()
+except SystemExit as stop:
+    assert stop.code == 0
+heavy = {"jax", "equinox", "numpy", "scipy", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_version_is_the_package_version() -> None:
+    assert run("--version").stdout == f"promptlimit {promptlimit.__version__}\n"
+
+
+def test_wrong_usage_exits_2() -> None:
+    assert run("limit", "--no-such-flag").returncode == 2
+    assert run("limitt").returncode == 2
+
+
+def test_limit_of_an_example_as_json() -> None:
+    done = run("limit", "--example", "rademacher", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    result = json.loads(done.stdout)
+    tilt = np.array([[0.8, 0.3], [-0.2, 0.5]]) @ [1.0, -0.5]
+    value = np.array([[1.0, 0.0], [0.5, 1.0]])
+    np.testing.assert_allclose(result["softmax"], value @ np.tanh(tilt), rtol=1e-14)
+    np.testing.assert_allclose(result["linear"], value @ tilt, rtol=1e-14)
+    assert result["kind"] == "limit"
+
+
+def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    np.savez(tmp_path / "head.npz", key_query=np.eye(2), value=np.eye(2))
+    np.savetxt(tmp_path / "query.csv", [[3.0, 4.0]], delimiter=",")
+    (tmp_path / "law.json").write_text(json.dumps({"mean": [1, 0], "cov": [[1, 0], [0, 1]]}))
+    done = run("limit", "head.npz", "law.json", "query=query.csv", "--out", "o", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[1:] == [
+        ["softmax", "4", "4"],
+        ["linear", "6", "4"],
+        ["distance", "2"],
+        ["kind", "limit"],
+    ]
+    assert json.loads((tmp_path / "o" / "limit.json").read_text())["distance"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (
+            ["limit"],
+            "either files or --example NAME must be given, and not both",
+            "promptlimit limit --example gaussian",
+        ),
+        (
+            ["limit", "--example", "gauss"],
+            "there is no example 'gauss'",
+            "the examples are gaussian, shifted, tokens, mixture, rademacher, cube, sphere",
+        ),
+        (
+            ["limit", "absent.npz"],
+            "absent.npz must be a file, but there is none of that name.",
+            "promptlimit limit --help names what is read",
+        ),
+        (
+            ["limit", "bad.json"],
+            "`cov` must be symmetric, got 1 at (0, 1) and 0 at (1, 0). "
+            "If only rounding parts them, pass (cov + cov.T) / 2.",
+            "promptlimit limit --help lists the names",
+        ),
+        (
+            ["limit", "--example", "gaussian", "--out", "bad.json"],
+            "--out must be a folder, got the file bad.json",
+            "choose another folder",
+        ),
+        (
+            ["reproduce", "gausian-limit"],
+            "there is no claim or figure 'gausian-limit'",
+            "did you mean 'gaussian-limit'?",
+        ),
+    ],
+)
+def test_bad_input_gets_an_error_and_a_hint(
+    tmp_path: Path, arguments: list[str], error: str, hint: str
+) -> None:
+    problem = {"key_query": [[1, 0], [0, 1]], "value": [[1, 0]], "query": [0, 0]}
+    (tmp_path / "bad.json").write_text(json.dumps({**problem, "cov": [[1, 1], [0, 1]]}))
+    done = run(*arguments, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    # The console folds long lines at its width.
+    assert " ".join(done.stderr.split()) == f"error: {error} hint: {hint}"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bad.json"]
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert "Traceback" in run("--debug", "limit", "absent.npz").stderr
+
+
+def test_doctor_finds_everything_well() -> None:
+    done = run("doctor", "--json")
+    assert done.returncode == 0, done.stdout
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert {"python", "jax", "devices", "float32", "float64"} <= set(findings)
+    assert all(finding["well"] for finding in findings.values())
+
+
+def test_doctor_names_what_is_missing() -> None:
+    code = """
+import importlib.metadata, sys
+real = importlib.metadata.version
+def version(name):
+    if name == "scipy":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(name)
+importlib.metadata.version = version
+from promptlimit.cli import main
+sys.argv = ["promptlimit", "doctor"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install scipy" in done.stdout
+
+
+@pytest.mark.slow
+def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
+    done = run("reproduce", "3", "growing_prompt", "--out", "r", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed == json.loads((tmp_path / "r" / "claims.json").read_text())
+    assert printed["claims"][0]["verdict"] == "holds"
+    drawn = sorted(path.name for path in (tmp_path / "r" / "figures").iterdir())
+    assert drawn == ["growing_prompt.pdf", "growing_prompt.png", "growing_prompt.svg"]
+
+
+@pytest.mark.slow
+def test_reproduce_exits_1_when_a_verdict_is_news(tmp_path: Path) -> None:
+    code = """
+import sys
+import promptlimit.attention._kernels as kernels
+wrong = kernels.Kernel(lambda prompt, tilt: -prompt.tilted_mean(tilt), kernels.affine_softmax)
+kernels._KERNELS["softmax"] = wrong
+from promptlimit.cli import main
+sys.argv = ["promptlimit", "reproduce", "3", "--out", "r"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 1
+    assert "verdict: does not hold (on record: holds)" in done.stdout
+    assert "0 of 1 verdicts as on record" in done.stdout
+
+
+def test_reproduce_lists_what_it_knows() -> None:
+    listing = run("reproduce", "--list").stdout
+    for name in ("gaussian-limit", "gradient-formulas", "growing_prompt"):
+        assert name in listing
+
+
+def test_every_command_and_option_is_documented() -> None:
+    import typer.main  # noqa: PLC0415  # only this test looks inside
+
+    from promptlimit.cli._app import app  # noqa: PLC0415  # as above
+
+    text = DOCS.read_text()
+    for name, command in typer.main.get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+        section = text.partition(f"## `promptlimit {name}`")[2].partition("\n## ")[0]
+        assert section, f"docs/cli.md has no section on {name}"
+        for parameter in command.params:
+            for flag in parameter.opts:
+                if flag.startswith("--") and flag != "--help":
+                    assert f"`{flag}" in section, f"docs/cli.md does not explain {name} {flag}"

@@ -1,0 +1,130 @@
+"""Inputs are not trusted, outputs appear whole or not at all."""
+
+import io
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from promptlimit.results import InputFileError, read_arrays, write_bytes, write_json
+
+
+def test_written_files_are_read_back(tmp_path: Path) -> None:
+    write_json(tmp_path / "deep" / "value.json", {"a": [1.5, 2.0]})
+    assert json.loads((tmp_path / "deep" / "value.json").read_text()) == {"a": [1.5, 2.0]}
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "value.json"
+    write_bytes(path, b"old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["value.json"]
+
+
+def test_numbers_json_cannot_hold_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "value.json", {"a": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_format_gives_the_same_array(tmp_path: Path) -> None:
+    matrix = np.array([[1.0, 2.5], [3.0, -4.0]])
+    np.save(tmp_path / "m.npy", matrix)
+    np.savez(tmp_path / "m.npz", cov=matrix)
+    np.savetxt(tmp_path / "m.csv", matrix, delimiter=",", header="a comment")
+    (tmp_path / "m.json").write_text(json.dumps({"cov": matrix.tolist(), "prompt": "gaussian"}))
+    for name in ("m.npy", "m.csv", "m.npz", "m.json"):
+        np.testing.assert_array_equal(read_arrays(f"cov={tmp_path / name}")["cov"], matrix)
+    for name in ("m.npz", "m.json"):
+        np.testing.assert_array_equal(read_arrays(str(tmp_path / name))["cov"], matrix)
+    assert read_arrays(str(tmp_path / "m.json"))["prompt"] == "gaussian"
+
+
+class Bomb:
+    """A pickle that would write a file when loaded."""
+
+    def __reduce__(self) -> tuple:
+        return (Path("exploded").touch, ())
+
+
+def content_of(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    if kind == "object array":
+        np.save(buffer, np.array([Bomb()], dtype=object), allow_pickle=True)
+    elif kind == "object archive":
+        np.savez(buffer, cov=np.array([Bomb()], dtype=object))
+    elif kind == "pickle":
+        pickle.dump(Bomb(), buffer)
+    elif kind == "truncated array":
+        np.save(buffer, np.zeros(100))
+        return buffer.getvalue()[:-50]
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind", "reason"),
+    [
+        (".npy", "object array", "it holds Python objects, which are never loaded."),
+        (".npz", "object archive", "it holds Python objects, which are never loaded."),
+        (".npy", "pickle", "it is not an array saved by numpy.save."),
+        (".npz", "pickle", "it is not an archive saved by numpy.savez."),
+    ],
+)
+def test_a_pickle_is_never_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, kind: str, reason: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"bomb{suffix}"
+    path.write_bytes(content_of(kind))
+    with pytest.raises(InputFileError) as refusal:
+        read_arrays(f"cov={path}")
+    assert str(refusal.value) == f"{path} must be readable as {suffix}, but {reason}"
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    def refused(name: str, content: str | bytes | None, source: str = "{}") -> str:
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(InputFileError) as refusal:
+            read_arrays(source.format(path))
+        return str(refusal.value).replace(str(path), "FILE")
+
+    assert refused("a.npz", None) == "FILE must be a file, but there is none of that name."
+    assert refused("a.mat", "x") == "FILE must end in one of .npy, .csv, .npz, .json, got '.mat'."
+    assert refused("a.csv", "1,2\n3") == (
+        "FILE must be readable as .csv, but its rows have from 1 to 2 entries."
+    )
+    assert refused("a.csv", "") == "FILE must be readable as .csv, but it holds no numbers."
+    assert refused("a.csv", "1,x") == (
+        "FILE must be readable as .csv, but could not convert string to float: 'x'"
+    )
+    assert refused("a.csv", "1,nan", "q={}") == (
+        "FILE must be readable as .csv, but 'a' holds nan, which is not a finite number."
+    )
+    assert refused("a.csv", "1,2") == (
+        "FILE holds one array without a name. Write NAME=FILE, for example query=FILE."
+    )
+    assert refused("a.json", "[1, 2]") == (
+        "FILE must be readable as .json, but it must hold an object of named arrays."
+    )
+    assert refused("a.json", '{"cov": [["a"]]}') == (
+        "FILE must be readable as .json, but 'cov' holds <U1 where numbers belong."
+    )
+    assert refused("a.json", '{"mean": [1]}', "cov={}") == (
+        "FILE must hold 'cov', but it holds mean."
+    )
+    assert refused("a.npy", content_of("truncated array")).startswith(
+        "FILE must be readable as .npy, but "
+    )
+    assert refused("a.npz", b"PK but no zip").startswith("FILE must be readable as .npz, but ")
+    assert refused("a.json", "[" * 100_000).startswith("FILE must be readable as .json, but ")
