@@ -343,6 +343,11 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: HEAD.jacobian(LAW, [0.0, 0.0], wrt="key_querry"),
         "`wrt` must be one of 'key_query', 'value', got 'key_querry'. Did you mean 'key_query'?",
     ),
+    "gradient of a sum without a matrix": (
+        lambda: pl.MultiHead([HEAD]).jacobian(LAW, [0.0, 0.0], wrt="key_query"),
+        "`wrt` must name a matrix of this MultiHead, which has none of its own, got 'key_query'. "
+        "Ask one of its heads.",
+    ),
     "push-forward of a rectangular head": (
         lambda: pl.SoftmaxAttention([[1.0], [1.0]], [[1.0, 1.0]]).push_forward(LAW),
         "`push_forward` must feed tokens of dimension 2 back as queries, "

@@ -164,3 +164,41 @@ def test_integers_lists_and_numpy_arrays_become_floats() -> None:
 def test_mixed_precisions_meet_in_the_finer_one(x64: None) -> None:
     measure = pl.Gaussian(jnp.zeros(2, jnp.float32), jnp.eye(2, dtype=jnp.float64))
     assert measure.mean.dtype == jnp.float64
+
+
+def test_a_numpy_integer_is_a_dimension() -> None:
+    assert pl.UniformSphere(np.int64(3)).dim == 3
+
+
+def test_a_coarse_tilt_does_not_coarsen_a_fine_measure(x64: None) -> None:
+    measure = pl.Gaussian(jnp.zeros(2), jnp.eye(2))
+    assert measure.tilted_mean(jnp.ones(2, jnp.float32)).dtype == jnp.float64
+
+
+def test_a_measure_may_store_what_is_not_an_array() -> None:
+    class Named(pl.AbstractMeasure):
+        name: str
+        size: int
+
+        @property
+        def dim(self) -> int:
+            return self.size
+
+        def log_laplace(self, tilt: jax.Array) -> jax.Array:
+            return 0.5 * (tilt @ tilt)
+
+        def sample(self, length: int, *, key: jax.Array) -> jax.Array:
+            return jax.random.normal(key, (length, self.size))
+
+    attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
+    np.testing.assert_allclose(attention(Named("mine", 2), [1.0, 2.0]), [1.0, 2.0])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_tokens_far_from_the_origin_keep_their_covariance(weighted: bool) -> None:
+    tokens = np.asarray(1000 + jax.random.normal(jax.random.key(0), (1000, 2)))
+    weights = np.full(1000, 1e-3, np.float32) if weighted else None
+    want = np.cov(tokens.astype(float).T, bias=True)
+    got = pl.Empirical(tokens, weights).cov
+    np.testing.assert_allclose(got, want, rtol=0, atol=3e-4)  # rounding of the tokens themselves
+    np.testing.assert_allclose(got, got.T, rtol=0, atol=1e-7)
