@@ -15,9 +15,16 @@ def compiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     """Return the function compiled once per structure and shape of its arguments.
 
     `jax.jit` has the lower overhead, but takes arrays only; a user's own measure that stores
-    anything else goes through `equinox.filter_jit`, which treats the rest as constants.
+    anything else goes through `equinox.filter_jit`, which treats the rest as constants. Matrix
+    products keep all digits of their type; some devices would drop most of them by default.
     """
-    plain, filtered = jax.jit(function), eqx.filter_jit(function)
+
+    @wraps(function)
+    def exactly(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **kwargs)
+
+    plain, filtered = jax.jit(exactly), eqx.filter_jit(exactly)
 
     @wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:

@@ -59,11 +59,14 @@ class Gaussian(AbstractMeasure):
         return self.location @ tilt + 0.5 * (tilt @ (self.covariance @ tilt))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
-        r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal."""
+        r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal.
+
+        The symmetric root is unique, so that every device draws the same tokens from one key.
+        """
         variances, axes = jnp.linalg.eigh(self.covariance)
-        deviations = jnp.sqrt(jnp.maximum(variances, 0.0))
+        root = (axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]) @ axes.T
         normals = jax.random.normal(key, (length, self.dim), self.location.dtype)
-        return self.location[None] + (normals * deviations[None]) @ axes.T
+        return self.location[None] + normals @ root
 
 
 def _require_covariance(covariance: Array) -> None:

@@ -8,16 +8,33 @@ from jaxtyping import Array, Float
 def log_mean_exp(
     exponents: Float[Array, " n"], weights: Float[Array, " n"] | None = None
 ) -> Float[Array, ""]:
-    r"""Return $\log\sum_i w_ie^{s_i}$, with $w_i = 1/n$ when no weights are given.
+    r"""Return $\log\sum_i w_ie^{s_i}$, with $w_i = 1/n$ when no weights are given."""
+    largest, shifted = _shifted_exponentials(exponents, weights)
+    return largest + jnp.log(_mean(shifted, weights))
 
-    The largest exponent of positive weight is taken out first. A token of weight zero adds nothing
-    to the value, yet the derivative in its weight, $e^{s_i}/\sum_jw_je^{s_j}$, is right: its
-    exponent may exceed the largest, so it is capped only where the exponential would overflow.
+
+def relative_exponentials(
+    exponents: Float[Array, " n"], weights: Float[Array, " n"] | None = None
+) -> Float[Array, " n"]:
+    r"""Return $e^{s_i}/\sum_jw_je^{s_j}$; times the weights they sum to one, up to rounding."""
+    _, shifted = _shifted_exponentials(exponents, weights)
+    return shifted / _mean(shifted, weights)
+
+
+def _mean(values: Array, weights: Array | None) -> Array:
+    return jnp.mean(values) if weights is None else weights @ values
+
+
+def _shifted_exponentials(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
+    r"""Return the largest exponent $c$ of positive weight, and $e^{s_i-c}$.
+
+    A token of weight zero adds nothing to a mean, yet derivatives in its weight need its
+    exponential. Its exponent may exceed the largest: it is capped where it would overflow.
     """
     if weights is None:
         largest = jax.lax.stop_gradient(jnp.max(exponents))
-        return largest + jnp.log(jnp.mean(jnp.exp(exponents - largest)))
+        return largest, jnp.exp(exponents - largest)
     counted = jnp.where(weights > 0, exponents, -jnp.inf)
     largest = jax.lax.stop_gradient(jnp.max(counted))
     cap = 0.5 * jnp.log(jnp.finfo(exponents.dtype).max)
-    return largest + jnp.log(weights @ jnp.exp(jnp.minimum(exponents - largest, cap)))
+    return largest, jnp.exp(jnp.minimum(exponents - largest, cap))

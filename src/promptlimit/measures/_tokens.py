@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
-from promptlimit.measures._log_mean_exp import log_mean_exp
+from promptlimit.measures._log_mean_exp import log_mean_exp, relative_exponentials
 
 Tangent = Array | SymbolicZero | None
 Primals = tuple[Array, Array | None, Array]
@@ -41,12 +41,7 @@ def _tilted_mean(tokens: Array, weights: Array | None, tilt: Array) -> Array:
 def _probabilities(tokens: Array, weights: Array | None, tilt: Array) -> Array:
     if weights is None:
         return jax.nn.softmax(tokens @ tilt)
-    return weights * _densities(tokens, weights, tilt)
-
-
-def _densities(tokens: Array, weights: Array | None, tilt: Array) -> Array:
-    scores = tokens @ tilt
-    return jnp.exp(scores - log_mean_exp(scores, weights))
+    return weights * relative_exponentials(tokens @ tilt, weights)
 
 
 def _log_laplace_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array]:
@@ -57,7 +52,7 @@ def _log_laplace_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array
     if _moves(tokens_dot):
         slope = slope + _probabilities(tokens, weights, tilt) @ (tokens_dot @ tilt)
     if _moves(weights_dot):
-        slope = slope + weights_dot @ _densities(tokens, weights, tilt)
+        slope = slope + weights_dot @ relative_exponentials(tokens @ tilt, weights)
     return log_laplace_of_tokens(tokens, weights, tilt), slope
 
 
@@ -73,7 +68,7 @@ def _tilted_mean_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array
         slope = slope + (probabilities * (tokens_dot @ tilt)) @ centred
         slope = slope + probabilities @ tokens_dot
     if _moves(weights_dot):
-        slope = slope + (weights_dot * _densities(tokens, weights, tilt)) @ centred
+        slope = slope + (weights_dot * relative_exponentials(tokens @ tilt, weights)) @ centred
     return mean, slope
 
 
