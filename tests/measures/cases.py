@@ -132,7 +132,7 @@ CASES: dict[str, Case] = {
     "cube": Case(lambda: pl.UniformCube(WIDTHS), _cube(WIDTHS), 2.0),
     "sphere in one dimension": Case(lambda: pl.UniformSphere(1, 0.5), _sphere(1, 0.5), 0.5),
     "sphere": Case(lambda: pl.UniformSphere(3, 1.5), _sphere(3, 1.5), 1.5),
-    "sphere in many dimensions": Case(lambda: pl.UniformSphere(96, 2.0), _sphere(96, 2.0), 2.0),
+    "sphere in many dimensions": Case(lambda: pl.UniformSphere(20, 2.0), _sphere(20, 2.0), 2.0),
     "one of the user's own": Case(
         lambda: OneHot(jnp.array([0.5, 0.25, 0.25])),
         lambda t: _log_mean_exp([0.5, 0.25, 0.25], t),
