@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.finite import weight_interpolant as weight_interpolant
+    from promptlimit.finite import weight_statistics as weight_statistics
     from promptlimit.measures import AbstractMeasure as AbstractMeasure
     from promptlimit.measures import Affine as Affine
     from promptlimit.measures import Empirical as Empirical
@@ -45,6 +47,8 @@ _HOME = {
     "SoftmaxAttention": "attention",
     "UniformCube": "measures",
     "UniformSphere": "measures",
+    "weight_interpolant": "finite",
+    "weight_statistics": "finite",
 }
 
 

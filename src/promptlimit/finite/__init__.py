@@ -1,0 +1,35 @@
+"""What L tokens do: softmax weights and attention outputs over finite prompts, exactly.
+
+Names load on first use: the weight-statistics engine is NumPy alone, and asking for it does not
+import jax.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from promptlimit.finite._accuracy import AccuracyError as AccuracyError
+    from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
+    from promptlimit.finite._interpolant import weight_interpolant as weight_interpolant
+    from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
+    from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
+
+_HOME = {
+    "AccuracyError": "_accuracy",
+    "WeightInterpolant": "_interpolant",
+    "WeightStatistics": "_weight_statistics",
+    "weight_interpolant": "_interpolant",
+    "weight_statistics": "_weight_statistics",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'promptlimit.finite' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"promptlimit.finite.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)
