@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from promptlimit.finite._accuracy import AccuracyError as AccuracyError
+    from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
     from promptlimit.finite._interpolant import weight_interpolant as weight_interpolant
+    from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
+    from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
     from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
 
 _HOME = {
     "AccuracyError": "_accuracy",
+    "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
+    "gradient_moments": "_gradient_moments",
+    "prompt_moments": "_prompt_moments",
     "weight_interpolant": "_interpolant",
     "weight_statistics": "_weight_statistics",
 }

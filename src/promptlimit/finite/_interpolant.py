@@ -104,7 +104,7 @@ def _piecewise_jvp(
 def weight_interpolant(
     length: ArrayLike,
     *,
-    max_sharpness: float | int = 8.0,
+    max_sharpness: float = 8.0,
     statistics: Sequence[str] = ("participation", "shrinkage", "score_error"),
     folder: str | os.PathLike[str] | None = None,
 ) -> WeightInterpolant:
