@@ -56,10 +56,9 @@ def test_every_factor_has_its_gradient(x64, kernel):
     read = outputs(kernel, tokens, tilt, np.eye(3)) - read_limit
     merged, law = output @ value, pl.Gaussian(np.ones(3), np.eye(3))
     projected = 0.7 * query_weight @ query
-    square = {"axis": (1, 2)}
     expected = {
-        "key_weight": (projected @ projected) * np.sum((spread @ merged.T) ** 2, **square),
-        "query_weight": (query @ query) * np.sum((0.7 * key @ spread @ merged.T) ** 2, **square),
+        "key_weight": (projected @ projected) * np.sum((spread @ merged.T) ** 2, axis=(1, 2)),
+        "query_weight": (query @ query) * np.sum((0.7 * key @ spread @ merged.T) ** 2, axis=(1, 2)),
         "value_weight": np.sum(output**2) * np.sum(read**2, axis=1),
         "output": 2 * np.sum((read @ value.T) ** 2, axis=1),
     }

@@ -192,7 +192,7 @@ def test_bad_arguments_are_named():
     cases = [
         ({"statistics": ("entropy",)}, f"`statistics` must name some of {known}, got 'entropy'."),
         ({"statistics": ()}, f"`statistics` must name some of {known}, got none."),
-        ({"max_sharpness": 41}, "`max_sharpness` must be above 0 and at most 40, got 41."),
+        ({"max_sharpness": 41.0}, "`max_sharpness` must be above 0 and at most 40, got 41.0."),
         ({"max_sharpness": 0.0}, "`max_sharpness` must be above 0 and at most 40, got 0.0."),
         ({"length": ()}, "`length` must hold at least one number, got none."),
         (

@@ -229,7 +229,7 @@ def test_one_token_is_exact(sharpness):
     expected = dict.fromkeys(STATISTICS, 1.0) | {
         "shrinkage": 0.0,
         "mean_score": 0.0,
-        "score_error": 1 + sharpness**2,
+        "score_error": 1 + sharpness * sharpness,
         "residual": 0.0,
         "spread_participation": -1.0,
         "coupling": 0.0,
