@@ -153,6 +153,7 @@ def test_leading_order_is_reached_for_long_prompts(x64, kernel, inside):
     assert_allclose(leading.cov, exact.cov, rtol=1e-5, atol=1e-6 * float(exact.mse))
 
 
+@pytest.mark.slow
 def test_measures_made_of_gaussians_are_taken_apart(x64):
     matrix, shift = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 0.0]]), np.array([1.0, 0.0, -1.0])
     gaussian = pl.Gaussian([1.0], [[4.0]])
@@ -200,6 +201,7 @@ def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64):
     assert_allclose(second - np.outer(mean, mean), closed_cov, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", [pl.UniformCube([1.0, 2.0]), pl.UniformSphere(2, radius=1.5)])
 def test_linear_attention_is_exact_over_any_measure(measure):
     key_query, value, query = np.array([[1.0, 0.5], [0.0, 1.0]]), np.eye(2), np.array([1.0, -2.0])
