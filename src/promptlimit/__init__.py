@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.finite import gradient_moments as gradient_moments
+    from promptlimit.finite import prompt_moments as prompt_moments
+    from promptlimit.finite import weight_interpolant as weight_interpolant
+    from promptlimit.finite import weight_statistics as weight_statistics
     from promptlimit.measures import AbstractMeasure as AbstractMeasure
     from promptlimit.measures import Affine as Affine
     from promptlimit.measures import Empirical as Empirical
@@ -45,6 +49,10 @@ _HOME = {
     "SoftmaxAttention": "attention",
     "UniformCube": "measures",
     "UniformSphere": "measures",
+    "gradient_moments": "finite",
+    "prompt_moments": "finite",
+    "weight_interpolant": "finite",
+    "weight_statistics": "finite",
 }
 
 

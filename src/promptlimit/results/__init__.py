@@ -9,3 +9,5 @@ from promptlimit.results._files import write_bytes as write_bytes
 from promptlimit.results._files import write_json as write_json
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._limits import Limits as Limits
+from promptlimit.results._moments import GradientMoments as GradientMoments
+from promptlimit.results._moments import PromptMoments as PromptMoments

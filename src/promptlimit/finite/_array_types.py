@@ -1,0 +1,22 @@
+"""Types of the arrays that come from users and of those computed here, without jax."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+"""What is computed here: NumPy, double precision."""
+
+
+@runtime_checkable
+class SupportsArray(Protocol):
+    """Arrays and scalars of NumPy and of jax."""
+
+    def __array__(self) -> Any: ...
+
+
+# NumPy's own ArrayLike takes numbers for instances of `complex`, which no checker at run time does.
+ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
+"""What a user may pass for an array."""

@@ -1,0 +1,153 @@
+r"""Weight statistics as differentiable functions of the squared sharpness, inside jit.
+
+Risks and flows evaluate $E\,S_2$ and its companions thousands of times, at the same lengths and
+ever new sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
+statistics are smooth down to 0, so that no caller differentiates a square root there.
+"""
+
+import os
+import pathlib
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.finite._array_types import ArrayLike
+from promptlimit.finite._interpolant_table import interpolation_table
+from promptlimit.finite._weight_statistics import MAX_SHARPNESS, STATISTICS, weight_statistics
+
+
+class WeightInterpolant(eqx.Module):
+    r"""Weight statistics at fixed lengths, as functions of $\sigma^2$.
+
+    Outside $0\le\sigma^2\le$ `max_sharpness`$^2$ all values and derivatives are NaN. Under 32-bit
+    precision the values are as good as that allows; inside `jax.enable_x64(True)` their relative
+    error is `error`.
+
+    Attributes:
+        tables: one array [lengths, degree + 1, pieces] of polynomials for each statistic.
+        statistics: names of what a call returns.
+        lengths: the prompt lengths.
+        scalar: whether `lengths` was one number, so that results have the shape of the argument.
+        max_sharpness: where the tables end.
+        width: width of a piece in $x=\frac12\log(1+\sigma^2)$.
+        error: relative error of a statistic against `weight_statistics`, measured when built.
+        slope_error: the same for its derivative in x, relative to the value.
+    """
+
+    tables: tuple[np.ndarray, ...]
+    statistics: tuple[str, ...] = eqx.field(static=True)
+    lengths: tuple[float, ...] = eqx.field(static=True)
+    scalar: bool = eqx.field(static=True)
+    max_sharpness: float = eqx.field(static=True)
+    width: float = eqx.field(static=True)
+    error: float = eqx.field(static=True)
+    slope_error: float = eqx.field(static=True)
+
+    def __call__(self, sharpness_squared: Float[Array, "..."]) -> dict[str, Array]:
+        r"""Return the statistics at $\sigma^2$, by name; lengths are the last axis.
+
+        `mean_score` is $\sigma(1-E\,S_2)$, whose derivative in $\sigma^2$ is infinite at 0;
+        `shrinkage` is $1-E\,S_2$ and smooth.
+        """
+        squared = jnp.asarray(sharpness_squared)
+        if not jnp.issubdtype(squared.dtype, jnp.floating):
+            squared = squared.astype(float)
+        inside = (squared >= 0) & (squared <= self.max_sharpness**2)
+        squared = squared + jnp.where(inside, 0.0, jnp.nan).astype(squared.dtype)
+        place = jnp.log(1 + squared) * (0.5 / self.width)
+        found = {}
+        for name, table in zip(self.statistics, self.tables, strict=True):
+            values = [
+                _piecewise(jnp.asarray(table[index], dtype=place.dtype), place)
+                for index in range(len(self.lengths))
+            ]
+            if name == "mean_score":
+                values = [jnp.sqrt(squared) * value for value in values]
+            found[name] = values[0] if self.scalar else jnp.stack(values, axis=-1)
+        return found
+
+
+@jax.custom_jvp
+def _piecewise(table: Array, place: Array) -> Array:
+    r"""Return $\sum_nc_n\,y^n$, c the column of `table` for the piece, y from -1 to 1 along it.
+
+    The piece of a point is the whole part of `place`. Horner's rule.
+    """
+    whole = jnp.where(place >= 0, place, 0).astype(jnp.int32)
+    piece = jnp.minimum(whole, table.shape[1] - 1)
+    local = 2 * (place - piece.astype(place.dtype)) - 1
+    total = jnp.zeros_like(place)
+    for row in reversed(range(table.shape[0])):
+        total = total * local + table[row].at[piece].get(mode="promise_in_bounds")
+    return total
+
+
+@_piecewise.defjvp
+def _piecewise_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Differentiate in `place` only, by the table of the derivative.
+
+    A table of its own, because coefficients shared by value and derivative would be gathered into
+    memory first, at three times the cost.
+    """
+    table, place = primals
+    powers = jnp.arange(1, table.shape[0], dtype=table.dtype)
+    slope = _piecewise(2 * powers[:, None] * table[1:], place)
+    return _piecewise(table, place), slope * tangents[1]
+
+
+def weight_interpolant(
+    length: ArrayLike,
+    *,
+    max_sharpness: float = 8.0,
+    statistics: Sequence[str] = ("participation", "shrinkage", "score_error"),
+    folder: str | os.PathLike[str] | None = None,
+) -> WeightInterpolant:
+    r"""Return weight statistics at fixed lengths as jit-able functions of $\sigma^2$.
+
+    Building takes a second or so (more for larger `max_sharpness`) and happens once per process
+    for the same arguments, or once for all when a `folder` is given to keep the tables in.
+
+    Args:
+        length: L, one number or several.
+        max_sharpness: largest $\sigma$, at most 40.
+        statistics: names of fields of `WeightStatistics`.
+        folder: where to keep tables between processes.
+
+    >>> interpolant = weight_interpolant(100, max_sharpness=1.0)
+    >>> with jax.enable_x64(True):
+    ...     value = interpolant(jnp.array(1.0))["participation"]
+    >>> print(f"{value:.8f}")
+    0.02553848
+    """
+    unknown = [name for name in statistics if name not in STATISTICS]
+    if unknown or not statistics:
+        got = repr(unknown[0]) if unknown else "none"
+        raise ValueError(f"`statistics` must name some of {', '.join(STATISTICS)}, got {got}.")
+    if not 0 < max_sharpness <= MAX_SHARPNESS:
+        raise ValueError(
+            f"`max_sharpness` must be above 0 and at most {MAX_SHARPNESS:g}, got {max_sharpness}."
+        )
+    scalar = np.ndim(length) == 0
+    lengths = tuple(float(one) for one in np.ravel(np.asarray(length, dtype=np.float64)))
+    if not lengths:
+        raise ValueError("`length` must hold at least one number, got none.")
+    weight_statistics(0.0, lengths)  # raises for lengths it cannot treat
+    smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
+    place = None if folder is None else pathlib.Path(folder)
+    table = interpolation_table(smooth, lengths, float(max_sharpness), place)
+    return WeightInterpolant(
+        tables=tuple(table.coefficients),
+        statistics=tuple(statistics),
+        lengths=lengths,
+        scalar=scalar,
+        max_sharpness=float(max_sharpness),
+        width=table.width,
+        error=table.error,
+        slope_error=table.slope_error,
+    )

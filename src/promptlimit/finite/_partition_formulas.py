@@ -1,0 +1,164 @@
+r"""Weight statistics as brackets: which integrand goes with how many distinct tokens.
+
+A product of sums over tokens, multiplied out, is a sum over the patterns of equal indices; a
+pattern with b distinct tokens contributes $[f]_b/(K-1)!$, where K is the total power of the
+weights and f a product of b transforms. Each function below returns `{b: f / (K-1)!}`.
+
+Notation: $a_{k,j}$ is a transform about $g=\sigma$ and $c_{k,j}$ one about a centre that moves with
+u (`ScoreTransforms`), $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$.
+All formulas are derived in docs/finite.md; they are arranged so that no digits cancel, with two
+forms where one alone would: `spread_error` and `spread_participation` for weights spread over
+many tokens ($V\approx1$), `frozen_...` for weights on a few ($V\approx0$).
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit.finite._transforms import ScoreTransforms
+
+Integrands = Mapping[int, NDArray[np.float64]]
+
+
+class _Indexed:
+    """Transforms by their mathematical index: `a[2, 0]` is $a_{2,0}$."""
+
+    def __init__(self, table: NDArray[np.float64]):
+        self._table = table
+
+    def __getitem__(self, index: tuple[int, int]) -> NDArray[np.float64]:
+        power, moment = index
+        return self._table[power - 1, moment]
+
+
+def positive_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return the statistics whose integrands are sums of positive terms.
+
+        E S_2        = [a20]_1
+        1 - E S_2    = [a10^2]_2
+        E (A-sigma)^2 = [a22]_1 + [(sigma a20)^2]_2
+        E S_3        = [a30]_1 / 2
+        E S_2^2      = ([a40]_1 + [a20^2]_2) / 6
+        E rho        = ([2 (c20 c22 - c21^2)]_2 + [c10^2 c22 - 2 c10 c11 c21 + c11^2 c20]_3) / 6
+        E tr W^2     = ([2 a20^2]_2 + [a20 a10^2]_3) / 6
+
+    with $\rho=\sum p^2(g-A)^2$ and $W=\mathrm{diag}(p)-pp^\top$.
+    """
+    a, c = _Indexed(transforms.about_sharpness), _Indexed(transforms.about_centre)
+    sigma = transforms.sharpness
+    pair = 2 * (c[2, 0] * c[2, 2] - c[2, 1] ** 2)
+    triple = c[1, 0] ** 2 * c[2, 2] - 2 * c[1, 0] * c[1, 1] * c[2, 1] + c[1, 1] ** 2 * c[2, 0]
+    return {
+        "participation": {1: a[2, 0]},
+        "shrinkage": {2: a[1, 0] ** 2},
+        "score_error": {1: a[2, 2], 2: (sigma * a[2, 0]) ** 2},
+        "cubic_participation": {1: a[3, 0] / 2},
+        "participation_square": {1: a[4, 0] / 6, 2: a[2, 0] ** 2 / 6},
+        "residual": {2: pair / 6, 3: triple / 6},
+        "coupling": {2: a[2, 0] ** 2 / 3, 3: a[2, 0] * a[1, 0] ** 2 / 6},
+    }
+
+
+def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return $E\,m^2$ and $E[m S_2]$ by the forms for many tokens, and the size of their terms.
+
+    With $b=\sigma^2(a_{30}-a_{20})$, $Y=\sum p(h^2-1)$, $B=A-\sigma$, $h=g-\sigma$, $m=Y-B^2$:
+
+        E Y^2    = [a24 - 2 a22 + a20]_1 + [b^2]_2
+        E Y B^2  = {[a34 - a32]_1 + [a22 b - 2 sigma a20 (a23 - a21)]_2 + [sigma^2 b a20^2]_3} / 2
+        E B^4    = {[a44]_1 + [3 a22^2 - 4 sigma a20 a33]_2 + [6 sigma^2 a22 a20^2]_3
+                    + [sigma^4 a20^4]_4} / 6
+        E B^2 S2 = {[a42]_1 + [a22 a20 - 2 sigma a20 a31]_2 + [sigma^2 a20^3]_3} / 6
+        E m^2    = E Y^2 - 2 E Y B^2 + E B^4
+        E[m S2]  = {[a32 - a30]_1 + [b a20]_2} / 2 - E B^2 S2
+    """
+    a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
+    lead = sigma * a[2, 0]
+    b = sigma**2 * (a[3, 0] - a[2, 0])
+    y_square = {1: a[2, 4] - 2 * a[2, 2] + a[2, 0], 2: b**2}
+    y_b_square = {
+        1: a[3, 4] - a[3, 2],
+        2: a[2, 2] * b - 2 * lead * (a[2, 3] - a[2, 1]),
+        3: b * lead**2,
+    }
+    b_fourth = {
+        1: a[4, 4] / 6,
+        2: (3 * a[2, 2] ** 2 - 4 * lead * a[3, 3]) / 6,
+        3: a[2, 2] * lead**2,
+        4: lead**4 / 6,
+    }
+    b_square_s2 = {
+        1: a[4, 2] / 6,
+        2: (a[2, 2] * a[2, 0] - 2 * lead * a[3, 1]) / 6,
+        3: lead**2 * a[2, 0] / 6,
+    }
+    y_s2 = {1: (a[3, 2] - a[3, 0]) / 2, 2: b * a[2, 0] / 2}
+    return {
+        "spread_error": _combined((1, y_square), (-1, y_b_square), (1, b_fourth)),
+        "spread_error_size": _combined((1, _sizes(y_square)), (1, _sizes(b_fourth))),
+        "spread_participation": _combined((1, y_s2), (-1, b_square_s2)),
+        "spread_participation_size": _combined((1, _sizes(y_s2)), (1, _sizes(b_square_s2))),
+    }
+
+
+def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return $E V$, $E V^2$, $E[V S_2]$: small when the weights sit on a few tokens.
+
+    From $V=\frac12\sum p_lp_m(g_l-g_m)^2$, with $v=c_{12}c_{10}-c_{11}^2$:
+
+        E V      = [v]_2
+        E V^2    = {[2 c20 c24 - 8 c21 c23 + 6 c22^2]_2 / 2 + [q]_3 + [v^2]_4} / 6,
+                   q = E F_2 (c12 - 2 (g-c) c11 + (g-c)^2 c10)^2
+        E[V S_2] = {[c32 c10 - 2 c31 c11 + c30 c12]_2 + [c20 v]_3} / 6
+
+    Then $E m^2=1-2EV+EV^2$ and $E[mS_2]=E[VS_2]-ES_2$.
+    """
+    c = _Indexed(transforms.about_centre)
+    mean, square, mass = c[1, 1], c[1, 2], c[1, 0]
+    v = square * mass - mean**2
+    quartic = c[2, 0] * c[2, 4] - 4 * c[2, 1] * c[2, 3] + 3 * c[2, 2] ** 2
+    q = (
+        c[2, 0] * square**2
+        - 4 * c[2, 1] * square * mean
+        + c[2, 2] * (2 * square * mass + 4 * mean**2)
+        - 4 * c[2, 3] * mean * mass
+        + c[2, 4] * mass**2
+    )
+    shared = c[3, 2] * mass - 2 * c[3, 1] * mean + c[3, 0] * square
+    return {
+        "variance": {2: v},
+        "variance_size": {2: square * mass},
+        "variance_square": {2: quartic / 6, 3: q / 6, 4: v**2 / 6},
+        "variance_square_size": {2: c[2, 0] * c[2, 4] / 2, 3: c[2, 4] * mass**2 / 3},
+        "variance_participation": {2: shared / 6, 3: c[2, 0] * v / 6},
+        "variance_participation_size": {2: c[3, 2] * mass / 3, 3: c[2, 0] * square * mass / 6},
+    }
+
+
+def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return quantities known beforehand: the total mass and Stein's identities.
+
+        [a10]_1 = 1,    a_{k,1} = sigma ((k-1) a_{k,0} - a_{k+1,0}),  k = 1, 2, 3
+
+    each of the latter with the size $\sqrt{a_{k,0}a_{k,2}}$ its error is measured against.
+    """
+    a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
+    found: dict[str, Integrands] = {"mass": {1: a[1, 0]}}
+    for k in (1, 2, 3):
+        expected = sigma * ((k - 1) * a[k, 0] - a[k + 1, 0])
+        found[f"stein_{k}"] = {1: a[k, 1] - expected}
+        found[f"stein_{k}_size"] = {1: np.sqrt(a[k, 0] * a[k, 2])}
+    return found
+
+
+def _sizes(integrands: Integrands) -> Integrands:
+    return {blocks: np.abs(values) for blocks, values in integrands.items()}
+
+
+def _combined(*terms: tuple[float | int, Integrands]) -> Integrands:
+    total: dict[int, NDArray[np.float64]] = {}
+    for factor, integrands in terms:
+        for blocks, values in integrands.items():
+            total[blocks] = total.get(blocks, 0.0) + factor * values
+    return total

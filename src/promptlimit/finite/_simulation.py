@@ -1,0 +1,210 @@
+"""Monte Carlo over prompts: any measure, any attention, with an error bar and a word of warning."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array as JaxArray
+from jaxtyping import PRNGKeyArray
+
+from promptlimit.attention import AbstractAttention
+from promptlimit.finite._array_types import Array
+from promptlimit.measures import AbstractMeasure, Empirical
+
+MEMORY_BUDGET = 2**26
+"""Bytes that the prompts simulated at one time may take."""
+
+LARGEST_PROMPT = 2**30
+"""Bytes one prompt may take."""
+
+_COPIES = 4
+"""How many arrays of the size of a prompt its simulation holds: draws, tokens, scores, products."""
+
+_FIRST_LOOK = 256
+"""Prompts before the relative error is first looked at; then at every doubling."""
+
+DEFAULT_RTOL = 0.01
+DEFAULT_SAMPLES = 2**16
+
+
+class UnreliableErrorWarning(UserWarning):
+    """An estimate whose error bar cannot be trusted, or which stopped before its target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stopping:
+    """When to stop: at a relative standard error of the mean square, or at a number of prompts."""
+
+    rtol: float
+    samples: int
+    rtol_was_asked: bool
+
+
+def stopping(rtol: float | None, samples: int | None) -> Stopping:
+    """Return when to stop; a number of prompts given without `rtol` is used to the last."""
+    if rtol is not None and not 0.0 < rtol < math.inf:
+        raise ValueError(f"`rtol` must be positive, got {rtol}. It is a relative standard error.")
+    if samples is not None and samples < 2:
+        raise ValueError(f"`samples` must be at least 2, got {samples}. It counts prompts.")
+    by_default = DEFAULT_RTOL if samples is None else 0.0
+    target = by_default if rtol is None else float(rtol)
+    return Stopping(target, samples or DEFAULT_SAMPLES, rtol is not None)
+
+
+class Simulation(eqx.Module):
+    """What is simulated: prompts of tokens from a measure, read by an attention at a query."""
+
+    attention: AbstractAttention
+    measure: AbstractMeasure
+    query: JaxArray
+    including_query: bool = eqx.field(static=True)
+    key: PRNGKeyArray
+
+    def prompt(self, count: int, index: JaxArray) -> Empirical:
+        """Return the prompt of this index, drawn from `fold_in(key, index)`."""
+        key = jax.random.fold_in(self.key, index)
+        prompt = Empirical(self.measure.sample(count, key=key))
+        return prompt.including(self.query) if self.including_query else prompt
+
+
+Batch = Callable[[Simulation, int, JaxArray], tuple[JaxArray, ...]]
+"""What is measured on the prompts of some indices, one row a prompt."""
+
+
+def simulated(
+    simulation: Simulation,
+    length: float,
+    stop: Stopping,
+    batch: Batch,
+) -> tuple[Array, ...]:
+    """Return what `batch` makes of each prompt, stacked; the first of it is the squared error.
+
+    Prompt i draws its tokens from `fold_in(key, i)`, and the decision to stop is taken after the
+    same numbers of prompts whatever the chunks, so results depend on the key alone.
+    """
+    count = _tokens_that_fit(length, simulation.measure.dim)
+    chunk = _chunk(count, simulation.measure.dim, stop.samples)
+    pieces: list[tuple[Array, ...]] = []
+    look = min(_FIRST_LOOK, stop.samples)
+    done = 0
+    while True:
+        while done < look:
+            indices = jnp.arange(done, done + chunk, dtype=jnp.uint32)
+            pieces.append(tuple(map(np.asarray, batch(simulation, count, indices))))
+            done += chunk
+        columns = tuple(np.concatenate(column)[:look] for column in zip(*pieces, strict=True))
+        if look == stop.samples or _relative_error(columns[0]) <= stop.rtol:
+            break
+        look = min(2 * look, stop.samples)
+    _warn_when_unreliable(columns[0], stop)
+    return columns
+
+
+def _tokens_that_fit(length: float, dim: int) -> int:
+    most = LARGEST_PROMPT // (8 * dim * _COPIES)
+    if length > most:
+        raise ValueError(
+            f"`length` must be at most {most} to simulate prompts of dimension {dim}, "
+            f"got {length:g}. Ask for kind='asymptotic'."
+        )
+    return int(length)
+
+
+def _chunk(count: int, dim: int, samples: int) -> int:
+    """Return how many prompts to hold at a time: a power of two up to the first look."""
+    fitting = max(1, MEMORY_BUDGET // (8 * count * dim * _COPIES))
+    wanted = 2 ** math.ceil(math.log2(min(samples, _FIRST_LOOK)))
+    return min(wanted, 2 ** int(math.log2(fitting)))
+
+
+def standard_error(values: Array) -> float:
+    """Return the standard error of the mean of independent values."""
+    return float(values.std(ddof=1) / math.sqrt(values.size))
+
+
+def _relative_error(squares: Array) -> float:
+    mean = float(squares.mean())
+    return standard_error(squares) / mean if mean > 0.0 else 0.0
+
+
+def _warn_when_unreliable(squares: Array, stop: Stopping) -> None:
+    r"""Warn when the error bar is itself uncertain, or larger than was asked for.
+
+    The variance of n values of kurtosis $\kappa$ is known to a relative $\sqrt{(\kappa-1)/n}$; past
+    one half, a few prompts decide the error bar.
+    """
+    count, reached = squares.size, _relative_error(squares)
+    centred = (squares - squares.mean()) ** 2
+    variance = float(centred.mean())
+    if variance > 0.0 and float((centred**2).mean()) / variance**2 - 1.0 > 0.25 * count:
+        equal = squares.sum() ** 2 / np.sum(squares**2)
+        warnings.warn(
+            f"The squared errors of {count} prompts are so uneven, worth {equal:.1f} equal ones, "
+            "that their standard error cannot be trusted. Raise `samples`, or ask for "
+            "kind='exact' where it is possible.",
+            UnreliableErrorWarning,
+            stacklevel=5,
+        )
+    if stop.rtol_was_asked and reached > stop.rtol:
+        warnings.warn(
+            f"{count} prompts reach a relative standard error of {reached:.2g}, not the "
+            f"{stop.rtol:g} asked for. Raise `samples`.",
+            UnreliableErrorWarning,
+            stacklevel=5,
+        )
+
+
+def output_batch(limit: Array, tilt: Array | None) -> Batch:
+    """Return the batch of squared errors, deviations from the limit and participations.
+
+    Args:
+        limit: what the outputs deviate from.
+        tilt: the scores of the weights whose participation is wanted; NaN without.
+    """
+
+    def batch(simulation: Simulation, count: int, indices: JaxArray) -> tuple[JaxArray, ...]:
+        at = None if tilt is None else jnp.asarray(tilt)
+        return _outputs(simulation, count, indices, jnp.asarray(limit), at)
+
+    return batch
+
+
+def gradient_batch(limit: Array, wrt: str) -> Batch:
+    """Return the batch of squared distances of a parameter gradient from its limit."""
+
+    def batch(simulation: Simulation, count: int, indices: JaxArray) -> tuple[JaxArray, ...]:
+        return _gradients(simulation, count, indices, jnp.asarray(limit), wrt)
+
+    return batch
+
+
+@eqx.filter_jit
+def _outputs(
+    simulation: Simulation, count: int, indices: JaxArray, limit: JaxArray, tilt: JaxArray | None
+) -> tuple[JaxArray, JaxArray, JaxArray]:
+    def one(index: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray]:
+        prompt = simulation.prompt(count, index)
+        deviation = simulation.attention(prompt, simulation.query) - limit
+        weights = jnp.full((1,), jnp.nan)
+        if tilt is not None:
+            weights = jax.nn.softmax(prompt.tokens @ tilt)
+        return jnp.sum(deviation**2), deviation, jnp.sum(weights**2)
+
+    return jax.vmap(one)(indices)
+
+
+@eqx.filter_jit
+def _gradients(
+    simulation: Simulation, count: int, indices: JaxArray, limit: JaxArray, wrt: str
+) -> tuple[JaxArray]:
+    def one(index: JaxArray) -> JaxArray:
+        prompt = simulation.prompt(count, index)
+        jacobian = simulation.attention.jacobian(prompt, simulation.query, wrt=wrt)
+        return jnp.sum((jacobian - limit) ** 2)
+
+    return (jax.vmap(one)(indices),)

@@ -1,0 +1,279 @@
+r"""Exact statistics of softmax weights over prompts of any length.
+
+For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
+independent standard normal $g_l$, so everything a finite prompt does follows from a few numbers
+that depend on the sharpness $\sigma$ and the length L alone. They are one-dimensional integrals
+at a cost that does not depend on L (derived in docs/finite.md).
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit.finite._accuracy import AccuracyError
+from promptlimit.finite._array_types import ArrayLike
+from promptlimit.finite._lengths import checked_lengths
+from promptlimit.finite._partition_formulas import (
+    Integrands,
+    frozen_statistics,
+    identities,
+    positive_statistics,
+    spread_statistics,
+)
+from promptlimit.finite._quadrature import Brackets, brackets, node_range
+from promptlimit.finite._transforms import STEP, ScoreTransforms, score_transforms
+
+MAX_SHARPNESS = 40.0
+TOLERANCE = 1e-10
+"""The relative error the engine may measure on itself before it refuses."""
+
+_LENGTHS_AT_ONCE = 64
+_EDGE_FACTOR = 100.0
+_SAFETY = 4.0
+_ROUNDING = 4 * np.finfo(np.float64).eps
+
+STATISTICS = (
+    "participation",
+    "shrinkage",
+    "mean_score",
+    "score_error",
+    "cubic_participation",
+    "participation_square",
+    "spread_error",
+    "residual",
+    "spread_participation",
+    "coupling",
+)
+"""Names of the statistics, fields of `WeightStatistics`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightStatistics:
+    r"""Means over prompts of functions of the softmax weights, one array per function.
+
+    With $p$ the weights, $S_k=\sum_lp_l^k$, $A=\sum_lp_lg_l$ and $m=\sum_lp_l(g_l-A)^2-1$:
+
+    Attributes:
+        sharpness: $\sigma$, the standard deviation of the scores.
+        length: $L$, the number of tokens.
+        participation: $E\,S_2$, the inverse of the effective number of tokens.
+        shrinkage: $1-E\,S_2$, the factor by which a finite prompt shrinks the limit operator.
+        mean_score: $E\,A=\sigma(1-E\,S_2)$.
+        score_error: $E(A-\sigma)^2$, the mean squared error along the tilt.
+        cubic_participation: $E\,S_3$.
+        participation_square: $E\,S_2^2$.
+        spread_error: $E\,m^2$, the mean squared error of the softmax variance along the tilt.
+        residual: $E\rho$ with $\rho=\sum_lp_l^2(g_l-A)^2$.
+        spread_participation: $E[m\,S_2]$, the only one that changes sign.
+        coupling: $E\,\mathrm{tr}\,W^2$ with $W=\mathrm{diag}(p)-pp^\top$, that is
+            $S_2-2S_3+S_2^2$.
+        kind: "limit" when all lengths are infinite, else "exact".
+        error: four times the largest relative error the engine measures on itself (0 where the
+            value is a closed form); of `spread_participation`, relative to
+            $\sqrt{E\,m^2\,E\,S_2^2}$.
+    """
+
+    sharpness: NDArray[np.float64]
+    length: NDArray[np.float64]
+    participation: NDArray[np.float64]
+    shrinkage: NDArray[np.float64]
+    mean_score: NDArray[np.float64]
+    score_error: NDArray[np.float64]
+    cubic_participation: NDArray[np.float64]
+    participation_square: NDArray[np.float64]
+    spread_error: NDArray[np.float64]
+    residual: NDArray[np.float64]
+    spread_participation: NDArray[np.float64]
+    coupling: NDArray[np.float64]
+    kind: Literal["exact", "limit"]
+    error: NDArray[np.float64]
+
+    @property
+    def effective_tokens(self) -> NDArray[np.float64]:
+        r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(1.0 / self.participation)
+
+
+def weight_statistics(sharpness: ArrayLike, length: ArrayLike) -> WeightStatistics:
+    r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
+
+    They turn into the exact mean and mean squared error of attention over L Gaussian tokens:
+    $E\,T_L=Vm+(1-E\,S_2)\,V\Gamma Uz$, and the error along the tilt is $E(A-\sigma)^2$.
+
+    Args:
+        sharpness: $\sigma$ from 0 to 40, any shape.
+        length: $L$: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
+
+    Raises:
+        ValueError: an argument outside its range.
+        AccuracyError: the measured relative error exceeds 1e-10.
+
+    >>> statistics = weight_statistics(1.0, [2, 100, np.inf])
+    >>> print(statistics.participation.round(8))
+    [0.63683815 0.02553848 0.        ]
+    """
+    sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), checked_lengths(length))
+    flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
+    values = _closed_forms(flat_sigma, flat_length)
+    by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
+    distinct, group = np.unique(flat_sigma, return_inverse=True)
+    for index, one_sigma in enumerate(distinct):
+        chosen = np.flatnonzero(by_quadrature & (group == index))
+        if chosen.size:
+            needed, position = np.unique(flat_length[chosen], return_inverse=True)
+            for name, found in _by_quadrature(float(one_sigma), needed).items():
+                values[name][chosen] = found[position]
+    return WeightStatistics(
+        sharpness=sigma.copy(),
+        length=lengths.copy(),
+        kind="limit" if lengths.size and np.isinf(lengths).all() else "exact",
+        **{name: found.reshape(sigma.shape) for name, found in values.items()},
+    )
+
+
+def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(sharpness, dtype=np.float64)
+    wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
+    if wrong.size:
+        raise ValueError(
+            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            "It is the standard deviation of the scores, sqrt(t' Gamma t)."
+        )
+    return values
+
+
+def _closed_forms(
+    sigma: NDArray[np.float64], length: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    r"""Return the values at L = 1, at sigma = 0 and at L = inf; the rest is left to quadrature.
+
+    One token: p = 1, A = g, m = -1. No sharpness: p = 1/L and m + 1 = chi^2_{L-1} / L.
+    Infinitely many tokens: A = sigma, m = 0.
+    """
+    inverse = 1.0 / length
+    left = 1.0 - inverse
+    one = (length == 1).astype(np.float64)
+    return {
+        "participation": inverse,
+        "shrinkage": left,
+        "mean_score": sigma * left,
+        "score_error": inverse + one * sigma**2,
+        "cubic_participation": inverse**2,
+        "participation_square": inverse**2,
+        "spread_error": (2.0 - inverse) * inverse,
+        "residual": left * inverse,
+        "spread_participation": -(inverse**2),
+        "coupling": left * inverse,
+        "error": np.zeros_like(sigma),
+    }
+
+
+def _by_quadrature(sigma: float, lengths: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Return all statistics for one sharpness and increasing lengths above 1, with their error."""
+    first, last = node_range(sigma, lengths[0], lengths[-1])
+    transforms = score_transforms(sigma, first, last - first + 1, length=lengths[-1])
+    pieces = [
+        _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE])
+        for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
+    ]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _integrated(
+    transforms: ScoreTransforms, lengths: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    quantities = (
+        positive_statistics(transforms)
+        | spread_statistics(transforms)
+        | frozen_statistics(transforms)
+        | identities(transforms)
+    )
+    found = _summed_brackets(quantities, transforms, lengths)
+    value = {name: parts.value for name, parts in found.items()}
+    statistics = {name: value[name] for name in STATISTICS if name in value}
+    statistics["mean_score"] = transforms.sharpness * value["shrinkage"]
+    rounding = _choose_spread_forms(statistics, value)
+    error = _SAFETY * np.maximum(_measured_error(statistics, found), rounding)
+    _refuse_large(error, transforms.sharpness, lengths)
+    return statistics | {"error": error}
+
+
+def _summed_brackets(
+    quantities: dict[str, Integrands], transforms: ScoreTransforms, lengths: NDArray[np.float64]
+) -> dict[str, Brackets]:
+    """Return every quantity summed over its numbers of distinct tokens, one product for each b."""
+    total = {name: np.zeros((3, lengths.size)) for name in quantities}
+    for blocks in (1, 2, 3, 4):
+        names = [name for name, integrands in quantities.items() if blocks in integrands]
+        rows = np.stack([quantities[name][blocks] for name in names])
+        part = brackets(rows, blocks, transforms, lengths, STEP)
+        for row, name in enumerate(names):
+            total[name] += (part.value[row], part.step_change[row], part.edge[row])
+    return {name: Brackets(*parts) for name, parts in total.items()}
+
+
+def _choose_spread_forms(
+    statistics: dict[str, NDArray[np.float64]], value: dict[str, NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    r"""Take $E m^2$, $E[m S_2]$ from the form with the smaller terms; return the rounding error.
+
+    Adding terms of total size s rounds by about s times the machine precision.
+    """
+    frozen = {
+        "spread_error": 1 - 2 * value["variance"] + value["variance_square"],
+        "spread_participation": value["variance_participation"] - value["participation"],
+    }
+    frozen_size = {
+        "spread_error": 1 + 2 * value["variance_size"] + value["variance_square_size"],
+        "spread_participation": value["variance_participation_size"] + value["participation"],
+    }
+    worst = np.full_like(value["mass"], _ROUNDING)
+    for name in ("spread_error", "spread_participation"):
+        size = value[f"{name}_size"]
+        better = frozen_size[name] < size
+        statistics[name] = np.where(better, frozen[name], statistics[name])
+        scale = _scale(name, statistics)
+        worst = np.maximum(worst, _ROUNDING * np.minimum(size, frozen_size[name]) / scale)
+    return worst
+
+
+def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return what the error of a statistic is relative to."""
+    if name == "spread_participation":
+        return np.sqrt(statistics["spread_error"] * statistics["participation_square"])
+    return statistics[name]
+
+
+def _measured_error(
+    statistics: dict[str, NDArray[np.float64]], found: dict[str, Brackets]
+) -> NDArray[np.float64]:
+    r"""Return the largest of: total mass minus 1, Stein residuals, truncation, discretisation.
+
+    The trapezoidal rule converges geometrically, $e(h)=e^{-c/h}$, so $e(h)=e(2h)^2$, and e(2h)
+    is what doubling the step changes.
+    """
+    value = {name: parts.value for name, parts in found.items()}
+    errors = [
+        np.abs(value["mass"] - 1.0),
+        np.abs(value["participation"] + value["shrinkage"] - 1.0),
+        *(np.abs(value[f"stein_{k}"]) / value[f"stein_{k}_size"] for k in (1, 2, 3)),
+    ]
+    for name in STATISTICS:
+        if name in found:
+            scale = _scale(name, statistics)
+            errors.append((found[name].step_change / scale) ** 2)
+            errors.append(_EDGE_FACTOR * found[name].edge / scale)
+    return np.max(errors, axis=0)
+
+
+def _refuse_large(error: NDArray[np.float64], sigma: float, lengths: NDArray[np.float64]) -> None:
+    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+    if not error[worst] <= TOLERANCE:
+        raise AccuracyError(
+            f"`weight_statistics` must reach a relative error of {TOLERANCE:g}, "
+            f"got {error[worst]:.1e} at sharpness {sigma:g}, length {lengths[worst]:g}. "
+            "Please report this point."
+        )

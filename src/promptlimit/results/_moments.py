@@ -1,0 +1,62 @@
+"""What a finite prompt does to attention: moments over prompts, and what kind of number each is."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from promptlimit.results._kinds import Kind
+
+
+@dataclass(frozen=True)
+class PromptMoments:
+    r"""Moments over prompts of $T_L$, the attention output at one query, about its limit $T$.
+
+    All arrays are float64. For one length they have the shapes below; for an array of lengths its
+    axes come first, in `limit` excepted.
+
+    Attributes:
+        length: $L$, the number of tokens drawn, the query not counted.
+        mean: $E\,T_L$, [output_dim].
+        bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits.
+        cov: the covariance of $T_L$, [output_dim, output_dim].
+        mse: $E|T_L - T|^2$.
+        effective_tokens: $1/E\sum_lp_l^2$, $p$ the attention weights, own token included; NaN for
+            an attention that is not one head.
+        limit: $T$, the output for an infinite prompt, [output_dim].
+        kind: "exact", "estimate", "asymptotic", or "limit" when all lengths are infinite.
+        error: of `mse`, in its units: the numerical error the code measured on itself ("exact"),
+            one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
+        samples: how many prompts were simulated; 0 unless the kind is "estimate".
+    """
+
+    length: np.ndarray
+    mean: np.ndarray
+    bias: np.ndarray
+    cov: np.ndarray
+    mse: np.ndarray
+    effective_tokens: np.ndarray
+    limit: np.ndarray
+    kind: Kind
+    error: np.ndarray
+    samples: np.ndarray
+
+
+@dataclass(frozen=True)
+class GradientMoments:
+    r"""The mean square over prompts of what a finite prompt changes in a parameter gradient.
+
+    Attributes:
+        length: $L$, the number of tokens drawn, the query not counted.
+        value: $E\sum_i\|\nabla_\theta T_{L,i} - \nabla_\theta T_i\|_F^2$, over all outputs i.
+        wrt: the name of the parameter $\theta$.
+        kind: as in `PromptMoments`.
+        error: of `value`, in its units, as in `PromptMoments`.
+        samples: how many prompts were simulated; 0 unless the kind is "estimate".
+    """
+
+    length: np.ndarray
+    value: np.ndarray
+    wrt: str
+    kind: Kind
+    error: np.ndarray
+    samples: np.ndarray

@@ -1,0 +1,130 @@
+"""Simulated prompts: error bars that cover, one answer per key, and honest warnings."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from promptlimit.finite import UnreliableErrorWarning, _simulation
+from promptlimit.finite._simulation import Stopping, _warn_when_unreliable
+
+pytestmark = pytest.mark.slow  # every test compiles a simulation
+
+HEAD = pl.SoftmaxAttention([[0.8, 0.0], [0.2, 0.5]], [[1.0, 0.0], [1.0, 2.0]])
+LAW = pl.Gaussian([0.5, 0.0], [[1.0, 0.3], [0.3, 0.5]])
+QUERY = [1.0, -0.5]
+KEY = jax.random.key(5)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_estimates_agree_with_exact_moments_within_their_error_bars(inside):
+    exact = pl.prompt_moments(HEAD, LAW, QUERY, [8, math.inf], including_query=inside)
+    found = pl.prompt_moments(
+        HEAD,
+        LAW,
+        QUERY,
+        [8, math.inf],
+        including_query=inside,
+        kind="estimate",
+        key=KEY,
+        samples=4000,
+    )
+    assert found.kind == "estimate"
+    assert found.samples.tolist() == [4000, 0]
+    assert abs(found.mse[0] - exact.mse[0]) < 4 * found.error[0]
+    deviation = np.sqrt(np.diagonal(found.cov[0]) / 4000)
+    assert np.all(np.abs(found.bias[0] - exact.bias[0]) < 4 * deviation)
+    assert_allclose(found.cov[0], exact.cov[0], atol=0.15 * float(exact.mse[0]))
+    assert_allclose(found.effective_tokens, exact.effective_tokens, rtol=0.03)
+    assert_allclose(found.limit, exact.limit, rtol=1e-6)
+    assert (found.mse[1], found.error[1]) == (0.0, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::promptlimit.finite._simulation.UnreliableErrorWarning")
+def test_error_bars_cover_the_exact_value_as_often_as_they_should():
+    exact = pl.prompt_moments(HEAD, LAW, QUERY, 8)
+    covered = 0
+    for seed in range(60):
+        found = pl.prompt_moments(
+            HEAD, LAW, QUERY, 8, kind="estimate", key=jax.random.key(seed), samples=256
+        )
+        covered += bool(abs(found.mse - exact.mse) < 2 * found.error)
+    assert 50 <= covered <= 60  # 95% of 60 is 57; below 50 has probability 1e-4
+
+
+def test_one_key_gives_one_answer_whatever_the_chunks(monkeypatch):
+    def estimate():
+        return pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, samples=300)
+
+    whole = estimate()
+    assert estimate().mse == whole.mse
+    monkeypatch.setattr(_simulation, "MEMORY_BUDGET", 8 * 8 * 2 * 4 * 32)
+    pieces = estimate()
+    assert pieces.samples == whole.samples == 300
+    assert_allclose(pieces.mse, whole.mse, rtol=1e-13)
+    assert_allclose(pieces.cov, whole.cov, rtol=1e-12)
+
+
+def test_an_estimate_stops_at_the_relative_error_asked_for():
+    found = pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, rtol=0.05)
+    assert 0.02 < found.error / found.mse <= 0.05
+    assert found.samples in (256, 512, 1024, 2048, 4096)
+
+
+def test_an_estimate_that_stops_too_early_says_so():
+    message = r"^300 prompts reach a relative standard error of 0\.\d+, not the 0.001 asked for"
+    with pytest.warns(UnreliableErrorWarning, match=message):
+        pl.prompt_moments(HEAD, LAW, QUERY, 8, kind="estimate", key=KEY, samples=300, rtol=0.001)
+
+
+def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
+    message = (
+        "The squared errors of 300 prompts are so uneven, worth 1.0 equal ones, that their "
+        "standard error cannot be trusted. Raise `samples`, or ask for kind='exact' where it is "
+        "possible."
+    )
+    rare = pl.Empirical([[0.0], [50.0]], [1.0 - 5e-5, 5e-5])
+    squares = np.full(300, 1e-12)
+    squares[17] = 1.0
+    with pytest.warns(UnreliableErrorWarning, match=f"^{re.escape(message)}$"):
+        _warn_when_unreliable(squares, Stopping(0.0, 300, False))
+    head = pl.SoftmaxAttention([[0.0]], [[1.0]])
+    with pytest.warns(UnreliableErrorWarning, match=r"^The squared errors of 300 prompts"):
+        pl.prompt_moments(head, rare, [1.0], 100, kind="estimate", key=KEY, samples=300)
+
+
+def test_gradients_are_estimated_too():
+    exact = pl.gradient_moments(HEAD, LAW, QUERY, 8, wrt="key_query")
+    found = pl.gradient_moments(
+        HEAD, LAW, QUERY, [8, math.inf], wrt="key_query", kind="estimate", key=KEY, samples=2000
+    )
+    assert abs(found.value[0] - exact.value) < 4 * found.error[0]
+    assert found.samples.tolist() == [2000, 0]
+    assert found.value[1] == 0.0
+
+
+def test_several_heads_and_ones_own_measure_are_estimated():
+    class Cosine(pl.AbstractMeasure):
+        """The law of (cos a, sin a)."""
+
+        @property
+        def dim(self):
+            return 2
+
+        def log_laplace(self, tilt):
+            return pl.UniformSphere(2).log_laplace(tilt)
+
+        def sample(self, length, *, key):
+            return pl.UniformSphere(2).sample(length, key=key)
+
+    both = pl.MultiHead([HEAD, HEAD])
+    found = pl.prompt_moments(both, Cosine(), QUERY, 8, key=KEY, samples=500)
+    single = pl.prompt_moments(HEAD, Cosine(), QUERY, 8, key=KEY, samples=500)
+    assert found.kind == single.kind == "estimate"
+    assert_allclose(found.mse, 4 * single.mse, rtol=1e-12)
+    assert np.isnan(found.effective_tokens)
+    assert 1 < single.effective_tokens < 8

@@ -1,0 +1,121 @@
+"""Mean squares of gradient errors, against simulation in NumPy and closed forms."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from finite.simulated_prompts import agrees, draw, outputs, spreads
+from promptlimit.finite._polynomial_moments import _squares_derivative, squares_product
+from promptlimit.finite._precision import in_double
+
+
+def problem(dim, seed=0):
+    rng = np.random.default_rng(seed)
+    key_query = rng.normal(size=(dim, dim)) * 0.8 / dim
+    value, query = rng.normal(size=(2, dim)), rng.normal(size=dim)
+    root = rng.normal(size=(dim, dim)) / math.sqrt(dim)
+    return key_query, value, query, 0.5 * rng.normal(size=dim), root @ root.T
+
+
+@pytest.mark.parametrize("dim", [1, 4, 16])
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_simulated_gradients_agree_within_their_standard_errors(x64, dim, kernel):
+    key_query, value, query, mean, cov = problem(dim)
+    tilt = key_query @ query
+    head = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}[kernel](key_query, value)
+    tokens = draw((np.ones(1), mean[None], cov[None]), 10_000, 5, np.random.default_rng(1))
+    limit = cov if kernel == "softmax" else cov + np.outer(mean, mean)
+    changed = (spreads(kernel, tokens, tilt) - limit) @ value.T
+    squares = (query @ query) * np.sum(changed**2, axis=(1, 2))
+    found = pl.gradient_moments(head, pl.Gaussian(mean, cov), query, 5, wrt="key_query")
+    assert found.kind == "exact"
+    assert agrees(found.value, squares)
+    read = outputs(kernel, tokens, tilt, np.eye(dim))
+    read_limit = mean + cov @ tilt if kernel == "softmax" else limit @ tilt
+    found = pl.gradient_moments(head, pl.Gaussian(mean, cov), query, 5, wrt="value")
+    assert found.kind == "exact"
+    assert agrees(found.value, 2 * np.sum((read - read_limit) ** 2, axis=1))
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_every_factor_has_its_gradient(x64, kernel):
+    rng = np.random.default_rng(3)
+    key, query_weight, value, output = (rng.normal(size=(2, 3)) for _ in range(4))
+    key, output, query = 0.5 * key, output[:, :2], rng.normal(size=3)
+    factored = pl.Factored(kernel, key, query_weight, value, output, scale=0.7)
+    tokens = draw((np.ones(1), np.ones((1, 3)), np.eye(3)[None]), 10_000, 4, rng)
+    tilt = 0.7 * key.T @ query_weight @ query
+    limit = np.eye(3) if kernel == "softmax" else np.eye(3) + np.ones((3, 3))
+    spread = spreads(kernel, tokens, tilt) - limit
+    read_limit = 1 + tilt if kernel == "softmax" else limit @ tilt
+    read = outputs(kernel, tokens, tilt, np.eye(3)) - read_limit
+    merged, law = output @ value, pl.Gaussian(np.ones(3), np.eye(3))
+    projected = 0.7 * query_weight @ query
+    expected = {
+        "key_weight": (projected @ projected) * np.sum((spread @ merged.T) ** 2, axis=(1, 2)),
+        "query_weight": (query @ query) * np.sum((0.7 * key @ spread @ merged.T) ** 2, axis=(1, 2)),
+        "value_weight": np.sum(output**2) * np.sum(read**2, axis=1),
+        "output": 2 * np.sum((read @ value.T) ** 2, axis=1),
+    }
+    for wrt, squares in expected.items():
+        found = pl.gradient_moments(factored, law, query, 4, wrt=wrt)
+        assert found.kind == "exact"
+        assert agrees(found.value, squares), wrt
+
+
+@pytest.mark.parametrize("wrt", ["key_query", "value"])
+def test_leading_order_is_reached_and_is_the_printed_one(x64, wrt):
+    key_query, value, query, mean, cov = problem(3, seed=4)
+    head, law = pl.SoftmaxAttention(key_query, value), pl.Gaussian(mean, cov)
+    exact = pl.gradient_moments(head, law, query, [1e12, math.inf], wrt=wrt)
+    leading = pl.gradient_moments(head, law, query, [1e12, math.inf], wrt=wrt, kind="asymptotic")
+    assert_allclose(leading.value, exact.value, rtol=1e-6)
+    assert leading.value[1] == 0.0
+    if wrt == "key_query":
+        tilt = key_query @ query
+        w = cov @ tilt
+        vw, vcv = value @ w, np.trace(value @ cov @ value.T)
+        printed = (np.trace(cov) + w @ w) * (vcv + vw @ vw) + np.trace(value @ cov @ cov @ value.T)
+        printed = math.exp(tilt @ w) * (printed + 2 * vw @ (value @ cov @ w)) * (query @ query)
+        assert_allclose(1e12 * leading.value[0], printed, rtol=1e-10)
+
+
+def test_fourth_derivatives_give_the_closed_form_of_products_of_squares(x64):
+    _, value, tilt, mean, cov = problem(3, seed=5)
+    law = pl.Mixture([0.4, 0.6], [pl.Gaussian(mean, cov), pl.Gaussian(-mean, 2 * cov)])
+    arrays = tilt, 0.3 * mean, np.eye(3), value
+    derivative = _squares_derivative(in_double(law), *map(jax.numpy.asarray, arrays))
+    assert_allclose(derivative, squares_product(law, *arrays), rtol=1e-10)
+
+
+def test_the_query_inside_moves_linear_gradients_exactly(x64):
+    key_query, value, query, mean, cov = problem(3, seed=6)
+    law = pl.Gaussian(mean, cov)
+    found = pl.gradient_moments(
+        pl.LinearAttention(key_query, value), law, query, 4, wrt="key_query", including_query=True
+    )
+    rng = np.random.default_rng(7)
+    tokens = draw((np.ones(1), mean[None], cov[None]), 20_000, 4, rng)
+    tokens = np.concatenate([tokens, np.broadcast_to(query, (20_000, 1, 3))], axis=1)
+    changed = spreads("linear", tokens, query) - cov - np.outer(mean, mean)
+    assert agrees(found.value, (query @ query) * np.sum((changed @ value.T) ** 2, axis=(1, 2)))
+
+
+def test_gradients_that_are_not_exact_say_what_is_possible():
+    head = pl.SoftmaxAttention([[1.0]], [[1.0]])
+    coin = pl.Rademacher([1.0])
+    message = (
+        "`kind` must be 'estimate' or 'asymptotic' for SoftmaxAttention over Rademacher tokens, "
+        "got 'exact'."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.gradient_moments(head, coin, [1.0], 5, wrt="key_query", kind="exact")
+    message = "`wrt` must be one of 'key_query', 'value', got 'values'. Did you mean 'value'?"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.gradient_moments(head, coin, [1.0], 5, wrt="values")
+    assert pl.gradient_moments(head, coin, [1.0], math.inf, wrt="key_query").kind == "limit"

@@ -1,0 +1,207 @@
+"""The interpolant against the engine that built it."""
+
+import math
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from promptlimit.finite import _interpolant_table
+from promptlimit.finite._accuracy import AccuracyError
+from promptlimit.finite._interpolant import WeightInterpolant, weight_interpolant
+from promptlimit.finite._interpolant_table import interpolation_table
+from promptlimit.finite._weight_statistics import STATISTICS, weight_statistics
+
+LENGTHS = (1, 2, 1e6, math.inf)
+END = 3.0
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
+    with jax.enable_x64(True), strict[0], strict[1]:
+        yield
+
+
+@pytest.fixture(scope="module")
+def everything() -> WeightInterpolant:
+    return weight_interpolant(LENGTHS, max_sharpness=END, statistics=STATISTICS)
+
+
+@pytest.fixture(scope="module")
+def hundred() -> WeightInterpolant:
+    return weight_interpolant(100, max_sharpness=4.0)
+
+
+@pytest.mark.slow
+def test_agrees_with_the_engine_at_random_points(everything):
+    rng = np.random.default_rng(3)
+    squared = np.concatenate([[0.0, 1e-12, END**2], rng.uniform(0.0, END, 60) ** 2])
+    found = eqx.filter_jit(everything)(jnp.asarray(squared))
+    expected = weight_statistics(np.minimum(np.sqrt(squared), END)[:, None], LENGTHS)
+    assert everything.error < 1e-9
+    assert everything.slope_error < 1e-7
+    for name in STATISTICS:
+        value, right = np.asarray(found[name]), getattr(expected, name)
+        scale = np.abs(right)
+        if name == "spread_participation":
+            scale = np.sqrt(expected.spread_error * expected.participation_square)
+        assert np.all(np.abs(value - right) <= 1e-9 * scale), name
+
+
+def test_both_ends_are_inside(hundred):
+    found = hundred(jnp.array([0.0, 16.0]))
+    expected = weight_statistics([0.0, 4.0], 100)
+    np.testing.assert_allclose(found["participation"], expected.participation, rtol=1e-10)
+    np.testing.assert_allclose(found["score_error"], expected.score_error, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_outside_its_range_values_and_derivatives_are_nan(hundred):
+    outside = jnp.array([-1e-12, -4.0, 16.0 + 1e-9, 1e9, math.inf, -math.inf, math.nan])
+
+    def value(squared):
+        return hundred(squared)["participation"]
+
+    for function in (value, jax.grad(value), jax.jacfwd(value), jax.hessian(value)):
+        assert jnp.isnan(jax.jit(jax.vmap(function))(outside)).all()
+        assert jnp.isfinite(jax.jit(jax.vmap(function))(jnp.array([0.0, 5.0, 16.0]))).all()
+
+
+@pytest.mark.parametrize("squared", [0.3, 1.0, 3.3, 9.0, 15.0])
+@pytest.mark.parametrize("name", ["participation", "shrinkage", "score_error"])
+def test_derivatives_are_those_of_the_engine(hundred, name, squared):
+    step = 0.02
+    offsets = step * np.arange(-4, 5)
+    samples = np.asarray(getattr(weight_statistics(np.sqrt(squared + offsets), 100), name))
+    fit = np.polynomial.Polynomial.fit(offsets, samples, 8)
+    slope = jax.grad(lambda s: hundred(s)[name])(squared)
+    curvature = jax.grad(jax.grad(lambda s: hundred(s)[name]))(squared)
+    scale = abs(samples[4])
+    assert abs(slope - fit.deriv()(0.0)) < 1e-8 * scale
+    assert abs(curvature - fit.deriv(2)(0.0)) < 1e-5 * scale
+
+
+def test_the_slope_at_zero_is_that_of_the_expansion(hundred):
+    """E S_2 = (1 + (1 - 1/L) sigma^2 + ...) / L for small sharpness."""
+    slope = jax.grad(lambda s: hundred(s)["participation"])(0.0)
+    assert slope == pytest.approx(0.99 / 100, rel=1e-7)
+
+
+@pytest.mark.slow
+def test_works_under_jit_vmap_and_as_an_argument(hundred):
+    squared = jnp.linspace(0.0, 16.0, 12).reshape(3, 4)
+    plain = hundred(squared)["score_error"]
+    inside = jax.jit(lambda s: hundred(s)["score_error"])(squared)
+    argument = eqx.filter_jit(lambda f, s: f(s)["score_error"])(hundred, squared)
+    mapped = jax.vmap(jax.vmap(lambda s: hundred(s)["score_error"]))(squared)
+    for other in (inside, argument, mapped):
+        np.testing.assert_allclose(other, plain, rtol=1e-12)
+    assert plain.dtype == jnp.float64
+    gradient = jax.jit(jax.grad(lambda s: hundred(s)["score_error"].sum()))(squared)
+    pushed = jax.jvp(lambda s: hundred(s)["score_error"], (squared,), (jnp.ones((3, 4)),))[1]
+    np.testing.assert_allclose(gradient, pushed, rtol=1e-12)
+
+
+def test_several_lengths_are_the_last_axis(everything):
+    assert eqx.filter_jit(everything)(jnp.ones((2, 3)))["participation"].shape == (2, 3, 4)
+
+
+def test_single_precision_gives_single_precision(hundred):
+    with jax.enable_x64(False):
+        found = hundred(jnp.array(1.0, dtype=jnp.float32))["participation"]
+    assert found.dtype == jnp.float32
+    assert found == pytest.approx(0.02553848, rel=1e-5)
+
+
+def test_a_second_call_builds_nothing(monkeypatch):
+    weight_interpolant(7, max_sharpness=0.5)
+    monkeypatch.setattr(_interpolant_table, "weight_statistics", None)
+    weight_interpolant(7, max_sharpness=0.5)
+
+
+def stored_table(folder):
+    interpolation_table.cache_clear()
+    return interpolation_table(("participation",), (7.0,), 0.5, folder)
+
+
+def test_tables_on_disk_are_used_again(tmp_path, monkeypatch):
+    built = stored_table(tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
+    monkeypatch.setattr(_interpolant_table, "_built", None)
+    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, built.coefficients)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(bytes(data))
+
+
+def replace(**changes):
+    def change(path):
+        with np.load(path) as stored:
+            arrays = dict(stored) | changes
+        np.savez(path, **arrays)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut,
+        flip,
+        lambda path: path.write_bytes(b""),
+        replace(description=np.array("another")),
+        replace(coefficients=np.zeros(3)),
+        replace(coefficients=np.full((1, 1, 8, 8), np.nan)),
+        replace(numbers=np.array([1.0, 0.0, 0.0])),
+        replace(coefficients=np.array([{}], dtype=object)),
+    ],
+)
+def test_a_damaged_file_is_rebuilt(tmp_path, damage):
+    built = stored_table(tmp_path)
+    (path,) = tmp_path.iterdir()
+    sound = path.read_bytes()
+    damage(path)
+    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, built.coefficients)
+    assert len(path.read_bytes()) == len(sound)
+
+
+def test_refuses_when_polynomials_cannot_follow(monkeypatch):
+    monkeypatch.setattr(_interpolant_table, "_HALVINGS", 0)
+    monkeypatch.setattr(_interpolant_table, "_NARROW", 1.0)
+    interpolation_table.cache_clear()
+    with pytest.raises(
+        AccuracyError, match=r"^An interpolant must reach a relative error of 1e-09"
+    ):
+        weight_interpolant(100, max_sharpness=3.0)
+    interpolation_table.cache_clear()
+
+
+def test_bad_arguments_are_named():
+    known = ", ".join(STATISTICS)
+    cases = [
+        ({"statistics": ("entropy",)}, f"`statistics` must name some of {known}, got 'entropy'."),
+        ({"statistics": ()}, f"`statistics` must name some of {known}, got none."),
+        ({"max_sharpness": 41.0}, "`max_sharpness` must be above 0 and at most 40, got 41.0."),
+        ({"max_sharpness": 0.0}, "`max_sharpness` must be above 0 and at most 40, got 0.0."),
+        ({"length": ()}, "`length` must hold at least one number, got none."),
+        (
+            {"length": 0},
+            "`length` must be a whole number from 1 to 1e30 or math.inf, got 0.0. "
+            "It counts the tokens of a prompt.",
+        ),
+    ]
+    for changes, message in cases:
+        arguments = {"length": 3} | changes
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            weight_interpolant(arguments.pop("length"), **arguments)

@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import pathlib
+
+import mpmath
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.special import logsumexp, softmax
+from scipy.stats import binom
+
+from promptlimit.finite import _mixture_moments as engine
+from promptlimit.finite import _mixture_transforms as transforms
+from promptlimit.finite._mixture_moments import MixtureMoments, mixture_moments
+
+REFERENCE = json.loads(pathlib.Path(__file__).with_name("mixture_reference.json").read_text())
+MANY_LENGTHS = [1, 2, 3, 10, 1e3, 1e6, 1e12, 1e30, math.inf]
+
+
+def random_mixture(seed: int, *, components: int = 4, dim: int = 3, atoms: int = 1, scale=1.0):
+    """Weights, means, covariances (the first `atoms` zero, the next of rank one), tilt, value."""
+    rng = np.random.default_rng(seed)
+    roots = rng.normal(size=(components, dim, dim)) / math.sqrt(dim)
+    roots[:atoms] = 0.0
+    roots[atoms, :, 1:] = 0.0
+    return {
+        "weights": rng.dirichlet(np.full(components, 2.0)),
+        "means": rng.normal(size=(components, dim)),
+        "covs": roots @ roots.transpose(0, 2, 1),
+        "tilt": scale * rng.normal(size=dim) / math.sqrt(dim),
+        "value": rng.normal(size=(2, dim)),
+    }
+
+
+def second_moment(moments: MixtureMoments):
+    return moments.cov + moments.bias[:, :, None] * moments.bias[:, None, :]
+
+
+def enumerated(weights, atoms, tilt, value, length, *, query=None):
+    """Every prompt of atoms, one by one: mean, second moment about the limit, sum of squares."""
+    limit = value @ (softmax(np.log(weights) + atoms @ tilt) @ atoms)
+    mean, second, squares = 0.0, 0.0, 0.0
+    for chosen in itertools.product(range(len(weights)), repeat=length):
+        tokens = atoms[list(chosen)]
+        if query is not None:
+            tokens = np.vstack([tokens, query])
+        attention = softmax(tokens @ tilt)
+        output = value @ (attention @ tokens)
+        probability = np.prod(weights[list(chosen)])
+        mean = mean + probability * output
+        second = second + probability * np.outer(output - limit, output - limit)
+        squares += probability * attention @ attention
+    return mean, second, squares
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_atoms_agree_with_every_prompt_enumerated(length, inside, scale):
+    rng = np.random.default_rng(length)
+    weights, atoms = rng.dirichlet(np.ones(3)), 2.0 * rng.normal(size=(3, 2))
+    tilt, value = scale * rng.normal(size=2), rng.normal(size=(3, 2))
+    query = 1.5 * rng.normal(size=2) if inside else None
+    moments = mixture_moments(weights, atoms, None, tilt, value, [length], query=query)
+    mean, second, squares = enumerated(weights, atoms, tilt, value, length, query=query)
+    assert_allclose(moments.mean[0], mean, rtol=1e-13, atol=1e-14)
+    assert_allclose(moments.mse[0], np.trace(second), rtol=1e-13)
+    assert_allclose(second_moment(moments)[0], second, rtol=0, atol=1e-13 * np.trace(second))
+    assert_allclose(moments.participation[0], squares, rtol=1e-13)
+
+
+@pytest.mark.parametrize("case", REFERENCE, ids=lambda case: f"{case['tilt']}-{case['query']}")
+def test_sixty_digit_arithmetic_agrees(case):
+    rows = case["rows"]
+    lengths = [row["length"] for row in rows]
+    moments = mixture_moments(
+        case["weights"],
+        case["means"],
+        case["covs"],
+        case["tilt"],
+        np.eye(2),
+        lengths,
+        query=case["query"],
+    )
+    assert_allclose(moments.limit, np.array(case["limit"], float), rtol=1e-14)
+    for n, row in enumerate(rows):
+        bias = np.array([float(x) for x in row["bias"]])
+        xx, xy, yy = (mpmath.mpf(x) for x in row["second"])
+        b0, b1 = (mpmath.mpf(x) for x in row["bias"])
+        cov = np.array([[xx - b0 * b0, xy - b0 * b1], [xy - b0 * b1, yy - b1 * b1]], dtype=float)
+        assert_allclose(moments.participation[n], float(row["participation"][0]), rtol=3e-14)
+        assert_allclose(moments.mse[n], float(xx + yy), rtol=3e-14)
+        assert_allclose(moments.cov[n], cov, rtol=0, atol=1e-13 * np.trace(cov))
+        assert_allclose(moments.bias[n], bias, rtol=0, atol=3e-14 * np.abs(bias).max())
+        assert moments.error[n] < 1e-12
+
+
+def exact_atoms(weights, scores, values, length, own=None):
+    """Bias, mean square and sum of squares for scalar atoms, textbook formulas, 110 digits."""
+    with mpmath.workdps(110):
+        w, s, y = ([mpmath.mpf(float(a)) for a in b] for b in (weights, scores, values))
+        count, step = mpmath.mpf(length), mpmath.mpf("0.1")
+        tilted = [a * mpmath.exp(b) for a, b in zip(w, s, strict=True)]
+        limit = mpmath.fdot(tilted, y) / mpmath.fsum(tilted)
+        y = [a - limit for a in y]
+        total = [mpmath.mpf(0)] * 4
+        for k in range(-1900, 900):
+            power = [mpmath.exp(k * step + a) for a in s]
+            kept = [a * mpmath.exp(-b) for a, b in zip(w, power, strict=True)]
+            phi = mpmath.fsum(kept)
+            a1 = [a * b for a, b in zip(kept, power, strict=True)]
+            a2 = [a * b for a, b in zip(a1, power, strict=True)]
+            vector = mpmath.fdot(a1, y)
+            square = mpmath.fdot(a2, [b * b for b in y])
+            c = mpmath.exp(k * step + mpmath.mpf(own[0])) if own else mpmath.mpf(0)
+            r = mpmath.mpf(own[1]) - limit if own else mpmath.mpf(0)
+            one, left = count * phi ** (count - 1), step * mpmath.exp(-c)
+            two = count * (count - 1) * phi ** (count - 2)
+            alone = c * phi**count
+            mean_square = one * square + two * vector**2 + 2 * c * r * one * vector
+            terms = [one * mpmath.fsum(a1) + alone, one * vector + alone * r]
+            terms += [mean_square + alone * c * r * r, one * mpmath.fsum(a2) + alone * c]
+            total = [a + left * b for a, b in zip(total, terms, strict=True)]
+        assert abs(total[0] - 1) < mpmath.mpf(10) ** -38
+        return [float(x) for x in total[1:]]
+
+
+@pytest.mark.parametrize("own", [None, (5.0, 0.7)])
+@pytest.mark.parametrize("score", [1.0, 12.0])
+def test_two_atoms_agree_with_the_binomial_sum_at_every_length(score, own):
+    rare, lengths = 2e-3, [2, 10, 1000, 20_000]
+    query = None if own is None else list(own)
+    atoms = [[0.0, 0.0], [score, 1.0]]  # first coordinate: score; second: value
+    moments = mixture_moments([1 - rare, rare], atoms, None, [1, 0], [[0, 1]], lengths, query=query)
+    own_power, own_value = (math.exp(own[0]), own[1]) if own else (0.0, 0.0)
+    for n, length in enumerate(lengths):
+        k = np.arange(length + 1)
+        probability = binom.pmf(k, length, rare)
+        total = k * math.exp(score) + (length - k) + own_power
+        output = (k * math.exp(score) + own_power * own_value) / total
+        squares = (k * math.exp(2 * score) + (length - k) + own_power**2) / total**2
+        # scipy's probabilities are good to about 1e-12
+        assert_allclose(moments.mean[n, 0], probability @ output, rtol=1e-11)
+        assert_allclose(moments.participation[n], probability @ squares, rtol=1e-11)
+        mse = probability @ (output - moments.limit[0]) ** 2
+        assert_allclose(moments.mse[n], mse, rtol=1e-11)
+    if score == 12.0 and own is None:  # a rare token of high score joins: fewer effective tokens
+        assert moments.participation[2] > moments.participation[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [2, 50, 1e9])
+@pytest.mark.parametrize("own", [None, (-3.0, 0.5), (30.0, -2.0)])
+def test_a_hundred_digits_agree_for_atoms_far_apart(length, own):
+    weights, scores = np.array([0.125, 0.5, 0.375]), np.array([3.0, -17.0, 0.5])
+    values = np.array([0.25, 3.0, -1.0])
+    atoms = np.stack([scores, values], axis=1)
+    query = None if own is None else list(own)
+    moments = mixture_moments(weights, atoms, None, [1, 0], [[0, 1]], [length], query=query)
+    bias, mse, squares = exact_atoms(weights, scores, values, length, own)
+    assert_allclose(moments.bias[0, 0], bias, rtol=1e-12)
+    assert_allclose(moments.mse[0], mse, rtol=1e-12)
+    assert_allclose(moments.participation[0], squares, rtol=1e-12)
+
+
+TABLE = [  # docs/finite.md: sharpness, length, E S_2, E (A - sharpness)^2, as printed there
+    (0.3, 10, "0.1082337", "0.11748009"),
+    (1, 2, "0.63683815", "1.07282946"),
+    (1, 100, "0.02553848", "0.04658838"),
+    (2, 1000, "0.0290343", "0.07927651"),
+    (4, 10, "0.63808747", "6.90096751"),
+    (4, 1e18, "8.88528764e-12", "1.51018540e-10"),
+    (8, 1e12, "0.159337692", "1.70127439"),
+]
+
+
+def half_unit_in_last_place(printed: str) -> float:
+    digits, _, exponent = printed.partition("e")
+    return 0.5 * 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+
+
+@pytest.mark.parametrize(("sharpness", "length", "participation", "score_error"), TABLE)
+def test_one_gaussian_matches_the_weight_statistics_table(
+    sharpness, length, participation, score_error
+):
+    moments = mixture_moments([1.0], [[0.3]], [[[1.0]]], [sharpness], [[1.0]], [length])
+    for got, printed in ((moments.participation, participation), (moments.mse, score_error)):
+        assert abs(got[0] - float(printed)) <= 1.01 * half_unit_in_last_place(printed)
+
+
+@pytest.mark.parametrize("sharpness", [1e-6, 0.3, 2.0, 8.0, 40.0])
+def test_a_finite_prompt_of_gaussian_tokens_shrinks_the_operator_by_the_participation(sharpness):
+    rng = np.random.default_rng(1)
+    root, mean, value = rng.normal(size=(3, 3)), rng.normal(size=3), rng.normal(size=(2, 3))
+    cov = root @ root.T
+    tilt = rng.normal(size=3)
+    tilt *= sharpness / math.sqrt(tilt @ cov @ tilt)
+    moments = mixture_moments([1.0], [mean], [cov], tilt, value, MANY_LENGTHS)
+    pull = value @ cov @ tilt
+    unit = mixture_moments([1.0], [[0.0]], [[[1.0]]], [sharpness], [[1.0]], MANY_LENGTHS)
+    along = pull / sharpness
+    squared = along @ along * unit.mse
+    squared = squared + (np.trace(value @ cov @ value.T) - along @ along) * unit.participation
+    assert_allclose(moments.limit, value @ mean + pull, rtol=1e-13)
+    assert_allclose(moments.participation, unit.participation, rtol=1e-12)
+    assert_allclose(moments.bias, -moments.participation[:, None] * pull, rtol=1e-12)
+    assert_allclose(moments.mse, squared, rtol=1e-12)
+
+
+def weight_integrals(sharpness, length, own_score):
+    """P0, P00, S2, X, B2 of docs/finite.md, query inside, by a plain sum in two dimensions."""
+    step = 0.1
+    g = np.arange(-12.0, 2 * sharpness + 12.0, step / max(1.0, sharpness))
+    density = np.exp(-0.5 * g**2) / math.sqrt(2 * math.pi) * (g[1] - g[0])
+    u = step * np.arange(-1000, 400)[:, None]
+    x = sharpness * g + u
+    power = np.exp(np.minimum(x, 50.0))
+    kept = np.exp(-power)
+    phi = kept @ density
+    a20 = (power**2 * kept) @ density
+    a22 = (power**2 * kept) @ (density * (g - sharpness) ** 2)
+    c = np.exp(np.minimum(u[:, 0] + own_score, 50.0))
+    chi = step * np.exp(-c)
+    p0, p00 = (chi * c * phi**length).sum(), (chi * c**2 * phi**length).sum()
+    s2 = length * (chi * a20 * phi ** (length - 1)).sum()
+    cross = -sharpness * length * (chi * c * a20 * phi ** (length - 1)).sum()
+    b2 = length * (chi * a22 * phi ** (length - 1)).sum()
+    if length > 1:
+        pair = (chi * a20**2 * phi ** (length - 2)).sum()
+        b2 += length * (length - 1) * sharpness**2 * pair
+    return p0, p00, s2, cross, b2
+
+
+@pytest.mark.parametrize("length", [1, 4, 30])
+@pytest.mark.parametrize("sharpness", [0.5, 2.0])
+def test_one_gaussian_with_the_query_inside_follows_its_formulas(sharpness, length):
+    rng = np.random.default_rng(2)
+    root, mean, value = rng.normal(size=(3, 3)), rng.normal(size=3), rng.normal(size=(2, 3))
+    cov, tilt, query = root @ root.T, rng.normal(size=3), rng.normal(size=3)
+    tilt *= sharpness / math.sqrt(tilt @ cov @ tilt)
+    moments = mixture_moments([1.0], [mean], [cov], tilt, value, [length], query=query)
+    p0, p00, s2, cross, b2 = weight_integrals(sharpness, length, (query - mean) @ tilt)
+    pull = value @ cov @ tilt
+    along, r = pull / sharpness, value @ query - moments.limit
+    mse = along @ along * b2 + (np.trace(value @ cov @ value.T) - along @ along) * s2
+    mse += 2 * along @ r * cross + p00 * r @ r
+    assert_allclose(moments.bias[0], -s2 * pull + p0 * r, rtol=1e-12)
+    assert_allclose(moments.mse[0], mse, rtol=1e-12)
+    assert_allclose(moments.participation[0], s2 + p00, rtol=1e-12)
+
+
+def simulated(mixture, length, prompts, query, seed):
+    """Outputs and sums of squared weights of simulated prompts."""
+    rng = np.random.default_rng(seed)
+    weights, means, covs = (mixture[key] for key in ("weights", "means", "covs"))
+    dim = means.shape[1]
+    eigenvalues, vectors = np.linalg.eigh(covs)
+    roots = vectors * np.sqrt(np.maximum(eigenvalues, 0.0))[:, None, :]
+    component = rng.choice(len(weights), p=weights, size=(prompts, length))
+    noise = rng.normal(size=(prompts, length, dim))
+    tokens = np.empty_like(noise)
+    for c in range(len(weights)):
+        tokens[component == c] = means[c] + noise[component == c] @ roots[c].T
+    if query is not None:
+        own = np.broadcast_to(query, (prompts, 1, dim))
+        tokens = np.concatenate([tokens, own], axis=1)
+    attention = softmax(tokens @ mixture["tilt"], axis=1)
+    return np.einsum("pl,pld->pd", attention, tokens) @ mixture["value"].T, (attention**2).sum(1)
+
+
+def standard_errors_off(draws, expected):
+    return (draws.mean(axis=0) - expected) / (draws.std(axis=0) / math.sqrt(len(draws)) + 1e-300)
+
+
+@pytest.mark.parametrize("dim", [1, 4, 16])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("length", [3, 25])
+def test_simulated_prompts_agree_within_four_standard_errors(dim, inside, length):
+    mixture = random_mixture(dim, dim=dim, scale=1.5)
+    query = np.linspace(-1.0, 1.5, dim) if inside else None
+    moments = mixture_moments(**mixture, lengths=[length], query=query)
+    outputs, squares = simulated(mixture, length, 60_000 // length, query, seed=length)
+    gap = outputs - moments.limit
+    centred = outputs - moments.mean[0]
+    assert np.abs(standard_errors_off(outputs, moments.mean[0])).max() < 4
+    assert abs(standard_errors_off((gap**2).sum(axis=1), moments.mse[0])) < 4
+    products = centred[:, :, None] * centred[:, None, :]
+    assert np.abs(standard_errors_off(products, moments.cov[0])).max() < 4
+    assert abs(standard_errors_off(squares, moments.participation[0])) < 4
+
+
+def log_laplace_derivatives(mixture, factor):
+    """Log-Laplace transform, its gradient and Hessian at factor times the tilt."""
+    t = factor * mixture["tilt"]
+    pull = mixture["covs"] @ t
+    logs = np.log(mixture["weights"]) + mixture["means"] @ t + 0.5 * pull @ t
+    probability, centres = softmax(logs), mixture["means"] + pull
+    gradient = probability @ centres
+    centred = centres - gradient
+    hessian = np.einsum("c,cij->ij", probability, mixture["covs"])
+    return (
+        logsumexp(logs),
+        gradient,
+        hessian + np.einsum("c,ci,cj->ij", probability, centred, centred),
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("length", "tolerance"), [(1e8, 1e-4), (1e30, 1e-12)])
+def test_long_prompts_follow_the_delta_method(seed, length, tolerance):
+    mixture = random_mixture(seed, scale=0.5)
+    moments = mixture_moments(**mixture, lengths=[length])
+    once, gradient, _ = log_laplace_derivatives(mixture, 1.0)
+    twice, gradient_twice, hessian_twice = log_laplace_derivatives(mixture, 2.0)
+    assert_allclose(moments.limit, mixture["value"] @ gradient, rtol=1e-13)
+    ratio, shift = math.exp(twice - 2 * once), gradient_twice - gradient
+    value = mixture["value"]
+    cov = ratio * value @ (hessian_twice + np.outer(shift, shift)) @ value.T
+    assert_allclose(length * moments.cov[0], cov, rtol=0, atol=tolerance * np.trace(cov))
+    assert_allclose(length * moments.mse[0], np.trace(cov), rtol=tolerance)
+    assert_allclose(length * moments.participation[0], ratio, rtol=tolerance)
+    bias = -ratio * value @ shift
+    assert_allclose(length * moments.bias[0], bias, atol=tolerance * np.linalg.norm(bias))
+
+
+@pytest.mark.parametrize("kernel", range(5))
+def test_a_kernel_off_by_a_part_in_ten_thousand_is_noticed(monkeypatch, kernel):
+    """The promise of the tests above: the enumeration sees an error planted in any kernel."""
+    honest = transforms._kernels
+
+    def wrong(x):
+        values = list(honest(x))
+        values[kernel] = values[kernel] * (1.0 + 1e-4)
+        return tuple(values)
+
+    monkeypatch.setattr(transforms, "_kernels", wrong)
+    monkeypatch.setattr(engine, "TOLERANCE", 1.0)
+    rng = np.random.default_rng(3)
+    weights, atoms = rng.dirichlet(np.ones(3)), 2.0 * rng.normal(size=(3, 2))
+    arguments = weights, atoms, rng.normal(size=2), np.eye(2)
+    mean, second, squares = enumerated(*arguments, 3)
+    moments = mixture_moments(*arguments[:2], None, *arguments[2:], [3])
+    off = [np.trace(second) / moments.mse[0] - 1.0, squares / moments.participation[0] - 1.0]
+    off += list(mean - moments.mean[0])
+    assert np.abs(off).max() > 1e-8
