@@ -23,7 +23,7 @@ _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 
 
 def float_arrays(**named: object) -> tuple[Array, ...]:
-    """Return the arguments as jax arrays of one common floating dtype, in the order given."""
+    """Return the arguments as jax arrays of one common floating dtype, single or double."""
     arrays = [_as_array(name, value) for name, value in named.items()]
     dtype = promoted(*(array.dtype for array in arrays))
     return tuple(array.astype(dtype) for array in arrays)
@@ -60,7 +60,7 @@ def _as_array(name: str, value: object) -> Array:
             )
         array = jnp.asarray(host)
     if jnp.issubdtype(array.dtype, jnp.floating):
-        return array
+        return array if array.dtype.itemsize >= 4 else array.astype(jnp.float32)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise ValueError(f"`{name}` must hold real numbers, got dtype {array.dtype}.")
     return array.astype(jnp.result_type(float))

@@ -130,12 +130,15 @@ def test_rademacher_tokens_give_the_tanh_law(x64: None) -> None:
         np.testing.assert_allclose(linear, [2.0 * 0.7 * z], rtol=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["factored", "several heads"])
+@pytest.mark.parametrize("attention", ["factored", "several heads", "heads without output"])
 def test_every_attention_has_its_gaussian_limit(attention: str, x64: None) -> None:
     u, v, cov, m, z = gaussian_case()
     softmax = pl.Factored("softmax", np.eye(3), u, v, scale=0.5)
     several = pl.MultiHead([softmax, pl.LinearAttention(u, v)], output=[[1.0, 2.0]])
-    chosen = {"factored": softmax, "several heads": several}[attention]
+    plain = pl.MultiHead([softmax, pl.LinearAttention(u, v)])
+    chosen = {"factored": softmax, "several heads": several, "heads without output": plain}[
+        attention
+    ]
     prompt = pl.Gaussian(m, cov)
     matrix, shift = chosen.affine_limit(prompt)
     np.testing.assert_allclose(matrix @ z + shift, chosen(prompt, z), rtol=1e-12)
@@ -145,6 +148,7 @@ def test_every_attention_has_its_gaussian_limit(attention: str, x64: None) -> No
     image = chosen.push_forward(prompt)
     error = np.asarray(draws).std(axis=0) / np.sqrt(4000)
     assert (np.abs(draws.mean(axis=0) - image.mean) <= 4 * error).all()
+    np.testing.assert_allclose(image.cov, matrix @ cov @ matrix.T, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -236,6 +240,19 @@ def test_parameter_gradients_are_finite_differences(wrt: str, x64: None) -> None
     h = 1e-3
     slope = (8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h)
     np.testing.assert_allclose(np.einsum("ijk,jk->i", got, direction), slope, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "tokens", "rademacher"])
+def test_linear_gradients_are_the_closed_forms(name: str, x64: None) -> None:
+    a, prompt = parameters(), CASES[name].build()
+    second = np.asarray(prompt.cov) + np.outer(prompt.mean, prompt.mean)
+    attention = pl.LinearAttention(a["u"], a["v"])
+    by_u = np.stack([np.outer(second @ row, a["z"]) for row in a["v"]])
+    got = attention.jacobian(prompt, a["z"], wrt="key_query")
+    np.testing.assert_allclose(got, by_u, rtol=1e-11, atol=1e-13)
+    by_v = np.einsum("ij,k->ijk", np.eye(2), second @ a["u"] @ a["z"])
+    got = attention.jacobian(prompt, a["z"], wrt="value")
+    np.testing.assert_allclose(got, by_v, rtol=1e-11, atol=1e-13)
 
 
 def test_gaussian_gradients_do_not_depend_on_the_tilt(x64: None) -> None:

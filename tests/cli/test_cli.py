@@ -1,6 +1,7 @@
 """The command line as a user meets it: in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,11 @@ def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "choose another folder",
         ),
         (
+            ["limit", "--example", "gaussian", "--prompt", "sphere"],
+            "--prompt must not be given with --example, which has a prompt of its own",
+            "promptlimit limit --example gaussian",
+        ),
+        (
             ["reproduce", "gausian-limit"],
             "there is no claim or figure 'gausian-limit'",
             "did you mean 'gaussian-limit'?",
@@ -136,6 +142,21 @@ def test_doctor_finds_everything_well() -> None:
     assert all(finding["well"] for finding in findings.values())
 
 
+@pytest.mark.parametrize("platform", ["cuda", "bogus"])
+def test_doctor_explains_a_device_that_is_not_there(platform: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "promptlimit.cli", "doctor", "--json"],
+        env={**os.environ, "JAX_PLATFORMS": platform},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    last = json.loads(done.stdout)[-1]
+    assert last["name"] == "devices"
+    assert last["remedy"] == "unset JAX_PLATFORMS, or install the jax build for this device"
+
+
 def test_doctor_names_what_is_missing() -> None:
     code = """
 import importlib.metadata, sys
@@ -158,9 +179,10 @@ main()
 def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
     done = run("reproduce", "3", "growing_prompt", "--out", "r", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
-    assert printed == json.loads((tmp_path / "r" / "claims.json").read_text())
-    assert printed["claims"][0]["verdict"] == "holds"
+    (printed,) = json.loads(done.stdout)["claims"]
+    written = json.loads((tmp_path / "r" / "claims" / "linear-is-the-limit.json").read_text())
+    assert written == {"seed": 0, **printed}
+    assert printed["verdict"] == "holds"
     drawn = sorted(path.name for path in (tmp_path / "r" / "figures").iterdir())
     assert drawn == ["growing_prompt.pdf", "growing_prompt.png", "growing_prompt.svg"]
 

@@ -1,23 +1,25 @@
 """Every claim comes out as recorded, and a planted error in the library turns it red."""
 
+import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import promptlimit.attention._heads as heads
 import promptlimit.attention._kernels as kernels
-from promptlimit.experiments import claims, decide
+from promptlimit.experiments import all_claims, decide
 from promptlimit.measures import Empirical, Gaussian
 
-CLAIMS = {claim.name: claim for claim in claims()}
+CLAIMS = {claim.name: claim for claim in all_claims()}
 
 
 def test_claims_are_numbered_once_and_named_once() -> None:
-    numbers = [claim.number for claim in claims()]
+    numbers = [claim.number for claim in all_claims()]
     assert numbers == sorted(set(numbers))
-    assert set(numbers) >= {1, 2, 3, 6, 7, 8}
+    assert set(numbers) >= {1, 2, 3, 4, 5, 6, 7, 8}
     assert len(CLAIMS) == len(numbers)
 
 
@@ -77,17 +79,45 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_turns_the_claim_red(name: str, planting: pytest.MonkeyPatch) -> None:
     planting.setattr(kernels, "_KERNELS", read_with(PLANTED[name]))
-    assert decide(CLAIMS[name], seed=0).verdict != "holds"
+    assert decide(CLAIMS[name], seed=0).verdict == "does not hold"
+
+
+def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
+    def wrong(*args, kind: str = "auto", **kwargs):
+        found = moments(*args, kind=kind, **kwargs)
+        factor = 1.0 if kind == "estimate" else 1.2
+        return dataclasses.replace(found, **{field: np.asarray(factor * getattr(found, field))})
+
+    return wrong
 
 
 @pytest.mark.slow
-def test_a_query_that_weighs_too_much_turns_claim_6_red(planting: pytest.MonkeyPatch) -> None:
-    def heavy(self: Empirical, query) -> Empirical:
-        tokens = jnp.concatenate([self.tokens, query[None]])
-        share = jnp.full(len(tokens), 0.9 / self.length).at[-1].set(0.1)
-        return Empirical(tokens, share)
+@pytest.mark.parametrize(
+    ("name", "function", "field"),
+    [
+        ("output-gap", "prompt_moments", "mse"),
+        ("gradient-gap", "gradient_moments", "value"),
+    ],
+)
+def test_a_gap_off_by_a_fifth_turns_the_claim_red(
+    name: str, function: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"promptlimit.experiments.claims.{name.replace('-', '_')}")
+    right = getattr(module, function)
+    monkeypatch.setattr(module, function, twenty_per_cent_off(right, field))
+    assert decide(CLAIMS[name], seed=0).verdict == "does not hold"
 
-    planting.setattr(Empirical, "including", heavy)
+
+@pytest.mark.slow
+def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("promptlimit.experiments.claims.query_in_the_prompt")
+    right = module.prompt_moments
+
+    def heavy(attention, law, query, length, *, including_query: bool):
+        found = right(attention, law, query, length, including_query=including_query)
+        return dataclasses.replace(found, mse=found.mse + (0.001 if including_query else 0.0))
+
+    monkeypatch.setattr(module, "prompt_moments", heavy)
     assert decide(CLAIMS["query-in-the-prompt"], seed=0).verdict == "does not hold"
 
 

@@ -83,6 +83,11 @@ def test_factors_are_merged() -> None:
             "`prompt` must be one of 'gaussian', 'tokens', 'rademacher', 'cube', 'sphere', "
             "got 'gausian'. Did you mean 'gaussian'?",
         ),
+        (
+            {**HEAD, "cov": EYE, "tokens": EYE},
+            "`cov` must not be given for a prompt of kind 'tokens'. "
+            "Leave it out, or name another prompt.",
+        ),
         ({**HEAD, "cov": "one"}, "`cov` must be an array, got the text 'one'."),
     ],
 )
@@ -90,3 +95,16 @@ def test_problems_that_do_not_fit_are_refused_in_one_sentence(given: dict, messa
     with pytest.raises(ValueError) as refusal:  # noqa: PT011  # the whole message is compared
         problem_from_arrays(given)
     assert str(refusal.value) == message
+
+
+def test_a_scale_must_be_one_number() -> None:
+    factors = dict.fromkeys(("key_weight", "query_weight", "value_weight"), EYE)
+    given = {**factors, "scale": np.array([1.0, 2.0]), "query": np.ones(2), "cov": EYE}
+    with pytest.raises(ValueError, match=r"`scale` must be a number, got shape \(2,\)\."):
+        problem_from_arrays(given)
+
+
+def test_outputs_beyond_double_precision_are_refused() -> None:
+    huge = {"key_query": 1e200 * EYE, "value": 1e200 * EYE, "query": np.ones(2), "cov": EYE}
+    with pytest.raises(ValueError, match="the outputs must be finite"):
+        limits(problem_from_arrays(huge))

@@ -85,6 +85,7 @@ UNIFORM = [0.25] * 4
 WIDTHS = [1.0, 0.5, 2.0]
 MATRIX = [[1.0, -0.5], [0.25, 2.0], [0.75, 1.5]]
 SHIFT = [0.25, -0.5, 1.0]
+SKEWED = [[1.0, 0.5], [-0.75, 2.0]]
 
 
 def _mixture_oracle(t: Sequence[mp.mpf]) -> Any:
@@ -94,7 +95,7 @@ def _mixture_oracle(t: Sequence[mp.mpf]) -> Any:
 
 def _affine_oracle(t: Sequence[mp.mpf]) -> Any:
     back = [_dot([row[j] for row in MATRIX], t) for j in range(2)]
-    return _dot(SHIFT, t) + _cube([1.0, 0.5])(back)
+    return _dot(SHIFT, t) + _tokens(SKEWED, [0.75, 0.25])(back)
 
 
 CASES: dict[str, Case] = {
@@ -121,12 +122,14 @@ CASES: dict[str, Case] = {
         3.0,
     ),
     "product": Case(
-        lambda: pl.Product([pl.Gaussian([0.5], [[2.0]]), pl.UniformCube([1.0, 0.5])]),
-        lambda t: _gaussian([0.5], [[2.0]])(t[:1]) + _cube([1.0, 0.5])(t[1:]),
+        lambda: pl.Product(
+            [pl.Gaussian([0.5], [[2.0]]), pl.Gaussian([-0.25], [[0.5]]), pl.UniformCube([1.0])]
+        ),
+        lambda t: _gaussian([0.5, -0.25], [[2.0, 0.0], [0.0, 0.5]])(t[:2]) + _cube([1.0])(t[2:]),
         2.0,
     ),
     "affine": Case(
-        lambda: pl.Affine(pl.UniformCube([1.0, 0.5]), MATRIX, SHIFT), _affine_oracle, 2.0
+        lambda: pl.Affine(pl.Empirical(SKEWED, [0.75, 0.25]), MATRIX, SHIFT), _affine_oracle, 4.0
     ),
     "rademacher": Case(lambda: pl.Rademacher(WIDTHS), _rademacher(WIDTHS), 2.0),
     "cube": Case(lambda: pl.UniformCube(WIDTHS), _cube(WIDTHS), 2.0),

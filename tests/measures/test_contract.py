@@ -187,8 +187,9 @@ def test_derivatives_in_the_parameters_match_finite_differences(
     tilt = tilt_of(norm, measure.dim, "float64")
     leaves, structure = jax.tree.flatten(eqx.filter(measure, eqx.is_inexact_array))
     rng = np.random.default_rng(3)
-    # Move along the parameters themselves: zero weights stay zero, covariances stay symmetric.
-    direction = structure.unflatten([leaf * float(rng.normal()) for leaf in leaves])
+    # Zero weights stay zero and covariances symmetric; otherwise any direction will do.
+    factors = [rng.normal(size=leaf.shape if leaf.ndim == 1 else ()) for leaf in leaves]
+    direction = structure.unflatten([leaf * f for leaf, f in zip(leaves, factors, strict=True)])
 
     h = 1e-3
     zero, one = jnp.zeros(()), jnp.ones(())

@@ -202,3 +202,42 @@ def test_tokens_far_from_the_origin_keep_their_covariance(weighted: bool) -> Non
     got = pl.Empirical(tokens, weights).cov
     np.testing.assert_allclose(got, want, rtol=0, atol=3e-4)  # rounding of the tokens themselves
     np.testing.assert_allclose(got, got.T, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "tilt", "want"),
+    [
+        (
+            lambda: pl.Mixture([0.5, 0.5], [pl.Gaussian([m], [[1.0]]) for m in (1e-3, -1e-3)]),
+            1e3,
+            1.0,
+        ),
+        (
+            lambda: pl.Mixture([0.5, 0.5], [pl.Gaussian([m], [[1.0]]) for m in (1000.0, 1001.0)]),
+            0.0,
+            1.25,
+        ),
+    ],
+)
+def test_mixtures_keep_the_covariance_their_components_share(mixture, tilt, want) -> None:
+    np.testing.assert_allclose(mixture().tilted_cov(jnp.array([tilt])), [[want]], rtol=1e-5)
+
+
+def test_two_points_have_a_variance_that_decays_and_never_turns_negative() -> None:
+    got = pl.UniformSphere(1).tilted_cov(jnp.array([20.0]))[0, 0]
+    np.testing.assert_allclose(got, 1 / np.cosh(20.0) ** 2, rtol=1e-5)
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    third = jnp.full(3, 1 / 3, jnp.float16)
+    assert pl.Gaussian(jnp.zeros(2, jnp.float16), jnp.eye(2)).mean.dtype == jnp.float32
+    with pytest.raises(ValueError, match="must sum to one"):
+        pl.Empirical(jnp.zeros((3, 1)), third)
+
+
+@pytest.mark.parametrize(
+    "law", [pl.UniformSphere(3), pl.UniformCube([1.0] * 3), pl.Rademacher([1.0] * 3)]
+)
+def test_a_tilt_of_another_dimension_is_refused_everywhere(law: pl.AbstractMeasure) -> None:
+    with pytest.raises(ValueError, match="`tilt` must have shape"):
+        law.log_laplace(jnp.ones(1))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from promptlimit.experiments import FigureRecipe, figure_data, figures
+from promptlimit.experiments import FigureRecipe, all_figures, figure_data
 from promptlimit.reporting import FORMATS, draw, render
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", figures(), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", all_figures(), ids=lambda recipe: recipe.name)
 def test_a_figure_is_drawn_from_its_data_to_the_same_bytes(recipe: FigureRecipe) -> None:
     data = figure_data(recipe, seed=0)
     assert recipe.caption.endswith(".")

@@ -8,7 +8,13 @@ import jax
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
-from promptlimit.measures import AbstractMeasure, Gaussian, compiled, require_measure
+from promptlimit.measures import (
+    AbstractMeasure,
+    Gaussian,
+    compiled,
+    full_precision,
+    require_measure,
+)
 
 
 class AbstractAttention(eqx.Module):
@@ -55,6 +61,7 @@ class AbstractAttention(eqx.Module):
         _require_prompt(self, prompt)
         return _output(self, prompt, _as_query(self, query))
 
+    @full_precision
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
@@ -70,6 +77,7 @@ class AbstractAttention(eqx.Module):
             )
         return self._affine_limit(prompt)
 
+    @full_precision
     def push_forward(self, prompt: Gaussian) -> Gaussian:
         r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
 

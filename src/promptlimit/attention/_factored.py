@@ -19,7 +19,7 @@ from promptlimit.attention._heads import (
     require_scale,
 )
 from promptlimit.attention._kernels import KernelName, kernel_named
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
 class Factored(AbstractAttention):
@@ -93,6 +93,7 @@ class Factored(AbstractAttention):
         """The dimension of the output."""
         return (self.value_weight if self.output is None else self.output).shape[0]
 
+    @full_precision
     def merged(self) -> SoftmaxAttention | LinearAttention:
         r"""Return the same map with merged parameters $U = c\,K^\top Q$ and $OV$."""
         head = SoftmaxAttention if self.kernel == "softmax" else LinearAttention

@@ -15,7 +15,7 @@ from promptlimit._inputs import (
 )
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._kernels import KernelName, kernel_named
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 HeadT = TypeVar("HeadT", bound=AbstractAttention)
 
@@ -28,6 +28,7 @@ class AbstractHead(AbstractAttention):
     kernel: eqx.AbstractClassVar[KernelName]
 
     @classmethod
+    @full_precision
     def from_kqv(
         cls: type[HeadT],
         key_weight: ArrayLike,

@@ -57,6 +57,3 @@ def main() -> None:
             raise
         print_error(str(problem), "promptlimit --debug ... shows where it happened")
         sys.exit(1)
-    except KeyboardInterrupt:
-        print_error("interrupted", "run the same command again")
-        sys.exit(130)

@@ -1,7 +1,6 @@
 """`promptlimit doctor`: what is installed, what computes, and what is missing."""
 
 import importlib.metadata
-import importlib.util
 import platform
 from dataclasses import asdict, dataclass
 
@@ -30,8 +29,10 @@ def doctor(as_json: JsonOption = False) -> None:
     Exits 1 when something the library needs does not work.
     """
     findings = [_python(), *map(_part, _PARTS)]
-    if importlib.util.find_spec("jax") is not None:
-        findings += [*_devices(), *map(_precision, ("float32", "float64"))]
+    if all(finding.well for finding in findings):
+        findings.append(_devices())
+    if all(finding.well for finding in findings):
+        findings += map(_precision, ("float32", "float64"))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -51,18 +52,19 @@ def _part(name: str) -> Finding:
         return Finding(name, False, "missing", f"pip install {name}")
 
 
-def _devices() -> list[Finding]:
-    import jax
-
+def _devices() -> Finding:
     try:
+        import jax
+
         devices = jax.devices()
-    except RuntimeError as problem:
+    except Exception as problem:
         remedy = "unset JAX_PLATFORMS, or install the jax build for this device"
-        return [Finding("devices", False, str(problem).splitlines()[0], remedy)]
+        reason = str(problem).partition("\n")[0] or type(problem).__name__
+        return Finding("devices", False, reason, remedy)
     kinds = [f"{device.platform}:{device.device_kind}" for device in devices]
     accelerated = any(device.platform != "cpu" for device in devices)
     remedy = "" if accelerated else "for an NVIDIA GPU: pip install 'jax[cuda13]'"
-    return [Finding("devices", True, ", ".join(kinds), remedy)]
+    return Finding("devices", True, ", ".join(kinds), remedy)
 
 
 def _precision(name: str) -> Finding:

@@ -60,13 +60,12 @@ def limit(
 
     With tokens in place of a law, the same for that finite prompt.
     """
-    problem = _problem(files or [], example, prompt)
-    from promptlimit.experiments import limits
-    from promptlimit.results import write_json
-
-    result = limits(problem)
     if out is not None:
         require_folder(out)
+    result = _result(files or [], example, prompt)
+    if out is not None:
+        from promptlimit.results import write_json
+
         write_json(out / "limit.json", result.as_json())
     if as_json:
         print_json(result.as_json())
@@ -74,7 +73,22 @@ def limit(
         OUT.print(_table(result))
 
 
+def _result(files: Sequence[str], example: str | None, prompt: str | None) -> "Limits":
+    try:
+        problem = _problem(files, example, prompt)
+        from promptlimit.experiments import limits
+
+        return limits(problem)
+    except ValueError as problem:
+        raise CommandError(str(problem), "promptlimit limit --help lists the names") from None
+
+
 def _problem(files: Sequence[str], example: str | None, prompt: str | None) -> "Problem":
+    if example is not None and prompt is not None:
+        raise CommandError(
+            "--prompt must not be given with --example, which has a prompt of its own",
+            "promptlimit limit --example " + example,
+        )
     if bool(files) == (example is not None):
         raise CommandError(
             "either files or --example NAME must be given, and not both",
@@ -98,10 +112,7 @@ def _problem(files: Sequence[str], example: str | None, prompt: str | None) -> "
         raise CommandError(str(problem), "promptlimit limit --help names what is read") from None
     if prompt is not None:
         arrays["prompt"] = prompt
-    try:
-        return problem_from_arrays(arrays)
-    except ValueError as problem:
-        raise CommandError(str(problem), "promptlimit limit --help lists the names") from None
+    return problem_from_arrays(arrays)
 
 
 def _table(result: "Limits") -> Table:

@@ -41,7 +41,7 @@ def reproduce(
         typer.Argument(metavar="[NAME]...", help="Claims by number or name, figures by name."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where claims.json and figures go.")
+        Path, typer.Option("--out", metavar="DIR", help="Where claims and figures go.")
     ] = Path("report"),
     seed: SeedOption = 0,
     list_items: Annotated[
@@ -60,21 +60,20 @@ def reproduce(
     from promptlimit import experiments
     from promptlimit.results import write_json
 
-    claims, figures = experiments.claims(), experiments.figures()
+    claims, figures = experiments.all_claims(), experiments.all_figures()
     if list_items:
         _list(claims, figures)
         return
     if names:
         claims, figures = _chosen(names, claims, figures)
     require_folder(out)
-    results = _with_progress(
-        "claims",
-        () if figures_only else claims,
-        lambda claim: experiments.decide(claim, seed=seed),
-    )
-    if results:
-        report = {"seed": seed, "claims": [result.as_json() for result in results]}
-        write_json(out / "claims.json", report)
+
+    def decided(claim: experiments.Claim) -> "ClaimResult":
+        result = experiments.decide(claim, seed=seed)
+        write_json(out / "claims" / f"{claim.name}.json", {"seed": seed, **result.as_json()})
+        return result
+
+    results = _with_progress("claims", () if figures_only else claims, decided)
     drawn = _with_progress(
         "figures",
         figures,
@@ -171,6 +170,6 @@ def _check_row(check: "Check") -> tuple[str, ...]:
 def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:
     if results:
         well = sum(result.as_expected for result in results)
-        OUT.print(f"{well} of {len(results)} verdicts as on record: {out / 'claims.json'}")
+        OUT.print(f"{well} of {len(results)} verdicts as on record: {out / 'claims'}")
     for path in paths:
         OUT.print(str(path), markup=False)

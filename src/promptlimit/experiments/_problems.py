@@ -48,9 +48,15 @@ def limits(problem: Problem) -> Limits:
     with jax.enable_x64(True):
         softmax = problem.attention
         linear = LinearAttention(softmax.key_query, softmax.value)
+        outputs = [np.asarray(head(problem.prompt, problem.query)) for head in (softmax, linear)]
+        if not np.isfinite(outputs).all():
+            raise ValueError(
+                "the outputs must be finite, got numbers beyond double precision. "
+                "Rescale the parameters, the prompt or the query."
+            )
         return Limits(
-            softmax=np.asarray(softmax(problem.prompt, problem.query)),
-            linear=np.asarray(linear(problem.prompt, problem.query)),
+            softmax=outputs[0],
+            linear=outputs[1],
             kind="exact" if isinstance(problem.prompt, Empirical) else "limit",
             error=0.0,
         )
@@ -97,6 +103,12 @@ def _needed(given: Arrays, name: str, owner: str) -> np.ndarray:
     return value
 
 
+def _number(value: np.ndarray) -> float:
+    if value.ndim != 0:
+        raise ValueError(f"`scale` must be a number, got shape {value.shape}.")
+    return float(value)
+
+
 def _listing(given: Arrays) -> str:
     return "only " + ", ".join(f"`{name}`" for name in given) if given else "nothing"
 
@@ -115,13 +127,19 @@ def _attention(given: Arrays) -> SoftmaxAttention:
         _needed(given, name, "the factored attention") for name in FACTOR_NAMES[:3]
     )
     output = _needed(given, "output", "the head") if "output" in given else None
-    scale = float(_needed(given, "scale", "the head")) if "scale" in given else 1.0
+    scale = _number(_needed(given, "scale", "the head")) if "scale" in given else 1.0
     merged = Factored("softmax", key, query, value, output, scale=scale).merged()
     return SoftmaxAttention(merged.key_query, merged.value)
 
 
 def _prompt(given: Arrays, dim: int) -> AbstractMeasure:
     kind = _prompt_kind(given)
+    others = {name for names in PROMPT_NAMES.values() for name in names} - {*PROMPT_NAMES[kind]}
+    if stray := sorted(others & set(given)):
+        raise ValueError(
+            f"`{stray[0]}` must not be given for a prompt of kind '{kind}'. "
+            "Leave it out, or name another prompt."
+        )
     if kind == "tokens":
         weights = _needed(given, "weights", "tokens") if "weights" in given else None
         return Empirical(_needed(given, "tokens", "the prompt"), weights)

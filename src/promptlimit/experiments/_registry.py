@@ -48,13 +48,13 @@ class FigureRecipe:
     compute: Callable[[int], dict[str, np.ndarray]]
 
 
-def claims() -> tuple[Claim, ...]:
+def all_claims() -> tuple[Claim, ...]:
     """Return every claim, by number."""
     found = [module.CLAIM for module in _modules("promptlimit.experiments.claims")]
     return tuple(sorted(found, key=lambda claim: claim.number))
 
 
-def figures() -> tuple[FigureRecipe, ...]:
+def all_figures() -> tuple[FigureRecipe, ...]:
     """Return every figure, by name."""
     return tuple(module.FIGURE for module in _modules("promptlimit.experiments.figures"))
 

@@ -11,6 +11,7 @@ from promptlimit._inputs import (
     require_shape,
 )
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._components import require_measure
 
 
@@ -61,10 +62,12 @@ class Affine(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.matrix.shape[0]
 
+    @full_precision
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\langle b,t\rangle + \Lambda_\mu(A^\top t)$."""
         return self.shift @ tilt + self.measure.log_laplace(self.matrix.T @ tilt)
 
+    @full_precision
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens $Az + b$."""
         return self.measure.sample(length, key=key) @ self.matrix.T + self.shift[None]

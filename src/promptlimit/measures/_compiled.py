@@ -1,4 +1,4 @@
-"""Compile public entry points once: eager differentiation would retrace at every call."""
+"""Compile public entry points once, and keep every digit of a matrix product."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -11,19 +11,28 @@ Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
 
+def full_precision(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Return the function with matrix products that keep all digits of their type.
+
+    Some devices would drop most digits of a single-precision product by default.
+    """
+
+    @wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def compiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Return the function compiled once per structure and shape of its arguments.
 
     `jax.jit` has the lower overhead, but takes arrays only; a user's own measure that stores
-    anything else goes through `equinox.filter_jit`, which treats the rest as constants. Matrix
-    products keep all digits of their type; some devices would drop most of them by default.
+    anything else goes through `equinox.filter_jit`, which treats the rest as constants. Eager
+    differentiation would retrace at every call.
     """
-
-    @wraps(function)
-    def exactly(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-        with jax.default_matmul_precision("highest"):
-            return function(*args, **kwargs)
-
+    exactly = full_precision(function)
     plain, filtered = jax.jit(exactly), eqx.filter_jit(exactly)
 
     @wraps(function)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, float_array, is_traced
+from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._hyperbolic import log_cosh, log_sinhc
 
@@ -35,6 +35,7 @@ class Rademacher(AbstractMeasure):
 
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\sum_i\log\cosh(a_it_i)$."""
+        require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
         return jnp.sum(log_cosh(self.half_widths * tilt))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
@@ -68,6 +69,7 @@ class UniformCube(AbstractMeasure):
 
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\sum_i\log\big(\sinh(a_it_i)/(a_it_i)\big)$."""
+        require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
         return jnp.sum(log_sinhc(self.half_widths * tilt))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:

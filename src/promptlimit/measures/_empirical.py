@@ -14,6 +14,7 @@ from promptlimit._inputs import (
     require_weights,
 )
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._tokens import log_laplace_of_tokens
 
 
@@ -66,6 +67,7 @@ class Empirical(AbstractMeasure):
         """The number of tokens $L$."""
         return self.tokens.shape[0]
 
+    @full_precision
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log\sum_i w_i e^{\langle z_i,t\rangle}$."""
         return log_laplace_of_tokens(self.tokens, self.weights, tilt)

@@ -14,6 +14,7 @@ from promptlimit._inputs import (
     require_shape,
 )
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._compiled import full_precision
 
 
 class Gaussian(AbstractMeasure):
@@ -54,10 +55,12 @@ class Gaussian(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.location.shape[0]
 
+    @full_precision
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\langle m,t\rangle + t^\top\Gamma t/2$."""
         return self.location @ tilt + 0.5 * (tilt @ (self.covariance @ tilt))
 
+    @full_precision
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal.
 

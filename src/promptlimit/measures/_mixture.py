@@ -16,7 +16,7 @@ from promptlimit._inputs import (
 )
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._components import require_components
-from promptlimit.measures._log_mean_exp import log_mean_exp
+from promptlimit.measures._log_mean_exp import log_mean_exp, relative_exponentials
 
 
 class Mixture(AbstractMeasure):
@@ -57,9 +57,18 @@ class Mixture(AbstractMeasure):
         return self.components[0].dim
 
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
-        r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$."""
+        r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
+
+        Written as $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$ with the tangent
+        $\ell$ at the current tilt, which is zero there: the value does not change, but derivatives
+        see centred components and lose no digits to a mean that they share.
+        """
+        here = jax.lax.stop_gradient(tilt)
         each = jnp.stack([measure.log_laplace(tilt) for measure in self.components])
-        return log_mean_exp(each, self.weights)
+        slopes = jnp.stack([jax.grad(measure.log_laplace)(here) for measure in self.components])
+        shares = self.weights * relative_exponentials(each, self.weights)
+        tangent = jax.lax.stop_gradient(shares @ slopes) @ (tilt - here)
+        return tangent + log_mean_exp(each - tangent, self.weights)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens, each from a component drawn by weight."""

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, float_array, is_traced
+from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._bessel import log_0f1
+from promptlimit.measures._hyperbolic import log_cosh
 
 
 class UniformSphere(AbstractMeasure):
@@ -46,6 +47,9 @@ class UniformSphere(AbstractMeasure):
 
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log{}_0F_1(;d/2;r^2|t|^2/4)$."""
+        require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
+        if self.space_dim == 1:  # two points, whose tilted variance decays exponentially
+            return log_cosh(self.radius * tilt[0])
         return log_0f1(0.5 * self.space_dim, self.radius**2 * (tilt @ tilt))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:

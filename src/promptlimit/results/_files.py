@@ -7,14 +7,11 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
-# What reading a file that is damaged, hostile or not what its name says may raise.
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, RecursionError, MemoryError, BadZipFile)
 
 
 class InputFileError(Exception):
@@ -30,11 +27,17 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path, value: object) -> None:
@@ -59,8 +62,9 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
         raise InputFileError(f"{path} must end in one of {known}, got '{path.suffix}'.")
     try:
         content = _READERS[suffix](path)
-    except _UNREADABLE as problem:
-        raise InputFileError(f"{path} must be readable as {suffix}, but {problem}") from None
+    except Exception as problem:  # a damaged or hostile file may raise anything
+        reason = str(problem) or type(problem).__name__
+        raise InputFileError(f"{path} must be readable as {suffix}, but {reason}") from None
     if isinstance(content, np.ndarray):
         if not separator:
             raise InputFileError(
@@ -102,14 +106,14 @@ def _plain(load: Callable[[], np.ndarray]) -> np.ndarray:
     try:
         return load()
     except ValueError as problem:
-        if "allow_pickle" in str(problem):
+        if "Object arrays" in str(problem):
             raise ValueError("it holds Python objects, which are never loaded.") from None
         raise
 
 
 def _read_csv(path: Path) -> np.ndarray:
     """Return the matrix a file holds; whoever needs a vector flattens a single row or column."""
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = [row for row in csv.reader(file) if row and not row[0].lstrip().startswith("#")]
     if not rows:
         raise ValueError("it holds no numbers.")
@@ -120,13 +124,20 @@ def _read_csv(path: Path) -> np.ndarray:
 
 
 def _read_json(path: Path) -> dict[str, np.ndarray | str]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(content, Mapping):
         raise ValueError("it must hold an object of named arrays.")
     return {
-        name: value if isinstance(value, str) else _numeric(name, np.asarray(value))
+        name: value if isinstance(value, str) else _numeric(name, _rectangular(name, value))
         for name, value in content.items()
     }
+
+
+def _rectangular(name: str, value: object) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise ValueError(f"'{name}' has rows of different lengths.") from None
 
 
 def _numeric(name: str, array: np.ndarray) -> np.ndarray:

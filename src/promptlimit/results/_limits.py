@@ -15,7 +15,7 @@ class Limits:
         softmax: $V\nabla\Lambda_\mu(Uz)$.
         linear: $V E_\mu[z'z'^\top]\,Uz$.
         kind: "limit" when the prompt is the law of a token, "exact" when it is a list of tokens.
-        error: the numerical error of both, relative; they are closed forms in double precision.
+        error: zero: closed forms in double precision, right up to rounding.
     """
 
     softmax: np.ndarray

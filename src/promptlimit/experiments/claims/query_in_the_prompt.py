@@ -2,78 +2,54 @@
 
 from collections.abc import Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.experiments._registry import Claim
-from promptlimit.measures import Empirical, Gaussian
+from promptlimit.experiments.claims.output_gap import local_slopes
+from promptlimit.finite import prompt_moments
+from promptlimit.measures import Gaussian
 from promptlimit.results import Check
 
-_LENGTHS = [64, 256, 1024, 4096]
-_PROMPTS = 2000
+_LENGTHS = np.array([1e5, 1e6])
 
 
-def _squared_gaps(
-    attention: SoftmaxAttention, tokens: Gaussian, queries: Gaussian, length: int, key: Array
-) -> np.ndarray:
-    """Return squared gaps without and with the query in the prompt, on the same prompts."""
+def _slopes(key_query: float, variance: float) -> tuple[float, float]:
+    """Return the slopes of the exact gap over standard normal queries, outside and inside.
 
-    def one(each: Array) -> Array:
-        token_key, query_key = jax.random.split(each)
-        prompt = Empirical(tokens.sample(length, key=token_key))
-        query = queries.sample(1, key=query_key)[0]
-        limit = attention(tokens, query)
-        outputs = [attention(p, query) for p in (prompt, prompt.including(query))]
-        return jnp.stack([jnp.sum((output - limit) ** 2) for output in outputs])
-
-    keys = jax.random.split(key, _PROMPTS)
-    return np.asarray(jax.jit(lambda ks: jax.lax.map(one, ks, batch_size=100))(keys))
-
-
-def _slopes(
-    attention: SoftmaxAttention, tokens: Gaussian, queries: Gaussian, seed: int
-) -> tuple[float, float, float]:
-    """Return the log-log slopes outside and inside, and the standard error of their difference."""
-    logs = np.log(_LENGTHS)
-    weights = (logs - logs.mean()) / ((logs - logs.mean()) ** 2).sum()
-    means, variances = [], []
-    for index, length in enumerate(_LENGTHS):
-        gaps = _squared_gaps(attention, tokens, queries, length, jax.random.key(seed + index))
-        mean = gaps.mean(axis=0)
-        means.append(np.log(mean))
-        relative = gaps / mean
-        variances.append((relative[:, 1] - relative[:, 0]).var(ddof=1) / _PROMPTS)
-    outside, inside = weights @ np.array(means)
-    return outside, inside, float(np.sqrt(weights**2 @ np.array(variances)))
+    One dimension: the trapezoidal rule over queries converges geometrically.
+    """
+    attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
+    queries = np.linspace(0.05, 8.0, 160)  # the gap is even in the query
+    density = np.exp(-(queries**2) / 2)
+    slopes = []
+    for inside in (False, True):
+        gaps = [
+            prompt_moments(attention, law, [query], _LENGTHS, including_query=inside).mse
+            for query in queries
+        ]
+        slopes.append(float(local_slopes(density @ np.array(gaps), _LENGTHS)[0]))
+    return slopes[0], slopes[1]
 
 
-def decide(seed: int) -> Sequence[Check]:
-    """Return the slopes of the gap with and without the query, and where they must differ."""
-    attention = SoftmaxAttention(0.5 * np.eye(2), np.eye(2))
-    tokens = Gaussian(np.zeros(2), np.eye(2))
-    outside, inside, error = _slopes(attention, tokens, tokens, seed)
-    narrow, sharp = Gaussian([0.0], [[0.01]]), SoftmaxAttention([[5.0]], [[1.0]])
-    broad = Gaussian([0.0], [[1.0]])
-    broad_outside, broad_inside, broad_error = _slopes(sharp, narrow, broad, seed + 100)
+def decide(seed: int) -> Sequence[Check]:  # noqa: ARG001  # nothing is random here
+    """Return the slopes of the exact gap with and without the query, and where they must differ."""
+    outside, inside = _slopes(key_query=0.5, variance=1.0)
+    broad_outside, broad_inside = _slopes(key_query=5.0, variance=0.01)
     return [
         Check(
-            f"slope of the squared gap in the length, L = {_LENGTHS[0]} to {_LENGTHS[-1]}: "
-            "inside minus outside",
+            "slope of the exact squared gap from L = 1e5 to 1e6: inside minus outside",
             abs(inside - outside),
             "<=",
-            0.05 + 4 * error,
-            error=error,
+            0.01,
         ),
+        Check("the slope inside: distance from -1", abs(inside + 1), "<=", 0.1),
         Check(
-            "queries a hundred times broader than the tokens: slope inside minus outside",
+            "queries ten times broader than the tokens: slope inside minus outside",
             broad_inside - broad_outside,
             ">=",
             0.3,
             role="control",
-            error=broad_error,
         ),
     ]
 
