@@ -142,7 +142,7 @@ def test_doctor_finds_everything_well() -> None:
     assert all(finding["well"] for finding in findings.values())
 
 
-@pytest.mark.parametrize("platform", ["cuda", "bogus"])
+@pytest.mark.parametrize("platform", ["rocm", "bogus"])
 def test_doctor_explains_a_device_that_is_not_there(platform: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "promptlimit.cli", "doctor", "--json"],

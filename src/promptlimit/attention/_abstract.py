@@ -111,7 +111,7 @@ class AbstractAttention(eqx.Module):
             query: the query $z$.
             wrt: the name of a matrix of this attention, such as "key_query" or "value".
         """
-        if not (matrices := self._matrices()):
+        if not (matrices := self.matrices()):
             raise ValueError(
                 f"`wrt` must name a matrix of this {type(self).__name__}, which has none of its "
                 f"own, got '{wrt}'. Ask one of its heads."
@@ -120,7 +120,8 @@ class AbstractAttention(eqx.Module):
         _require_prompt(self, prompt)
         return _jacobian(self, prompt, _as_query(self, query), wrt)
 
-    def _matrices(self) -> list[str]:
+    def matrices(self) -> list[str]:
+        """Return the names of this attention's own matrices, those `jacobian` can take."""
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
 

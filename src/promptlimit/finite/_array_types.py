@@ -1,4 +1,4 @@
-"""Types of the arrays that come from users and of those computed here, without jax."""
+"""Arrays that come from users and those computed here, without jax."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -20,3 +20,8 @@ class SupportsArray(Protocol):
 # NumPy's own ArrayLike takes numbers for instances of `complex`, which no checker at run time does.
 ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """What a user may pass for an array."""
+
+
+def doubles(array: object) -> Array:
+    """Return what a user built, of NumPy or of jax, as a NumPy array in double precision."""
+    return np.asarray(array, dtype=np.float64)

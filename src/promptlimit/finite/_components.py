@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import block_diag
 
-from promptlimit.finite._array_types import Array
+from promptlimit.finite._array_types import Array, doubles
 from promptlimit.measures import (
     AbstractMeasure,
     Affine,
@@ -67,31 +67,27 @@ def gaussian_components(  # noqa: PLR0911 - one line a measure
     """Return the measure as a mixture of Gaussians and atoms, or None when it is not one."""
     match measure:
         case Gaussian():
-            covariance = _double(measure.covariance)
+            covariance = doubles(measure.covariance)
             symmetric = 0.5 * (covariance + covariance.T)
-            return Components(np.ones(1), _double(measure.location)[None], symmetric[None])
+            return Components(np.ones(1), doubles(measure.location)[None], symmetric[None])
         case Empirical():
-            return _atoms(_double(measure.tokens), measure.weights)
+            return _atoms(doubles(measure.tokens), measure.weights)
         case Rademacher():
-            corners = [_atoms(_double([[-a], [a]]), None) for a in _double(measure.half_widths)]
+            corners = [_atoms(doubles([[-a], [a]]), None) for a in doubles(measure.half_widths)]
             return _product(corners)
         case Mixture():
             parts = [gaussian_components(part) for part in measure.components]
-            return _mixture(_double(measure.weights), parts)
+            return _mixture(doubles(measure.weights), parts)
         case Product():
             return _product([gaussian_components(part) for part in measure.components])
         case Affine():
             inner = gaussian_components(measure.measure)
-            return inner and _affine(inner, _double(measure.matrix), _double(measure.shift))
+            return inner and _affine(inner, doubles(measure.matrix), doubles(measure.shift))
     return None
 
 
-def _double(array: object) -> Array:
-    return np.asarray(array, dtype=np.float64)
-
-
 def _atoms(tokens: Array, weights: object) -> Components:
-    given = np.ones(tokens.shape[0]) if weights is None else _double(weights)
+    given = np.ones(tokens.shape[0]) if weights is None else doubles(weights)
     kept = given > 0.0
     return Components(given[kept] / given.sum(), tokens[kept], None)
 
@@ -117,8 +113,8 @@ def _product(parts: Sequence[Components | None]) -> Components | None:
         return None
     choices = list(itertools.product(*(range(part.weights.size) for part in found)))
     pick = [list(zip(found, choice, strict=True)) for choice in choices]
-    weights = _double([np.prod([part.weights[c] for part, c in row]) for row in pick])
-    means = _double([np.concatenate([part.means[c] for part, c in row]) for row in pick])
+    weights = doubles([np.prod([part.weights[c] for part, c in row]) for row in pick])
+    means = doubles([np.concatenate([part.means[c] for part, c in row]) for row in pick])
     if all(part.covs is None for part in found):
         return Components(weights, means, None)
     covs = [part.all_covs() for part in found]

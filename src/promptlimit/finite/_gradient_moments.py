@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention, Factored, LinearAttention, SoftmaxAttention
-from promptlimit.finite._array_types import Array, ArrayLike
+from promptlimit.finite._array_types import Array, ArrayLike, doubles
 from promptlimit.finite._asymptotic_moments import asymptotic_spread_error, none_claimed
 from promptlimit.finite._components import gaussian_components
 from promptlimit.finite._heads import Head
@@ -92,7 +92,7 @@ def gradient_moments(
     """
     request = checked_request(attention, measure, query, length, including_query=including_query)
     stop = stopping(rtol, samples)
-    require_choice("wrt", wrt, attention._matrices())
+    require_choice("wrt", wrt, attention.matrices())
     gradient = _gradient(request, wrt)
     chosen = chosen_kind(request, kind, key, _possible_kinds(request, gradient))
     counts = no_samples(request.length)
@@ -134,19 +134,15 @@ def _gradient(request: Request, wrt: str) -> _Gradient | None:
 def _factored_gradient(attention: Factored, head: Head, wrt: str) -> _Gradient:
     identity, outputs = np.eye(head.tilt.size), float(head.value.shape[0])
     if wrt == "key_weight":
-        projected = attention.scale * (_double(attention.query_weight) @ head.query)
+        projected = attention.scale * (doubles(attention.query_weight) @ head.query)
         return _Gradient(float(projected @ projected), head.value, identity)
     if wrt == "query_weight":
-        left = attention.scale * _double(attention.key_weight)
+        left = attention.scale * doubles(attention.key_weight)
         return _Gradient(float(head.query @ head.query), head.value, left)
     if wrt == "output":
-        return _Gradient(outputs, _double(attention.value_weight), None)
-    size = outputs if attention.output is None else float(np.sum(_double(attention.output) ** 2))
+        return _Gradient(outputs, doubles(attention.value_weight), None)
+    size = outputs if attention.output is None else float(np.sum(doubles(attention.output) ** 2))
     return _Gradient(size, identity, None)
-
-
-def _double(array: object) -> Array:
-    return np.asarray(array, dtype=np.float64)
 
 
 def _possible_kinds(request: Request, gradient: _Gradient | None) -> tuple[Kind, ...]:

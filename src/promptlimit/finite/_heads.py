@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Literal
 
-import numpy as np
-
 from promptlimit.attention import (
     AbstractAttention,
     Factored,
@@ -12,7 +10,7 @@ from promptlimit.attention import (
     MultiHead,
     SoftmaxAttention,
 )
-from promptlimit.finite._array_types import Array
+from promptlimit.finite._array_types import Array, doubles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +34,11 @@ def merged_head(attention: AbstractAttention, query: Array) -> Head | None:
     """Return the attention as one head at this query, or None when it is not one."""
     match attention:
         case SoftmaxAttention() | LinearAttention():
-            tilt = _double(attention.key_query) @ query
-            return Head(attention.kernel, tilt, _double(attention.value), query)
+            tilt = doubles(attention.key_query) @ query
+            return Head(attention.kernel, tilt, doubles(attention.value), query)
         case Factored():
-            key, value = _double(attention.key_weight), _double(attention.value_weight)
-            tilt = attention.scale * (key.T @ (_double(attention.query_weight) @ query))
+            key, value = doubles(attention.key_weight), doubles(attention.value_weight)
+            tilt = attention.scale * (key.T @ (doubles(attention.query_weight) @ query))
             return Head(attention.kernel, tilt, _after(attention.output, value), query)
         case MultiHead(heads=(only,)):
             inner = merged_head(only, query)
@@ -51,8 +49,4 @@ def merged_head(attention: AbstractAttention, query: Array) -> Head | None:
 
 
 def _after(output: object, value: Array) -> Array:
-    return value if output is None else _double(output) @ value
-
-
-def _double(array: object) -> Array:
-    return np.asarray(array, dtype=np.float64)
+    return value if output is None else doubles(output) @ value

@@ -29,8 +29,10 @@ def _shifted_exponentials(exponents: Array, weights: Array | None) -> tuple[Arra
     r"""Return the largest exponent $c$ of positive weight, and $e^{s_i-c}$.
 
     A token of weight zero adds nothing to a mean, yet derivatives in its weight need its
-    exponential. Its exponent may exceed the largest: it is capped where it would overflow.
+    exponential. Its exponent may exceed the largest: it is capped where it would overflow. The
+    barrier keeps a compiler from rounding the exponents in one way here and another there.
     """
+    exponents = jax.lax.optimization_barrier(exponents)
     if weights is None:
         largest = jax.lax.stop_gradient(jnp.max(exponents))
         return largest, jnp.exp(exponents - largest)
