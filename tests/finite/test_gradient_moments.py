@@ -4,13 +4,19 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from finite.simulated_prompts import agrees, draw, outputs, spreads
-from promptlimit.finite._polynomial_moments import _squares_derivative, squares_product
+from promptlimit.finite._polynomial_moments import (
+    _outer_spread_derivative,
+    _squares_derivative,
+    outer_product_spread,
+    squares_product,
+)
 from promptlimit.finite._precision import in_double
 
 
@@ -119,3 +125,22 @@ def test_gradients_that_are_not_exact_say_what_is_possible():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.gradient_moments(head, coin, [1.0], 5, wrt="values")
     assert pl.gradient_moments(head, coin, [1.0], math.inf, wrt="key_query").kind == "limit"
+
+
+def test_derivatives_give_the_closed_form_of_the_spread_of_outer_products(x64):
+    rng = np.random.default_rng(4)
+    left, right = rng.normal(size=(2, 3)), rng.normal(size=(4, 3))
+    parts = [pl.Gaussian(rng.normal(size=3), np.diag(rng.uniform(size=3))) for _ in range(2)]
+    law = pl.Mixture([0.25, 0.75], parts)
+    found = _outer_spread_derivative(law, jnp.asarray(left), jnp.asarray(right))
+    np.testing.assert_allclose(found, outer_product_spread(law, left, right), rtol=1e-10)
+
+
+def test_the_spread_of_outer_products_is_that_of_the_tokens(x64):
+    rng = np.random.default_rng(5)
+    left, right, tokens = rng.normal(size=(2, 3)), rng.normal(size=(4, 3)), rng.normal(size=(5, 3))
+    outer = tokens[:, :, None] * tokens[:, None, :]
+    want = np.sum((left @ (outer - outer.mean(axis=0)) @ right.T) ** 2) / 5
+    found = outer_product_spread(pl.Empirical(tokens), left, right)
+    np.testing.assert_allclose(found, want, rtol=1e-12)
+    assert outer_product_spread(pl.Empirical([[1234.567, 77.7]]), np.eye(2), np.eye(2)) == 0.0

@@ -176,6 +176,16 @@ def test_a_damaged_file_is_rebuilt(tmp_path, damage):
     assert len(path.read_bytes()) == len(sound)
 
 
+def test_a_file_that_does_not_cover_the_range_is_rebuilt(tmp_path):
+    built = stored_table(tmp_path)
+    (path,) = tmp_path.iterdir()
+    with np.load(path, allow_pickle=False) as stored:
+        parts = dict(stored)
+    parts["coefficients"] = parts["coefficients"][..., :1]
+    np.savez(path, **parts)
+    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, built.coefficients)
+
+
 def test_refuses_when_polynomials_cannot_follow(monkeypatch):
     monkeypatch.setattr(_interpolant_table, "_HALVINGS", 0)
     monkeypatch.setattr(_interpolant_table, "_NARROW", 1.0)

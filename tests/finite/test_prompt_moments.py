@@ -14,7 +14,11 @@ from finite.simulated_prompts import agrees, draw, outputs, weights_of
 from promptlimit.finite import prompt_moments, weight_statistics
 from promptlimit.finite._components import Components, gaussian_components
 from promptlimit.finite._mixture_moments import mixture_moments
-from promptlimit.finite._polynomial_moments import _read_derivatives, read_moments
+from promptlimit.finite._polynomial_moments import (
+    _assembled_read_moments,
+    _read_derivatives,
+    read_moments,
+)
 from promptlimit.finite._precision import in_double
 
 HEADS = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}
@@ -195,10 +199,26 @@ def test_other_measures_are_left_whole(measure):
 def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64):
     law = as_measure(problem(3, seed=11)[3])
     tilt = np.array([0.7, -0.4, 1.1])
-    mean, second = map(np.asarray, _read_derivatives(in_double(law), jax.numpy.asarray(tilt)))
+    found = map(np.asarray, _read_derivatives(in_double(law), jax.numpy.asarray(tilt)))
+    mean, cov = _assembled_read_moments(tilt, *found)
     closed_mean, closed_cov = read_moments(law, tilt)
     assert_allclose(mean, closed_mean, rtol=1e-11)
-    assert_allclose(second - np.outer(mean, mean), closed_cov, rtol=1e-10)
+    assert_allclose(cov, closed_cov, rtol=1e-10)
+
+
+def test_linear_moments_keep_their_digits_far_from_the_origin(x64):
+    # For z = m + x, x small and symmetric, Cov z<z,t> = s2 mm' + a^2 G + a (mw' + wm') + O(x^4).
+    attention = pl.LinearAttention(np.eye(2), np.eye(2))
+    law = pl.Affine(pl.UniformCube([1e-3 * 3**0.5] * 2), np.eye(2), [1e4, 1e4])
+    found = pl.prompt_moments(attention, law, [1.0, 0.5], 1)
+    assert_allclose(found.mse, 1e-6 * (1.25 * 2e8 + 2 * 2.25e8 + 2 * 1.5e4 * 1.5e4), rtol=1e-9)
+
+
+def test_no_lengths_give_no_moments(x64):
+    attention, law = pl.SoftmaxAttention([[1.0]], [[1.0]]), pl.Gaussian([0.0], [[1.0]])
+    for kind in ("exact", "asymptotic", "estimate"):
+        none = pl.prompt_moments(attention, law, [1.0], [], kind=kind, key=jax.random.key(0))
+        assert none.mean.shape == (0, 1)
 
 
 @pytest.mark.slow
@@ -352,7 +372,7 @@ BOTH = pl.MultiHead([SOFTMAX, SOFTMAX])
         (
             (SOFTMAX, NORMAL, [1.0], 5),
             {"samples": 1},
-            "`samples` must be at least 2, got 1. It counts prompts.",
+            "`samples` must be a whole number of at least 2, got 1. It counts prompts.",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], 1e10),

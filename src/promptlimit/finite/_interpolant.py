@@ -17,7 +17,8 @@ from jaxtyping import Array, Float
 
 from promptlimit.finite._array_types import ArrayLike
 from promptlimit.finite._interpolant_table import interpolation_table
-from promptlimit.finite._weight_statistics import MAX_SHARPNESS, STATISTICS, weight_statistics
+from promptlimit.finite._lengths import checked_lengths
+from promptlimit.finite._weight_statistics import MAX_SHARPNESS, STATISTICS
 
 
 class WeightInterpolant(eqx.Module):
@@ -134,10 +135,9 @@ def weight_interpolant(
             f"`max_sharpness` must be above 0 and at most {MAX_SHARPNESS:g}, got {max_sharpness}."
         )
     scalar = np.ndim(length) == 0
-    lengths = tuple(float(one) for one in np.ravel(np.asarray(length, dtype=np.float64)))
+    lengths = tuple(float(one) for one in np.ravel(checked_lengths(length)))
     if not lengths:
         raise ValueError("`length` must hold at least one number, got none.")
-    weight_statistics(0.0, lengths)  # raises for lengths it cannot treat
     smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
     place = None if folder is None else pathlib.Path(folder)
     table = interpolation_table(smooth, lengths, float(max_sharpness), place)

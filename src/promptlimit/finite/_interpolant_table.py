@@ -78,7 +78,7 @@ def interpolation_table(
         return _built(statistics, lengths, max_sharpness)
     name = hashlib.sha256(description.encode()).hexdigest()[:32]
     path = folder / f"weight-statistics-{name}.npz"
-    table = _loaded(path, description, (len(statistics), len(lengths)))
+    table = _loaded(path, description, (len(statistics), len(lengths)), _end(max_sharpness))
     if table is None:
         table = _built(statistics, lengths, max_sharpness)
         _save(path, description, table)
@@ -87,7 +87,7 @@ def interpolation_table(
 
 def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> Table:
     """Return a table within the tolerances, or refuse."""
-    end = 0.5 * math.log1p(max_sharpness**2)
+    end = _end(max_sharpness)
     wide = _until_accurate(_WIDE, end, lambda n: _wide_fit(statistics, lengths, end, n))
     table = _until_accurate(_NARROW, end, lambda n: _narrow_fit(statistics, wide, end, n))
     error, slope_error = wide.error + table.error, wide.slope_error + table.slope_error
@@ -97,6 +97,11 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
             f"sharpness {max_sharpness:g}. Use `weight_statistics` for these lengths."
         )
     return Table(table.coefficients, table.width, error, slope_error)
+
+
+def _end(max_sharpness: float) -> float:
+    """Return where the pieces end, in the variable they are cut in."""
+    return 0.5 * math.log1p(max_sharpness**2)
 
 
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
@@ -189,7 +194,9 @@ def _wide_row(name: str, found: WeightStatistics) -> NDArray[np.float64]:
         return np.log(getattr(found, name))
 
 
-def _loaded(path: pathlib.Path, description: str, shape: tuple[int, int]) -> Table | None:
+def _loaded(
+    path: pathlib.Path, description: str, shape: tuple[int, int], end: float
+) -> Table | None:
     """Return the table in a file, or None when the file is missing, broken or about another."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
@@ -205,6 +212,7 @@ def _loaded(path: pathlib.Path, description: str, shape: tuple[int, int]) -> Tab
         and coefficients.shape[:3] == (*shape, DEGREE + 1)
         and np.isfinite(coefficients).all()
         and 0 < width <= _NARROW
+        and math.isclose(coefficients.shape[3] * width, end, rel_tol=1e-9)
         and 0 <= error <= TOLERANCE
         and 0 <= slope_error <= SLOPE_TOLERANCE
     )

@@ -18,7 +18,7 @@ def checked_lengths(length: ArrayLike) -> NDArray[np.float64]:
         if given.dtype.kind not in "fiuO":  # whole numbers beyond 64 bits make an object array
             raise TypeError
         values = given.astype(np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(
             f"`length` must hold numbers, got {type(length).__name__} of dtype {given.dtype}. "
             "It counts the tokens of a prompt."

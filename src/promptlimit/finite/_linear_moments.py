@@ -9,7 +9,7 @@ import numpy as np
 from promptlimit.finite._array_types import Array
 from promptlimit.finite._heads import Head
 from promptlimit.finite._moment_rows import MomentRows, no_samples
-from promptlimit.finite._polynomial_moments import read_moments, squares_product
+from promptlimit.finite._polynomial_moments import outer_product_spread, read_moments
 from promptlimit.measures import AbstractMeasure
 
 
@@ -51,15 +51,13 @@ def linear_spread_error(
 ) -> Array:
     r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ for the mean $\hat S$ of $z_lz_l^\top$, K = `left`.
 
-    One token has $E|Kz|^2|Vz|^2-\|KSV^\top\|_F^2$; the rest as for the outputs.
+    One token has $E\|K(zz^\top-S)V^\top\|_F^2$; the rest as for the outputs.
     """
-    origin = np.zeros(measure.dim)
-    second = second_moment(measure)
-    expected = left @ second @ value.T
-    one_token = squares_product(measure, origin, origin, left, value) - np.sum(expected**2)
+    one_token = outer_product_spread(measure, left, value)
     spread, share, _ = _shares(length, own_token)
     if own_token is None:
         return spread * one_token
+    expected = left @ second_moment(measure) @ value.T
     moved = np.outer(left @ own_token, value @ own_token) - expected
     return spread * one_token + share**2 * np.sum(moved**2)
 

@@ -48,8 +48,24 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
         return _read_moments_of_components(components, tilt)
     with jax.enable_x64(True):
         point = jnp.asarray(tilt)
-        mean, second = map(np.asarray, _read_derivatives(in_double(measure), point))
-    return mean, second - np.outer(mean, mean)
+        found = map(np.asarray, _read_derivatives(in_double(measure), point))
+    return _assembled_read_moments(tilt, *found)
+
+
+def _assembled_read_moments(
+    tilt: Array, mean: Array, cov: Array, third: Array, fourth: Array
+) -> tuple[Array, Array]:
+    r"""Return mean and covariance of $z\langle z,t\rangle$ from moments of $x=z-m$.
+
+    With $a=\langle m,t\rangle$, $b=\langle x,t\rangle$ and $w=\Gamma t$ the deviation is
+    $mb+ax+(xb-w)$, so that no large mean is squared and taken away again:
+
+    Cov = t'w mm' + a^2 Gamma + a (mw' + wm') + 2a E[xx'b] + m E[b^2 x]' + E[b^2 x] m' + E[xx'b^2] - ww'
+    """  # noqa: E501  # a formula stays on one line
+    a, w = mean @ tilt, cov @ tilt
+    mixed = np.outer(mean, a * w + third @ tilt)
+    spread = (tilt @ w) * np.outer(mean, mean) + a**2 * cov + mixed + mixed.T
+    return a * mean + w, spread + 2.0 * a * third + fourth - np.outer(w, w)
 
 
 def _read_moments_of_components(components: Components, tilt: Array) -> tuple[Array, Array]:
@@ -77,15 +93,16 @@ def _read_moments_of_components(components: Components, tilt: Array) -> tuple[Ar
 
 
 @eqx.filter_jit
-def _read_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, JaxArray]:
-    r"""Return $E zb$ and $E zz^\top b^2$, $b=\langle z,t\rangle$, as derivatives of $e^\Lambda$."""
+def _read_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, ...]:
+    r"""Return $m$, $E\,xx^\top$, $E\,xx^\top b$ and $E\,xx^\top b^2$ with $x=z-m$, $b=\langle x,t\rangle$.
 
-    def laplace(point: JaxArray) -> JaxArray:
-        return jnp.exp(measure.log_laplace(point))
-
+    They are derivatives at 0 of $E e^{\langle r,x\rangle}=e^{\Lambda(r)-\langle r,m\rangle}$.
+    """  # noqa: E501  # as above
     origin = jnp.zeros_like(tilt)
-    mean = jax.jvp(jax.grad(laplace), (origin,), (tilt,))[1]
-    return mean, _second_derivative(jax.hessian(laplace), tilt)(origin)
+    mean = jax.grad(measure.log_laplace)(origin)
+    second = jax.hessian(lambda r: jnp.exp(measure.log_laplace(r) - r @ mean))
+    cov, third = jax.jvp(second, (origin,), (tilt,))
+    return mean, cov, third, _second_derivative(second, tilt)(origin)
 
 
 def _second_derivative(
@@ -97,6 +114,66 @@ def _second_derivative(
         return jax.jvp(function, (point,), (direction,))[1]
 
     return lambda point: jax.jvp(first, (point,), (direction,))[1]
+
+
+def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) -> float:
+    r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$, $S=E\,zz^\top$, K = `left`, V = `right`."""
+    components = gaussian_components(measure)
+    if components is not None:
+        return _outer_spread_of_components(components, left, right)
+    with jax.enable_x64(True):
+        point = [jnp.asarray(array) for array in (left, right)]
+        return float(_outer_spread_derivative(in_double(measure), *point))
+
+
+def _outer_spread_of_components(components: Components, left: Array, right: Array) -> float:
+    r"""Within components, and between their second moments $S_c=\Gamma_c+m_cm_c^\top$.
+
+    Within: `tr PG tr QG + tr PG m'Qm + m'Pm tr QG + tr(PGQG) + 2 m'PGQm`, $P=K^\top K$,
+    $Q=V^\top V$. Between: $\|K(S_c-S)V^\top\|_F^2$, with the common mean taken out first.
+    """
+    p, q = left.T @ left, right.T @ right
+    m, covs, weights = components.means, components.all_covs(), components.weights
+    p_cov, q_cov = p @ covs, q @ covs
+    p_trace, q_trace = (np.trace(each, axis1=1, axis2=2) for each in (p_cov, q_cov))
+    p_mean, q_mean = (np.einsum("ci,ij,cj->c", m, each, m) for each in (p, q))
+    shared = np.einsum("cij,cji->c", p_cov, q_cov)
+    mixed = np.einsum("ci,cij,jk,ck->c", m, p_cov, q, m)
+    within = p_trace * q_trace + p_trace * q_mean + p_mean * q_trace + shared + 2.0 * mixed
+    common = weights @ m
+    moved = m - common
+    own = covs + moved[:, :, None] * moved[:, None, :]
+    cross = common[:, None] * moved[:, None, :]
+    second = own - np.tensordot(weights, own, axes=1) + cross + cross.transpose(0, 2, 1)
+    between = np.sum((left @ second @ right.T) ** 2, axis=(1, 2))
+    return float(weights @ (within + between))
+
+
+@eqx.filter_jit
+def _outer_spread_derivative(measure: AbstractMeasure, left: JaxArray, right: JaxArray) -> JaxArray:
+    r"""Expand $zz^\top-S=mx^\top+xm^\top+(xx^\top-\Gamma)$, $x=z-m$, with $A=Km$ and $B=Vm$.
+
+    |A|^2 E|Vx|^2 + |B|^2 E|Kx|^2 + 2 A'K Gamma V'B + E|Kx|^2|Vx|^2 - |K Gamma V'|^2
+    + 2 E[A'Kx |Vx|^2] + 2 E[B'Vx |Kx|^2]
+    """
+    origin = jnp.zeros(measure.dim, left.dtype)
+    mean = jax.grad(measure.log_laplace)(origin)
+
+    def laplace(point: JaxArray) -> JaxArray:
+        return jnp.exp(measure.log_laplace(point) - point @ mean)
+
+    def square(rows: JaxArray, function: Callable[[JaxArray], JaxArray]) -> Callable:
+        return lambda point: jax.vmap(lambda r: _second_derivative(function, r)(point))(rows).sum()
+
+    k_square, v_square = square(left, laplace), square(right, laplace)
+    a, b = left @ mean, right @ mean
+    cov = jax.hessian(laplace)(origin)
+    k_size, k_third = jax.jvp(k_square, (origin,), (right.T @ b,))
+    v_size, v_third = jax.jvp(v_square, (origin,), (left.T @ a,))
+    fourth = square(left, v_square)(origin)
+    crossed = left @ cov @ right.T
+    even = (a @ a) * v_size + (b @ b) * k_size + 2.0 * (a @ crossed @ b)
+    return even + fourth - jnp.sum(crossed**2) + 2.0 * (v_third + k_third)
 
 
 def squares_product(

@@ -136,7 +136,8 @@ def _estimated_rows(request: Request, key: PRNGKeyArray, stop: Stopping) -> Mome
     tilt = request.head.tilt if softmax and request.head is not None else None
     with jax.enable_x64(True):
         simulation = request.simulation(key)
-        rows = [
+        rows = [rows_at_infinity(limit, 0)]
+        rows += [
             rows_at_infinity(limit, 1)
             if np.isinf(one)
             else _estimated_row(
@@ -175,8 +176,8 @@ def _result(request: Request, rows: MomentRows, kind: Kind) -> PromptMoments:
     shape = request.shape
     return PromptMoments(
         length=request.length.reshape(shape),
-        mean=(rows.limit + rows.bias).reshape(*shape, -1),
-        bias=rows.bias.reshape(*shape, -1),
+        mean=(rows.limit + rows.bias).reshape(*shape, rows.limit.size),
+        bias=rows.bias.reshape(*shape, rows.limit.size),
         cov=rows.cov.reshape(*shape, *rows.cov.shape[1:]),
         mse=rows.mse.reshape(shape),
         effective_tokens=tokens.reshape(shape),

@@ -98,7 +98,7 @@ def chosen_kind(request: Request, kind: str, key: object, possible: tuple[Kind, 
     No kind is replaced by another in silence: what cannot be had is an error that says what can.
     """
     require_choice("kind", kind, KINDS)
-    if np.isinf(request.length).all() and kind != "estimate":
+    if request.length.size and np.isinf(request.length).all() and kind != "estimate":
         return "limit"
     if kind == "auto":
         if "exact" in possible:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Integral
 
 import equinox as eqx
 import jax
@@ -49,8 +50,10 @@ def stopping(rtol: float | None, samples: int | None) -> Stopping:
     """Return when to stop; a number of prompts given without `rtol` is used to the last."""
     if rtol is not None and not 0.0 < rtol < math.inf:
         raise ValueError(f"`rtol` must be positive, got {rtol}. It is a relative standard error.")
-    if samples is not None and samples < 2:
-        raise ValueError(f"`samples` must be at least 2, got {samples}. It counts prompts.")
+    if samples is not None and not (isinstance(samples, Integral) and samples >= 2):
+        raise ValueError(
+            f"`samples` must be a whole number of at least 2, got {samples}. It counts prompts."
+        )
     by_default = DEFAULT_RTOL if samples is None else 0.0
     target = by_default if rtol is None else float(rtol)
     return Stopping(target, samples or DEFAULT_SAMPLES, rtol is not None)
@@ -136,12 +139,14 @@ def _warn_when_unreliable(squares: Array, stop: Stopping) -> None:
     r"""Warn when the error bar is itself uncertain, or larger than was asked for.
 
     The variance of n values of kurtosis $\kappa$ is known to a relative $\sqrt{(\kappa-1)/n}$; past
-    one half, a few prompts decide the error bar.
+    one half, a few prompts decide the error bar. Few values hide their tails, so that $\kappa$ is
+    taken to be at least a Gaussian's.
     """
     count, reached = squares.size, _relative_error(squares)
     centred = (squares - squares.mean()) ** 2
     variance = float(centred.mean())
-    if variance > 0.0 and float((centred**2).mean()) / variance**2 - 1.0 > 0.25 * count:
+    kurtosis = max(3.0, float((centred**2).mean()) / variance**2) if variance > 0.0 else 1.0
+    if kurtosis - 1.0 > 0.25 * count:
         equal = squares.sum() ** 2 / np.sum(squares**2)
         warnings.warn(
             f"The squared errors of {count} prompts are so uneven, worth {equal:.1f} equal ones, "
