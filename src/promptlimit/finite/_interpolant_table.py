@@ -14,11 +14,10 @@ then renamed, read back only when its description and its contents are what was 
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import math
-import os
 import pathlib
-import tempfile
 import zipfile
 from collections.abc import Callable
 
@@ -31,6 +30,7 @@ from promptlimit.finite._weight_statistics import (
     WeightStatistics,
     weight_statistics,
 )
+from promptlimit.results import write_bytes
 
 DEGREE = 7
 TOLERANCE = 1e-9
@@ -221,17 +221,11 @@ def _loaded(
 
 def _save(path: pathlib.Path, description: str, table: Table) -> None:
     """Write a table so that a reader sees the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(
-                file,
-                description=np.array(description),
-                coefficients=table.coefficients,
-                numbers=np.array([table.width, table.error, table.slope_error]),
-            )
-        pathlib.Path(temporary).replace(path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    np.savez(
+        content,
+        description=np.array(description),
+        coefficients=table.coefficients,
+        numbers=np.array([table.width, table.error, table.slope_error]),
+    )
+    write_bytes(path, content.getvalue())
