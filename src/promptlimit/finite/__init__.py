@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
     from promptlimit.finite._interpolant import weight_interpolant as weight_interpolant
+    from promptlimit.finite._lengths import checked_lengths as checked_lengths
+    from promptlimit.finite._precision import in_double as in_double
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
@@ -22,7 +24,9 @@ _HOME = {
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
+    "checked_lengths": "_lengths",
     "gradient_moments": "_gradient_moments",
+    "in_double": "_precision",
     "prompt_moments": "_prompt_moments",
     "weight_interpolant": "_interpolant",
     "weight_statistics": "_weight_statistics",

@@ -1,0 +1,148 @@
+r"""The exact risk of softmax attention on Gaussian regression, as a function of its parameters.
+
+Given $(w, x_q)$ the mean square over prompts is, with the symbols of `_polynomials`,
+
+$$E[(\text{prediction}-y_q)^2\mid w,x_q]=(c-y)^2+s^2+f\,P(\sigma^2)+c^2\varrho(\sigma^2),\qquad
+f=v^\top\Gamma_wv-2c(c-y),$$
+
+$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is divided
+by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in docs/tasks.md.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.finite import WeightInterpolant, weight_interpolant
+from promptlimit.tasks._points import Nodes, root
+from promptlimit.tasks._polynomials import averages
+from promptlimit.tasks._regression import LinearRegression
+
+
+def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
+    r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
+
+    The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
+    """
+    names = ("participation", "cubic_participation", "participation_square")
+    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names)
+    participation, cubic, square = found.tables
+    excess = participation - 6 * cubic + 6 * square
+    tables, names = (participation, excess), ("participation", "excess")
+    return dataclasses.replace(found, tables=tables, statistics=names)
+
+
+class PointMeans(NamedTuple):
+    r"""Means over points of what the risk is made of; `largest` is the largest $\sigma^2$."""
+
+    participation: Float[Array, ""]
+    excess: Float[Array, ""]
+    factor: Float[Array, ""]
+    square: Float[Array, ""]
+    factor_participation: Float[Array, ""]
+    square_excess: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
+class SoftmaxRisk(eqx.Module):
+    r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
+
+    What is polynomial is averaged in closed form: with $\bar P,\bar\varrho$ the means of
+    $P,\varrho$ over the points,
+
+    $$2R_L=E(c-y)^2+s^2+\bar P\,E f+\bar\varrho\,E c^2+\mathrm{Cov}(f,P)+\mathrm{Cov}(c^2,\varrho),$$
+
+    and only the covariances are sums over points. They vanish as the prompt grows.
+
+    Attributes:
+        task: the regression.
+        statistics: $P$ and $\varrho$ at one length.
+        query, weights, label: the points, as in `Nodes`.
+    """
+
+    task: LinearRegression
+    statistics: WeightInterpolant
+    query: np.ndarray
+    weights: np.ndarray
+    label: np.ndarray
+
+    def __init__(self, task: LinearRegression, statistics: WeightInterpolant, nodes: Nodes):
+        self.task = task
+        self.statistics = statistics
+        self.query, self.weights, self.label = nodes.query, nodes.weights, nodes.label
+
+    @property
+    def length(self) -> float:
+        """$L$, the number of tokens of a prompt."""
+        return self.statistics.lengths[0]
+
+    @property
+    def max_sharpness(self) -> float:
+        r"""The largest $\sigma$ at any point for which the risk is a number."""
+        return self.statistics.max_sharpness
+
+    def __call__(
+        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+    ) -> Float[Array, ""]:
+        r"""Return $R_L$ at $U$ and the last row of $V$, NaN where a point leaves the tables.
+
+        Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
+        """
+        means = self.means(key_query, value_row)
+        return combined(self.task, means, key_query, value_row)
+
+    def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
+        r"""Return the largest $\sigma$ at any point."""
+        return jnp.sqrt(jnp.max(self._scores(key_query)[2]))
+
+    def means(
+        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+    ) -> PointMeans:
+        r"""Return the means over the points.
+
+        With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
+        $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
+        $v^\top\Gamma_wv=|r|^2+s^2b^2$.
+        """
+        dim, noise = self.query.shape[0], self.task.noise_variance
+        p, t2, squared = self._scores(key_query)
+        v1, b = value_row[:dim], value_row[dim]
+        r = (jnp.asarray(root(self.task.covariance)) @ v1)[:, None] + b * jnp.asarray(self.weights)
+        c = jnp.sum(p * r, axis=0) + noise * b * t2
+        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - jnp.asarray(self.label))
+        found = self.statistics(squared)
+        P, rho, c2 = found["participation"], found["excess"], c * c
+        averaged = (jnp.mean(each) for each in (P, rho, f, c2, f * P, c2 * rho))
+        return PointMeans(*averaged, largest=jnp.max(squared))
+
+    def _scores(self, key_query: Array) -> tuple[Array, Array, Array]:
+        return scores(self.task, self.query, self.weights, key_query)
+
+
+def scores(
+    task: LinearRegression, query: np.ndarray, weights: np.ndarray, key_query: Array
+) -> tuple[Array, Array, Array]:
+    r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
+    dim = query.shape[0]
+    towards = jnp.asarray(root(task.covariance))
+    rows = jnp.concatenate([towards @ key_query[:dim, :dim], key_query[dim:, :dim]])
+    tilts = rows @ jnp.asarray(query)
+    p, t2 = tilts[:dim] + tilts[dim:] * jnp.asarray(weights), tilts[dim]
+    return p, t2, jnp.sum(p * p, axis=0) + task.noise_variance * t2 * t2
+
+
+def combined(
+    task: LinearRegression, means: PointMeans, key_query: Array, value_row: Array
+) -> Float[Array, ""]:
+    """Return the risk from means over points, the polynomial part in closed form."""
+    exact = averages(task, key_query, value_row)
+    factor = exact.value - 2 * (exact.square - exact.cross)
+    P, rho = means.participation, means.excess
+    spread = means.factor_participation - P * means.factor
+    spread = spread + means.square_excess - rho * means.square
+    total = exact.misfit + task.noise_variance + P * factor + rho * exact.square + spread
+    return 0.5 * total
