@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.dynamics import Trajectory as Trajectory
+    from promptlimit.dynamics import block_start as block_start
+    from promptlimit.dynamics import flow_time as flow_time
+    from promptlimit.dynamics import gradient_flow as gradient_flow
+    from promptlimit.dynamics import trajectory_gap as trajectory_gap
+    from promptlimit.dynamics import uniform_factors as uniform_factors
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import weight_interpolant as weight_interpolant
@@ -58,15 +64,21 @@ _HOME = {
     "Product": "measures",
     "Rademacher": "measures",
     "SoftmaxAttention": "attention",
+    "Trajectory": "dynamics",
     "UniformCube": "measures",
     "UniformSphere": "measures",
     "bayes_risk": "tasks",
+    "block_start": "dynamics",
+    "flow_time": "dynamics",
+    "gradient_flow": "dynamics",
     "gradient_moments": "finite",
     "linear_optimum": "tasks",
     "prompt_moments": "finite",
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
+    "trajectory_gap": "dynamics",
+    "uniform_factors": "dynamics",
     "weight_interpolant": "finite",
     "weight_statistics": "finite",
 }
