@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._inputs import Number
 from promptlimit.results import Risk
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._regression import LinearRegression
@@ -14,7 +15,7 @@ _REPLICATES = 8
 _SEED = 20_240_207
 
 
-def bayes_risk(task: LinearRegression, length: float | int, *, points: int = 1024) -> Risk:
+def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) -> Risk:
     r"""Return the risk of the posterior mean of w given L labelled covariates, the least possible.
 
     The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is

@@ -5,8 +5,9 @@ Given $(w, x_q)$ the mean square over prompts is, with the symbols of `_polynomi
 $$E[(\text{prediction}-y_q)^2\mid w,x_q]=(c-y)^2+s^2+f\,P(\sigma^2)+c^2\varrho(\sigma^2),\qquad
 f=v^\top\Gamma_wv-2c(c-y),$$
 
-$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is divided
-by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in docs/tasks.md.
+$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is
+divided by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in
+docs/tasks.md.
 """
 
 import dataclasses
@@ -54,7 +55,7 @@ class SoftmaxRisk(eqx.Module):
     What is polynomial is averaged in closed form: with $\bar P,\bar\varrho$ the means of
     $P,\varrho$ over the points,
 
-    $$2R_L=E(c-y)^2+s^2+\bar P\,E f+\bar\varrho\,E c^2+\mathrm{Cov}(f,P)+\mathrm{Cov}(c^2,\varrho),$$
+    $$2R_L=E(c-y)^2+s^2+\bar P\,Ef+\bar\varrho\,Ec^2+\mathrm{Cov}(f,P)+\mathrm{Cov}(c^2,\varrho),$$
 
     and only the covariances are sums over points. They vanish as the prompt grows.
 
