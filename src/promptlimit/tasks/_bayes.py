@@ -38,7 +38,8 @@ def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) ->
     variances, axes = np.linalg.eigh(task.covariance)
     seen = variances > 1e-13 * max(variances[-1], 0.0)
     inside = axes[:, seen].T @ task.query_covariance @ axes[:, seen]
-    never = noise + prior * max(float(np.trace(task.query_covariance) - np.trace(inside)), 0.0)
+    unseen = np.trace(axes[:, ~seen].T @ task.query_covariance @ axes[:, ~seen])
+    never = noise + prior * float(unseen)
     rank = inside.shape[0]
     if math.isinf(tokens) or rank == 0 or (noise == 0.0 and tokens >= rank):
         kind = "limit" if math.isinf(tokens) else "exact"

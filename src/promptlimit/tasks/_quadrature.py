@@ -65,7 +65,7 @@ def _too_sharp(sharpness: float) -> ValueError:
 
 
 def _largest_sharpness(task: LinearRegression, nodes: Nodes, key_query: Array) -> float:
-    squared = scores(task, nodes.query, nodes.weights, key_query)[2]
+    squared = scores(nodes, task.noise_variance, key_query)[2]
     return math.sqrt(float(jnp.max(squared)))
 
 
