@@ -82,8 +82,9 @@ def require_covariance(name: str, covariance: Array) -> None:
     if asymmetry.max() > rounding:
         i, j = np.unravel_index(int(asymmetry.argmax()), host.shape)
         raise ValueError(
-            f"`{name}` must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and {host[j, i]:.6g} at "
-            f"({j}, {i}). If only rounding parts them, pass ({name} + {name}.T) / 2."
+            f"`{name}` must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and "
+            f"{host[j, i]:.6g} at ({j}, {i}). If only rounding parts them, pass "
+            f"({name} + {name}.T) / 2."
         )
     smallest = np.linalg.eigvalsh((host + host.T) / 2).min()
     if smallest < -rounding:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._inputs import Number
 from promptlimit.results import Risk
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._regression import LinearRegression
@@ -14,7 +15,7 @@ _REPLICATES = 8
 _SEED = 20_240_207
 
 
-def bayes_risk(task: LinearRegression, length: float | int, *, points: int = 1024) -> Risk:
+def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) -> Risk:
     r"""Return the risk of the posterior mean of w given L labelled covariates, the least possible.
 
     The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
@@ -37,7 +38,8 @@ def bayes_risk(task: LinearRegression, length: float | int, *, points: int = 102
     variances, axes = np.linalg.eigh(task.covariance)
     seen = variances > 1e-13 * max(variances[-1], 0.0)
     inside = axes[:, seen].T @ task.query_covariance @ axes[:, seen]
-    never = noise + prior * max(float(np.trace(task.query_covariance) - np.trace(inside)), 0.0)
+    unseen = np.trace(axes[:, ~seen].T @ task.query_covariance @ axes[:, ~seen])
+    never = noise + prior * float(unseen)
     rank = inside.shape[0]
     if math.isinf(tokens) or rank == 0 or (noise == 0.0 and tokens >= rank):
         kind = "limit" if math.isinf(tokens) else "exact"

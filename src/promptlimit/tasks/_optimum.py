@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._inputs import Number
 from promptlimit.attention import LinearAttention
 from promptlimit.results import Risk
 from promptlimit.tasks._polynomials import linear_risk
@@ -21,7 +22,7 @@ class LinearOptimum(NamedTuple):
     risk: Risk
 
 
-def linear_optimum(task: LinearRegression, length: float | int) -> LinearOptimum:
+def linear_optimum(task: LinearRegression, length: Number) -> LinearOptimum:
     r"""Return the linear attention of least risk over L tokens, and that risk.
 
     $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and $V=\kappa\,\mathrm{diag}(0,1)$ with

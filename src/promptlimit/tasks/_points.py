@@ -24,16 +24,18 @@ class Nodes:
 
     Attributes:
         query: $x_q$, [d, points].
-        weights: $Cw$ with $C^\top C=\Sigma$, [d, points].
+        root: C with $C^\top C=\Sigma$, [d, d].
+        weights: $Cw$, [d, points].
         label: $\langle w,x_q\rangle$, [points].
     """
 
     query: NDArray[np.float64]
+    root: NDArray[np.float64]
     weights: NDArray[np.float64]
     label: NDArray[np.float64]
 
 
-def root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+def covariance_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return C with $C^\top C=\Sigma$, its rows along the axes of $\Sigma$, the longest first."""
     variances, axes = np.linalg.eigh(covariance)
     return (np.sqrt(np.maximum(variances, 0.0)) * axes).T[::-1]
@@ -53,14 +55,15 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
 
     dim = task.covariance.shape[0]
     sequence = qmc.Sobol(2 * dim, rng=np.random.default_rng([_SEED, replicate]))
-    longest_first, scale = root(task.query_covariance), np.sqrt(task.prior_variance)
-    towards = root(task.covariance)
+    longest_first, scale = covariance_root(task.query_covariance), np.sqrt(task.prior_variance)
+    root = covariance_root(task.covariance)
     while True:
         normals = ndtri(np.clip(sequence.random(points // 2), 2.0**-53, 1 - 2.0**-53)).T
         query, weights = longest_first.T @ normals[:dim], scale * normals[dim:]
-        label, seen = np.sum(query * weights, axis=0), towards @ weights
+        label, seen = np.sum(query * weights, axis=0), root @ weights
         yield Nodes(
             np.concatenate([query, query], axis=1),
+            root,
             np.concatenate([seen, -seen], axis=1),
             np.concatenate([label, -label]),
         )

@@ -41,7 +41,7 @@ def averages(
     r"""Return the averages for $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ and $v=(v_1,b)$.
 
     $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$, where $a=A^\top Sv_1$, $B=bA^\top S+uv_1^\top S$
-    and $n=w^\top Sw+s^2$; $E\,n=\tau^2\mathrm{tr}S+s^2$ and $E\,n^2=(E\,n)^2+2\tau^4\mathrm{tr}S^2$.
+    and $n=w^\top Sw+s^2$, $E\,n=\tau^2\mathrm{tr}S+s^2$, $E\,n^2=(E\,n)^2+2\tau^4\mathrm{tr}S^2$.
     Odd moments of w vanish, so with $H=\Sigma_q$
 
     $$E\,c^2=a^\top Ha+2b\,E n\,a^\top Hu+b^2E n^2\,u^\top Hu+\tau^2\mathrm{tr}B^\top HB,\qquad
@@ -86,7 +86,7 @@ def linear_risk(
     key_query: Float[Array, "tokens tokens"],
     value_row: Float[Array, " tokens"],
 ) -> Float[Array, ""]:
-    r"""Return the risk of linear attention over L tokens, or of either attention over infinitely many.
+    r"""Return the risk of linear attention over L tokens; at infinity, of softmax attention too.
 
     $2R_L=s^2+E(c-y)^2+\frac1L\big(E\,c^2+E\,v^\top\Gamma_wv\,\sigma^2\big)$, a polynomial in
     (U, v); at $L=\infty$ it is the $R_\infty$ of section 5.

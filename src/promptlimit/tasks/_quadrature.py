@@ -1,6 +1,5 @@
-r"""The risk of softmax attention at given parameters, over as many points as a tolerance asks for."""
+"""The risk of softmax attention, over as many points as a tolerance asks for."""
 
-import dataclasses
 import math
 import warnings
 
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit.finite import UnreliableErrorWarning
+from promptlimit.tasks._heads import Averaged, Regressor
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._softmax_risk import (
@@ -28,32 +28,15 @@ _MARGIN = 1.25
 _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Averaged:
-    """A mean over replicates, twice its standard error, and the points it took."""
-
-    value: float
-    error: float
-    points: int
-
-
-def softmax_risk(
-    task: LinearRegression,
-    length: float,
-    key_query: Array,
-    value_row: Array,
-    *,
-    tolerance: float,
-    points: int | None,
-) -> Averaged:
+def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Averaged:
     """Return the risk to a relative tolerance, or over a fixed number of points.
 
     Call inside `jax.enable_x64(True)`.
     """
-    largest = _largest_sharpness(task, next(node_sets(task, _SET, 0)), key_query)
+    largest = _largest_sharpness(head.task, next(node_sets(head.task, _SET, 0)), head.key_query)
     for end in _RANGES:
         if end >= min(_MARGIN * largest, _RANGES[-1]):
-            found = _within(task, length, end, key_query, value_row, tolerance, points)
+            found = _within(head, end, tolerance, points)
             if isinstance(found, Averaged):
                 return found
             largest = max(largest, found)
@@ -82,52 +65,50 @@ def _too_sharp(sharpness: float) -> ValueError:
 
 
 def _largest_sharpness(task: LinearRegression, nodes: Nodes, key_query: Array) -> float:
-    squared = scores(task, nodes.query, nodes.weights, key_query)[2]
+    squared = scores(nodes, task.noise_variance, key_query)[2]
     return math.sqrt(float(jnp.max(squared)))
 
 
-def _within(
-    task: LinearRegression,
-    length: float,
-    end: float,
-    key_query: Array,
-    value_row: Array,
-    tolerance: float,
-    points: int | None,
-) -> Averaged | float:
+def _within(head: Regressor, end: float, tolerance: float, points: int | None) -> Averaged | float:
     """Return the risk with statistics tabulated up to `end`, or the sharpness beyond it."""
-    statistics = risk_statistics(length, end)
+    statistics = risk_statistics(head.length, end)
     size = _SET if points is None else min(points, _SET)
-    streams = [node_sets(task, size, replicate) for replicate in range(REPLICATES)]
+    streams = [node_sets(head.task, size, replicate) for replicate in range(REPLICATES)]
     sums = np.zeros((REPLICATES, len(PointMeans._fields) - 1))
     done, target = 0, size if points is None else points
     while True:
-        while done < target:
-            for replicate, stream in enumerate(streams):
-                means = _means(SoftmaxRisk(task, statistics, next(stream)), key_query, value_row)
+        for replicate, stream in enumerate(streams):
+            for _ in range((target - done) // size):
+                means = _means(SoftmaxRisk(head.task, statistics, next(stream)), head)
                 if float(means.largest) > end**2:
                     return math.sqrt(float(means.largest))
                 sums[replicate] += np.array(means[:-1]) * size
-            done += size
-        values = np.array([_risk(task, row, key_query, value_row) for row in sums / done])
+        done = target
+        values = np.array([_risk(row, head) for row in sums / done])
         value, error = float(values.mean()), 2 * float(values.std(ddof=1)) / REPLICATES**0.5
-        if points is not None or error <= tolerance * value:
-            return Averaged(value, error, done * REPLICATES)
-        if done >= LARGEST:
+        if points is None and error > tolerance * value and done < LARGEST:
+            target = 4 * done
+            continue
+        if points is None and error > tolerance * value:
             _warn(value, error, tolerance)
-            return Averaged(value, error, done * REPLICATES)
-        target = 4 * done
+        return Averaged(value, error, done * REPLICATES)
+
+
+def _means(risk: SoftmaxRisk, head: Regressor) -> PointMeans:
+    return _compiled_means(risk, head.key_query, head.value_row)
 
 
 @eqx.filter_jit
-def _means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> PointMeans:
+def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> PointMeans:
     return risk.means(key_query, value_row)
 
 
-@eqx.filter_jit
-def _risk(task: LinearRegression, row: np.ndarray, key_query: Array, value_row: Array) -> Array:
+def _risk(row: np.ndarray, head: Regressor) -> Array:
     means = PointMeans(*jnp.asarray(row), largest=jnp.zeros(()))
-    return combined(task, means, key_query, value_row)
+    return _compiled_risk(head.task, means, head.key_query, head.value_row)
+
+
+_compiled_risk = eqx.filter_jit(combined)
 
 
 def _warn(value: float, error: float, tolerance: float) -> None:

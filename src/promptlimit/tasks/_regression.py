@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, float_array, require_shape
+from promptlimit._inputs import ArrayLike, Number, float_array, require_shape
 from promptlimit.measures import (
     AbstractMeasure,
     Affine,
@@ -93,8 +93,8 @@ class LinearRegression(AbstractRegression):
         self,
         covariance: ArrayLike,
         *,
-        noise_variance: float | int = 0.0,
-        prior_variance: float | int = 1.0,
+        noise_variance: Number = 0.0,
+        prior_variance: Number = 1.0,
         query_covariance: ArrayLike | None = None,
     ):
         self.covariance = _covariance("covariance", covariance)
@@ -142,8 +142,8 @@ class CovariateRegression(AbstractRegression):
         self,
         covariates: AbstractMeasure,
         *,
-        noise_variance: float | int = 0.0,
-        prior_variance: float | int = 1.0,
+        noise_variance: Number = 0.0,
+        prior_variance: Number = 1.0,
         query_covariates: AbstractMeasure | None = None,
     ):
         self.covariates = require_measure("covariates", covariates)
@@ -173,7 +173,7 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
     return (host + host.T) / 2
 
 
-def _variances(noise: float | int, prior: float | int) -> tuple[float, float]:
+def _variances(noise: Number, prior: Number) -> tuple[float, float]:
     if not 0.0 <= noise < math.inf:
         raise ValueError(
             f"`noise_variance` must be finite and not negative, got {noise}. "

@@ -6,7 +6,7 @@ from numbers import Integral
 
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import require_choice
+from promptlimit._inputs import Number, require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.results import Kind
 from promptlimit.tasks._abstract import AbstractTask
@@ -50,7 +50,7 @@ class Request:
 def checked_request(
     attention: AbstractAttention,
     task: AbstractTask,
-    length: float | int,
+    length: Number,
     *,
     kind: str,
     key: PRNGKeyArray | None,
@@ -67,8 +67,7 @@ def checked_request(
         )
     prompts = DEFAULT_SAMPLES if samples is None else int(samples)
     require_choice("kind", kind, ("auto", "exact", "estimate"))
-    exact = isinstance(task, LinearRegression) and is_one_head(attention)
-    if exact and kind != "estimate":
+    if isinstance(task, LinearRegression) and is_one_head(attention) and kind != "estimate":
         return Request(attention, task, tokens, task, None, count, prompts)
     subject = f"{type(attention).__name__} on {type(task).__name__}"
     if kind == "exact":

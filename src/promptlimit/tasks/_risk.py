@@ -1,26 +1,25 @@
 """The risk of an attention on an in-context task."""
 
 import jax
-import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite import in_double
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._heads import merged_head
+from promptlimit.tasks._heads import Regressor
 from promptlimit.tasks._polynomials import linear_risk
 from promptlimit.tasks._quadrature import softmax_risk
-from promptlimit.tasks._radial import radial_form, radial_risk
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks._radial import radial_risk
 from promptlimit.tasks._requests import checked_request
-from promptlimit.tasks._simulation import simulated_risk
+from promptlimit.tasks._simulation import Simulation, simulated_risk
 
 
 def risk(
     attention: AbstractAttention,
     task: AbstractTask,
-    length: float | int,
+    length: Number,
     *,
     tolerance: float = 1e-3,
     points: int | None = None,
@@ -70,34 +69,22 @@ def risk(
     with jax.enable_x64(True):
         mover = in_double(attention)
         if request.regression is not None:
-            value, error, count = _exact(
-                mover, request.regression, request.length, tolerance, request.points
-            )
+            head = Regressor.of(mover, request.regression, request.length)
+            value, error, count = _exact(head, tolerance, request.points)
         elif request.key is not None:
             count = request.samples
-            value, error = simulated_risk(
-                mover, in_double(task), request.length, request.key, count
-            )
+            simulation = Simulation(mover, in_double(task), request.length, request.key)
+            value, error = simulated_risk(simulation, count)
         else:
             raise AssertionError("a risk is exact or simulated with a key")
     return Risk(value, error, request.kind, request.length, count)
 
 
-def _exact(
-    attention: AbstractAttention,
-    task: LinearRegression,
-    length: float,
-    tolerance: float,
-    points: int | None,
-) -> tuple[float, float, int]:
+def _exact(head: Regressor, tolerance: float, points: int | None) -> tuple[float, float, int]:
     """Return value, error and number of nodes of the risk of one head on Gaussian regression."""
-    kernel, key_query, value = merged_head(attention)
-    if kernel == "linear" or np.isinf(length):
-        return float(linear_risk(task, length, key_query, value[-1])), 0.0, 0
-    block = radial_form(task, np.asarray(key_query), np.asarray(value[-1]))
-    if block is not None and points is None:
-        radial = radial_risk(task, length, *block, tolerance)
-        if radial is not None:
-            return radial
-    found = softmax_risk(task, length, key_query, value[-1], tolerance=tolerance, points=points)
+    if head.is_polynomial:
+        return float(linear_risk(head.task, head.length, head.key_query, head.value_row)), 0.0, 0
+    found = radial_risk(head, tolerance) if points is None else None
+    if found is None:
+        found = softmax_risk(head, tolerance=tolerance, points=points)
     return found.value, found.error, found.points

@@ -1,11 +1,10 @@
 """The risk of a head as a function of its parameters: what gradient flows descend."""
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import require_choice
+from promptlimit._inputs import Number, require_choice
 from promptlimit.finite import checked_lengths
 from promptlimit.tasks._points import node_sets, require_points
 from promptlimit.tasks._polynomials import linear_risk
@@ -14,7 +13,7 @@ from promptlimit.tasks._softmax_risk import SoftmaxRisk, risk_statistics
 
 
 class LinearRisk(eqx.Module):
-    r"""The risk $R_L(U, v)$ of linear attention, or of either attention at $L=\infty$: a polynomial.
+    r"""The risk $R_L(U, v)$ of linear attention, of softmax too at $L=\infty$: a polynomial.
 
     Attributes:
         task: the regression.
@@ -33,7 +32,7 @@ class LinearRisk(eqx.Module):
 
 def risk_function(
     task: LinearRegression,
-    length: float | int,
+    length: Number,
     *,
     kernel: str = "softmax",
     points: int = 4096,
@@ -80,7 +79,7 @@ def risk_function(
     return SoftmaxRisk(task, statistics, next(node_sets(task, count, int(replicate))))
 
 
-def require_length(length: float | int) -> float:
+def require_length(length: Number) -> float:
     """Return one prompt length as a float."""
     lengths = checked_lengths(length)
     if lengths.ndim:

@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
+from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite import in_double
 from promptlimit.results import RiskGradient
@@ -17,14 +18,14 @@ from promptlimit.tasks._quadrature import replicate_risks
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._requests import checked_request
 from promptlimit.tasks._risk_function import LinearRisk
-from promptlimit.tasks._simulation import Moments, simulated_gradient
+from promptlimit.tasks._simulation import Moments, Simulation, simulated_gradient
 from promptlimit.tasks._softmax_risk import SoftmaxRisk
 
 
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,
-    length: float | int,
+    length: Number,
     *,
     points: int = 4096,
     key: PRNGKeyArray | None = None,
@@ -58,9 +59,8 @@ def risk_gradient(
             (means, errors), count = _exact(mover, request.regression, request.length, points)
         elif request.key is not None:
             count = request.samples
-            means, errors = simulated_gradient(
-                mover, in_double(task), request.length, request.key, count
-            )
+            simulation = Simulation(mover, in_double(task), request.length, request.key)
+            means, errors = simulated_gradient(simulation, count)
         else:
             raise AssertionError("a gradient is exact or simulated with a key")
     names = _names(mover)

@@ -5,8 +5,9 @@ Given $(w, x_q)$ the mean square over prompts is, with the symbols of `_polynomi
 $$E[(\text{prediction}-y_q)^2\mid w,x_q]=(c-y)^2+s^2+f\,P(\sigma^2)+c^2\varrho(\sigma^2),\qquad
 f=v^\top\Gamma_wv-2c(c-y),$$
 
-$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is divided
-by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in docs/tasks.md.
+$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is
+divided by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in
+docs/tasks.md.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit.finite import WeightInterpolant, weight_interpolant
-from promptlimit.tasks._points import Nodes, root
+from promptlimit.tasks._points import Nodes
 from promptlimit.tasks._polynomials import averages
 from promptlimit.tasks._regression import LinearRegression
 
@@ -54,26 +55,28 @@ class SoftmaxRisk(eqx.Module):
     What is polynomial is averaged in closed form: with $\bar P,\bar\varrho$ the means of
     $P,\varrho$ over the points,
 
-    $$2R_L=E(c-y)^2+s^2+\bar P\,E f+\bar\varrho\,E c^2+\mathrm{Cov}(f,P)+\mathrm{Cov}(c^2,\varrho),$$
+    $$2R_L=E(c-y)^2+s^2+\bar P\,Ef+\bar\varrho\,Ec^2+\mathrm{Cov}(f,P)+\mathrm{Cov}(c^2,\varrho),$$
 
     and only the covariances are sums over points. They vanish as the prompt grows.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
-        query, weights, label: the points, as in `Nodes`.
+        query, root, weights, label: the points, as in `Nodes`.
     """
 
     task: LinearRegression
     statistics: WeightInterpolant
     query: np.ndarray
+    root: np.ndarray
     weights: np.ndarray
     label: np.ndarray
 
     def __init__(self, task: LinearRegression, statistics: WeightInterpolant, nodes: Nodes):
         self.task = task
         self.statistics = statistics
-        self.query, self.weights, self.label = nodes.query, nodes.weights, nodes.label
+        self.query, self.root = nodes.query, nodes.root
+        self.weights, self.label = nodes.weights, nodes.label
 
     @property
     def length(self) -> float:
@@ -97,7 +100,7 @@ class SoftmaxRisk(eqx.Module):
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
-        return jnp.sqrt(jnp.max(self._scores(key_query)[2]))
+        return jnp.sqrt(jnp.max(scores(self, self.task.noise_variance, key_query)[2]))
 
     def means(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
@@ -109,9 +112,9 @@ class SoftmaxRisk(eqx.Module):
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
         dim, noise = self.query.shape[0], self.task.noise_variance
-        p, t2, squared = self._scores(key_query)
+        p, t2, squared = scores(self, noise, key_query)
         v1, b = value_row[:dim], value_row[dim]
-        r = (jnp.asarray(root(self.task.covariance)) @ v1)[:, None] + b * jnp.asarray(self.weights)
+        r = (jnp.asarray(self.root) @ v1)[:, None] + b * jnp.asarray(self.weights)
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - jnp.asarray(self.label))
         found = self.statistics(squared)
@@ -119,20 +122,17 @@ class SoftmaxRisk(eqx.Module):
         averaged = (jnp.mean(each) for each in (P, rho, f, c2, f * P, c2 * rho))
         return PointMeans(*averaged, largest=jnp.max(squared))
 
-    def _scores(self, key_query: Array) -> tuple[Array, Array, Array]:
-        return scores(self.task, self.query, self.weights, key_query)
-
 
 def scores(
-    task: LinearRegression, query: np.ndarray, weights: np.ndarray, key_query: Array
+    points: "SoftmaxRisk | Nodes", noise_variance: float, key_query: Float[Array, "tokens tokens"]
 ) -> tuple[Array, Array, Array]:
     r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
+    root, query, weights = (jnp.asarray(a) for a in (points.root, points.query, points.weights))
     dim = query.shape[0]
-    towards = jnp.asarray(root(task.covariance))
-    rows = jnp.concatenate([towards @ key_query[:dim, :dim], key_query[dim:, :dim]])
-    tilts = rows @ jnp.asarray(query)
-    p, t2 = tilts[:dim] + tilts[dim:] * jnp.asarray(weights), tilts[dim]
-    return p, t2, jnp.sum(p * p, axis=0) + task.noise_variance * t2 * t2
+    rows = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]])
+    tilts = rows @ query
+    p, t2 = tilts[:dim] + tilts[dim:] * weights, tilts[dim]
+    return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
 
 
 def combined(
