@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -33,6 +34,6 @@ def described(value: object) -> object:
 
 def _numbers(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:
     """Return the entries of an array; of a random key, the bits it is made of."""
-    if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(array))
     return np.asarray(array)

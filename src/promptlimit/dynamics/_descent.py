@@ -6,6 +6,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
@@ -14,7 +15,7 @@ from promptlimit.dynamics._objective import Objective
 from promptlimit.tasks._heads import merged_head
 
 MAX_STEPS = 200_000
-_SMALLEST_STEP = 1e-9
+SMALLEST_STEP = 1e-9
 
 
 class Rules(NamedTuple):
@@ -56,11 +57,11 @@ class Descent(NamedTuple):
 class Moments(NamedTuple):
     """Merged parameters and costs along a trajectory."""
 
-    key_query: Array
-    value: Array
-    risk: Array
-    gradient_norm: Array
-    second_risk: Array
+    key_query: Array | np.ndarray
+    value: Array | np.ndarray
+    risk: Array | np.ndarray
+    gradient_norm: Array | np.ndarray
+    second_risk: Array | np.ndarray
 
 
 def gradient(objective: Objective, start: AbstractAttention, state: Array) -> Array:
@@ -106,13 +107,16 @@ def descend(
                 atol=rules.tolerance,
                 pcoeff=0.2,
                 icoeff=0.5,
-                dtmin=_SMALLEST_STEP,
+                dtmin=SMALLEST_STEP,
                 force_dtmin=False,
             ),
             event=diffrax.Event([arrived, escaped]),
+            adjoint=diffrax.ForwardMode(),
             max_steps=MAX_STEPS,
             throw=False,
         )
+    if found.ys is None or found.ts is None or found.event_mask is None:
+        raise AssertionError("states, times and events are saved")
     states, last = found.ys
     return Descent(
         states=states,

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import diffrax
 import equinox as eqx
@@ -14,10 +15,20 @@ from jaxtyping import Array, PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._descent import MAX_STEPS, Descent, Rules, descend, measured
+from promptlimit.dynamics._descent import (
+    MAX_STEPS,
+    SMALLEST_STEP,
+    Descent,
+    Moments,
+    Rules,
+    descend,
+    measured,
+)
 from promptlimit.dynamics._objective import (
+    SHARPNESS_RANGES,
     Objective,
     largest_sharpness,
+    mover,
     regression_objective,
     simulated_objective,
 )
@@ -37,9 +48,10 @@ from promptlimit.tasks._heads import merged_head
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._risk_function import require_length
 
-_SHARPNESS_RANGES = (16.0, 40.0)
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
+_FINEST = 1e-13
+_PADDING = 16
 
 
 def gradient_flow(
@@ -85,7 +97,7 @@ def gradient_flow(
     >>> task = pl.LinearRegression(jnp.diag(jnp.array([1.0, 0.5])))
     >>> flow = pl.gradient_flow(task, pl.block_start(task, 0.5), math.inf, [0.0, 1.0, math.inf])
     >>> print(flow.kind, flow.risks.round(4), flow.arrived is not None)
-    limit [0.5899 0.2763 0.    ] True
+    limit [0.5466 0.2012 0.    ] True
     """
     require_start(task, start)
     require_counts(replicate, samples)
@@ -126,16 +138,36 @@ def _usual_solver(
     return StabilisedRungeKutta()
 
 
+class _Attempt(NamedTuple):
+    """A flow followed with weight statistics up to some sharpness."""
+
+    objective: Objective
+    second: Objective
+    found: Descent
+    max_sharpness: float
+    sharpness: float
+
+    @property
+    def left_the_tables(self) -> bool:
+        """Whether it stopped because the statistics end there."""
+        return not bool(self.found.finished) and self.sharpness > 0.9 * self.max_sharpness
+
+
 def _solved(request: FlowRequest) -> Trajectory:
-    """Return the trajectory; tables of weight statistics grow when the sharpness asks for it."""
-    for max_sharpness in _SHARPNESS_RANGES:
-        objective, second = (_objective(request, max_sharpness, shift) for shift in (0, 1))
-        found = _descent(request, objective)
-        reached = _reached_sharpness(request, objective, found)
-        if bool(found.finished) or reached < 0.9 * max_sharpness:
-            break
-    _require_finished(request, found, reached)
-    return _trajectory(request, objective, second, found)
+    """Return the trajectory; the tables of weight statistics grow when the sharpness asks."""
+    usual, widest = SHARPNESS_RANGES
+    attempt = _attempt(request, usual)
+    if attempt.left_the_tables:
+        attempt = _attempt(request, widest)
+    _require_finished(request, attempt)
+    return _trajectory(request, attempt)
+
+
+def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
+    objective, second = (_objective(request, max_sharpness, shift) for shift in (0, 1))
+    found = _descent(request, objective)
+    sharpness = largest_sharpness(objective, _attention(request, found.last))
+    return _Attempt(objective, second, found, max_sharpness, sharpness)
 
 
 def _objective(request: FlowRequest, max_sharpness: float, shift: int) -> Objective:
@@ -158,15 +190,18 @@ def _objective(request: FlowRequest, max_sharpness: float, shift: int) -> Object
 
 
 def _descent(request: FlowRequest, objective: Objective) -> Descent:
+    """Follow the flow; its states at times padded to a common number, so that programs are few."""
     finite = request.times[np.isfinite(request.times)]
     end = finite[-1] if finite.size == request.times.size else _FOREVER
-    rules = Rules(*map(jnp.asarray, (end, request.tolerance, request.arrival, request.radius)))
-    return descend(objective, request.start, jnp.asarray(finite), rules, request.solver)
-
-
-def _reached_sharpness(request: FlowRequest, objective: Objective, found: Descent) -> float:
-    _, key_query, _ = merged_head(_attention(request, found.last))
-    return largest_sharpness(objective, key_query)
+    padded = np.concatenate([np.zeros(-finite.size % _PADDING), finite])
+    step = request.tolerance
+    if not isinstance(request.solver, StabilisedRungeKutta):
+        # At the edge of stability other explicit methods hover about the end at their tolerance.
+        step = max(min(step, 0.01 * request.arrival), _FINEST)
+    rules = Rules(*map(jnp.asarray, (end, step, request.arrival, request.radius)))
+    start = mover(objective, request.start)
+    found = descend(objective, start, jnp.asarray(padded), rules, request.solver)
+    return found._replace(states=found.states[padded.size - finite.size :])
 
 
 def _attention(request: FlowRequest, state: Array) -> AbstractAttention:
@@ -174,52 +209,53 @@ def _attention(request: FlowRequest, state: Array) -> AbstractAttention:
     return eqx.combine(ravel_pytree(arrays)[1](state), rest)
 
 
-def _require_finished(request: FlowRequest, found: Descent, sharpness: float) -> None:
+def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
     """Refuse a flow that left the ball, left the tables, or ran out of steps."""
+    found = attempt.found
     end = float(found.end)
     if bool(found.escaped):
         raise ArithmeticError(
             f"the flow must stay within `radius` = {request.radius:g}, but left that ball at time "
             f"{end:.4g}. Ask for earlier times, or for a larger radius."
         )
-    if bool(found.arrived) or (bool(found.finished) and np.isfinite(request.times[-1])):
-        return
-    if sharpness > 0.9 * _SHARPNESS_RANGES[-1]:
+    if attempt.left_the_tables:
         raise ArithmeticError(
-            f"the flow must keep the sharpness below {_SHARPNESS_RANGES[-1]:g}, where weight "
+            f"the flow must keep the sharpness below {attempt.max_sharpness:g}, where weight "
             f"statistics end, but reached that at time {end:.4g}. Ask for earlier times."
         )
-    raise ArithmeticError(
-        f"the flow must be followed in at most {MAX_STEPS} steps of at least 1e-9, but stopped at "
-        f"time {end:.4g}. Ask for earlier times, a larger `tolerance` or a larger `arrival`."
-    )
+    if not (bool(found.finished) and (bool(found.arrived) or np.isfinite(request.times[-1]))):
+        raise ArithmeticError(
+            f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
+            f"stopped at time {end:.4g}. Ask for earlier times, a larger `tolerance` or a larger "
+            "`arrival`."
+        )
 
 
-def _trajectory(
-    request: FlowRequest, objective: Objective, second: Objective, found: Descent
-) -> Trajectory:
+def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: what was saved up to the end, then the last state."""
+    objective, second, found, *_ = attempt
     end = float(found.end)
-    saved = np.full((request.times.size, found.last.size), np.asarray(found.last))
+    count = request.times.size
+    saved = np.tile(np.asarray(found.last), (count + -count % _PADDING, 1))
     before = request.times <= end
-    saved[before] = np.asarray(found.states)[: before.sum()]
-    moments = measured(objective, second, request.start, jnp.asarray(saved))
-    risks = np.asarray(moments.risk)
+    saved[:count][before] = np.asarray(found.states)[: before.sum()]
+    moments = measured(objective, second, mover(objective, request.start), jnp.asarray(saved))
+    moments = Moments(*(np.asarray(each)[:count] for each in moments))
     arrays = eqx.filter(request.start, eqx.is_inexact_array)
     names = [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
     unravel = ravel_pytree(arrays)[1]
-    leaves = [jax.tree.leaves(unravel(state)) for state in jnp.asarray(saved)]
+    leaves = [jax.tree.leaves(unravel(state)) for state in jnp.asarray(saved[:count])]
     return Trajectory(
         times=request.times,
         parameters={
             name: np.stack([np.asarray(leaf) for leaf in column])
             for name, column in zip(names, zip(*leaves, strict=True), strict=True)
         },
-        key_query=np.asarray(moments.key_query),
-        value=np.asarray(moments.value),
-        risks=risks,
-        gradient_norms=np.asarray(moments.gradient_norm),
-        error=np.abs(np.asarray(moments.second_risk) - risks),
+        key_query=moments.key_query,
+        value=moments.value,
+        risks=moments.risk,
+        gradient_norms=moments.gradient_norm,
+        error=np.abs(moments.second_risk - moments.risk),
         arrived=end if bool(found.arrived) else None,
         kind=request.kind,
         length=request.length,

@@ -6,15 +6,17 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, Factored, LinearAttention, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.tasks import AbstractTask, LinearRegression, risk_function
 from promptlimit.tasks._heads import merged_head
 from promptlimit.tasks._polynomials import averages
 from promptlimit.tasks._softmax_risk import SoftmaxRisk
+
+SHARPNESS_RANGES = (16.0, 40.0)
+"""How far weight statistics are tabulated: as a rule, and when that is not enough."""
 
 _LARGEST = 2**31  # bytes of simulated tokens
 
@@ -117,8 +119,19 @@ def simulated_objective(
     return SimulatedObjective(task, prompts, tokens)
 
 
-def largest_sharpness(objective: Objective, key_query: np.ndarray) -> float:
-    """Return the largest sharpness the tables of weight statistics were asked for, 0 without."""
+def mover(objective: Objective, start: AbstractAttention) -> AbstractAttention:
+    """Return what moves: a polynomial does not ask for the kernel, so one program serves both."""
+    if isinstance(objective, PolynomialObjective):
+        if isinstance(start, SoftmaxAttention):
+            return LinearAttention(start.key_query, start.value)
+        if isinstance(start, Factored):
+            factors = start.key_weight, start.query_weight, start.value_weight
+            return Factored("linear", *factors, start.output, scale=start.scale)
+    return start
+
+
+def largest_sharpness(objective: Objective, attention: AbstractAttention) -> float:
+    """Return the largest sharpness the tables of weight statistics are asked for, 0 without."""
     if not isinstance(objective, SoftmaxObjective):
         return 0.0
-    return float(objective.risk.sharpness(jnp.asarray(key_query)))
+    return float(objective.risk.sharpness(merged_head(attention)[1]))

@@ -44,26 +44,35 @@ def block_start(
     require_choice("kernel", kernel, ("softmax", "linear"))
     if not math.isfinite(alpha):
         raise ValueError(f"`alpha` must be finite, got {alpha}.")
+    square = unit_square(task, theta)
+    dim = square.shape[0]
+    largest = math.sqrt(2.0) / (dim**0.25 * float(np.linalg.norm(task.covariance, 2)))
+    if not 0.0 < alpha < largest or not (square @ task.covariance).any():
+        warnings.warn(
+            f"Theorem 5.2 speaks of 0 < alpha < {largest:.4g} and of theta with theta' Sigma not "
+            f"zero; alpha = {alpha:g}",
+            OutsideTheoremWarning,
+            stacklevel=2,
+        )
+    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
+    key_query[:dim, :dim], value[dim, dim] = alpha * square, alpha
+    head = SoftmaxAttention if kernel == "softmax" else LinearAttention
+    with jax.enable_x64(True):
+        return head(key_query, value)
+
+
+def unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
+    r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
     dim = task.token_dim - 1
     with jax.enable_x64(True):
-        factor = np.asarray(jnp.eye(dim) if theta is None else float_array("theta", theta, rank=2))
-        require_shape("theta", jnp.asarray(factor), (dim, factor.shape[1]), "one row a covariate")
-        square = factor @ factor.T
-        size = np.linalg.norm(square)
-        if size == 0.0:
-            raise ValueError("`theta` must not be zero: the flow would never move.")
-        largest = math.sqrt(2.0) / (dim**0.25 * float(np.linalg.norm(task.covariance, 2)))
-        if not 0.0 < alpha < largest or not (factor.T @ task.covariance).any():
-            warnings.warn(
-                f"Theorem 5.2 speaks of 0 < alpha < {largest:.4g} and of theta with theta' Sigma "
-                f"not zero; alpha = {alpha:g}",
-                OutsideTheoremWarning,
-                stacklevel=2,
-            )
-        key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
-        key_query[:dim, :dim], value[dim, dim] = alpha * square / size, alpha
-        head = SoftmaxAttention if kernel == "softmax" else LinearAttention
-        return head(key_query, value)
+        array = jnp.eye(dim) if theta is None else float_array("theta", theta, rank=2)
+        require_shape("theta", array, (dim, array.shape[1]), "one row for each covariate")
+    factor = np.asarray(array, dtype=np.float64)
+    square = factor @ factor.T
+    size = np.linalg.norm(square)
+    if size == 0.0:
+        raise ValueError("`theta` must not be zero, got zeros. The flow would never move.")
+    return square / size
 
 
 def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> Factored:
