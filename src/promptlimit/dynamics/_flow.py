@@ -193,7 +193,8 @@ def _descent(request: FlowRequest, objective: Objective) -> Descent:
     """Follow the flow; its states at times padded to a common number, so that programs are few."""
     finite = request.times[np.isfinite(request.times)]
     end = finite[-1] if finite.size == request.times.size else _FOREVER
-    padded = np.concatenate([np.zeros(-finite.size % _PADDING), finite])
+    room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
+    padded = np.concatenate([np.zeros(room - finite.size), finite])
     step = request.tolerance
     if not isinstance(request.solver, StabilisedRungeKutta):
         # At the edge of stability other explicit methods hover about the end at their tolerance.

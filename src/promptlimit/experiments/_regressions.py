@@ -17,10 +17,15 @@ TIGHT = {"tolerance": 1e-11, "arrival": 1e-11}
 """Tolerances that leave eight digits of a limit right."""
 
 
-def correlated(dim: int = DIM) -> np.ndarray:
-    r"""Return the Kac-Murdock-Szegő covariance $\Sigma_{ij}=2^{-|i-j|}$."""
+def correlated(dim: int = DIM, correlation: float = 0.5) -> np.ndarray:
+    r"""Return the Kac-Murdock-Szegő covariance $\Sigma_{ij}=\rho^{|i-j|}$; the identity at 0."""
     index = np.arange(dim)
-    return 0.5 ** np.abs(index[:, None] - index)
+    return correlation ** np.abs(index[:, None] - index)
+
+
+def flow_times(end: float, count: int = 63) -> np.ndarray:
+    """Return 0 and times up to `end` that grow geometrically, as a flow slows down."""
+    return np.concatenate([[0.0], np.geomspace(min(0.1, end / count), end, count)])
 
 
 def regression(covariance: np.ndarray | None = None, *, noise: float = 0.0) -> LinearRegression:

@@ -30,7 +30,7 @@ def decide(seed: int) -> Sequence[Check]:
         )
         for flow, length in zip(flows, LENGTHS, strict=True)
     ]
-    outside = [float((band.distance / band.bound)[1:_SHORT].max()) for band in bands]
+    outside = [float((band.distance[1:_SHORT] / band.bound[1:_SHORT]).max()) for band in bands]
     excess = np.array([flow.risks[-1] for flow in flows]) - limit.risks[-1]
     rises = [float(np.diff(flow.risks).max()) for flow in flows]
     return [
