@@ -23,6 +23,7 @@ from promptlimit.cli._console import (
 if TYPE_CHECKING:
     import numpy as np
 
+    from promptlimit.attention import AbstractAttention
     from promptlimit.results import Trajectory
     from promptlimit.tasks import LinearRegression
 
@@ -120,7 +121,7 @@ def _lengths(text: str) -> list[float]:
 
 def _problem(
     dim: int, covariance: str, noise: float, kernel: str, alpha: float | None, seed: int
-) -> "tuple[LinearRegression, object]":
+) -> "tuple[LinearRegression, AbstractAttention]":
     """Return the regression of the paper's experiments and where the flows start."""
     import jax
 

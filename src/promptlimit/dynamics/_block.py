@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._inputs import ArrayLike
+from promptlimit._inputs import ArrayLike, Number
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.dynamics._starts import unit_square
 from promptlimit.results import Trajectory
@@ -36,7 +36,7 @@ def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
 
 
 def block_limit(
-    task: LinearRegression, alpha: float, theta: ArrayLike | None = None
+    task: LinearRegression, alpha: Number, theta: ArrayLike | None = None
 ) -> SoftmaxAttention:
     r"""Return where the infinite flow from `block_start(task, alpha, theta)` ends.
 

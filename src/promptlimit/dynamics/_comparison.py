@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from promptlimit._inputs import Number
 from promptlimit.results import Trajectory
 
 
@@ -54,7 +55,7 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     return TrajectoryGap(times, merged, np.sum(distances, axis=0))
 
 
-def flow_time(steps: float, learning_rate: float) -> float:
+def flow_time(steps: Number, learning_rate: float) -> float:
     r"""Return the time of the flow that SGD steps on the mean squared error correspond to.
 
     The experiments minimise $2R$, the mean squared error, where flows descend $R$: k steps at rate

@@ -44,7 +44,7 @@ class BallGap:
 def ball_gap(
     task: LinearRegression,
     length: Number,
-    radius: float,
+    radius: Number,
     *,
     key: PRNGKeyArray,
     draws: int = 64,
@@ -141,7 +141,12 @@ def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitB
 
 
 def excess_risk(
-    task: LinearRegression, start: AbstractAttention, length: Number, **options: float
+    task: LinearRegression,
+    start: AbstractAttention,
+    length: Number,
+    *,
+    tolerance: float = 1e-6,
+    points: int = 4096,
 ) -> float:
     r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
 
@@ -149,10 +154,11 @@ def excess_risk(
         task: the regression.
         start: where both flows start.
         length: $L$.
-        options: as for `gradient_flow`.
+        tolerance: as for `gradient_flow`.
+        points: as for `gradient_flow`.
     """
     ends = [
-        gradient_flow(task, start, tokens, [math.inf], **options).risks[-1]  # pyright: ignore[reportArgumentType]
+        gradient_flow(task, start, tokens, [math.inf], tolerance=tolerance, points=points).risks[-1]
         for tokens in (length, math.inf)
     ]
     return float(ends[0] - ends[1])
@@ -161,10 +167,11 @@ def excess_risk(
 def smallest_length(
     task: LinearRegression,
     start: AbstractAttention,
-    excess: float,
+    excess: Number,
     *,
-    ratio: float = 1.0625,
-    **options: float,
+    ratio: Number = 1.0625,
+    tolerance: float = 1e-6,
+    points: int = 4096,
 ) -> int:
     r"""Return $L(\epsilon)$ of Theorem 4.3: the smallest length whose flow ends within $\epsilon$.
 
@@ -176,12 +183,17 @@ def smallest_length(
         start: where the flows start.
         excess: $\epsilon$, above the limit of the infinite flow.
         ratio: of the length found to one that is too short, at most.
-        options: as for `gradient_flow`.
+        tolerance: as for `gradient_flow`.
+        points: as for `gradient_flow`.
     """
     if not excess > 0.0:
         raise ValueError(f"`excess` must be positive, got {excess}. Finite prompts cost something.")
+
+    def found_at(length: int) -> float:
+        return excess_risk(task, start, length, tolerance=tolerance, points=points)
+
     below, above = 0, _FIRST_LENGTH
-    while (found := excess_risk(task, start, above, **options)) > excess:
+    while (found := found_at(above)) > excess:
         if above >= _LAST_LENGTH:
             raise ArithmeticError(
                 f"`excess` must be reached by {_LAST_LENGTH} tokens, but the flow ends {found:.3g} "
@@ -191,7 +203,7 @@ def smallest_length(
         below, above = above, math.ceil(above * min(max(1.1 * found / excess, 2.0), 64.0))
     while above > max(below + 1, ratio * below):
         middle = math.ceil(math.sqrt(max(below, 1) * above))
-        if excess_risk(task, start, middle, **options) <= excess:
+        if found_at(middle) <= excess:
             above = middle
         else:
             below = middle

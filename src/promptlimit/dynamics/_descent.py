@@ -6,7 +6,6 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
@@ -15,7 +14,7 @@ from promptlimit.dynamics._objective import Objective
 from promptlimit.tasks._heads import merged_head
 
 MAX_STEPS = 200_000
-SMALLEST_STEP = 1e-9
+SMALLEST_STEP = 1e-11
 
 
 class Rules(NamedTuple):
@@ -57,11 +56,11 @@ class Descent(NamedTuple):
 class Moments(NamedTuple):
     """Merged parameters and costs along a trajectory."""
 
-    key_query: Array | np.ndarray
-    value: Array | np.ndarray
-    risk: Array | np.ndarray
-    gradient_norm: Array | np.ndarray
-    second_risk: Array | np.ndarray
+    key_query: Array
+    value: Array
+    risk: Array
+    gradient_norm: Array
+    second_risk: Array
 
 
 def gradient(objective: Objective, start: AbstractAttention, state: Array) -> Array:

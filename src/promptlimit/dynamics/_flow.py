@@ -13,13 +13,12 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike
+from promptlimit._inputs import ArrayLike, Number
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._descent import (
     MAX_STEPS,
     SMALLEST_STEP,
     Descent,
-    Moments,
     Rules,
     descend,
     measured,
@@ -57,12 +56,12 @@ _PADDING = 16
 def gradient_flow(
     task: AbstractTask,
     start: AbstractAttention,
-    length: float,
+    length: Number,
     times: ArrayLike,
     *,
     tolerance: float = 1e-6,
     arrival: float | None = None,
-    radius: float = 1e4,
+    radius: Number = 1e4,
     solver: diffrax.AbstractSolver | None = None,
     points: int = 4096,
     replicate: int = 0,
@@ -227,8 +226,8 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
     if not (bool(found.finished) and (bool(found.arrived) or np.isfinite(request.times[-1]))):
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
-            f"stopped at time {end:.4g}. Ask for earlier times, a larger `tolerance` or a larger "
-            "`arrival`."
+            f"stopped at time {end:.4g} with parameters of norm {jnp.linalg.norm(found.last):.3g}. "
+            "Ask for earlier times, a larger `tolerance` or a larger `arrival`."
         )
 
 
@@ -240,8 +239,8 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     saved = np.tile(np.asarray(found.last), (count + -count % _PADDING, 1))
     before = request.times <= end
     saved[:count][before] = np.asarray(found.states)[: before.sum()]
-    moments = measured(objective, second, mover(objective, request.start), jnp.asarray(saved))
-    moments = Moments(*(np.asarray(each)[:count] for each in moments))
+    found_at = measured(objective, second, mover(objective, request.start), jnp.asarray(saved))
+    key_query, value, risks, norms, second_risks = (np.asarray(each)[:count] for each in found_at)
     arrays = eqx.filter(request.start, eqx.is_inexact_array)
     names = [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
     unravel = ravel_pytree(arrays)[1]
@@ -252,11 +251,11 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
             name: np.stack([np.asarray(leaf) for leaf in column])
             for name, column in zip(names, zip(*leaves, strict=True), strict=True)
         },
-        key_query=moments.key_query,
-        value=moments.value,
-        risks=moments.risk,
-        gradient_norms=moments.gradient_norm,
-        error=np.abs(moments.second_risk - moments.risk),
+        key_query=key_query,
+        value=value,
+        risks=risks,
+        gradient_norms=norms,
+        error=np.abs(second_risks - risks),
         arrived=end if bool(found.arrived) else None,
         kind=request.kind,
         length=request.length,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
+from promptlimit._inputs import ArrayLike, Number, float_array, require_choice, require_shape
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
 from promptlimit.tasks import LinearRegression
 
@@ -19,7 +19,7 @@ class OutsideTheoremWarning(UserWarning):
 
 def block_start(
     task: LinearRegression,
-    alpha: float,
+    alpha: Number,
     theta: ArrayLike | None = None,
     *,
     kernel: str = "softmax",

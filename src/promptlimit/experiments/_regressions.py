@@ -13,8 +13,8 @@ TIMES = (0.0, 1 / 16, 1 / 8, 1.0, 4.0, 16.0, math.inf)
 LENGTHS = (10, 100, 1000, 10_000)
 POINTS = 1024
 ALPHA = 0.4
-TIGHT = {"tolerance": 1e-11, "arrival": 1e-11}
-"""Tolerances that leave eight digits of a limit right."""
+TIGHT = 1e-11
+"""A tolerance that leaves eight digits of a limit right."""
 
 
 def correlated(dim: int = DIM, correlation: float = 0.5) -> np.ndarray:

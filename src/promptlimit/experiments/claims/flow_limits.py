@@ -43,13 +43,13 @@ def decide(seed: int) -> Sequence[Check]:
     factor = rng.normal(size=(DIM, DIM - 1)) / DIM**0.5
     flat = regression(factor @ factor.T)
     limit, noisy_limit, flat_limit = (
-        gradient_flow(each, start(each, theta), np.inf, TIMES, **TIGHT)
+        gradient_flow(each, start(each, theta), np.inf, TIMES, tolerance=TIGHT)
         for each in (task, noisy, flat)
     )
     at_once, flat_end = block_limit(task, ALPHA, theta), block_limit(flat, ALPHA, theta)
     inverse_only = block_limit(flat, 0.0, theta)
     length = LENGTHS[0]
-    linear = gradient_flow(noisy, start(noisy, kernel="linear"), length, TIMES, **TIGHT)
+    linear = gradient_flow(noisy, start(noisy, kernel="linear"), length, TIMES, tolerance=TIGHT)
     best = linear_optimum(noisy, length).attention
     without = linear_optimum(task, length).attention
     finite = gradient_flow(task, start(task), length, TIMES, points=POINTS)
