@@ -1,0 +1,100 @@
+r"""Standard normal numbers by counter: the same wherever, whenever and in whatever order.
+
+The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), the one of
+`jax.random`, written out so that it fuses with the Box-Muller transform. Two numbers travel as one
+complex one: compilers for the CPU would otherwise run the generator once for each.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Complex64, UInt32
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = np.uint32(0x1BD11BDA)
+_EIGHTH_OF_A_TURN = np.uint32(0x20000000)
+_SIGN = np.uint32(0x80000000)
+_RADIANS = np.float32(2.0**-32 * math.pi / 2)
+
+LAST_STEP = 2**32 - 2
+"""The last step that has a counter of its own."""
+
+
+def threefry(
+    key: tuple[Array, Array], counter: tuple[Array, Array]
+) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+    """Return two random words for each counter; key and counter are pairs of words."""
+    x0, x1 = counter
+    keys = (*key, key[0] ^ key[1] ^ _PARITY)
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for block in range(5):
+        for rotation in _ROTATIONS[block % 2]:
+            x0 = x0 + x1
+            x1 = (x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))
+            x1 = x1 ^ x0
+        x0 = x0 + keys[(block + 1) % 3]
+        x1 = x1 + (keys[(block + 2) % 3] + np.uint32(block + 1))
+    return x0, x1
+
+
+def uniform(word: UInt32[Array, "..."]) -> Array:
+    """Return the middle of one of 2^24 equal parts of (0, 1)."""
+    return ((word >> np.uint32(8)).astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-24)
+
+
+def box_muller(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> tuple[Array, Array]:
+    r"""Return $\sqrt{-2\log u}\,(\cos 2\pi v,\ \sin 2\pi v)$, u and v the words as fractions.
+
+    The angle is split into a quarter turn and a rest of at most an eighth, where Taylor
+    polynomials are right to the last digit or two.
+    """
+    radius = jnp.sqrt(np.float32(-2.0) * jnp.log(uniform(first)))
+    turned = second + _EIGHTH_OF_A_TURN
+    quarter = turned >> np.uint32(30)
+    rest = jax.lax.bitcast_convert_type((turned << np.uint32(2)) ^ _SIGN, jnp.int32)
+    angle = rest.astype(jnp.float32) * _RADIANS
+    z = angle * angle
+    sine = angle * _polynomial(z, (1.0, -1 / 6, 1 / 120, -1 / 5040, 1 / 362880))
+    cosine = _polynomial(z, (1.0, -1 / 2, 1 / 24, -1 / 720, 1 / 40320))
+    odd = (quarter & np.uint32(1)) == np.uint32(1)
+    x = _signed(jnp.where(odd, sine, cosine), (quarter + np.uint32(1)) & np.uint32(2))
+    y = _signed(jnp.where(odd, cosine, sine), quarter & np.uint32(2))
+    return radius * x, radius * y
+
+
+def _polynomial(z: Array, coefficients: tuple[float, ...]) -> Array:
+    result = jnp.full_like(z, coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        result = result * z + np.float32(coefficient)
+    return result
+
+
+def _signed(value: Array, two: Array) -> Array:
+    """Return the value, with its sign changed where `two` is 2 and not 0."""
+    bits = jax.lax.bitcast_convert_type(value, jnp.uint32) ^ (two << np.uint32(30))
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def normal_pairs(
+    key: tuple[Array, Array], step: UInt32[Array, ""], index: UInt32[Array, "..."]
+) -> Complex64[Array, "..."]:
+    """Return two standard normals a counter `(step, index)`, as real and imaginary part."""
+    words = threefry(key, (jnp.full(index.shape, step), index))
+    return jax.lax.complex(*box_muller(*words))
+
+
+def held(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
+    """Return `make()`, computed once and kept, where fusion would compute it for each consumer.
+
+    Compilers for the CPU remove optimisation barriers before they fuse. They keep a conditional
+    whose outcome they cannot know: no step has the last number.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.lax.optimization_barrier(make())
+    shape = jax.eval_shape(make)
+    return jax.lax.cond(
+        step != np.uint32(2**32 - 1), make, lambda: jnp.zeros(shape.shape, shape.dtype)
+    )
