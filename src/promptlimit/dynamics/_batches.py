@@ -76,12 +76,13 @@ class Questions(NamedTuple):
 
 def questions(task: LinearRegression, prompts: Stream, step: UInt32[Array, ""]) -> Questions:
     """Return the weights, queries and targets of a step."""
-    dim, batch, members = prompts.dim, prompts.batch, len(prompts.lengths)
-    shape = (members, batch, dim)
+    dim, batch = prompts.dim, prompts.batch
+    shape = (len(prompts.lengths), dim * batch)
     after = np.array([prompts.pairs * batch * length for length in prompts.lengths], np.uint32)
-    place = _iota(shape, 1) * np.uint32(dim) + _iota(shape, 2)
-    keys = tuple(word[:, None, None] for word in prompts.keys)
-    drawn = normal_pairs((keys[0], keys[1]), step, jnp.asarray(after)[:, None, None] + place)
+    index = jnp.asarray(after)[:, None] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
+    key = (prompts.keys[0][:, None], prompts.keys[1][:, None])
+    drawn = normal_pairs(key, step, index).reshape(-1, dim, batch)
+    drawn = jnp.moveaxis(drawn, 1, 2)
     weights = np.float32(math.sqrt(task.prior_variance)) * drawn[..., :-1].real
     query = turned(root(task.query_covariance), drawn[..., :-1].imag)
     noise = np.float32(math.sqrt(task.noise_variance)) * drawn[..., -1].real
@@ -125,6 +126,3 @@ def from_normals(task: LinearRegression, weights: Array, sums: Array) -> Array:
     label = jnp.sum(covariates * weights, axis=-1, keepdims=True) + s * sums[..., -1:]
     return jnp.concatenate([covariates, label], -1)
 
-
-def _iota(shape: tuple[int, ...], axis: int) -> UInt32[Array, "..."]:
-    return jax.lax.broadcasted_iota(jnp.uint32, shape, axis)

@@ -5,8 +5,10 @@ The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 201
 complex one: compilers for the CPU would otherwise run the generator once for each.
 """
 
+import itertools
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,29 +16,40 @@ import numpy as np
 from jaxtyping import Array, Complex64, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_ROUNDS = 20
 _PARITY = np.uint32(0x1BD11BDA)
 _EIGHTH_OF_A_TURN = np.uint32(0x20000000)
 _SIGN = np.uint32(0x80000000)
 _RADIANS = np.float32(2.0**-32 * math.pi / 2)
 
+Words: TypeAlias = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
+
 LAST_STEP = 2**32 - 2
 """The last step that has a counter of its own."""
 
 
-def threefry(
-    key: tuple[Array, Array], counter: tuple[Array, Array]
-) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+def threefry(key: Words, counter: Words) -> Words:
     """Return two random words for each counter; key and counter are pairs of words."""
-    x0, x1 = counter
+    return _rounds(_started(key, counter), key, 0, _ROUNDS)
+
+
+def _started(key: Words, counter: Words) -> Words:
+    return counter[0] + key[0], counter[1] + key[1]
+
+
+def _rounds(words: Words, key: Words, first: int, last: int) -> Words:
+    """Return the words after the rounds from `first` to `last`."""
+    x0, x1 = words
     keys = (*key, key[0] ^ key[1] ^ _PARITY)
-    x0, x1 = x0 + keys[0], x1 + keys[1]
-    for block in range(5):
-        for rotation in _ROTATIONS[block % 2]:
-            x0 = x0 + x1
-            x1 = (x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))
-            x1 = x1 ^ x0
-        x0 = x0 + keys[(block + 1) % 3]
-        x1 = x1 + (keys[(block + 2) % 3] + np.uint32(block + 1))
+    for number in range(first, last):
+        block, place = divmod(number, 4)
+        rotation = _ROTATIONS[block % 2][place]
+        x0 = x0 + x1
+        x1 = (x1 << np.uint32(rotation)) | (x1 >> np.uint32(32 - rotation))
+        x1 = x1 ^ x0
+        if place == 3:
+            x0 = x0 + keys[(block + 1) % 3]
+            x1 = x1 + (keys[(block + 2) % 3] + np.uint32(block + 1))
     return x0, x1
 
 
@@ -54,7 +67,7 @@ def box_muller(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> tup
     radius = jnp.sqrt(np.float32(-2.0) * jnp.log(uniform(first)))
     turned = second + _EIGHTH_OF_A_TURN
     quarter = turned >> np.uint32(30)
-    rest = jax.lax.bitcast_convert_type((turned << np.uint32(2)) ^ _SIGN, jnp.int32)
+    rest = _cast((turned << np.uint32(2)) ^ _SIGN, jnp.int32)
     angle = rest.astype(jnp.float32) * _RADIANS
     z = angle * angle
     sine = angle * _polynomial(z, (1.0, -1 / 6, 1 / 120, -1 / 5040, 1 / 362880))
@@ -74,16 +87,38 @@ def _polynomial(z: Array, coefficients: tuple[float, ...]) -> Array:
 
 def _signed(value: Array, two: Array) -> Array:
     """Return the value, with its sign changed where `two` is 2 and not 0."""
-    bits = jax.lax.bitcast_convert_type(value, jnp.uint32) ^ (two << np.uint32(30))
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return _cast(_cast(value, jnp.uint32) ^ (two << np.uint32(30)), jnp.float32)
 
 
 def normal_pairs(
-    key: tuple[Array, Array], step: UInt32[Array, ""], index: UInt32[Array, "..."]
+    key: Words, step: UInt32[Array, ""], index: UInt32[Array, "..."]
 ) -> Complex64[Array, "..."]:
-    """Return two standard normals a counter `(step, index)`, as real and imaginary part."""
-    words = threefry(key, (jnp.full(index.shape, step), index))
-    return jax.lax.complex(*box_muller(*words))
+    """Return two standard normals a counter `(step, index)`, as real and imaginary part.
+
+    On a CPU the chain of rounds is longer than the instructions a core looks ahead: in pieces,
+    those of neighbouring counters overlap.
+    """
+    words = _started(key, (jnp.full(index.shape, step), index))
+    cuts = (0, 7, 14, _ROUNDS) if jax.default_backend() == "cpu" else (0, _ROUNDS)
+    for first, last in itertools.pairwise(cuts):
+        words = _kept(lambda words=words, cut=(first, last): _rounds(words, key, *cut), step)
+    return held(lambda: jax.lax.complex(*box_muller(*words)), step)
+
+
+def _kept(make: Callable[[], Words], step: UInt32[Array, ""]) -> Words:
+    """Return two words computed together and kept, where that pays."""
+    if jax.default_backend() != "cpu":
+        return make()
+
+    def as_one() -> Array:
+        return jax.lax.complex(*(_cast(word, jnp.float32) for word in make()))
+
+    both = held(as_one, step)
+    return _cast(both.real, jnp.uint32), _cast(both.imag, jnp.uint32)
+
+
+def _cast(array: Array, dtype: type) -> Array:
+    return jax.lax.bitcast_convert_type(array, dtype)
 
 
 def held(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:

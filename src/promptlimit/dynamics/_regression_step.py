@@ -38,7 +38,7 @@ def regression_gradient(
     Args:
         task: the regression.
         prompts: where tokens come from.
-        kernels: "softmax" or "linear", one a head; those of a kind side by side.
+        kernels: "softmax" or "linear", one a head.
         sums: what sums over the tokens.
         step: which batch.
         key_query: $U$.
