@@ -1,0 +1,185 @@
+r"""The sums of `_token_sums`, exactly in law, without whole tokens (derived in docs/training.md).
+
+Tokens enter a head's prediction through two directions, $e_1\parallel a$ and $e_2$ completing
+span(a, b). A softmax head needs the tokens' two coordinates there; along the other directions its
+sums are Gaussian given those. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of
+its Bartlett factor. No prompt is realised, so heads do not share prompts.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt32
+
+from promptlimit.dynamics._batches import Stream
+from promptlimit.dynamics._chi_square import ATTEMPTS, chi_square
+from promptlimit.dynamics._normals import held, normal_pairs
+from promptlimit.dynamics._token_sums import Sums, largest_block
+
+
+class Frame(NamedTuple):
+    """Two orthonormal directions of a head, and its $a$ and $b$ in them.
+
+    Attributes:
+        first: $e_1$, [..., dim].
+        second: $e_2$.
+        size: $|a|$, [..., 1].
+        along: $\\langle b,e_1\\rangle$.
+        across: $\\langle b,e_2\\rangle$.
+    """
+
+    first: Array
+    second: Array
+    size: Array
+    along: Array
+    across: Array
+
+
+def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame:
+    """Return the frame of directions $a$ and $b$; where they leave it open, any."""
+    size = jnp.linalg.norm(score, axis=-1, keepdims=True)
+    axis = jnp.zeros_like(score).at[..., 0].set(1.0)
+    first = jnp.where(size > 0, score / jnp.where(size > 0, size, 1.0), axis)
+    least = jax.nn.one_hot(jnp.argmin(jnp.abs(first), axis=-1), score.shape[-1], dtype=score.dtype)
+    aside, other = _without(first, value), _without(first, least)
+    enough = _dot(aside, aside) > np.float32(1e-12) * _dot(value, value)
+    second = jnp.where(enough, aside, other)
+    second = second / jnp.linalg.norm(second, axis=-1, keepdims=True)
+    return Frame(first, second, size, _dot(value, first), _dot(value, second))
+
+
+def law_sums(
+    prompts: Stream,
+    kernels: tuple[str, ...],
+    step: UInt32[Array, ""],
+    score: Float[Array, "1 heads batch dim"],
+    value: Float[Array, "1 heads batch dim"],
+) -> Sums:
+    """Return sums with the law of those over tokens; the arguments are those of `token_sums`."""
+    rest = _rest(prompts, step)
+    own = frame(score[0], value[0])
+    softmax = [head for head, kernel in enumerate(kernels) if kernel == "softmax"]
+    weighed = iter(_softmax(prompts, step, [_head(own, head) for head in softmax], rest))
+    lengths = _lengths(prompts, step) if len(softmax) < len(kernels) else None
+    found = [
+        next(weighed) if lengths is None or kernel == "softmax" else _linear(
+            prompts.lengths[0], _head(own, head), rest, lengths
+        )
+        for head, kernel in enumerate(kernels)
+    ]
+    by_value, by_score = (jnp.stack(part)[None] for part in zip(*found, strict=True))
+    return Sums(by_value, by_score)
+
+
+def _head(own: Frame, head: int) -> Frame:
+    return Frame(*(each[head] for each in own))
+
+
+def _rest(prompts: Stream, step: Array) -> tuple[Array, Array]:
+    """Return two standard normal vectors a prompt, [batch, dim]."""
+    (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
+    start = (prompts.pairs * length + dim) * batch
+    index = np.uint32(start) + jnp.arange(dim * batch, dtype=jnp.uint32)
+    drawn = normal_pairs(_key(prompts), step, index).reshape(dim, batch).T
+    return drawn.real, drawn.imag
+
+
+def _lengths(prompts: Stream, step: Array) -> tuple[Array, Array]:
+    """Return the diagonal of the Bartlett factor: roots of chi squares with L and L - 1 degrees."""
+    (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
+    start = (prompts.pairs * length + 2 * dim) * batch
+    size = ATTEMPTS * batch
+    first = chi_square(length, batch, _key(prompts), step, start)
+    if length == 1:
+        return jnp.sqrt(first), jnp.zeros_like(first)
+    second = chi_square(length - 1, batch, _key(prompts), step, start + 2 * size)
+    return jnp.sqrt(first), jnp.sqrt(second)
+
+
+def _key(prompts: Stream) -> tuple[Array, Array]:
+    return prompts.keys[0][0], prompts.keys[1][0]
+
+
+def _linear(
+    length: int, own: Frame, rest: tuple[Array, Array], lengths: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    r"""Return $Sa$ and $Sb$, from the columns $We_1=t_{11}t_1$ and $We_2=t_{21}t_1+t_{22}t_2$."""
+    t11, t22 = (each[:, None] for each in lengths)
+    below = _dot(rest[0], own.second)  # t_21: the first vector's part along e_2
+    first = t11 * own.first + _without(own.first, rest[0])
+    beyond = _without(own.second, _without(own.first, rest[1]))
+    second = t22 * own.second + (beyond if length > 1 else jnp.zeros_like(beyond))
+    on_first, on_second = t11 * first, below * first + t22 * second
+    scale = np.float32(1.0 / length)
+    by_score = own.along * on_first + own.across * on_second
+    return scale * own.size * on_first, scale * by_score
+
+
+def _softmax(
+    prompts: Stream, step: Array, heads: list[Frame], rest: tuple[Array, Array]
+) -> list[tuple[Array, Array]]:
+    """Return the sums of each softmax head: along its frame from tokens, beyond it Gaussian."""
+    if not heads:
+        return []
+    (length,), batch = prompts.lengths, prompts.batch
+    block = largest_block(batch, -(-length // prompts.pairs))
+    numbers = jnp.stack([jnp.concatenate([h.size, h.along, h.across], 1) for h in heads], 1)
+
+    def body(index: Array, found: Array) -> Array:
+        start = index * block
+        part = jax.lax.dynamic_slice_in_dim(numbers, start, block)
+        sums = _statistics(prompts, step, start.astype(jnp.uint32), part)
+        return jax.lax.dynamic_update_slice_in_dim(found, sums, start, 0)
+
+    statistics = jax.lax.fori_loop(
+        0, batch // block, body, jnp.zeros((batch, len(heads), 7), jnp.float32)
+    )
+    return [_completed(statistics[:, i], own, rest) for i, own in enumerate(heads)]
+
+
+def _statistics(
+    prompts: Stream, step: Array, first: Array, numbers: Float[Array, "block heads 3"]
+) -> Float[Array, "block heads 7"]:
+    r"""Return $\sum p\xi,\sum p\eta,\sum r\xi,\sum r\eta,\sum p^2,\sum pr,\sum r^2$, $r=p(t-T)$."""
+    (length,), block = prompts.lengths, numbers.shape[0]
+    index = first * np.uint32(length) + jnp.arange(block * length, dtype=jnp.uint32)
+    drawn = normal_pairs(_key(prompts), step, index).reshape(block, length)
+    xi, eta = drawn.real, drawn.imag
+    found = []
+    for head in range(numbers.shape[1]):
+        size, along, across = (numbers[:, head, i, None] for i in range(3))
+        raised = held(
+            lambda size=size: jnp.exp(size * (xi - jnp.max(xi, axis=-1, keepdims=True))), step
+        )
+        t = along * xi + across * eta
+        total = jnp.sum(raised, axis=-1, keepdims=True)
+        mean = jnp.sum(raised * t, axis=-1, keepdims=True) / total
+        r = held(lambda raised=raised, t=t, mean=mean: raised * (t - mean), step)
+        once = [jnp.sum(x * y, axis=-1) for x in (raised, r) for y in (xi, eta)]
+        twice = [jnp.sum(x * y, axis=-1) for x, y in ((raised, raised), (raised, r), (r, r))]
+        total = total[:, 0]
+        found.append([x / total for x in once] + [x / total**2 for x in twice])
+    return jnp.stack([jnp.stack(each, axis=-1) for each in found], axis=1)
+
+
+def _completed(
+    statistics: Float[Array, "batch 7"], own: Frame, rest: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """Return the sums in all directions: Gaussian, with the covariance above, beyond the frame."""
+    first, second, third, fourth, c11, c12, c22 = (statistics[:, i, None] for i in range(7))
+    outside = [_without(own.second, _without(own.first, each)) for each in rest]
+    left = jnp.sqrt(jnp.maximum(c22 - c12**2 / c11, 0.0))
+    by_value = first * own.first + second * own.second + jnp.sqrt(c11) * outside[0]
+    spread = c12 / jnp.sqrt(c11) * outside[0] + left * outside[1]
+    return by_value, third * own.first + fourth * own.second + spread
+
+
+def _dot(x: Array, y: Array) -> Array:
+    return jnp.sum(x * y, axis=-1, keepdims=True)
+
+
+def _without(direction: Array, vector: Array) -> Array:
+    """Return the vector less its part along a unit direction."""
+    return vector - _dot(direction, vector) * direction

@@ -1,0 +1,134 @@
+"""The sums of `_token_sums` for several lengths at once: as many kernels as for one length.
+
+Tokens of all lengths lie behind one another in chunks, the last chunk of a length filled up with
+tokens that count for nothing. Sums are taken within chunks, then over the chunks of a length. Made
+for a GPU, where the number of kernels decides.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from promptlimit.dynamics._batches import EXACT, Stream
+from promptlimit.dynamics._normals import normal_pairs
+from promptlimit.dynamics._token_sums import Sums
+
+_CHUNK = 32
+
+
+class Chunks(NamedTuple):
+    """Where the tokens of each length lie.
+
+    Attributes:
+        member: which length a chunk belongs to.
+        counts: which of its places hold a token.
+        place: the number of the token within its prompt.
+        table: the chunks of each length, the last repeated.
+    """
+
+    member: Int[np.ndarray, " chunks"]
+    counts: Bool[np.ndarray, "chunks places"]
+    place: UInt32[np.ndarray, "chunks places"]
+    table: Int[np.ndarray, "members most"]
+
+
+def chunks(lengths: tuple[int, ...]) -> Chunks:
+    """Return where the tokens of prompts of these lengths lie.
+
+    >>> laid = chunks((10, 40))
+    >>> print(laid.member, laid.counts.sum(axis=1), laid.table.tolist())
+    [0 1 1] [10 32  8] [[0, 0], [1, 2]]
+    """
+    each = [-(-length // _CHUNK) for length in lengths]
+    member = np.repeat(np.arange(len(lengths)), each)
+    starts = np.cumsum([0, *each[:-1]])
+    place = (np.arange(member.size) - starts[member])[:, None] * _CHUNK + np.arange(_CHUNK)
+    table = starts[:, None] + np.minimum(np.arange(max(each)), np.array(each)[:, None] - 1)
+    counts = place < np.array(lengths)[member][:, None]
+    return Chunks(member, counts, place.astype(np.uint32), table)
+
+
+def packed_sums(
+    prompts: Stream,
+    kernels: tuple[str, ...],
+    step: UInt32[Array, ""],
+    score: Float[Array, "members heads batch dim"],
+    value: Float[Array, "members heads batch dim"],
+) -> Sums:
+    """Return the sums over the tokens of all members; the arguments are those of `token_sums`."""
+    laid = chunks(prompts.lengths)
+    planes = _planes(prompts, laid, step)
+    found: list[Array] = []
+    order: list[int] = []
+    for kernel, sums in (("softmax", _softmax), ("linear", _linear)):
+        heads = [head for head, name in enumerate(kernels) if name == kernel]
+        if heads:
+            picked = np.array(heads)
+            found.append(sums(prompts, laid, planes, score[:, picked], value[:, picked]))
+            order += heads
+    both = jnp.concatenate(found, axis=2)[:, :, np.argsort(order)]
+    return Sums(both[0], both[1])
+
+
+def _planes(prompts: Stream, laid: Chunks, step: Array) -> list[Float[Array, "1 batch chunks places"]]:
+    """Return one array a coordinate of the tokens."""
+    shape = (prompts.pairs, prompts.batch, *laid.place.shape)
+    lengths = np.array(prompts.lengths, np.uint32)[laid.member][None, None, :, None]
+    plane, row = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    index = (plane * np.uint32(prompts.batch) + row) * lengths + laid.place[None, None]
+    first, second = (word[laid.member][None, None, :, None] for word in prompts.keys)
+    drawn = normal_pairs((first, second), step, index)
+    both = [part for pair in drawn for part in (pair.real, pair.imag)]
+    return [part[None] for part in both[: prompts.dim]]
+
+
+def _along(planes: list[Array], laid: Chunks, directions: Array) -> Float[Array, "h b c p"]:
+    r"""Return $\langle a,g\rangle$ for the direction of each member, [members, heads, batch, dim]."""
+    own = directions[laid.member].transpose(3, 1, 2, 0)[..., None]  # [dim, heads, batch, chunks, 1]
+    return sum((own[i] * plane for i, plane in enumerate(planes)), np.float32(0.0))
+
+
+def _softmax(
+    prompts: Stream, laid: Chunks, planes: list[Array], score: Array, value: Array
+) -> Float[Array, "2 members heads batch dim"]:
+    s = jnp.where(laid.counts[None, None], _along(planes, laid, score), -np.inf)
+    peaks = jnp.max(jnp.max(s, axis=-1)[..., laid.table], axis=-1)  # [heads, batch, members]
+    e = jnp.exp(s - peaks[..., laid.member][..., None])
+    t = _along(planes, laid, value)
+    rows = [e, e * t, *(e * plane for plane in planes), *(e * t * plane for plane in planes)]
+    total, moment, *rest = _over_members(prompts, laid, rows)
+    mean = (moment / total)[..., None]
+    first, second = (jnp.stack(part, axis=-1) / total[..., None] for part in _halves(rest))
+    return jnp.stack([first, second - mean * first])
+
+
+def _linear(
+    prompts: Stream, laid: Chunks, planes: list[Array], score: Array, value: Array
+) -> Float[Array, "2 members heads batch dim"]:
+    counts = (laid.counts[None, None] / np.array(prompts.lengths)[laid.member][:, None]).astype(
+        np.float32
+    )
+    s, t = (counts * _along(planes, laid, each) for each in (score, value))
+    rows = [each * plane for each in (s, t) for plane in planes]
+    found = _over_members(prompts, laid, rows)
+    return jnp.stack([jnp.stack(part, axis=-1) for part in _halves(list(found))])
+
+
+def _halves(rows: list[Array]) -> tuple[list[Array], list[Array]]:
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+def _over_members(
+    prompts: Stream, laid: Chunks, rows: list[Array]
+) -> Float[Array, "rows members heads batch"]:
+    """Return sums over the tokens of each member: one reduction for all rows, one product."""
+    zeros = (np.float32(0.0),) * len(rows)
+    within = jax.lax.reduce(
+        tuple(rows), zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)), (3,)
+    )
+    belongs = np.arange(len(prompts.lengths))[:, None] == laid.member
+    belongs = jnp.asarray(belongs.astype(np.float32))
+    return jnp.einsum("rhbc,mc->rmhb", jnp.stack(within), belongs, precision=EXACT)
