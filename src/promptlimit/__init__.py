@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import Trajectory as Trajectory
     from promptlimit.dynamics import block_start as block_start
     from promptlimit.dynamics import flow_time as flow_time
     from promptlimit.dynamics import gradient_flow as gradient_flow
+    from promptlimit.dynamics import sgd as sgd
     from promptlimit.dynamics import trajectory_gap as trajectory_gap
     from promptlimit.dynamics import uniform_factors as uniform_factors
     from promptlimit.finite import gradient_moments as gradient_moments
@@ -64,6 +66,7 @@ _HOME = {
     "Product": "measures",
     "Rademacher": "measures",
     "SoftmaxAttention": "attention",
+    "Training": "dynamics",
     "Trajectory": "dynamics",
     "UniformCube": "measures",
     "UniformSphere": "measures",
@@ -77,6 +80,7 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
+    "sgd": "dynamics",
     "trajectory_gap": "dynamics",
     "uniform_factors": "dynamics",
     "weight_interpolant": "finite",

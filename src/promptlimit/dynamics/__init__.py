@@ -13,8 +13,11 @@ from promptlimit.dynamics._convergence import excess_risk as excess_risk
 from promptlimit.dynamics._convergence import limit_band as limit_band
 from promptlimit.dynamics._convergence import smallest_length as smallest_length
 from promptlimit.dynamics._flow import gradient_flow as gradient_flow
+from promptlimit.dynamics._sgd import sgd as sgd
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta as StabilisedRungeKutta
 from promptlimit.dynamics._starts import OutsideTheoremWarning as OutsideTheoremWarning
 from promptlimit.dynamics._starts import block_start as block_start
 from promptlimit.dynamics._starts import uniform_factors as uniform_factors
+from promptlimit.dynamics._training_run import Progress as Progress
+from promptlimit.results import Training as Training
 from promptlimit.results import Trajectory as Trajectory

@@ -125,4 +125,3 @@ def from_normals(task: LinearRegression, weights: Array, sums: Array) -> Array:
     covariates = turned(C, sums[..., :-1])
     label = jnp.sum(covariates * weights, axis=-1, keepdims=True) + s * sums[..., -1:]
     return jnp.concatenate([covariates, label], -1)
-

@@ -20,14 +20,14 @@ from promptlimit.dynamics._token_sums import Sums, largest_block
 
 
 class Frame(NamedTuple):
-    """Two orthonormal directions of a head, and its $a$ and $b$ in them.
+    r"""Two orthonormal directions of a head, and its $a$ and $b$ in them.
 
     Attributes:
         first: $e_1$, [..., dim].
         second: $e_2$.
         size: $|a|$, [..., 1].
-        along: $\\langle b,e_1\\rangle$.
-        across: $\\langle b,e_2\\rangle$.
+        along: $\langle b,e_1\rangle$.
+        across: $\langle b,e_2\rangle$.
     """
 
     first: Array
@@ -64,9 +64,9 @@ def law_sums(
     weighed = iter(_softmax(prompts, step, [_head(own, head) for head in softmax], rest))
     lengths = _lengths(prompts, step) if len(softmax) < len(kernels) else None
     found = [
-        next(weighed) if lengths is None or kernel == "softmax" else _linear(
-            prompts.lengths[0], _head(own, head), rest, lengths
-        )
+        next(weighed)
+        if lengths is None or kernel == "softmax"
+        else _linear(prompts.lengths[0], _head(own, head), rest, lengths)
         for head, kernel in enumerate(kernels)
     ]
     by_value, by_score = (jnp.stack(part)[None] for part in zip(*found, strict=True))

@@ -73,7 +73,9 @@ def packed_sums(
     return Sums(both[0], both[1])
 
 
-def _planes(prompts: Stream, laid: Chunks, step: Array) -> list[Float[Array, "1 batch chunks places"]]:
+def _planes(
+    prompts: Stream, laid: Chunks, step: Array
+) -> list[Float[Array, "1 batch chunks places"]]:
     """Return one array a coordinate of the tokens."""
     shape = (prompts.pairs, prompts.batch, *laid.place.shape)
     lengths = np.array(prompts.lengths, np.uint32)[laid.member][None, None, :, None]
@@ -86,7 +88,7 @@ def _planes(prompts: Stream, laid: Chunks, step: Array) -> list[Float[Array, "1 
 
 
 def _along(planes: list[Array], laid: Chunks, directions: Array) -> Float[Array, "h b c p"]:
-    r"""Return $\langle a,g\rangle$ for the direction of each member, [members, heads, batch, dim]."""
+    r"""Return $\langle a,g\rangle$ for directions [members, heads, batch, dim]."""
     own = directions[laid.member].transpose(3, 1, 2, 0)[..., None]  # [dim, heads, batch, chunks, 1]
     return sum((own[i] * plane for i, plane in enumerate(planes)), np.float32(0.0))
 

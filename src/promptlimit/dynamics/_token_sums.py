@@ -1,7 +1,7 @@
 r"""What a step needs of the tokens of its prompts: two sums a head, one length at a time.
 
-With the score $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the prediction
-is $T=\sum_lp_lt_l$ (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
+With the score $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the
+prediction is $T=\sum_lp_lt_l$ (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
 
     softmax:  dT/db = sum p g          dT/da = sum p (t - T) g
     linear:   dT/db = sum s g / L      dT/da = sum t g / L,          T = <b, dT/db> in both.
@@ -21,7 +21,7 @@ _BLOCK = 2**14  # tokens whose coordinates fit in a cache
 
 
 class Sums(NamedTuple):
-    """The derivatives of predictions in the directions $b$ and $a$, [members, heads, batch, dim]."""
+    """Derivatives of predictions in $b$ and $a$, each [members, heads, batch, dim]."""
 
     by_value: Array
     by_score: Array
@@ -52,7 +52,7 @@ def token_sums(
         return _sums(normals, kernels, rows)
 
     if block == batch:
-        found = one(np.uint32(0), rows)
+        found = one(jnp.uint32(0), rows)
     else:
 
         def body(index: Array, found: Array) -> Array:
@@ -68,7 +68,8 @@ def token_sums(
 
 def largest_block(batch: int, length: int) -> int:
     """Return the largest divisor of the batch whose tokens fit in a block, at least 1."""
-    return max(n for n in range(1, batch + 1) if batch % n == 0 and (n * length <= _BLOCK or n == 1))
+    most = max(1, _BLOCK // length)
+    return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= most)
 
 
 def coordinates(

@@ -1,5 +1,12 @@
 """Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
 
+from promptlimit.results._checkpoints import ConfigurationError as ConfigurationError
+from promptlimit.results._checkpoints import RunBusyError as RunBusyError
+from promptlimit.results._checkpoints import load_checkpoint as load_checkpoint
+from promptlimit.results._checkpoints import locked as locked
+from promptlimit.results._checkpoints import remove_checkpoint as remove_checkpoint
+from promptlimit.results._checkpoints import require_configuration as require_configuration
+from promptlimit.results._checkpoints import save_checkpoint as save_checkpoint
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
 from promptlimit.results._claims import Verdict as Verdict
@@ -18,4 +25,7 @@ from promptlimit.results._runs import is_finished as is_finished
 from promptlimit.results._runs import load_run as load_run
 from promptlimit.results._runs import run_name as run_name
 from promptlimit.results._runs import save_run as save_run
+from promptlimit.results._training import Training as Training
+from promptlimit.results._training import masked as masked
+from promptlimit.results._training import unmasked as unmasked
 from promptlimit.results._trajectory import Trajectory as Trajectory

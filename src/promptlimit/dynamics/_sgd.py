@@ -1,0 +1,222 @@
+"""Stochastic gradient descent on an in-context task, with fresh prompts at every step."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import PRNGKeyArray
+
+from promptlimit.dynamics._comparison import flow_time
+from promptlimit.dynamics._requests import require_positive
+from promptlimit.dynamics._training_gradients import Cell
+from promptlimit.dynamics._training_request import (
+    Start,
+    TrainingRequest,
+    require_lengths,
+    require_plan,
+    require_record,
+    resolved_starts,
+)
+from promptlimit.dynamics._training_risks import Yardstick, array_names, measured_along
+from promptlimit.dynamics._training_run import Records, Watcher, trained
+from promptlimit.results import (
+    Training,
+    is_finished,
+    load_run,
+    locked,
+    masked,
+    remove_checkpoint,
+    require_configuration,
+    run_name,
+    save_run,
+    unmasked,
+)
+from promptlimit.tasks import AbstractTask, LinearRegression
+from promptlimit.tasks._points import require_points
+
+_PREFIX = "parameters."
+_CURVES = ("key_query", "value", "risks", "gradient_norms", "error")
+
+
+def sgd(
+    task: AbstractTask,
+    start: Start | Sequence[Start],
+    length: int | Sequence[int],
+    *,
+    steps: int,
+    key: PRNGKeyArray,
+    seeds: int = 1,
+    own_prompts: bool = False,
+    batch: int = 128,
+    learning_rate: float = 1e-3,
+    optimiser: optax.GradientTransformation | None = None,
+    label: str | None = None,
+    record: Sequence[int] | np.ndarray | None = None,
+    sampling: str = "tokens",
+    packed: bool | None = None,
+    points: int = 4096,
+    samples: int = 4096,
+    folder: str | Path | None = None,
+    every: int = 10_000,
+    watch: Watcher | None = None,
+) -> Training:
+    r"""Return the parameters and the exact risks along gradient descent on batches of prompts.
+
+    Each step draws `batch` fresh prompts and descends their mean squared error, twice the task's
+    loss, as the paper's experiments do (section 6). All starts and seeds meet the same prompts:
+    step k's batch is a function of (key, length, k) alone. On `LinearRegression` training runs in
+    a layout made for it, in single precision, and risks are exact; other tasks draw their own
+    prompts, and risks are estimated on `samples` others.
+
+    Args:
+        task: the law of prompts and queries, and the loss.
+        start: a `SoftmaxAttention`, `LinearAttention` or `Factored`; or a function of a key that
+            returns one, called once a seed; or several of these, trained on the same prompts.
+        length: $L$, one or several whole numbers.
+        steps: how many.
+        key: randomness.
+        seeds: how many runs from each start.
+        own_prompts: whether each seed has prompts of its own.
+        batch: how many prompts a step has.
+        learning_rate: $\eta$ of plain descent.
+        optimiser: another rule, from optax; one such rule for each run.
+        label: the name of that rule, for the configuration of a run in a folder.
+        record: after which steps to record; about ten a decade when None.
+        sampling: "tokens", or "law": sums over tokens drawn exactly in law without the tokens,
+            faster, but heads then share no prompts.
+        packed: whether all lengths run in one program; on an accelerator when None.
+        points: of quadrature for exact risks, a power of two.
+        samples: how many prompts estimate a risk where it is not exact.
+        folder: where runs are kept: finished ones are not run again, others resume at their last
+            checkpoint, to the identical bits.
+        every: how many steps lie between checkpoints.
+        watch: a function told about twice a second how far things are.
+
+    >>> import jax, numpy as np, promptlimit as pl
+    >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
+    >>> start = lambda key: pl.uniform_factors(2, key=key)
+    >>> found = pl.sgd(task, start, 10, steps=50, key=jax.random.key(0), seeds=2, record=[0, 50])
+    >>> print(found.kind, found.risks.shape, bool((found.diverged < 0).all()))
+    exact (1, 1, 2, 2) True
+    """
+    require_plan(task, sampling, steps=steps, batch=batch, seeds=seeds, every=every)
+    require_positive(learning_rate=learning_rate)
+    lengths = require_lengths(length)
+    start_key, prompt_key = jax.random.split(key)
+    starts = resolved_starts(task, start, seeds, start_key)
+    if seeds > 1 and not own_prompts:
+        _require_different(start)
+    if folder is not None and optimiser is not None and label is None:
+        raise ValueError("`label` must name the optimiser of a run in a folder, got None.")
+    on_device = jax.default_backend() != "cpu" if packed is None else packed
+    request = TrainingRequest(
+        task=task,
+        starts=starts,
+        lengths=lengths,
+        steps=int(steps),
+        record=require_record(record, int(steps)),
+        batch=int(batch),
+        learning_rate=float(learning_rate),
+        optimiser=optax.sgd(learning_rate) if optimiser is None else optimiser,
+        label=("sgd" if optimiser is None else "given") if label is None else label,
+        key=prompt_key,
+        own_prompts=bool(own_prompts) and seeds > 1,
+        sampling=sampling,
+        packed=bool(on_device) and sampling == "tokens",
+        points=require_points(points),
+        samples=int(samples),
+    )
+    found = [_cell(request, cell, folder, int(every), watch) for cell in request.cells]
+    return _training(request, found, plain=optimiser is None)
+
+
+def _require_different(start: Start | Sequence[Start]) -> None:
+    given = list(start) if isinstance(start, Sequence) else [start]
+    if not any(callable(each) and not hasattr(each, "token_dim") for each in given):
+        raise ValueError(
+            "`start` must be a function of a key for several seeds on the same prompts, got an "
+            "attention: the runs would be one. Pass own_prompts=True, or such a function."
+        )
+
+
+def _cell(
+    request: TrainingRequest,
+    cell: Cell,
+    folder: str | Path | None,
+    every: int,
+    watch: Watcher | None,
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a cell, from its folder where it is finished there."""
+    if folder is None:
+        return _arrays(request, cell, trained(request, cell, None, every, watch))
+    config = request.config(cell)
+    path = Path(folder) / run_name(config)
+    if not is_finished(Path(folder), config):
+        with locked(path):
+            require_configuration(path / "config.json", config)
+            if not is_finished(Path(folder), config):
+                records = trained(request, cell, path, every, watch)
+                save_run(Path(folder), config, masked(_arrays(request, cell, records)))
+            remove_checkpoint(path)
+    return unmasked(load_run(path)[1])
+
+
+def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str, np.ndarray]:
+    """Return what is kept of a cell, each [members, starts, seeds, ...]."""
+    members, count = len(cell), request.record.size
+    seeds = records.diverged.shape[1] // len(request.starts)
+    shape = (members, len(request.starts), seeds)
+    leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
+    yardstick = Yardstick(request.task, request.points, request.samples, request.key)
+    rows = []
+    for i, (length, _) in enumerate(cell):
+        for j, start in enumerate(request.starts):
+            flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
+            moments = measured_along(yardstick, start[0], length, flat)
+            error = np.abs(moments.second_risk - moments.risk)
+            curves = (moments.key_query, moments.value, moments.risk, moments.gradient_norm, error)
+            rows.append([each.reshape(seeds, count, *each.shape[1:]) for each in curves])
+    stacked = [np.stack(part) for part in zip(*rows, strict=True)]
+    curves = {
+        name: each.reshape(*shape, *each.shape[2:])
+        for name, each in zip(_CURVES, stacked, strict=True)
+    }
+    names = array_names(request.starts[0][0])
+    parameters = {_PREFIX + name: leaf for name, leaf in zip(names, leaves, strict=True)}
+    return {**parameters, **curves, "diverged": records.diverged.reshape(shape)}
+
+
+def _training(
+    request: TrainingRequest, found: list[dict[str, np.ndarray]], *, plain: bool
+) -> Training:
+    """Return all cells side by side; seeds with prompts of their own become one axis again."""
+    arrays = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+    if request.own_prompts:
+        arrays = {
+            name: np.moveaxis(
+                array.reshape(len(request.lengths), request.seeds, *array.shape[1:])[:, :, :, 0],
+                1,
+                2,
+            )
+            for name, array in arrays.items()
+        }
+    steps = request.record
+    times = np.array([flow_time(int(step), request.learning_rate) for step in steps])
+    exact = isinstance(request.task, LinearRegression)
+    return Training(
+        steps=steps,
+        times=times if plain else steps.astype(np.float64),
+        lengths=request.lengths,
+        kernels=request.kernels,
+        parameters={
+            name.removeprefix(_PREFIX): array
+            for name, array in arrays.items()
+            if name.startswith(_PREFIX)
+        },
+        **{name: arrays[name] for name in _CURVES},
+        diverged=arrays["diverged"].astype(np.int64),
+        kind="exact" if exact else "estimate",
+        config=request.config(),
+    )

@@ -1,0 +1,130 @@
+"""Many runs of gradient descent side by side: lengths, starts and seeds."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from promptlimit.results._kinds import Kind
+from promptlimit.results._trajectory import Trajectory
+
+_MASK = "missing."
+
+
+@dataclass(frozen=True)
+class Training:
+    r"""Parameters along training, with the axes (length, start, seed, step).
+
+    Attributes:
+        steps: after how many steps, [n].
+        times: of the flow that these steps correspond to, $2k\eta$, [n]; the steps themselves when
+            the optimiser is not plain descent.
+        lengths: $L$, the prompt lengths.
+        kernels: "softmax" or "linear", one a start.
+        parameters: the matrices that moved, by name, each [length, start, seed, step, ...].
+        key_query: the merged $U$, [length, start, seed, step, dim, dim].
+        value: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim].
+        risks: $R_L$, half the mean squared error, [length, start, seed, step]; NaN after a run
+            has diverged, or where the sharpness is beyond weight statistics.
+        gradient_norms: $\|\nabla R_L\|$ in the matrices that moved.
+        error: of `risks`: how far they are from those on an independent set of points or prompts.
+        diverged: the step that made a run infinite, -1 for none, [length, start, seed].
+        kind: of the risks: "exact", or "estimate" where prompts are simulated.
+        config: all that decides the runs, as plain numbers and strings.
+    """
+
+    steps: np.ndarray
+    times: np.ndarray
+    lengths: tuple[int, ...]
+    kernels: tuple[str, ...]
+    parameters: Mapping[str, np.ndarray]
+    key_query: np.ndarray
+    value: np.ndarray
+    risks: np.ndarray
+    gradient_norms: np.ndarray
+    error: np.ndarray
+    diverged: np.ndarray
+    kind: Kind
+    config: Mapping[str, object]
+
+    def run(self, length: int, start: int = 0, seed: int = 0) -> Trajectory:
+        """Return one run, for `trajectory_gap`.
+
+        Args:
+            length: one of `lengths`.
+            start: which start, from 0.
+            seed: which seed, from 0.
+        """
+        if length not in self.lengths:
+            known = ", ".join(map(str, self.lengths))
+            raise ValueError(f"`length` must be one of {known}, got {length}.")
+        place = (self.lengths.index(length), start, seed)
+        which = {"length": length, "start": start, "seed": seed}
+        times = self.times.tolist()
+        return Trajectory(
+            times=self.times,
+            parameters={name: array[place] for name, array in self.parameters.items()},
+            key_query=self.key_query[place],
+            value=self.value[place],
+            risks=self.risks[place],
+            gradient_norms=self.gradient_norms[place],
+            error=self.error[place],
+            arrived=None,
+            kind=self.kind,
+            length=float(length),
+            config={**self.config, **which, "times": times, "kind": self.kind},
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Return steps, outcomes and curves as plain numbers; what is not finite is null."""
+        runs = [
+            {
+                "length": length,
+                "kernel": kernel,
+                "seed": seed,
+                **_outcome(int(self.diverged[i, j, seed])),
+                "risks": [_finite(risk) for risk in self.risks[i, j, seed].tolist()],
+                "error": [_finite(error) for error in self.error[i, j, seed].tolist()],
+            }
+            for i, length in enumerate(self.lengths)
+            for j, kernel in enumerate(self.kernels)
+            for seed in range(self.diverged.shape[2])
+        ]
+        return {
+            "kind": self.kind,
+            "steps": self.steps.tolist(),
+            "times": self.times.tolist(),
+            "runs": runs,
+        }
+
+
+def _outcome(diverged: int) -> dict[str, object]:
+    if diverged < 0:
+        return {"outcome": "finished", "diverged": None}
+    return {"outcome": "diverged", "diverged": diverged}
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def masked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays with zeros for what is not finite, and masks that say where that was."""
+    found = {}
+    for name, array in arrays.items():
+        missing = ~np.isfinite(array)
+        found[name] = np.where(missing, np.zeros_like(array), array)
+        if missing.any():
+            found[_MASK + name] = missing
+    return found
+
+
+def unmasked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays with NaN where `masked` took something out."""
+    found = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
+    for name, missing in arrays.items():
+        if name.startswith(_MASK):
+            array = found[name.removeprefix(_MASK)]
+            found[name.removeprefix(_MASK)] = np.where(missing.astype(bool), np.nan, array)
+    return found
