@@ -54,8 +54,8 @@ def _rounds(words: Words, key: Words, first: int, last: int) -> Words:
 
 
 def uniform(word: UInt32[Array, "..."]) -> Array:
-    """Return the middle of one of 2^24 equal parts of (0, 1)."""
-    return ((word >> np.uint32(8)).astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-24)
+    """Return the middle of one of 2^23 equal parts of (0, 1), which single precision holds."""
+    return ((word >> np.uint32(9)).astype(jnp.float32) + np.float32(0.5)) * np.float32(2.0**-23)
 
 
 def box_muller(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> tuple[Array, Array]:

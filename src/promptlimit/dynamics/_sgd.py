@@ -8,6 +8,7 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._inputs import Number
 from promptlimit.dynamics._comparison import flow_time
 from promptlimit.dynamics._requests import require_positive
 from promptlimit.dynamics._training_gradients import Cell
@@ -43,14 +44,14 @@ _CURVES = ("key_query", "value", "risks", "gradient_norms", "error")
 def sgd(
     task: AbstractTask,
     start: Start | Sequence[Start],
-    length: int | Sequence[int],
+    length: Number | Sequence[Number],
     *,
     steps: int,
     key: PRNGKeyArray,
     seeds: int = 1,
     own_prompts: bool = False,
     batch: int = 128,
-    learning_rate: float = 1e-3,
+    learning_rate: Number = 1e-3,
     optimiser: optax.GradientTransformation | None = None,
     label: str | None = None,
     record: Sequence[int] | np.ndarray | None = None,
@@ -102,7 +103,8 @@ def sgd(
     exact (1, 1, 2, 2) True
     """
     require_plan(task, sampling, steps=steps, batch=batch, seeds=seeds, every=every)
-    require_positive(learning_rate=learning_rate)
+    rate = float(learning_rate)
+    require_positive(learning_rate=rate)
     lengths = require_lengths(length)
     start_key, prompt_key = jax.random.split(key)
     starts = resolved_starts(task, start, seeds, start_key)
@@ -118,8 +120,8 @@ def sgd(
         steps=int(steps),
         record=require_record(record, int(steps)),
         batch=int(batch),
-        learning_rate=float(learning_rate),
-        optimiser=optax.sgd(learning_rate) if optimiser is None else optimiser,
+        learning_rate=rate,
+        optimiser=optax.sgd(rate) if optimiser is None else optimiser,
         label=("sgd" if optimiser is None else "given") if label is None else label,
         key=prompt_key,
         own_prompts=bool(own_prompts) and seeds > 1,

@@ -100,7 +100,7 @@ def _simulated(request: TrainingRequest, cell: Cell, per_start: int) -> Gradient
     starts = [eqx.partition(start[0], eqx.is_inexact_array) for start in request.starts]
 
     def of_member(arrays: Any, key: PRNGKeyArray, length: int) -> Any:
-        drawn = simulated_objective(request.task, length, samples=request.batch, key=key)
+        drawn = simulated_objective(request.task, float(length), samples=request.batch, key=key)
         found = []
         for index, (moving, rest) in enumerate(starts):
 

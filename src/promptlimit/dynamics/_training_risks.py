@@ -21,6 +21,8 @@ from promptlimit.finite import in_double
 from promptlimit.tasks import AbstractTask, LinearRegression
 from promptlimit.tasks._heads import merged_head
 
+_PADDING = 16  # numbers of states are padded to a multiple of this, so that programs are few
+
 
 @dataclasses.dataclass(frozen=True)
 class Yardstick:
@@ -37,14 +39,14 @@ class Yardstick:
             return regression_objective(
                 self.task,
                 kernel,
-                length,
+                float(length),
                 points=self.points,
                 replicate=shift,
                 max_sharpness=max_sharpness,
             )
         key = jax.random.fold_in(self.key, 1 + shift)
         task = in_double(self.task)
-        return simulated_objective(task, length, samples=self.samples, key=key)
+        return simulated_objective(task, float(length), samples=self.samples, key=key)
 
 
 def measured_along(
@@ -59,6 +61,8 @@ def measured_along(
         leaves: the arrays of the attention, each [n, ...].
     """
     states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+    count = states.shape[0]
+    states = np.concatenate([states, np.repeat(states[-1:], -count % _PADDING, axis=0)])
     well = np.isfinite(states).all(axis=1)
     with jax.enable_x64(True):
         double = in_double(start)
@@ -75,7 +79,7 @@ def measured_along(
         raise AssertionError("there is at least one range")
     for each in found:
         each[~well] = np.nan
-    return found
+    return Moments(*(each[:count] for each in found))
 
 
 def array_names(start: AbstractAttention) -> list[str]:

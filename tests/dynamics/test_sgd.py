@@ -1,0 +1,249 @@
+"""Steps of training against NumPy, the law of its data, and the flow it follows."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import promptlimit as pl
+from dynamics import training_reference as reference
+from promptlimit.dynamics._batches import questions, stream
+from promptlimit.dynamics._normals import normal_pairs, threefry
+from promptlimit.dynamics._packed_sums import packed_sums
+from promptlimit.dynamics._token_sums import coordinates, token_sums
+
+KEY = jax.random.key(7)
+KMS = 0.5 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
+AS_CODED = np.linalg.cholesky(KMS) @ KMS @ np.linalg.cholesky(KMS).T
+LAWS = {
+    "identity": pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3),
+    "kms": pl.LinearRegression(KMS, noise_variance=0.1, prior_variance=1 / 3),
+    "kms-as-coded": pl.LinearRegression(
+        AS_CODED, noise_variance=0.1, prior_variance=1 / 3, query_covariance=np.eye(3)
+    ),
+}
+NAMES = ("key_weight", "query_weight", "value_weight", "output")
+
+
+def start(kernel="softmax", dim=3):
+    return lambda key: pl.uniform_factors(dim, key=key, kernel=kernel)
+
+
+BOTH = [start("softmax"), start("linear")]
+
+
+def test_words_are_those_of_the_published_generator() -> None:
+    key = jax.random.key_data(KEY)
+    counters = np.stack([np.arange(5), np.arange(5) + 2**32 - 5]).astype(np.uint32)
+    words = threefry((key[0], key[1]), (jnp.asarray(counters[0]), jnp.asarray(counters[1])))
+    expected = reference.threefry(np.asarray(key), counters)
+    np.testing.assert_array_equal(np.stack([np.asarray(word) for word in words]), expected)
+    # The known answer of the authors' own test for zero key and counter.
+    zero = jnp.zeros((), jnp.uint32)
+    known = [int(word) for word in threefry((zero, zero), (zero, zero))]
+    assert known == [0x6B200159, 0x99BA4EFE]
+
+
+def test_normals_are_those_of_box_and_muller() -> None:
+    key = jax.random.key_data(KEY)
+    index = np.arange(20_000, dtype=np.uint32)
+    step = jnp.uint32(3)
+    found = np.asarray(jax.jit(normal_pairs)((key[0], key[1]), step, jnp.asarray(index)))
+    expected = reference.normals(np.asarray(key), 3, index)
+    np.testing.assert_allclose(found.real, expected[0], atol=2e-6)
+    np.testing.assert_allclose(found.imag, expected[1], atol=2e-6)
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_a_step_follows_the_gradient_of_numpy(law: str, kernel: str) -> None:
+    task, length, rate = LAWS[law], 7, 0.01
+    found = pl.sgd(
+        task,
+        start(kernel),
+        length,
+        steps=2,
+        key=KEY,
+        batch=16,
+        learning_rate=rate,
+        record=[0, 1, 2],
+    )
+    scale = pl.uniform_factors(3, key=KEY).scale
+    prompt_key = jax.random.fold_in(jax.random.fold_in(jax.random.split(KEY)[1], 0), length)
+    run = found.run(length)
+    for step in (0, 1):
+        data = reference.batch(task, jax.random.key_data(prompt_key), length, step, 16)
+        factors = {name: run.parameters[name][step].astype(np.float64) for name in NAMES}
+        slopes = reference.gradient(kernel, factors, scale, data)
+        for name in NAMES:
+            moved = factors[name] - rate * slopes[name]
+            np.testing.assert_allclose(run.parameters[name][step + 1], moved, atol=3e-7)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_data_have_the_moments_of_the_law(law: str) -> None:
+    task, batch = LAWS[law], 20_000
+    prompts = stream(task, (2,), batch, [KEY])
+    asked = questions(task, prompts, jnp.uint32(0))
+    normals = np.asarray(coordinates(prompts, jnp.uint32(0), jnp.uint32(0), batch), np.float64)
+    assert abs(normals.mean()) < 5 / np.sqrt(normals.size)
+    assert abs((normals**4).mean() - 3) < 5 * np.sqrt(96 / normals.size)
+    tokens, query, target = reference.batch(
+        task, jax.random.key_data(jax.random.fold_in(KEY, 2)), 2, 0, batch
+    )
+    root = np.linalg.cholesky(task.covariance)
+    np.testing.assert_allclose(
+        tokens[..., :-1], np.einsum("ij,bjl->bli", root, normals[:, :-1]), atol=1e-5
+    )
+    np.testing.assert_allclose(asked.query[0], query[:, :-1], atol=1e-5)
+    np.testing.assert_allclose(asked.target[0], target, atol=1e-5)
+    error = 5 * np.sqrt(2 / batch) * np.abs(task.covariance).max()
+    covariances = {0: np.cov(tokens[:, 0, :-1].T), 1: np.cov(query[:, :-1].T)}
+    np.testing.assert_allclose(covariances[0], task.covariance, atol=error)
+    np.testing.assert_allclose(covariances[1], task.query_covariance, atol=error)
+    variance = task.prior_variance * np.trace(task.query_covariance) + task.noise_variance
+    assert abs(target.var() - variance) < 5 * np.sqrt(8 / batch) * variance
+
+
+def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
+    lengths, kernels, step = (10, 33, 64), ("softmax", "linear", "softmax"), jnp.uint32(3)
+    rng = np.random.default_rng(0)
+    score, value = jnp.asarray(rng.normal(size=(2, 3, 3, 8, 4)), jnp.float32)
+    task = LAWS["kms"]
+    prompts = stream(task, lengths, 8, [KEY] * 3)
+    packed = jax.jit(lambda a, b: packed_sums(prompts, kernels, step, a, b))(score, value)
+    for i, length in enumerate(lengths):
+        own = slice(i, i + 1)
+        alone = token_sums(stream(task, (length,), 8, [KEY]), kernels, step, score[own], value[own])
+        for one, other in zip(packed, alone, strict=True):
+            np.testing.assert_allclose(one[i], other[0], atol=5e-6)
+
+
+def test_packed_training_ends_where_training_alone_does() -> None:
+    settings = {"steps": 20, "key": KEY, "batch": 16, "record": [0, 20], "points": 256}
+    task = LAWS["identity"]
+    packed = pl.sgd(task, BOTH, [5, 40], packed=True, **settings)
+    alone = pl.sgd(task, BOTH, [5, 40], packed=False, **settings)
+    for name in NAMES:
+        np.testing.assert_allclose(packed.parameters[name], alone.parameters[name], atol=2e-6)
+
+
+def test_how_runs_are_grouped_changes_no_batch() -> None:
+    settings = {"steps": 10, "key": KEY, "batch": 8, "record": [10], "points": 256}
+    task = LAWS["kms"]
+    both = pl.sgd(task, BOTH, [4, 9], seeds=2, **settings)
+    assert both.risks.shape == (2, 2, 2, 1)
+    linear = pl.sgd(task, start("linear"), 9, seeds=1, **settings)
+    np.testing.assert_allclose(
+        both.parameters["output"][1, 1, 0], linear.parameters["output"][0, 0, 0], atol=1e-7
+    )
+
+
+def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
+    fixed = pl.uniform_factors(3, key=KEY)
+    settings = {"steps": 5, "key": KEY, "batch": 8, "record": [0, 5], "seeds": 3, "points": 256}
+    found = pl.sgd(LAWS["identity"], fixed, [4, 6], own_prompts=True, **settings)
+    moved = found.parameters["output"]
+    assert moved.shape == (2, 1, 3, 2, 1, 4)
+    assert (moved[:, 0, 0, 0] == moved[:, 0, 1, 0]).all()
+    assert (moved[:, 0, 0, 1] != moved[:, 0, 1, 1]).all()
+    with pytest.raises(ValueError, match="the runs would be one"):
+        pl.sgd(LAWS["identity"], fixed, 4, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_the_smaller_the_rate_the_closer_to_the_flow(kernel: str) -> None:
+    task, length, end = LAWS["kms"], 20, 2.0
+    gaps = []
+    for rate in (0.1, 0.01, 0.001):
+        steps = round(end / (2 * rate))
+        found = pl.sgd(
+            task, start(kernel), length, steps=steps, key=KEY, learning_rate=rate, record=[0, steps]
+        )
+        first = found.run(length)
+        factors = [first.parameters[name][0].astype(np.float64) for name in NAMES]
+        scale = pl.uniform_factors(3, key=KEY).scale
+        with jax.enable_x64(True):
+            head = pl.Factored(kernel, *factors, scale=scale)
+        flow = pl.gradient_flow(task, head, length, found.times)
+        gap = pl.trajectory_gap(first, flow)
+        assert gap.times.size == 2
+        gaps.append(gap.merged[-1])
+        assert abs(first.risks[-1] - flow.risks[-1]) < 2 * np.sqrt(rate)
+    # The squared distance falls like the rate: by 100 here, with much room for chance.
+    assert gaps[2] < gaps[0] / 5
+    assert gaps[2] < 1e-3
+
+
+def test_another_optimiser_takes_over() -> None:
+    found = pl.sgd(
+        LAWS["identity"], BOTH, 8, steps=30, key=KEY, batch=16, optimiser=optax.adam(1e-2)
+    )
+    assert (found.times == found.steps).all()
+    assert (found.risks[..., -1] < found.risks[..., 0]).all()
+
+
+def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
+    def large(key):
+        head = pl.uniform_factors(3, key=key, kernel="linear")
+        with jax.enable_x64(True):
+            return dataclasses.replace(head, output=100.0 * head.output)
+
+    found = pl.sgd(
+        LAWS["identity"],
+        [large, start("linear")],
+        5,
+        steps=40,
+        key=KEY,
+        learning_rate=0.05,
+        record=[0, 40],
+    )
+    assert found.diverged[0, 0, 0] >= 0
+    assert found.diverged[0, 1, 0] == -1
+    assert np.isnan(found.risks[0, 0, 0, -1])
+    assert np.isfinite(found.risks[0, 1, 0]).all()
+    outcomes = [run["outcome"] for run in found.as_json()["runs"]]  # pyright: ignore[reportIndexIssue]
+    assert outcomes == ["diverged", "finished"]
+
+
+def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
+    task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]), noise_variance=0.1)
+    starts = [start("softmax", 2), start("linear", 2)]
+    found = pl.sgd(
+        task,
+        starts,
+        [4, 8],
+        steps=60,
+        key=KEY,
+        batch=32,
+        learning_rate=0.02,
+        record=[0, 60],
+        samples=512,
+    )
+    assert found.kind == "estimate"
+    assert found.risks.shape == (2, 2, 1, 2)
+    assert (found.risks[..., 1] < found.risks[..., 0]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "`steps` must be a whole number from 1 to 4294967294, got 0."),
+        ({"sampling": "wishart"}, "`sampling` must be one of 'tokens', 'law', got 'wishart'."),
+        ({"record": [3, 2]}, "`record` must be increasing whole numbers from 0 to 5, got [3, 2]."),
+        ({"learning_rate": -1.0}, "`learning_rate` must be positive and finite, got -1.0."),
+    ],
+)
+def test_bad_requests_are_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
+        pl.sgd(LAWS["identity"], start(), 5, **{"steps": 5, "key": KEY, **change})
+    assert str(caught.value) == message
+
+
+def test_infinite_lengths_are_for_the_flow() -> None:
+    with pytest.raises(ValueError, match="there is nothing to sample: use gradient_flow"):
+        pl.sgd(LAWS["identity"], start(), float("inf"), steps=5, key=KEY)

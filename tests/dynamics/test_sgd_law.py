@@ -1,0 +1,91 @@
+"""Sums drawn in law have the law of sums over tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import promptlimit as pl
+from promptlimit.dynamics._batches import stream
+from promptlimit.dynamics._chi_square import ATTEMPTS, chi_square
+from promptlimit.dynamics._law_sums import law_sums
+from promptlimit.dynamics._token_sums import token_sums
+
+TASK = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
+BATCH = 8192
+SCORE = np.array([0.8, -0.3, 0.5, 0.2], np.float32)
+VALUE = np.array([0.1, 0.9, -0.4, 0.6], np.float32)
+
+
+def draws(sums, kernel: str, length: int, score=SCORE, value=VALUE, seed: int = 0) -> np.ndarray:
+    """Both sums of a head whose directions are the same for every prompt, [batch, 8]."""
+    prompts = stream(TASK, (length,), BATCH, [jax.random.key(seed)])
+    a, b = (jnp.broadcast_to(jnp.asarray(each), (1, 1, BATCH, 4)) for each in (score, value))
+    found = jax.jit(lambda a, b: sums(prompts, (kernel,), jnp.uint32(1), a, b))(a, b)
+    return np.concatenate([np.asarray(part)[0, 0] for part in found], axis=-1)
+
+
+def moments_agree(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether all first, second and third moments are within five standard errors."""
+    left, right = one, other
+    for order in (1, 2, 3):
+        features = [
+            np.stack([np.prod(x[:, list(i)], axis=1) for i in np.ndindex(*(8,) * order)])
+            if order < 3
+            else (x**3).T
+            for x in (left, right)
+        ]
+        error = np.sqrt(sum(f.var(axis=1) for f in features) / BATCH)
+        if (np.abs(features[0].mean(axis=1) - features[1].mean(axis=1)) > 5 * error + 1e-6).any():
+            return False
+    return True
+
+
+@pytest.mark.parametrize("length", [1, 2, 12])
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_sums_in_law_have_the_law_of_sums_over_tokens(kernel: str, length: int) -> None:
+    law, tokens = draws(law_sums, kernel, length), draws(token_sums, kernel, length, seed=1)
+    assert moments_agree(law, tokens)
+    rng = np.random.default_rng(0)
+    for direction in rng.normal(size=(4, 8)):
+        found = stats.ks_2samp(law @ direction, tokens @ direction)
+        assert found.pvalue > 1e-3 / 24  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_a_wrong_direction_is_noticed(kernel: str) -> None:
+    law = draws(law_sums, kernel, 12, value=1.1 * VALUE)
+    assert not moments_agree(law, draws(token_sums, kernel, 12, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("score", "value"), [(0 * SCORE, VALUE), (SCORE, 2 * SCORE), (SCORE, 0 * VALUE)]
+)
+def test_degenerate_directions_are_no_exception(score: np.ndarray, value: np.ndarray) -> None:
+    for kernel in ("softmax", "linear"):
+        law = draws(law_sums, kernel, 5, score, value)
+        assert moments_agree(law, draws(token_sums, kernel, 5, score, value, seed=1))
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 40, 1000])
+def test_chi_squares_have_their_law(degrees: int) -> None:
+    words = jax.random.key_data(jax.random.key(degrees))
+    found = chi_square(degrees, 20_000, (words[0], words[1]), jnp.uint32(0), 0)
+    assert stats.kstest(np.asarray(found), stats.chi2(degrees).cdf).pvalue > 1e-4  # pyright: ignore[reportAttributeAccessIssue]
+    assert ATTEMPTS * np.log10(0.05) < -10
+
+
+@pytest.mark.slow
+def test_training_in_law_ends_at_the_same_risk() -> None:
+    starts = [
+        lambda key, k=k: pl.uniform_factors(3, key=key, kernel=k) for k in ("softmax", "linear")
+    ]
+    settings = {"steps": 500, "learning_rate": 0.02, "seeds": 4, "points": 256, "record": [0, 500]}
+    ends = [
+        pl.sgd(TASK, starts, 12, key=jax.random.key(5), sampling=sampling, **settings).risks[
+            0, ..., -1
+        ]
+        for sampling in ("tokens", "law")
+    ]
+    np.testing.assert_allclose(ends[0], ends[1], rtol=0.05)
