@@ -18,7 +18,7 @@ SCORE = np.array([0.8, -0.3, 0.5, 0.2], np.float32)
 VALUE = np.array([0.1, 0.9, -0.4, 0.6], np.float32)
 
 
-def draws(sums, kernel: str, length: int, score=SCORE, value=VALUE, seed: int = 0) -> np.ndarray:
+def draws(sums, kernel: str, length: int, score=SCORE, value=VALUE, *, seed: int = 0) -> np.ndarray:
     """Both sums of a head whose directions are the same for every prompt, [batch, 8]."""
     prompts = stream(TASK, (length,), BATCH, [jax.random.key(seed)])
     a, b = (jnp.broadcast_to(jnp.asarray(each), (1, 1, BATCH, 4)) for each in (score, value))

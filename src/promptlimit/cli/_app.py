@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from promptlimit import __version__
-from promptlimit.cli import _doctor, _flow, _limit, _reproduce
+from promptlimit.cli import _doctor, _flow, _limit, _reproduce, _train
 from promptlimit.cli._console import CommandError, print_error
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("limit")(_limit.limit)
 app.command("flow")(_flow.flow)
+app.command("train")(_train.train)
 app.command("doctor")(_doctor.doctor)
 app.command("reproduce")(_reproduce.reproduce)
 

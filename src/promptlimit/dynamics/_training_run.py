@@ -1,5 +1,6 @@
 """One program of runs from its first step to its last, through checkpoints."""
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from promptlimit.dynamics._training_loop import (
     unpacked_state,
 )
 from promptlimit.dynamics._training_request import TrainingRequest
+from promptlimit.dynamics._training_risks import Yardstick, measured_along
 from promptlimit.results import load_checkpoint, save_checkpoint
 
 _SECONDS = 0.5  # between two looks from outside
@@ -30,14 +32,14 @@ class Progress(NamedTuple):
         step: how many steps are done.
         steps: how many there are.
         rate: steps a second, 0 before it is known.
-        parameters: the arrays that move, each [members, heads, ...].
+        risk: a function that returns the risk of the first run now; ask before going on.
     """
 
     lengths: tuple[int, ...]
     step: int
     steps: int
     rate: float
-    parameters: Any
+    risk: Callable[[], float]
 
 
 Watcher = Callable[[Progress], None]
@@ -88,13 +90,21 @@ def trained(
             save_checkpoint(folder, _kept(state, step, leaves))
         if watch is not None:
             lengths = tuple(length for length, _ in cell)
-            watch(Progress(lengths, step, request.steps, pace.rate, state.parameters))
+            risk = functools.partial(_current_risk, request, cell[0][0], state.parameters)
+            watch(Progress(lengths, step, request.steps, pace.rate, risk))
         if step == request.steps:
             return Records(leaves, np.asarray(state.diverged))
         end = _next_stop(request, step, every, pace.stride)
         state = jax.block_until_ready(advance(state, step, end))
         step = end
         pace.seen(step)
+
+
+def _current_risk(request: TrainingRequest, length: int, parameters: Any) -> float:
+    """Return the risk of the first run of a cell."""
+    leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
+    yardstick = Yardstick(request.task, request.points, request.samples, request.key)
+    return float(measured_along(yardstick, request.starts[0][0], length, leaves).risk[0])
 
 
 def _kept(state: State, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:

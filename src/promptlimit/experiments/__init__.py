@@ -4,6 +4,7 @@ from promptlimit.experiments._problems import EXAMPLES as EXAMPLES
 from promptlimit.experiments._problems import Problem as Problem
 from promptlimit.experiments._problems import limits as limits
 from promptlimit.experiments._problems import problem_from_arrays as problem_from_arrays
+from promptlimit.experiments._protocol import protocol_task as protocol_task
 from promptlimit.experiments._registry import Claim as Claim
 from promptlimit.experiments._registry import FigureRecipe as FigureRecipe
 from promptlimit.experiments._registry import all_claims as all_claims

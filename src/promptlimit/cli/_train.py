@@ -1,0 +1,159 @@
+"""`promptlimit train`: the paper's training protocol, at any part of it, resumable."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from promptlimit.cli._console import (
+    OUT,
+    CommandError,
+    JsonOption,
+    print_json,
+    require_folder,
+    use_double_precision,
+)
+from promptlimit.cli._train_plan import Plan, resolved_plan
+from promptlimit.cli._train_progress import shown
+
+if TYPE_CHECKING:
+    from promptlimit.results import Training
+
+
+def train(
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", metavar="L,L,...", help="Prompt lengths.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Random starts.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps of each run.")] = None,
+    covariance: Annotated[
+        str | None,
+        typer.Option(
+            "--covariance", metavar="LAW", help="identity, kms:0.5, kms-as-coded:0.5 or a file."
+        ),
+    ] = None,
+    kernels: Annotated[
+        str | None, typer.Option("--kernels", metavar="NAMES", help="softmax, linear or both.")
+    ] = None,
+    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Covariates' dimension.")] = None,
+    noise: Annotated[float | None, typer.Option("--noise", min=0.0, help="Label variance.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Prompts a step.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Learning rate.")] = None,
+    sampling: Annotated[
+        str | None, typer.Option("--sampling", metavar="HOW", help="tokens, or law (faster).")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option("--every", min=1, help="Steps between checkpoints.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of everything random.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="Options from a TOML file.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where runs and training.json go.")
+    ] = Path("training"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run, how long, with what memory.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train attention by gradient descent on fresh prompts, as the paper's experiments do.
+
+    Softmax and linear attention meet the same prompts from the same random starts. Interrupted
+    runs resume where they were; finished ones are not run again.
+    """
+    require_folder(out)
+    given = {
+        "lengths": lengths,
+        "seeds": seeds,
+        "steps": steps,
+        "covariance": covariance,
+        "kernels": kernels,
+        "dim": dim,
+        "noise": noise,
+        "batch": batch,
+        "rate": rate,
+        "sampling": sampling,
+        "every": every,
+        "seed": seed,
+    }
+    plan = resolved_plan(given, config)
+    use_double_precision()
+    if dry_run:
+        _show_plan(plan, out, as_json)
+        return
+    training = _trained(plan, out)
+    from promptlimit.results import write_json
+
+    write_json(out / "training.json", training.as_json())
+    if as_json:
+        print_json(training.as_json())
+    else:
+        OUT.print(_table(training))
+
+
+def _trained(plan: Plan, out: Path) -> "Training":
+    from promptlimit.results import (
+        ConfigurationError,
+        InputFileError,
+        RunBusyError,
+        require_configuration,
+    )
+
+    arguments = plan.arguments()
+    try:
+        require_configuration(out / "train.json", plan.config)
+        with shown() as watch:
+            return plan.call(arguments, folder=out / "runs", watch=watch)
+    except ConfigurationError as problem:
+        raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
+    except RunBusyError as problem:
+        raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
+    except InputFileError as problem:
+        raise CommandError(str(problem), "remove that folder to train again") from None
+
+
+def _show_plan(plan: Plan, out: Path, as_json: bool) -> None:
+    from promptlimit.cli._train_estimate import estimate
+
+    found = estimate(plan, out)
+    if as_json:
+        print_json(found)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("length", "runs", "state", "seconds"):
+        table.add_column(name, justify="right")
+    for cell in found["cells"]:
+        table.add_row(
+            str(cell["length"]), str(cell["runs"]), cell["state"], f"{cell['seconds']:.0f}"
+        )
+    OUT.print(table)
+    OUT.print(f"about {found['seconds']:.0f} s and {found['megabytes']:.0f} MB on this machine")
+
+
+def _table(training: "Training") -> Table:
+    import numpy as np
+
+    table = Table(box=None, pad_edge=False)
+    columns = ("length", "kernel", "squared error", "best", "worst", "± points", "diverged", "kind")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for i, length in enumerate(training.lengths):
+        for j, kernel in enumerate(training.kernels):
+            ends = 2 * training.risks[i, j, :, -1]
+            well = ends[np.isfinite(ends)]
+            lost = int((training.diverged[i, j] >= 0).sum())
+            numbers = [np.median(well), well.min(), well.max()] if well.size else [np.nan] * 3
+            error = np.nanmax(2 * training.error[i, j, :, -1]) if well.size else np.nan
+            table.add_row(
+                str(length),
+                kernel,
+                *(f"{number:.4f}" for number in numbers),
+                f"{error:.1e}",
+                f"{lost} of {ends.size}",
+                training.kind,
+            )
+    return table

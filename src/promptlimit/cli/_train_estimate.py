@@ -1,0 +1,75 @@
+"""How long training would take, and with what memory: measured on a few steps."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from promptlimit.cli._train_plan import Plan
+
+if TYPE_CHECKING:
+    from promptlimit.dynamics import Progress
+
+_BASE = 450.0  # megabytes of a process with jax and the tables of weight statistics
+
+
+class _EnoughError(Exception):
+    """The rate is known."""
+
+
+def estimate(plan: Plan, out: Path) -> dict[str, Any]:
+    """Return the cells, what is left of them in seconds, and megabytes."""
+    arguments = plan.arguments()
+    ends = sorted({min(plan.lengths), max(plan.lengths)})
+    seconds = [1.0 / _rate(arguments, length) for length in ends]
+    slope = 0.0 if len(ends) == 1 else (seconds[1] - seconds[0]) / (ends[1] - ends[0])
+    runs = len(plan.config["kernels"]) * plan.config["seeds"]
+    finished = _finished(plan, out)
+    cells = []
+    for length in plan.lengths:
+        left = 0 if length in finished else plan.config["steps"]
+        each = max(seconds[0] + slope * (length - ends[0]), 0.0)
+        state = "finished" if left == 0 else "to do"
+        cells.append({"length": length, "runs": runs, "state": state, "seconds": left * each})
+    return {
+        "cells": cells,
+        "seconds": sum(cell["seconds"] for cell in cells),
+        "megabytes": _BASE + _arrays(plan, arguments["task"].token_dim) / 1e6,
+    }
+
+
+def _rate(arguments: Mapping[str, Any], length: int) -> float:
+    """Return steps a second at one length, after compilation."""
+    rates = []
+
+    def watch(progress: "Progress") -> None:
+        if progress.rate and progress.step > 100:
+            rates.append(progress.rate)
+            raise _EnoughError
+
+    with contextlib.suppress(_EnoughError):
+        Plan.call({**arguments, "length": length, "steps": 10**6}, watch=watch)
+    return rates[0]
+
+
+def _finished(plan: Plan, out: Path) -> set[int]:
+    """Return the lengths whose runs of this plan are finished in the folder."""
+    try:
+        if json.loads((out / "train.json").read_text(encoding="utf-8")) != dict(plan.config):
+            return set()
+        done = [path.parent for path in (out / "runs").glob("*/done")]
+        configs = [json.loads((path / "config.json").read_text(encoding="utf-8")) for path in done]
+        return {int(length) for config in configs for length, _ in config["lengths"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _arrays(plan: Plan, dim: int) -> float:
+    """Return the bytes of a step's arrays: blocks on a CPU, all lengths on an accelerator."""
+    import jax
+
+    on_cpu = jax.default_backend() == "cpu"
+    tokens = max(2**14, max(plan.lengths)) if on_cpu else plan.config["batch"] * sum(plan.lengths)
+    heads = len(plan.config["kernels"]) * plan.config["seeds"]
+    return 4.0 * tokens * (4 * dim + 4 * heads)
