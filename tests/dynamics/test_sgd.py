@@ -14,6 +14,7 @@ from promptlimit.dynamics._batches import questions, stream
 from promptlimit.dynamics._normals import normal_pairs, threefry
 from promptlimit.dynamics._packed_sums import packed_sums
 from promptlimit.dynamics._token_sums import coordinates, token_sums
+from promptlimit.dynamics._training_loop import advancer, first_state
 
 KEY = jax.random.key(7)
 KMS = 0.5 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
@@ -152,6 +153,24 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
     assert (moved[:, 0, 0, 1] != moved[:, 0, 1, 1]).all()
     with pytest.raises(ValueError, match="the runs would be one"):
         pl.sgd(LAWS["identity"], fixed, 4, **settings)
+
+
+def test_steps_in_blocks_are_the_same_steps() -> None:
+    target = jnp.arange(6.0, dtype=jnp.float32).reshape(1, 2, 3)
+
+    def gradient(parameters, step):
+        return parameters - target * step.astype(jnp.float32)
+
+    optimiser = optax.adam(0.1)
+    ends = []
+    for block in (1, 4):
+        state = first_state(optimiser, jnp.zeros((1, 2, 3), jnp.float32))
+        advance = advancer(optimiser, gradient, block=block)
+        for first, last in ((0, 5), (5, 6), (6, 13)):
+            state = advance(state, first, last)
+        ends.append(state)
+    for one, other in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 @pytest.mark.slow

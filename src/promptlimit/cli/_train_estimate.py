@@ -70,6 +70,6 @@ def _arrays(plan: Plan, dim: int) -> float:
     import jax
 
     on_cpu = jax.default_backend() == "cpu"
-    tokens = max(2**14, max(plan.lengths)) if on_cpu else plan.config["batch"] * sum(plan.lengths)
+    tokens = max(2**14, *plan.lengths) if on_cpu else plan.config["batch"] * sum(plan.lengths)
     heads = len(plan.config["kernels"]) * plan.config["seeds"]
     return 4.0 * tokens * (4 * dim + 4 * heads)

@@ -10,6 +10,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, UInt32
 
+_BLOCK = 64
+
 Gradient = Callable[[Any, Array], Any]
 """The gradient of each head's loss in its parameters, at parameters and a step."""
 
@@ -37,12 +39,20 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Sta
 
 
 def advancer(
-    optimiser: optax.GradientTransformation, gradient: Gradient
+    optimiser: optax.GradientTransformation, gradient: Gradient, *, block: int | None = None
 ) -> Callable[[State, int, int], State]:
     """Return the function (state, first, last) -> state after the steps from `first` to `last`.
 
     How many steps are taken at once changes no bit, and compiles nothing anew.
+
+    Args:
+        optimiser: what moves parameters.
+        gradient: what it is told.
+        block: how many steps run without a look at whether to stop; the last block takes steps in
+            vain. A look costs nothing on a CPU, and a stop of the machine on an accelerator.
     """
+    if block is None:
+        block = 1 if jax.default_backend() == "cpu" else _BLOCK
 
     def moved(step: UInt32[Array, ""], state: State) -> State:
         slopes = gradient(state.parameters, step)
@@ -56,7 +66,20 @@ def advancer(
 
     @eqx.filter_jit(donate="all")
     def advance(state: State, bounds: UInt32[Array, "2"]) -> State:
-        return jax.lax.fori_loop(bounds[0], bounds[1], moved, state)
+        if block == 1:
+            return jax.lax.fori_loop(bounds[0], bounds[1], moved, state)
+
+        def one(place: Array, state: State, first: Array) -> State:
+            step = first + place.astype(jnp.uint32)
+            new = moved(step, state)
+            return jax.tree.map(lambda x, y: jnp.where(step < bounds[1], x, y), new, state)
+
+        def several(number: Array, state: State) -> State:
+            first = bounds[0] + number * np.uint32(block)
+            return jax.lax.fori_loop(0, block, lambda i, s: one(i, s, first), state)
+
+        count = (bounds[1] - bounds[0] + np.uint32(block - 1)) // np.uint32(block)
+        return jax.lax.fori_loop(jnp.uint32(0), count, several, state)
 
     return lambda state, first, last: advance(state, jnp.asarray([first, last], jnp.uint32))
 

@@ -1,0 +1,130 @@
+"""How much faster is a step of `sgd` than the same protocol in PyTorch, on one core?
+
+Contenders take turns, five times; processor time of a single-threaded process is compared, which
+other work on the machine disturbs least. PROMPTLIMIT_TORCH names a Python that has torch 2.13;
+without it this Python is tried, and without torch only our own times are printed.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = (
+    "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1 "
+    + os.environ.get("XLA_FLAGS", "")
+)
+
+import jax
+import numpy as np
+import optax
+
+import promptlimit as pl
+from promptlimit.dynamics._training_gradients import gradient_of, stacked
+from promptlimit.dynamics._training_loop import advancer, first_state
+from promptlimit.dynamics._training_request import TrainingRequest, resolved_starts
+
+LENGTHS = (10, 40, 100, 200, 500, 1000)
+BOTH = ("softmax", "linear")
+TURNS = 5
+BARS = {
+    ("tokens", BOTH): {10: 12, 40: 12, 100: 8, 200: 8, 500: 6, 1000: 6},
+    ("law", ("softmax",)): {10: 15, 40: 15, 100: 10, 1000: 7},
+    ("law", ("linear",)): {1000: 100},
+}
+
+
+class Ours:
+    """One length, ready to take steps."""
+
+    def __init__(self, sampling: str, kernels: tuple[str, ...], length: int, seeds: int = 1):
+        task = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2)
+        key = jax.random.key(0)
+        starts = [lambda key, k=k: pl.uniform_factors(5, key=key, kernel=k) for k in kernels]
+        request = TrainingRequest(
+            task=task,
+            starts=resolved_starts(task, starts, seeds, key),
+            lengths=(length,),
+            steps=10**6,
+            record=np.array([0]),
+            batch=128,
+            learning_rate=1e-3,
+            optimiser=optax.sgd(1e-3),
+            label="sgd",
+            key=key,
+            own_prompts=False,
+            sampling=sampling,
+            packed=False,
+            points=4096,
+            samples=4096,
+        )
+        (cell,) = request.cells
+        self.advance = advancer(request.optimiser, gradient_of(request, cell))
+        self.state = first_state(request.optimiser, stacked(request, cell))
+        self.state = jax.block_until_ready(self.advance(self.state, 0, 2))
+
+    def seconds(self, steps: int) -> float:
+        """Return the processor time of a step."""
+        began = time.process_time()
+        self.state = jax.block_until_ready(self.advance(self.state, 2, 2 + steps))
+        return (time.process_time() - began) / steps
+
+
+class Torch:
+    """The PyTorch loop in a process of its own."""
+
+    def __init__(self):
+        python = os.environ.get("PROMPTLIMIT_TORCH", sys.executable)
+        self.here = not subprocess.run(  # noqa: S603  # the Python the user named
+            [python, "-c", "import torch"], capture_output=True, check=False
+        ).returncode
+        if self.here:
+            script = str(Path(__file__).with_name("sgd_torch.py"))
+            self.process = subprocess.Popen(  # noqa: S603  # as above
+                [python, script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def seconds(self, kernel: str, length: int, steps: int) -> float:
+        """Return the processor time of a step."""
+        if not self.here or self.process.stdin is None or self.process.stdout is None:
+            return float("nan")
+        request = {"kernel": kernel, "length": length, "steps": steps}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+
+def main() -> None:
+    """Print the table, and every bar that is missed."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch = Torch()
+    if not torch.here:
+        print("torch cannot be imported; set PROMPTLIMIT_TORCH to a Python that has it")
+    for (sampling, kernels), bars in BARS.items():
+        for length in LENGTHS if kernels == BOTH else bars:
+            ours = Ours(sampling, kernels, length)
+            steps = max(10, 60_000 // length // 8)
+            few = max(4, steps // 8)
+            mine, theirs = [], []
+            for _ in range(TURNS):
+                mine.append(ours.seconds(steps))
+                theirs.append(sum(torch.seconds(kernel, length, few) for kernel in kernels))
+            me, them = statistics.median(mine), statistics.median(theirs)
+            name = f"{sampling:6} {'+'.join(kernels):14} L = {length:5}"
+            print(f"{name}  {1e6 * me:9.0f} µs  torch {1e6 * them:9.0f} µs  {them / me:6.1f} x")
+            if torch.here and them / me < bars.get(length, 0):
+                print(f"  MISS: the bar is {bars[length]} x")
+    alone, eight = (Ours("tokens", BOTH, 100, seeds).seconds(200) for seeds in (1, 8))
+    print(f"8 seeds on shared prompts, L = 100: {8 * alone / eight:.1f} x faster than alone")
+
+
+if __name__ == "__main__":
+    main()
