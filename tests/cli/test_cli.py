@@ -111,6 +111,16 @@ def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "promptlimit limit --example gaussian",
         ),
         (
+            ["train", "--covariance", "kms:2"],
+            "--covariance kms:R must have R between -1 and 1, got '2'",
+            "--covariance kms:0.5",
+        ),
+        (
+            ["train", "--kernels", "softmin"],
+            "--kernels must be among softmax, linear, got 'softmin'",
+            "--kernels softmax",
+        ),
+        (
             ["reproduce", "gausian-limit"],
             "there is no claim or figure 'gausian-limit'",
             "did you mean 'gaussian-limit'?",
@@ -204,6 +214,25 @@ main()
     assert done.returncode == 1
     assert "verdict: does not hold (on record: holds)" in done.stdout
     assert "0 of 1 verdicts as on record" in done.stdout
+
+
+@pytest.mark.slow
+def test_train_keeps_runs_skips_them_and_refuses_another_configuration(tmp_path: Path) -> None:
+    (tmp_path / "few.toml").write_text('steps = 30\nlengths = [3, 5]\nkernels = ["linear"]\n')
+    asked = ["train", "--config", "few.toml", "--seeds", "2", "--dim", "2", "--json"]
+    done = run(*asked, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [each["length"] for each in result["runs"]] == [3, 3, 5, 5]
+    assert result["steps"][-1] == 30
+    assert all(each["outcome"] == "finished" for each in result["runs"])
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "training").glob("runs/*/done")}
+    assert len(stamps) == 2
+    assert run(*asked, folder=tmp_path).stdout == done.stdout
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    changed = run(*asked, "--covariance", "kms:0.5", folder=tmp_path)
+    assert changed.returncode == 1
+    assert "covariance: identity there, kms:0.5 here" in changed.stderr
 
 
 def test_reproduce_lists_what_it_knows() -> None:
