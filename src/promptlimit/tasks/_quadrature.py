@@ -35,7 +35,7 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Av
     """
     largest = _largest_sharpness(head.task, next(node_sets(head.task, _SET, 0)), head.key_query)
     for end in _RANGES:
-        if end >= min(_MARGIN * largest, _RANGES[-1]):
+        if end >= largest and (end >= _MARGIN * largest or end == _RANGES[-1]):
             found = _within(head, end, tolerance, points)
             if isinstance(found, Averaged):
                 return found
