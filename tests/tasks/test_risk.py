@@ -21,7 +21,7 @@ ISOTROPIC = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.
     ("task", "length"),
     [("anisotropic", 2), ("singular, no noise", 10), ("shifted query", 40), ("anisotropic", 1000)],
 )
-@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+@pytest.mark.parametrize("kernel", [pytest.param("softmax", marks=pytest.mark.slow), "linear"])
 def test_exact_risks_agree_with_simulated_prompts(task, length, kernel):
     head = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}[kernel]
     found = pl.risk(head(KEY_QUERY, VALUE), TASKS[task], length)
@@ -34,15 +34,17 @@ def test_exact_risks_agree_with_simulated_prompts(task, length, kernel):
     assert not within(1.05 * found.value, found.error, brute) or length == 1000
 
 
+@pytest.mark.slow
 def test_frozen_weights_agree_with_simulated_prompts():
-    task = pl.LinearRegression([[1.0]], noise_variance=0.5)
-    head = pl.SoftmaxAttention([[3.0, 0.0], [0.0, 0.0]], [[0.2, 0.6]])
-    found = pl.risk(head, task, 10)
-    row = np.diag([3.0, 0.0]), np.array([0.2, 0.6])
-    brute = losses("softmax", row, task, 10, (100_000, np.random.default_rng(1)))
+    task = pl.LinearRegression([[4.0]], noise_variance=0.5, query_covariance=[[1.0]])
+    head = pl.SoftmaxAttention([[0.75, 0.0], [0.0, 0.0]], [[0.2, 0.6]])
+    found = pl.risk(head, task, 2)
+    row = np.diag([0.75, 0.0]), np.array([0.2, 0.6])
+    brute = losses("softmax", row, task, 2, (100_000, np.random.default_rng(1)))
     assert within(found.value, found.error, brute)
 
 
+@pytest.mark.slow
 def test_the_isotropic_integral_and_the_points_agree():
     head = pl.SoftmaxAttention(*block(5, 0.7, 0.9))
     integral = pl.risk(head, ISOTROPIC, 10)
@@ -71,7 +73,7 @@ def test_one_token_is_worth_its_closed_form(x64):
 def test_the_least_softmax_risk_at_ten_tokens_is_the_one_known():
     least = pl.risk(pl.SoftmaxAttention(*block(5, 0.8540, 0.7789)), ISOTROPIC, 10).mse
     assert_allclose(least, 0.70891, atol=5e-6)
-    for a, b in [(0.86, 0.7789), (0.85, 0.7789), (0.8540, 0.785), (0.8540, 0.773)]:
+    for a, b in [(0.86, 0.78), (0.848, 0.7789)]:
         assert pl.risk(pl.SoftmaxAttention(*block(5, a, b)), ISOTROPIC, 10).mse > least
 
 
@@ -86,6 +88,7 @@ def test_long_prompts_leave_the_known_constant_over_length():
     assert_allclose((found.mse - 0.1) * 1e7, best.fun, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_points_are_added_until_the_tolerance_is_met():
     head = pl.SoftmaxAttention(KEY_QUERY, VALUE)
     loose = pl.risk(head, TASKS["anisotropic"], 10, tolerance=0.01)
@@ -113,6 +116,7 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
     }
 
 
+@pytest.mark.slow
 def test_factors_and_single_heads_have_the_risk_of_their_product():
     task, rng = TASKS["anisotropic"], np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (1, 2)])

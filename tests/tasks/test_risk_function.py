@@ -100,14 +100,14 @@ def test_one_program_serves_all_replicates_and_parameters(softmax):
     traces = []
 
     @eqx.filter_jit
-    def traced(risk, scale):
+    def traced(risk, key_query):
         traces.append(1)
-        return risk(scale * jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
+        return risk(key_query, row)
 
     again, other = (
         pl.risk_function(TASK, 10, points=256, max_sharpness=4.0, replicate=n) for n in (0, 1)
     )
-    one = jnp.ones(())
+    row, one = jnp.asarray(VALUE_ROW), jnp.asarray(KEY_QUERY)
     assert traced(again, one) == traced(softmax[0], one)
     assert abs(traced(again, one) - traced(other, one)) > 1e-6
     exact = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), TASK, 10).value

@@ -108,7 +108,9 @@ class LinearRegression(AbstractRegression):
         return self._joint(self.covariance), self._joint(self.query_covariance)
 
     def _joint(self, covariance: np.ndarray | Array) -> Gaussian:
-        block = jnp.pad(jnp.asarray(covariance), (0, 1)).at[-1, -1].set(self.noise_variance)
+        # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
+        host = jnp.asarray(covariance, dtype=jnp.result_type(float))
+        block = jnp.pad(host, (0, 1)).at[-1, -1].set(self.noise_variance)
         return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
 
 
