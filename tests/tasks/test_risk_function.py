@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from promptlimit.finite import weight_statistics
 from promptlimit.tasks._points import node_sets
+from promptlimit.tasks._polynomials import averages
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -20,7 +21,7 @@ TASK = TASKS["anisotropic"]
 @pytest.fixture(scope="module")
 def softmax():
     """The risk at ten tokens over few points, compiled once with its gradient."""
-    risk = pl.risk_function(TASK, 10, points=256, max_sharpness=4.0)
+    risk = pl.risk_function(TASK, 10, points=64, max_sharpness=4.0)
     both = jax.jit(jax.value_and_grad(risk, argnums=(0, 1)))
     return risk, both
 
@@ -44,6 +45,32 @@ def test_the_score_error_is_a_combination_of_participations():
     found = weight_statistics(sharpness, [1, 2, 10, 1000, 1e9])
     excess = found.participation - 6 * found.cubic_participation + 6 * found.participation_square
     assert_allclose(found.participation + sharpness**2 * excess, found.score_error, rtol=1e-9)
+
+
+def test_every_point_carries_the_textbook_mean_square(softmax):
+    """alpha^2 E(A^2) - 2 alpha E(A) y + y^2 + beta^2 E(S2), with all of Gamma written out."""
+    risk, both = softmax
+    weights = np.linalg.solve(risk.root, risk.weights)
+    rows = []
+    for x, w in zip(risk.query.T, weights.T, strict=True):
+        maps = np.vstack([np.eye(3), w])
+        gamma = maps @ TASK.covariance @ maps.T + np.diag([0.0, 0.0, 0.0, 0.2])
+        q, y = KEY_QUERY @ np.append(x, 0.0), w @ x
+        c, v2 = VALUE_ROW @ gamma @ q, VALUE_ROW @ gamma @ VALUE_ROW
+        rows.append([np.sqrt(q @ gamma @ q), c, v2, y])
+    sigma, c, v2, y = np.array(rows).T
+    found = weight_statistics(sigma, 10)
+    alpha, second = c / sigma, found.score_error + 2 * sigma * found.mean_score - sigma**2
+    square = alpha**2 * second - 2 * alpha * found.mean_score * y + y**2
+    square = square + (v2 - alpha**2) * found.participation
+    rho = (found.score_error - found.participation) / sigma**2
+    exact = averages(TASK, jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
+    f, factor = v2 - 2 * c * (c - y), exact.value - 2 * (exact.square - exact.cross)
+    corrected = square.mean() + exact.misfit - np.mean((c - y) ** 2)
+    corrected += found.participation.mean() * (factor - f.mean())
+    corrected += rho.mean() * (exact.square - np.mean(c**2))
+    value = both(jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))[0]
+    assert_allclose(value, 0.5 * (corrected + 0.2), rtol=1e-10)
 
 
 def test_gradients_agree_with_finite_differences(softmax):
@@ -105,13 +132,13 @@ def test_one_program_serves_all_replicates_and_parameters(softmax):
         return risk(key_query, row)
 
     again, other = (
-        pl.risk_function(TASK, 10, points=256, max_sharpness=4.0, replicate=n) for n in (0, 1)
+        pl.risk_function(TASK, 10, points=64, max_sharpness=4.0, replicate=n) for n in (0, 1)
     )
     row, one = jnp.asarray(VALUE_ROW), jnp.asarray(KEY_QUERY)
     assert traced(again, one) == traced(softmax[0], one)
     assert abs(traced(again, one) - traced(other, one)) > 1e-6
     exact = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), TASK, 10).value
-    assert_allclose([traced(again, one), traced(other, one)], exact, rtol=0.03)
+    assert_allclose([traced(again, one), traced(other, one)], exact, rtol=0.1)
     assert traced(again, 0.5 * one).dtype == jnp.float64
     assert len(traces) == 1
 

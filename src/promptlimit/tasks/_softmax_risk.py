@@ -11,6 +11,7 @@ docs/tasks.md.
 """
 
 import dataclasses
+import os
 from typing import NamedTuple
 
 import equinox as eqx
@@ -24,13 +25,15 @@ from promptlimit.tasks._polynomials import averages
 from promptlimit.tasks._regression import LinearRegression
 
 
-def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
+def risk_statistics(
+    length: float, max_sharpness: float, folder: str | os.PathLike[str] | None = None
+) -> WeightInterpolant:
     r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
 
     The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
     """
     names = ("participation", "cubic_participation", "participation_square")
-    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names)
+    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names, folder=folder)
     participation, cubic, square = found.tables
     excess = participation - 6 * cubic + 6 * square
     tables, names = (participation, excess), ("participation", "excess")
