@@ -73,7 +73,7 @@ def test_the_optima_of_the_experiments_are_those_known():
         assert_allclose(pl.linear_optimum(task, 40).risk.mse, known[name], atol=5e-5)
 
 
-def test_the_optimum_at_infinite_length_is_the_papers():
+def test_the_optimum_at_infinite_length_is_the_papers(x64):
     best = pl.linear_optimum(pl.LinearRegression(ANISOTROPIC, noise_variance=0.2), math.inf)
     inverse = np.linalg.inv(ANISOTROPIC)
     balance = np.trace(inverse @ inverse) ** 0.25
