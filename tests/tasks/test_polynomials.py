@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 
 import promptlimit as pl
-from promptlimit.tasks._polynomials import averages, linear_risk
+from promptlimit.tasks._polynomials import averages, linear_risk, score_averages
 from tasks.cases import ANISOTROPIC, TASKS, kms
 
 S = np.array([[1.0, 0.4], [0.4, 0.3]])
@@ -19,7 +19,7 @@ TASK = pl.LinearRegression(S, noise_variance=0.3, prior_variance=0.7, query_cova
 
 
 def _by_hermite(task, key_query, value_row):
-    """Return the averages of c^2, cy, y^2, v'Gv, v'Gv s^2 and (c-y)^2, node by node."""
+    """Return the averages of c^2, cy, y^2, v'Gv, v'Gv s^2, (c-y)^2, s^2, c^2 s^2 and cy s^2."""
     dim = task.covariance.shape[0]
     node, weight = np.polynomial.hermite_e.hermegauss(6)
     weight = weight / weight.sum()
@@ -34,7 +34,8 @@ def _by_hermite(task, key_query, value_row):
         gamma[-1, -1] += task.noise_variance
         t = key_query @ np.append(one_x, 0.0)
         c, y, v2 = value_row @ gamma @ t, one_w @ one_x, value_row @ gamma @ value_row
-        rows.append([c * c, c * y, y * y, v2, v2 * (t @ gamma @ t), (c - y) ** 2])
+        s2 = t @ gamma @ t
+        rows.append([c * c, c * y, y * y, v2, v2 * s2, (c - y) ** 2, s2, c * c * s2, c * y * s2])
     return mass @ np.array(rows)
 
 
@@ -43,7 +44,8 @@ def test_averages_are_those_of_quadrature(dim, x64):
     rng = np.random.default_rng(dim)
     task = TASK if dim == 2 else pl.LinearRegression([[0.8]], noise_variance=0.2)
     key_query, value_row = rng.normal(size=(dim + 1, dim + 1)), rng.normal(size=dim + 1)
-    found = averages(task, jnp.asarray(key_query), jnp.asarray(value_row))
+    parameters = jnp.asarray(key_query), jnp.asarray(value_row)
+    found = [*averages(task, *parameters), *score_averages(task, *parameters)]
     expected = _by_hermite(task, key_query, value_row)
     assert_allclose(np.array(found), expected, rtol=1e-12)
     linear = linear_risk(task, 7.0, jnp.asarray(key_query), jnp.asarray(value_row))

@@ -10,7 +10,8 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from promptlimit.finite import weight_statistics
 from promptlimit.tasks._points import node_sets
-from promptlimit.tasks._polynomials import averages
+from promptlimit.tasks._polynomials import averages, score_averages
+from promptlimit.tasks._softmax_risk import slopes
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -64,12 +65,17 @@ def test_every_point_carries_the_textbook_mean_square(softmax):
     square = alpha**2 * second - 2 * alpha * found.mean_score * y + y**2
     square = square + (v2 - alpha**2) * found.participation
     rho = (found.score_error - found.participation) / sigma**2
-    exact = averages(TASK, jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
+    parameters = jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
+    exact, sharp = averages(TASK, *parameters), score_averages(TASK, *parameters)
+    rise, steep = slopes(risk.statistics, sharp.sharpness)
     f, factor = v2 - 2 * c * (c - y), exact.value - 2 * (exact.square - exact.cross)
+    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross)
     corrected = square.mean() + exact.misfit - np.mean((c - y) ** 2)
-    corrected += found.participation.mean() * (factor - f.mean())
-    corrected += rho.mean() * (exact.square - np.mean(c**2))
-    value = both(jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))[0]
+    corrected += np.mean(found.participation - rise * sigma**2) * (factor - f.mean())
+    corrected += np.mean(rho - steep * sigma**2) * (exact.square - np.mean(c**2))
+    corrected += rise * (factor_sharp - np.mean(f * sigma**2))
+    corrected += steep * (sharp.square - np.mean(c**2 * sigma**2))
+    value = both(*parameters)[0]
     assert_allclose(value, 0.5 * (corrected + 0.2), rtol=1e-10)
 
 

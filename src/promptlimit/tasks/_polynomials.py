@@ -80,6 +80,57 @@ def averages(
     )
 
 
+class ScoreAverages(NamedTuple):
+    r"""Means that carry one more $\sigma^2$: of $\sigma^2$, $c^2\sigma^2$ and $cy\,\sigma^2$."""
+
+    sharpness: Float[Array, ""]
+    square: Float[Array, ""]
+    cross: Float[Array, ""]
+
+
+def score_averages(
+    task: LinearRegression,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+) -> ScoreAverages:
+    r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
+
+    Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
+    $E\,c^2\sigma^2=k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$, $E\,cy\,\sigma^2=k^\top Hw\,
+    \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
+    2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
+    """
+    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
+    prior, noise, dim = task.prior_variance, task.noise_variance, S.shape[0]
+    A, u = key_query[:dim, :dim], key_query[dim, :dim]
+    v1, b = value_row[:dim], value_row[dim]
+    n1 = prior * jnp.trace(S) + noise
+    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    W = prior * (n1 * jnp.eye(dim, dtype=S.dtype) + 2 * prior * S)
+    n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
+    Sv = S @ v1
+    a, B = A.T @ Sv, b * (A.T @ S) + u[:, None] * Sv[None]
+    Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
+    G, Sg = A.T @ SAH, SAH @ u
+    beta, gamma, au = jnp.sum(A * SAH), u @ Hu, a @ Hu
+    BB, uB = B.T @ HB, HB.T @ u
+    mixed = SAH @ B
+    size = (a @ Ha) * (beta + gamma * n1) + beta * prior * jnp.trace(BB) + gamma * jnp.sum(BB * W)
+    size += b**2 * gamma * (beta * n2 + gamma * n3) + 2 * b * au * (beta * n1 + gamma * n2)
+    size += 4 * prior * (Ha @ (B @ Sg)) + 4 * b * (uB @ (W @ Sg))
+    along = Ha @ (G @ a) + 2 * b * n1 * (Hu @ (G @ a)) + b**2 * n2 * (Hu @ (G @ u))
+    along += prior * jnp.sum(HB * (G @ B))
+    along += 2 * prior * ((SAH @ a) @ uB + au * jnp.trace(mixed))
+    along += 2 * b * (gamma * jnp.sum(mixed * W) + Sg @ (W @ uB))
+    along += n1 * au**2 + uB @ (W @ uB) + b**2 * gamma**2 * n3 + 2 * b * gamma * au * n2
+    label = beta * prior * jnp.trace(HB) + gamma * jnp.sum(HB * W)
+    label += 2 * prior * (Ha @ Sg) + 2 * b * (Hu @ (W @ Sg))
+    across = prior * jnp.sum(HB * G) + prior * ((SAH @ a) @ Hu)
+    across += b * (Sg @ (W @ Hu)) + au * prior * jnp.trace(SAH) + b * gamma * jnp.sum(SAH * W)
+    across += uB @ (W @ Hu)
+    return ScoreAverages(beta + gamma * n1, size + 2 * along, label + 2 * across)
+
+
 def linear_risk(
     task: LinearRegression,
     length: float,
