@@ -41,9 +41,13 @@ class PolynomialObjective(eqx.Module):
 class SoftmaxObjective(eqx.Module):
     r"""The exact risk of softmax attention on Gaussian regression over a finite prompt.
 
-    $2R_L=E(c-y)^2+s^2+E[fP+c^2\varrho]$ with the symbols of `SoftmaxRisk`, the first mean in closed
-    form, the last over the points. `SoftmaxRisk` corrects that mean by closed forms of its parts:
-    closer at given parameters, but it need not stay above 0 far out, and a flow finds that out.
+    With the symbols of `SoftmaxRisk` and bars for means over its points,
+
+    $$2R_L=E(c-y)^2+s^2+\overline{fP+c^2\varrho}+\bar P\,(Ef-\bar f)
+    +\bar\varrho\,(Ec^2-\overline{c^2}),$$
+
+    every E in closed form. `SoftmaxRisk` goes on to correct by lines in $\sigma^2$: closer at given
+    parameters, but with few points it falls without bound far out, and a flow finds that out.
     """
 
     risk: SoftmaxRisk
@@ -53,7 +57,10 @@ class SoftmaxObjective(eqx.Module):
         _, key_query, value = merged_head(attention)
         task = self.risk.task
         exact = averages(task, key_query, value[-1])
-        finite = self.risk.means(key_query, value[-1]).finite
+        means = self.risk.means(key_query, value[-1])
+        factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
+        finite = means.finite + means.participation * factor
+        finite = finite + means.excess * (exact.square - means.square)
         return 0.5 * (exact.misfit + task.noise_variance + finite)
 
 
