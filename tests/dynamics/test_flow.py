@@ -126,7 +126,7 @@ def finite() -> pl.Trajectory:
 def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
     for index in (0, 4, 15):
         head = pl.SoftmaxAttention(finite.key_query[index], finite.value[index])
-        assert abs(pl.risk(head, TASK, 20).value - finite.risks[index]) < 2 * finite.error[index]
+        assert abs(pl.risk(head, TASK, 20).value / finite.risks[index] - 1) < 0.01
     np.testing.assert_array_equal(finite.parameters["key_query"], finite.key_query)
     assert finite.kind == "exact"
     assert (np.diff(finite.risks) < 0).all()
@@ -303,11 +303,9 @@ def test_the_smallest_length_is_found_within_its_ratio(
 
 @pytest.mark.slow
 def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
-    found = _convergence.excess_risk(TASK, START, 20, points=POINTS)
-    ends = [
-        pl.gradient_flow(TASK, START, n, [1.0, math.inf], points=POINTS).risks[-1]
-        for n in (20, math.inf)
-    ]
+    start = pl.block_start(TASK, 0.5, kernel="linear")
+    found = _convergence.excess_risk(TASK, start, 20)
+    ends = [pl.gradient_flow(TASK, start, n, [1.0, math.inf]).risks[-1] for n in (20, math.inf)]
     assert found == ends[0] - ends[1] > 0
 
 
