@@ -202,7 +202,7 @@ def smallest_length(
         # The excess falls like 1/L, which says how much further to look.
         below, above = above, math.ceil(above * min(max(1.1 * found / excess, 2.0), 64.0))
     while above > max(below + 1, ratio * below):
-        middle = math.ceil(math.sqrt(max(below, 1) * above))
+        middle = min(math.ceil(math.sqrt(max(below, 1) * above)), above - 1)
         if found_at(middle) <= excess:
             above = middle
         else:

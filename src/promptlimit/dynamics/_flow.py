@@ -102,7 +102,7 @@ def gradient_flow(
     require_counts(replicate, samples)
     require_key(task, key)
     threshold = tolerance if arrival is None else arrival
-    require_positive(tolerance=tolerance, arrival=threshold, radius=radius)
+    require_positive(tolerance=tolerance, arrival=threshold, radius=float(radius))
     tokens = require_length(length)
     with jax.enable_x64(True):
         request = FlowRequest(

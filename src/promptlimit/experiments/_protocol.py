@@ -23,8 +23,8 @@ def protocol_task(
         noise: the variance of labels given covariates.
 
     >>> task = protocol_task("kms-as-coded")
-    >>> print(task.covariance[0, 0], task.covariance[4, 4].round(4), task.query_covariance[0, 1])
-    1.0 1.4963 0.0
+    >>> print(task.covariance[0, 0], task.covariance[1, 1].round(4), task.query_covariance[0, 1])
+    1.0 1.433 0.0
     """
     settings = {"noise_variance": noise, "prior_variance": 1.0 / dim}
     if name == "identity":

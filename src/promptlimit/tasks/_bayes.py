@@ -39,7 +39,7 @@ def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) ->
     seen = variances > 1e-13 * max(variances[-1], 0.0)
     inside = axes[:, seen].T @ task.query_covariance @ axes[:, seen]
     unseen = np.trace(axes[:, ~seen].T @ task.query_covariance @ axes[:, ~seen])
-    never = noise + prior * float(unseen)
+    never = noise + prior * max(float(unseen), 0.0)
     rank = inside.shape[0]
     if math.isinf(tokens) or rank == 0 or (noise == 0.0 and tokens >= rank):
         kind = "limit" if math.isinf(tokens) else "exact"

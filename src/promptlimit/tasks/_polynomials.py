@@ -54,30 +54,141 @@ def averages(
     $$E\,v^\top\Gamma_wv\,\sigma^2=\alpha\beta+(\alpha\gamma+b^2\beta)E n+b^2\gamma E n^2
     +4b\tau^2g^\top S^2v_1 .$$
     """
+    q = _forms(task, key_query, value_row)
+    even = q.a @ q.Ha + 2 * q.b * q.n1 * q.au + q.b**2 * q.n2 * q.gamma
+    M = q.B - jnp.eye(q.B.shape[0], dtype=q.B.dtype)
+    alpha = q.v1 @ (q.S @ q.v1)
+    return Averages(
+        square=even + q.prior * jnp.sum(q.B * q.HB),
+        cross=q.prior * jnp.trace(q.HB),
+        label=q.prior * jnp.trace(q.H),
+        value=alpha + q.b**2 * q.n1,
+        product=alpha * q.beta
+        + (alpha * q.gamma + q.b**2 * q.beta) * q.n1
+        + q.b**2 * q.gamma * q.n2
+        + 4 * q.b * q.prior * (q.Sg @ (q.S @ q.v1)),
+        misfit=even + q.prior * jnp.sum(M * (q.H @ M)),
+    )
+
+
+class ScoreAverages(NamedTuple):
+    r"""Means that carry one more $\sigma^2$: of $\sigma^2$, $c^2\sigma^2$ and $cy\,\sigma^2$."""
+
+    sharpness: Float[Array, ""]
+    square: Float[Array, ""]
+    cross: Float[Array, ""]
+
+
+def score_averages(
+    task: LinearRegression,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+) -> ScoreAverages:
+    r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
+
+    Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
+    $E\,c^2\sigma^2=k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$, $E\,cy\,\sigma^2=k^\top Hw\,
+    \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
+    2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
+    """
+    q = _forms(task, key_query, value_row)
+    square = _size_times_trace(q) + 2 * _size_along(q)
+    cross = _label_times_trace(q) + 2 * _label_along(q)
+    return ScoreAverages(q.beta + q.gamma * q.n1, square, cross)
+
+
+class _Forms(NamedTuple):
+    """The symbols of `averages` and their products, computed once."""
+
+    S: Array
+    H: Array
+    u: Array
+    v1: Array
+    b: Array
+    a: Array
+    B: Array
+    Ha: Array
+    Hu: Array
+    HB: Array
+    SAH: Array
+    SAHB: Array
+    G: Array  # A'SAH
+    Sg: Array
+    Bu: Array  # B'Hu
+    au: Array
+    beta: Array
+    gamma: Array
+    prior: float
+    n1: Array
+    n2: Array
+    n3: Array
+    W: Array
+
+
+def _forms(task: LinearRegression, key_query: Array, value_row: Array) -> _Forms:
     S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
-    prior, dim = task.prior_variance, S.shape[0]
+    prior, noise, dim = task.prior_variance, task.noise_variance, S.shape[0]
     A, u = key_query[:dim, :dim], key_query[dim, :dim]
     v1, b = value_row[:dim], value_row[dim]
-    n1 = prior * jnp.trace(S) + task.noise_variance
+    n1 = prior * jnp.trace(S) + noise
     n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    W = prior * (n1 * jnp.eye(dim, dtype=S.dtype) + 2 * prior * S)
+    n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
     Sv = S @ v1
     a, B = A.T @ Sv, b * (A.T @ S) + u[:, None] * Sv[None]
-    Hu = H @ u
-    AH, gamma = A @ H, u @ Hu
-    even = a @ (H @ a) + 2 * b * n1 * (a @ Hu) + b**2 * n2 * gamma
-    M = B - jnp.eye(dim, dtype=B.dtype)
-    alpha, beta = v1 @ Sv, jnp.sum(S * (AH @ A.T))
-    return Averages(
-        square=even + prior * jnp.sum(B * (H @ B)),
-        cross=prior * jnp.sum(H * B.T),
-        label=prior * jnp.trace(H),
-        value=alpha + b**2 * n1,
-        product=alpha * beta
-        + (alpha * gamma + b**2 * beta) * n1
-        + b**2 * gamma * n2
-        + 4 * b * prior * ((A @ Hu) @ (S @ Sv)),
-        misfit=even + prior * jnp.sum(M * (H @ M)),
+    Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
+    products = {"SAHB": SAH @ B, "G": A.T @ SAH, "Sg": SAH @ u, "Bu": HB.T @ u, "au": a @ Hu}
+    traces = {"beta": jnp.sum(A * SAH), "gamma": u @ Hu, "n1": n1, "n2": n2, "n3": n3, "W": W}
+    return _Forms(
+        S=S,
+        H=H,
+        u=u,
+        v1=v1,
+        b=b,
+        a=a,
+        B=B,
+        Ha=Ha,
+        Hu=Hu,
+        HB=HB,
+        SAH=SAH,
+        prior=prior,
+        **products,
+        **traces,
     )
+
+
+def _size_times_trace(q: _Forms) -> Array:
+    r"""Return $E\,k^\top Hk\,\mathrm{tr}GH$: even with even parts, then odd with odd."""
+    BB = q.B.T @ q.HB
+    even = (q.a @ q.Ha) * (q.beta + q.gamma * q.n1)
+    even += q.beta * q.prior * jnp.trace(BB) + q.gamma * jnp.sum(BB * q.W)
+    even += q.b**2 * q.gamma * (q.beta * q.n2 + q.gamma * q.n3)
+    even += 2 * q.b * q.au * (q.beta * q.n1 + q.gamma * q.n2)
+    return even + 4 * q.prior * (q.Ha @ (q.B @ q.Sg)) + 4 * q.b * (q.Bu @ (q.W @ q.Sg))
+
+
+def _size_along(q: _Forms) -> Array:
+    r"""Return $E\,k^\top HGHk$: one line for each of the terms of G, two for the middle ones."""
+    total = q.Ha @ (q.G @ q.a) + 2 * q.b * q.n1 * (q.Hu @ (q.G @ q.a))
+    total += q.b**2 * q.n2 * (q.Hu @ (q.G @ q.u)) + q.prior * jnp.sum(q.HB * (q.G @ q.B))
+    total += 2 * q.prior * ((q.SAH @ q.a) @ q.Bu + q.au * jnp.trace(q.SAHB))
+    total += 2 * q.b * (q.gamma * jnp.sum(q.SAHB * q.W) + q.Sg @ (q.W @ q.Bu))
+    total += q.n1 * q.au**2 + q.Bu @ (q.W @ q.Bu)
+    return total + q.b**2 * q.gamma**2 * q.n3 + 2 * q.b * q.gamma * q.au * q.n2
+
+
+def _label_times_trace(q: _Forms) -> Array:
+    r"""Return $E\,k^\top Hw\,\mathrm{tr}GH$: even with even parts, then odd with odd."""
+    even = q.beta * q.prior * jnp.trace(q.HB) + q.gamma * jnp.sum(q.HB * q.W)
+    return even + 2 * q.prior * (q.Ha @ q.Sg) + 2 * q.b * (q.Hu @ (q.W @ q.Sg))
+
+
+def _label_along(q: _Forms) -> Array:
+    r"""Return $E\,k^\top HGHw$: one line for each of the terms of G."""
+    total = q.prior * jnp.sum(q.HB * q.G)
+    total += q.prior * ((q.SAH @ q.a) @ q.Hu) + q.b * (q.Sg @ (q.W @ q.Hu))
+    total += q.au * q.prior * jnp.trace(q.SAH) + q.b * q.gamma * jnp.sum(q.SAH * q.W)
+    return total + q.Bu @ (q.W @ q.Hu)
 
 
 def linear_risk(

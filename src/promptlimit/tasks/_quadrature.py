@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from promptlimit.finite import UnreliableErrorWarning
+from promptlimit.finite import UnreliableErrorWarning, WeightInterpolant
 from promptlimit.tasks._heads import Averaged, Regressor
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets
 from promptlimit.tasks._regression import LinearRegression
@@ -35,7 +35,7 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Av
     """
     largest = _largest_sharpness(head.task, next(node_sets(head.task, _SET, 0)), head.key_query)
     for end in _RANGES:
-        if end >= min(_MARGIN * largest, _RANGES[-1]):
+        if end >= largest and (end >= _MARGIN * largest or end == _RANGES[-1]):
             found = _within(head, end, tolerance, points)
             if isinstance(found, Averaged):
                 return found
@@ -84,7 +84,7 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
                     return math.sqrt(float(means.largest))
                 sums[replicate] += np.array(means[:-1]) * size
         done = target
-        values = np.array([_risk(row, head) for row in sums / done])
+        values = np.array([_risk(row, statistics, head) for row in sums / done])
         value, error = float(values.mean()), 2 * float(values.std(ddof=1)) / REPLICATES**0.5
         if points is None and error > tolerance * value and done < LARGEST:
             target = 4 * done
@@ -103,9 +103,9 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> Po
     return risk.means(key_query, value_row)
 
 
-def _risk(row: np.ndarray, head: Regressor) -> Array:
+def _risk(row: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> Array:
     means = PointMeans(*jnp.asarray(row), largest=jnp.zeros(()))
-    return _compiled_risk(head.task, means, head.key_query, head.value_row)
+    return _compiled_risk(head.task, statistics, means, head.key_query, head.value_row)
 
 
 _compiled_risk = eqx.filter_jit(combined)

@@ -33,26 +33,17 @@ class AbstractRegression(AbstractTask):
     prior_variance: eqx.AbstractVar[float]
 
     @abc.abstractmethod
-    def _covariates(self) -> tuple[AbstractMeasure, AbstractMeasure]:
-        """Return the laws of $x$ in the prompt and in the query."""
-
-    @property
-    def token_dim(self) -> int:
-        """The dimension of a token: the covariates' and one for the label."""
-        return self._covariates()[0].dim + 1
+    def _with_noise(self) -> tuple[AbstractMeasure, AbstractMeasure]:
+        r"""Return the laws of $(x, s\,\epsilon)$ in the prompt and in the query."""
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
         r"""Return the laws of $(x, y)$ in the prompt and in the query for one random $w$."""
-        prompt, query = self._covariates()
-        weights = math.sqrt(self.prior_variance) * jax.random.normal(key, (prompt.dim,))
-        return self._labelled(prompt, weights), self._labelled(query, weights)
-
-    def _labelled(self, covariates: AbstractMeasure, weights: Array) -> AbstractMeasure:
-        r"""Return the law of $(x, \langle w,x\rangle+s\,\epsilon)$."""
-        noise = Gaussian([0.0], [[self.noise_variance]])
-        below = jnp.concatenate([weights, jnp.ones(1, weights.dtype)])
-        matrix = jnp.eye(below.size, dtype=below.dtype).at[-1].set(below)
-        return Affine(Product([covariates, noise]), matrix, jnp.zeros_like(below))
+        prompt, query = self._with_noise()
+        weights = math.sqrt(self.prior_variance) * jax.random.normal(key, (prompt.dim - 1,))
+        last = jnp.concatenate([weights, jnp.ones(1, weights.dtype)])
+        matrix = jnp.eye(last.size, dtype=last.dtype).at[-1].set(last)
+        shift = jnp.zeros_like(last)
+        return Affine(prompt, matrix, shift), Affine(query, matrix, shift)
 
     def masked(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
         """Return $(x_q, 0)$."""
@@ -108,9 +99,19 @@ class LinearRegression(AbstractRegression):
                 )
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
 
-    def _covariates(self) -> tuple[Gaussian, Gaussian]:
-        centre = np.zeros(self.covariance.shape[0])
-        return Gaussian(centre, self.covariance), Gaussian(centre, self.query_covariance)
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: the covariates' and one for the label."""
+        return self.covariance.shape[0] + 1
+
+    def _with_noise(self) -> tuple[Gaussian, Gaussian]:
+        return self._joint(self.covariance), self._joint(self.query_covariance)
+
+    def _joint(self, covariance: np.ndarray | Array) -> Gaussian:
+        # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
+        host = jnp.asarray(covariance, dtype=jnp.result_type(float))
+        block = jnp.pad(host, (0, 1)).at[-1, -1].set(self.noise_variance)
+        return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
 
 
 class CovariateRegression(AbstractRegression):
@@ -157,8 +158,14 @@ class CovariateRegression(AbstractRegression):
             )
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
 
-    def _covariates(self) -> tuple[AbstractMeasure, AbstractMeasure]:
-        return self.covariates, self.query_covariates
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: the covariates' and one for the label."""
+        return self.covariates.dim + 1
+
+    def _with_noise(self) -> tuple[Product, Product]:
+        noise = Gaussian([0.0], [[self.noise_variance]])
+        return Product([self.covariates, noise]), Product([self.query_covariates, noise])
 
 
 def _covariance(name: str, value: ArrayLike) -> np.ndarray:

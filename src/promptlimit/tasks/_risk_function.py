@@ -1,5 +1,7 @@
 """The risk of a head as a function of its parameters: what gradient flows descend."""
 
+import os
+
 import equinox as eqx
 import numpy as np
 from jaxtyping import Array, Float
@@ -37,7 +39,8 @@ def risk_function(
     kernel: str = "softmax",
     points: int = 4096,
     replicate: int = 0,
-    max_sharpness: float = 16.0,
+    max_sharpness: Number = 16.0,
+    folder: str | os.PathLike[str] | None = None,
 ) -> SoftmaxRisk | LinearRisk:
     r"""Return $R_L$ as a function of $(U, v)$, v the last row of V, for `jit` and `grad`.
 
@@ -53,6 +56,7 @@ def risk_function(
         points: a power of two.
         replicate: which of the independent point sets; the spread over them is the error.
         max_sharpness: the range of the weight statistics, which take seconds to tabulate once.
+        folder: where to keep those tables between processes.
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
@@ -75,7 +79,7 @@ def risk_function(
         raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
     if kernel == "linear" or np.isinf(tokens):
         return LinearRisk(task, tokens)
-    statistics = risk_statistics(tokens, max_sharpness)
+    statistics = risk_statistics(tokens, float(max_sharpness), folder)
     return SoftmaxRisk(task, statistics, next(node_sets(task, count, int(replicate))))
 
 

@@ -61,7 +61,8 @@ def _over_prompts(
     sums, squares = [0.0], [0.0]
     for start in range(0, samples, chunk):
         indices = jnp.arange(start, start + chunk, dtype=jnp.uint32)
-        columns = [np.asarray(each)[: samples - start] for each in measured(simulation, indices)]
+        found = measured(simulation, _keys(simulation.key, indices))
+        columns = [np.asarray(each)[: samples - start] for each in found]
         if not origin:  # sums about the first means lose no digits
             origin = [np.asarray(each.mean(axis=0)) for each in columns]
             sums, squares = [0.0] * len(columns), [0.0] * len(columns)
@@ -89,24 +90,29 @@ def _chunk(length: float, dim: int, samples: int) -> int:
     return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
 
 
-def _loss(attention: AbstractAttention, simulation: Simulation, index: Array) -> Array:
-    """Return the loss on one prompt: its law, its tokens and one query, all from one index."""
+@jax.jit
+def _keys(key: PRNGKeyArray, indices: Array) -> Array:
+    """Return three keys for each index; apart, so that it is compiled once for all simulations."""
+    return jax.vmap(lambda index: jax.random.split(jax.random.fold_in(key, index), 3))(indices)
+
+
+def _loss(attention: AbstractAttention, simulation: Simulation, keys: Array) -> Array:
+    """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
     task, length = simulation.task, simulation.length
-    law_key, tokens_key, query_key = jax.random.split(jax.random.fold_in(simulation.key, index), 3)
-    law, queries = task.draw(key=law_key)
-    token = queries.sample(1, key=query_key)[0]
-    prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=tokens_key))
+    law, queries = task.draw(key=keys[0])
+    token = queries.sample(1, key=keys[1])[0]
+    prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
     return task.loss(attention(prompt, task.masked(token)), token)
 
 
 @eqx.filter_jit
-def _losses(simulation: Simulation, indices: Array) -> list[Array]:
-    return [jax.vmap(lambda index: _loss(simulation.attention, simulation, index))(indices)]
+def _losses(simulation: Simulation, keys: Array) -> list[Array]:
+    return [jax.vmap(lambda each: _loss(simulation.attention, simulation, each))(keys)]
 
 
 @eqx.filter_jit
-def _gradients(simulation: Simulation, indices: Array) -> list[Array]:
-    def one(index: Array) -> list[Array]:
-        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, index))
+def _gradients(simulation: Simulation, keys: Array) -> list[Array]:
+    def one(each: Array) -> list[Array]:
+        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, each))
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(one)(keys)

@@ -11,26 +11,30 @@ docs/tasks.md.
 """
 
 import dataclasses
+import os
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit.finite import WeightInterpolant, weight_interpolant
 from promptlimit.tasks._points import Nodes
-from promptlimit.tasks._polynomials import averages
+from promptlimit.tasks._polynomials import averages, score_averages
 from promptlimit.tasks._regression import LinearRegression
 
 
-def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
+def risk_statistics(
+    length: float, max_sharpness: float, folder: str | os.PathLike[str] | None = None
+) -> WeightInterpolant:
     r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
 
     The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
     """
     names = ("participation", "cubic_participation", "participation_square")
-    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names)
+    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names, folder=folder)
     participation, cubic, square = found.tables
     excess = participation - 6 * cubic + 6 * square
     tables, names = (participation, excess), ("participation", "excess")
@@ -38,26 +42,31 @@ def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
 
 
 class PointMeans(NamedTuple):
-    r"""Means over points of what the risk is made of; `largest` is the largest $\sigma^2$."""
+    r"""Means over points of $P,\varrho,\sigma^2,f,c^2,f\sigma^2,c^2\sigma^2$ and $fP+c^2\varrho$.
+
+    `largest` is the largest $\sigma^2$.
+    """
 
     participation: Float[Array, ""]
     excess: Float[Array, ""]
+    sharpness: Float[Array, ""]
     factor: Float[Array, ""]
     square: Float[Array, ""]
-    factor_participation: Float[Array, ""]
-    square_excess: Float[Array, ""]
+    factor_sharpness: Float[Array, ""]
+    square_sharpness: Float[Array, ""]
+    finite: Float[Array, ""]
     largest: Float[Array, ""]
 
 
 class SoftmaxRisk(eqx.Module):
     r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
 
-    What is polynomial is averaged in closed form: with $\bar P,\bar\varrho$ the means of
-    $P,\varrho$ over the points,
+    What is polynomial is averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
+    $\sigma^2$ near $P$ and $\varrho$,
 
-    $$2R_L=E(c-y)^2+s^2+\bar P\,Ef+\bar\varrho\,Ec^2+\mathrm{Cov}(f,P)+\mathrm{Cov}(c^2,\varrho),$$
+    $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
 
-    and only the covariances are sums over points. They vanish as the prompt grows.
+    and only the last term is a sum over points. It vanishes as the prompt grows.
 
     Attributes:
         task: the regression.
@@ -96,7 +105,7 @@ class SoftmaxRisk(eqx.Module):
         Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
         """
         means = self.means(key_query, value_row)
-        return combined(self.task, means, key_query, value_row)
+        return combined(self.task, self.statistics, means, key_query, value_row)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
@@ -119,8 +128,8 @@ class SoftmaxRisk(eqx.Module):
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - jnp.asarray(self.label))
         found = self.statistics(squared)
         P, rho, c2 = found["participation"], found["excess"], c * c
-        averaged = (jnp.mean(each) for each in (P, rho, f, c2, f * P, c2 * rho))
-        return PointMeans(*averaged, largest=jnp.max(squared))
+        terms = (P, rho, squared, f, c2, f * squared, c2 * squared, f * P + c2 * rho)
+        return PointMeans(*map(jnp.mean, terms), largest=jnp.max(squared))
 
 
 def scores(
@@ -135,14 +144,39 @@ def scores(
     return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
 
 
+def slopes(
+    statistics: WeightInterpolant, sharpness: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    r"""Return the slopes in $\sigma^2$ of lines near P and $\varrho$, given $m=E\,\sigma^2$.
+
+    The mean slope from 0 to 3m by two nodes of Gauss: a chord, but smooth at m = 0.
+    """
+    nodes = jnp.asarray([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
+    inside = jnp.minimum(nodes, statistics.max_sharpness**2)
+    _, found = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
+    return jnp.mean(found["participation"]), jnp.mean(found["excess"])
+
+
 def combined(
-    task: LinearRegression, means: PointMeans, key_query: Array, value_row: Array
+    task: LinearRegression,
+    statistics: WeightInterpolant,
+    means: PointMeans,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
 ) -> Float[Array, ""]:
-    """Return the risk from means over points, the polynomial part in closed form."""
+    r"""Return the risk from means over points, the polynomial part in closed form.
+
+    The lines are $\ell=h+\kappa\sigma^2$, of slope $\kappa$ and right on average over the points.
+    The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    """
     exact = averages(task, key_query, value_row)
-    factor = exact.value - 2 * (exact.square - exact.cross)
-    P, rho = means.participation, means.excess
-    spread = means.factor_participation - P * means.factor
-    spread = spread + means.square_excess - rho * means.square
-    total = exact.misfit + task.noise_variance + P * factor + rho * exact.square + spread
-    return 0.5 * total
+    sharp = score_averages(task, key_query, value_row)
+    slope_p, slope_rho = slopes(statistics, sharp.sharpness)
+    height_p = means.participation - slope_p * means.sharpness
+    height_rho = means.excess - slope_rho * means.sharpness
+    factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
+    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
+    square, square_sharp = exact.square - means.square, sharp.square - means.square_sharpness
+    corrected = means.finite + height_p * factor + slope_p * factor_sharp
+    corrected += height_rho * square + slope_rho * square_sharp
+    return 0.5 * (exact.misfit + task.noise_variance + corrected)
