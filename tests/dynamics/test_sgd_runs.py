@@ -100,10 +100,14 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
+
+    def start(key):
+        return pl.uniform_factors(2, key=key, kernel="linear")
+
     found = [
         pl.sgd(
             task,
-            lambda key: pl.uniform_factors(2, key=key, kernel="linear"),
+            start,
             5,
             steps=20,
             key=jax.random.key(0),

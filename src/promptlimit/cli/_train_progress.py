@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -48,7 +48,7 @@ class _Bars:
             name += ", ..." if len(training.lengths) > 4 else ""
             bar = self._display.add_task(name, total=training.steps, rate="", risk="", left="")
             self._bars[training.lengths] = bar
-        fields = {}
+        fields: dict[str, Any] = {}
         if training.rate:
             left = (training.steps - training.step) / training.rate
             fields = {"rate": f"{training.rate:.0f} steps/s", "left": f"{left:.0f} s left"}

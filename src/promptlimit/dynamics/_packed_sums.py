@@ -90,7 +90,10 @@ def _planes(
 def _along(planes: list[Array], laid: Chunks, directions: Array) -> Float[Array, "h b c p"]:
     r"""Return $\langle a,g\rangle$ for directions [members, heads, batch, dim]."""
     own = directions[laid.member].transpose(3, 1, 2, 0)[..., None]  # [dim, heads, batch, chunks, 1]
-    return sum((own[i] * plane for i, plane in enumerate(planes)), np.float32(0.0))
+    total = own[0] * planes[0]
+    for i, plane in enumerate(planes[1:], start=1):
+        total = total + own[i] * plane
+    return total
 
 
 def _softmax(
@@ -113,7 +116,7 @@ def _linear(
     counts = (laid.counts[None, None] / np.array(prompts.lengths)[laid.member][:, None]).astype(
         np.float32
     )
-    s, t = (counts * _along(planes, laid, each) for each in (score, value))
+    s, t = (jnp.asarray(counts) * _along(planes, laid, each) for each in (score, value))
     rows = [each * plane for each in (s, t) for plane in planes]
     found = _over_members(prompts, laid, rows)
     return jnp.stack([jnp.stack(part, axis=-1) for part in _halves(list(found))])

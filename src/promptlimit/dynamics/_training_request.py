@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -130,8 +130,8 @@ def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], 
 
 def require_lengths(length: object) -> tuple[int, ...]:
     """Return the lengths as whole numbers, or say what is wrong with them."""
-    given = list(length) if isinstance(length, Sequence | np.ndarray) else [length]
-    bad = [each for each in given if not (isinstance(each, Integral) and each >= 1)]
+    given: list[Any] = list(length) if isinstance(length, Sequence | np.ndarray) else [length]
+    bad = [each for each in given if not isinstance(each, Integral) or int(each) < 1]
     if bad or not given or len(set(given)) < len(given):
         what = bad[0] if bad else given
         raise ValueError(

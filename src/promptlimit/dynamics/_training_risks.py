@@ -1,6 +1,7 @@
 """Exact risks along training, from the parameters that were recorded."""
 
 import dataclasses
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._descent import Moments, measured
+from promptlimit.dynamics._descent import measured
 from promptlimit.dynamics._objective import (
     SHARPNESS_RANGES,
     Objective,
@@ -22,6 +23,16 @@ from promptlimit.tasks import AbstractTask, LinearRegression
 from promptlimit.tasks._heads import merged_head
 
 _PADDING = 16  # numbers of states are padded to a multiple of this, so that programs are few
+
+
+class Measured(NamedTuple):
+    """What is known of each state: the `Moments` of a flow, as NumPy arrays, [n, ...]."""
+
+    key_query: np.ndarray
+    value: np.ndarray
+    risk: np.ndarray
+    gradient_norm: np.ndarray
+    second_risk: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +62,8 @@ class Yardstick:
 
 def measured_along(
     yardstick: Yardstick, start: AbstractAttention, length: int, leaves: list[np.ndarray]
-) -> Moments:
-    """Return merged parameters, risks, gradient norms and second risks, as NumPy arrays.
+) -> Measured:
+    """Return merged parameters, risks, gradient norms and second risks.
 
     Args:
         yardstick: how risks are measured.
@@ -72,14 +83,14 @@ def measured_along(
         for widest in SHARPNESS_RANGES:
             first, second = (yardstick.objective(kernel, length, shift, widest) for shift in (0, 1))
             moments = measured(first, second, mover(first, double), jnp.asarray(safe))
-            found = Moments(*(np.array(each) for each in moments))
-            if not np.isnan(found.risk[well]).any():
+            found = Measured(*(np.array(each) for each in moments))
+            if np.isfinite(np.asarray(found.risk)[well]).all():
                 break
     if found is None:
         raise AssertionError("there is at least one range")
     for each in found:
         each[~well] = np.nan
-    return Moments(*(each[:count] for each in found))
+    return Measured(*(each[:count] for each in found))
 
 
 def array_names(start: AbstractAttention) -> list[str]:
