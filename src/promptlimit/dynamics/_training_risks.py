@@ -74,7 +74,7 @@ def measured_along(
     states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
     count = states.shape[0]
     states = np.concatenate([states, np.repeat(states[-1:], -count % _PADDING, axis=0)])
-    well = np.isfinite(states).all(axis=1)
+    well = np.all(np.isfinite(states), axis=1, keepdims=True)[:, 0]
     with jax.enable_x64(True):
         double = in_double(start)
         kernel = merged_head(double)[0]
