@@ -83,7 +83,7 @@ def test_training_in_law_ends_at_the_same_risk() -> None:
     ]
     settings = {"steps": 500, "learning_rate": 0.02, "seeds": 4, "points": 256, "record": [0, 500]}
     ends = [
-        pl.sgd(TASK, starts, 12, key=jax.random.key(5), sampling=sampling, **settings).risks[
+        pl.sgd(TASK, starts, 9, key=jax.random.key(5), sampling=sampling, **settings).risks[
             0, ..., -1
         ]
         for sampling in ("tokens", "law")
