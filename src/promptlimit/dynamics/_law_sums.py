@@ -133,9 +133,11 @@ def _softmax(
         sums = _statistics(prompts, step, start.astype(jnp.uint32), part)
         return jax.lax.dynamic_update_slice_in_dim(found, sums, start, 0)
 
-    statistics = jax.lax.fori_loop(
-        0, batch // block, body, jnp.zeros((batch, len(heads), 7), jnp.float32)
-    )
+    if block == batch:
+        statistics = _statistics(prompts, step, jnp.uint32(0), numbers)
+    else:
+        empty = jnp.zeros((batch, len(heads), 7), jnp.float32)
+        statistics = jax.lax.fori_loop(0, batch // block, body, empty)
     return [_completed(statistics[:, i], own, rest) for i, own in enumerate(heads)]
 
 

@@ -5,6 +5,7 @@ The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 201
 complex one: compilers for the CPU would otherwise run the generator once for each.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from jaxtyping import Array, Complex64, UInt32
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _ROUNDS = 20
+_MANY = 512  # counters from which a piece repays what it costs to start
 _PARITY = np.uint32(0x1BD11BDA)
 _EIGHTH_OF_A_TURN = np.uint32(0x20000000)
 _SIGN = np.uint32(0x80000000)
@@ -99,16 +101,16 @@ def normal_pairs(
     those of neighbouring counters overlap.
     """
     words = _started(key, (jnp.full(index.shape, step), index))
-    cuts = (0, 7, 14, _ROUNDS) if jax.default_backend() == "cpu" else (0, _ROUNDS)
+    in_pieces = jax.default_backend() == "cpu" and index.size >= _MANY
+    cuts = (0, 7, 14, _ROUNDS) if in_pieces else (0, _ROUNDS)
     for first, last in itertools.pairwise(cuts):
-        words = _kept(lambda words=words, cut=(first, last): _rounds(words, key, *cut), step)
+        piece = functools.partial(_rounds, words, key, first, last)
+        words = _kept(piece, step) if in_pieces else piece()
     return held(lambda: jax.lax.complex(*box_muller(*words)), step)
 
 
 def _kept(make: Callable[[], Words], step: UInt32[Array, ""]) -> Words:
-    """Return two words computed together and kept, where that pays."""
-    if jax.default_backend() != "cpu":
-        return make()
+    """Return two words computed together and kept."""
 
     def as_one() -> Array:
         return jax.lax.complex(*(_cast(word, jnp.float32) for word in make()))
