@@ -82,7 +82,7 @@ class Torch:
             [python, "-c", "import torch"], capture_output=True, check=False
         ).returncode
         if self.here:
-            script = str(Path(__file__).with_name("sgd_torch.py"))
+            script = str(Path(__file__).with_name("_sgd_torch.py"))
             self.process = subprocess.Popen(  # noqa: S603  # as above
                 [python, script],
                 stdin=subprocess.PIPE,

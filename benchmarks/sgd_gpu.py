@@ -28,6 +28,9 @@ def main() -> None:
         for kernel in ("softmax", "linear")
     ]
     print(jax.devices()[0].device_kind, "jax", jax.__version__)
+    if jax.default_backend() == "cpu" and len(sys.argv) == 1:
+        print("there is no accelerator here; name a number of steps to run all the same")
+        return
     for name in names:
         seen: list[tuple[float, int]] = []
         began = time.perf_counter()
