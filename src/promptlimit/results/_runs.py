@@ -18,7 +18,7 @@ import numpy as np
 
 from promptlimit.results._files import InputFileError, read_arrays, write_bytes, write_json
 
-_PARTS = ("promptlimit", "jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy")
+_PARTS = ("promptlimit", "jax", "jaxlib", "equinox", "diffrax", "optax", "numpy", "scipy")
 
 Configuration = Mapping[str, object]
 """Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
