@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
 
 _HOME = {
+    "Array": "_array_types",
     "AccuracyError": "_accuracy",
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._array_types import Array, ArrayLike
-from promptlimit.finite._heads import Head, merged_head
+from promptlimit.finite._heads import Head, merged
 from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._precision import in_double
 from promptlimit.finite._simulation import Simulation
@@ -88,8 +88,11 @@ def checked_request(
             f"not tokens (dimension {attention.token_dim}), got True."
         )
     lengths = checked_lengths(length)
-    head = merged_head(attention, host)
-    return Request(attention, measure, host, lengths.ravel(), lengths.shape, including_query, head)
+    head = merged(attention)
+    at_query = None if head is None else head.at(host)
+    return Request(
+        attention, measure, host, lengths.ravel(), lengths.shape, including_query, at_query
+    )
 
 
 def chosen_kind(request: Request, kind: str, key: object, possible: tuple[Kind, ...]) -> Kind:
