@@ -1,0 +1,1 @@
+"""How fast a prompt becomes infinite: gaps, their rate, proved bounds, and the length you need."""

@@ -1,0 +1,99 @@
+r"""Averages over Gaussian queries, as one-dimensional integrals over the sharpness.
+
+A gap at a query is a sum of products of a function of the sharpness and of quadratic forms. The
+forms are averaged by `SharpnessLaw.density`; what is left is smooth in the radius $\rho$ and
+integrated by Fejer's rule, whose points at one level are among those of the next, in
+$x=\operatorname{arsinh}(\rho/c)$: even steps near zero, even ratios far out.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from promptlimit.concentration._quadratic_products import Form
+from promptlimit.concentration._sharpness_law import SharpnessLaw
+from promptlimit.finite import Array
+
+Integrand = Callable[[Array, Array], Array]
+"""From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""
+
+LogSize = Callable[[Array], Array]
+"""From sharpness [n] to the logarithm of about how large the integrand's factor is, [n, k]."""
+
+_FIRST_LEVEL = 32
+_LAST_LEVEL = 1024
+_SCAN_POINTS = 192
+_SCAN_START = 1e-9
+_DROPPED = 80.0
+_CUT = 34.0
+"""What is smaller than the largest by this many e-folds is cut off."""
+
+
+def average(
+    law: SharpnessLaw,
+    products: tuple[tuple[Form, ...], ...],
+    integrand: Integrand,
+    log_size: LogSize,
+    tolerance: float,
+) -> tuple[Array, Array]:
+    r"""Return the integral over the sharpness and its error, both [lengths].
+
+    Args:
+        law: of the sharpness, not fixed.
+        products: whose densities the integrand takes.
+        integrand: see `Integrand`.
+        log_size: see `LogSize`; it says where to look, and is no part of the value.
+        tolerance: relative error at which to stop; the error returned is the change between the
+            last two levels, of which one has twice the points of the other.
+    """
+    scale = math.sqrt(law.variances[law.variances > 0.0].min())
+    low, high = (math.asinh(radius / scale) for radius in _range(law, log_size))
+    centre, half = 0.5 * (low + high), 0.5 * (high - low)
+
+    def contributions(angles: Array) -> Array:
+        place = centre + half * np.cos(angles)
+        radius = scale * np.sinh(place)
+        jacobian = half * scale * np.cosh(place)
+        density = law.density(radius, products) * jacobian
+        return integrand(law.sharpness(radius), density)
+
+    level = _FIRST_LEVEL
+    found = contributions(np.pi * np.arange(1, level) / level)
+    value = _fejer_weights(level) @ found
+    while True:
+        level *= 2
+        between = contributions(np.pi * np.arange(1, level, 2) / level)
+        merged = np.empty((level - 1, *found.shape[1:]))
+        merged[0::2], merged[1::2] = between, found
+        found, previous = merged, value
+        value = _fejer_weights(level) @ found
+        error = np.abs(value - previous)
+        if level == _LAST_LEVEL or np.all(error <= tolerance * np.abs(value)):
+            return value, error
+
+
+def _fejer_weights(level: int) -> Array:
+    r"""Return the weights at $\cos(k\pi/n)$, $0<k<n$ = `level`: exact for polynomials.
+
+    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{n/2}\frac{\sin(2j-1)\theta_k}{2j-1}$
+    """
+    angles = np.pi * np.arange(1, level) / level
+    odd = np.arange(1, level, 2)
+    return 4.0 * np.sin(angles) / level * (np.sin(np.outer(angles, odd)) @ (1.0 / odd))
+
+
+def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
+    """Return the radii between which the integral lies, from a scan of about its size."""
+    everywhere = log_size(law.sharpness(np.array([0.0])))
+    spread = float(np.max(-everywhere, initial=0.0)) + _DROPPED
+    most = math.sqrt(2.0 * law.variances.max() * spread)
+    most += math.sqrt(float(np.sum(law.variances))) + float(np.linalg.norm(law.shifts))
+    radius = np.geomspace(_SCAN_START * most, most, _SCAN_POINTS)
+    with np.errstate(divide="ignore", under="ignore"):
+        size = np.log(np.abs(law.density(radius, ((),))[0]) * radius)
+    sizes = size[:, None] + log_size(law.sharpness(radius))
+    sizes = np.where(np.isnan(sizes), -np.inf, sizes)
+    kept = np.flatnonzero(np.any(sizes > sizes.max(axis=0) - _CUT, axis=1))
+    first, last = max(int(kept[0]) - 1, 0), min(int(kept[-1]) + 1, radius.size - 1)
+    return (0.0 if first == 0 else float(radius[first])), float(radius[last])
