@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.concentration import fit_rate as fit_rate
+    from promptlimit.concentration import gap_exponent as gap_exponent
+    from promptlimit.concentration import gradient_gap as gradient_gap
+    from promptlimit.concentration import output_gap as output_gap
+    from promptlimit.concentration import required_length as required_length
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import weight_interpolant as weight_interpolant
@@ -49,8 +54,13 @@ _HOME = {
     "SoftmaxAttention": "attention",
     "UniformCube": "measures",
     "UniformSphere": "measures",
+    "fit_rate": "concentration",
+    "gap_exponent": "concentration",
+    "gradient_gap": "concentration",
     "gradient_moments": "finite",
+    "output_gap": "concentration",
     "prompt_moments": "finite",
+    "required_length": "concentration",
     "weight_interpolant": "finite",
     "weight_statistics": "finite",
 }

@@ -14,3 +14,5 @@ from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
+from promptlimit.results._rates import RateFit as RateFit
+from promptlimit.results._rates import RateStatus as RateStatus
