@@ -215,9 +215,7 @@ def _combined(
     return np.asarray(total)
 
 
-def _statistics(
-    terms: Terms, sharpness: Array, lengths: Array
-) -> tuple[dict[str, Array], Array]:
+def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[str, Array], Array]:
     """Return the statistics wanted, [n, lengths] each, and their relative error."""
     names = tuple(terms)
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:

@@ -14,7 +14,9 @@ from promptlimit.finite import LARGEST_LENGTH, Array, ArrayLike
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import Kind, RequiredLength
 
-_SCAN = np.array([*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))])
+_SCAN = np.array(
+    [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
+)
 """Lengths tried first: dense where gaps of gradients may rise, sparse where all gaps fall."""
 _SCAN_TOLERANCE = 0.01
 _POINTS = 12
@@ -57,9 +59,7 @@ def required_length(
     >>> found = required_length(pl.SoftmaxAttention([[0.5]], [[1.0]]), normal, normal, 0.01)
     >>> print(found.describe("exact"), found.describe("asymptotic"), found.describe("bound"))
     """
-    request = checked_request(
-        attention, measure, queries, wrt=wrt, sub_gaussian=sub_gaussian
-    )
+    request = checked_request(attention, measure, queries, wrt=wrt, sub_gaussian=sub_gaussian)
     threshold = _threshold(request, tolerance, absolute=absolute)
     possible = request.possible()
 
@@ -145,7 +145,9 @@ def _around(guess: float, low: float, high: float) -> Array:
     near = np.array([0.0, 1.0, 2.0])
     ratios = np.concatenate([1.0 + _RATIOS, 1.0 / (1.0 + _RATIOS)])
     middle = np.sqrt(low) * np.sqrt(high)
-    return _inside(np.concatenate([guess + near, guess - near, guess * ratios, [middle]]), low, high)
+    return _inside(
+        np.concatenate([guess + near, guess - near, guess * ratios, [middle]]), low, high
+    )
 
 
 def _inside(lengths: Array, low: float, high: float) -> Array:

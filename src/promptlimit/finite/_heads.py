@@ -112,9 +112,9 @@ def readout(attention: AbstractAttention, wrt: str | None) -> Readout | None:
     match attention, wrt:
         case _, None:
             return Readout(head, None, 1.0, None)
-        case (SoftmaxAttention() | LinearAttention()), "value":
+        case ((SoftmaxAttention() | LinearAttention()), "value"):
             return Readout(reading, None, outputs, None)
-        case (SoftmaxAttention() | LinearAttention()), "key_query":
+        case ((SoftmaxAttention() | LinearAttention()), "key_query"):
             return Readout(head, np.eye(dim), 1.0, np.eye(query_dim))
         case Factored(), "key_weight":
             projected = attention.scale * doubles(attention.query_weight)

@@ -9,6 +9,7 @@ from promptlimit.results._files import write_bytes as write_bytes
 from promptlimit.results._files import write_json as write_json
 from promptlimit.results._gaps import GapCurve as GapCurve
 from promptlimit.results._gaps import GapExponent as GapExponent
+from promptlimit.results._gaps import GapReport as GapReport
 from promptlimit.results._gaps import RequiredLength as RequiredLength
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._limits import Limits as Limits

@@ -1,11 +1,12 @@
 """How far finite prompts are from infinite ones: curves over lengths, rates, required lengths."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from promptlimit.results._kinds import Kind
+from promptlimit.results._rates import RateFit
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ class GapCurve:
         r"""$\sqrt{E\|T_L-T\|^2/E\|T\|^2}$: 0.01 is one per cent; infinite when the limit is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.sqrt(self.value / self.limit_square)
+
+    def as_json(self) -> dict[str, object]:
+        """Return plain numbers, lists and strings; what is not finite is None."""
+        return {
+            "lengths": _plain(self.lengths),
+            "value": _plain(self.value),
+            "error": _plain(self.error),
+            "relative": _plain(self.relative),
+            "samples": self.samples,
+        }
 
 
 @dataclass(frozen=True)
@@ -90,3 +101,60 @@ class RequiredLength:
         if math.isinf(value):
             return "> 1e30"
         return f"{value:,.0f}" if value < 1e7 else f"{value:.4g}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the answers as plain numbers; infinity as the text "> 1e30"."""
+        answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
+        lengths = {
+            kind: "> 1e30" if value is not None and math.isinf(value) else value
+            for kind, value in answers.items()
+        }
+        return {
+            "tolerance": self.tolerance,
+            "absolute": self.absolute,
+            "wrt": self.wrt,
+            "length": lengths,
+        }
+
+
+@dataclass(frozen=True)
+class GapReport:
+    """Everything known about one gap: its curves of every kind, its rate, and a fit to the curve.
+
+    Attributes:
+        curves: one for each kind that can be had.
+        exponent: the rate that theory predicts; None where it is not known.
+        fit: a power law fitted to the best curve; None for fewer than two usable lengths.
+    """
+
+    curves: tuple[GapCurve, ...]
+    exponent: GapExponent | None
+    fit: RateFit | None
+
+    def curve(self, kind: str) -> GapCurve | None:
+        """Return the curve of a kind, if there is one."""
+        return next((curve for curve in self.curves if curve.kind == kind), None)
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return the curves by kind, and the predicted exponent of outputs (NaN if not known)."""
+        arrays: dict[str, np.ndarray] = {}
+        for curve in self.curves:
+            arrays[f"{curve.kind}_lengths"] = curve.lengths
+            arrays[curve.kind] = curve.value
+            arrays[f"{curve.kind}_error"] = curve.error
+        known = self.exponent is not None and self.curves[0].wrt is None
+        value = self.exponent.value if known and self.exponent is not None else math.nan
+        return {**arrays, "exponent": np.array(value)}
+
+    def as_json(self) -> dict[str, object]:
+        """Return plain numbers, lists and strings; what is not finite is None."""
+        return {
+            "wrt": self.curves[0].wrt,
+            "curves": {curve.kind: curve.as_json() for curve in self.curves},
+            "exponent": None if self.exponent is None else asdict(self.exponent),
+            "fit": None if self.fit is None else self.fit.as_json(),
+        }
+
+
+def _plain(values: np.ndarray) -> list[float | None]:
+    return [float(value) if np.isfinite(value) else None for value in values]
