@@ -123,7 +123,9 @@ def _(measure: Product) -> _Law | None:
     known = [law for law in laws if law is not None]
     if len(known) < len(laws):
         return None
-    return np.concatenate([mean for mean, _ in known]), block_diag(*(proxy for _, proxy in known))
+    return np.concatenate([mean for mean, _ in known]), doubles(
+        block_diag(*(proxy for _, proxy in known))
+    )
 
 
 @_law.register
