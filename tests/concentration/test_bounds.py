@@ -57,7 +57,7 @@ def test_the_output_bound_is_above_the_exact_average_over_queries(dim):
             sizes = {"sub_gaussian": scale, "key_query_norm": tau / scale, "value_norm": 3.0}
             bound = output_bound(LENGTHS, dim=dim, **sizes)
             assert (bound > 9 * scale**2 * exact).all()
-        small = output_bound(1e8, dim=dim, sub_gaussian=1.0, key_query_norm=0.2, value_norm=1.0)
+    small = output_bound(1e8, dim=dim, sub_gaussian=1.0, key_query_norm=0.2, value_norm=1.0)
     assert small < 100 * averaged_gap(0.2, 1e8, dim)
 
 

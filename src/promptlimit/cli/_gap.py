@@ -1,6 +1,7 @@
 """`promptlimit gap`: how far finite prompts are from infinite ones, in every kind."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,9 +72,7 @@ def gap(
 
     try:
         with working("computing the gap"), warnings_as_notes():
-            report = gap_report(
-                problem, np.array(numbers), wrt=wrt, samples=samples, seed=seed
-            )
+            report = gap_report(problem, np.array(numbers), wrt=wrt, samples=samples, seed=seed)
     except ValueError as refusal:
         raise CommandError(str(refusal), "promptlimit gap --help") from None
     if out is not None:
@@ -91,7 +90,7 @@ def _lengths(text: str) -> list[float]:
         raise CommandError(
             f"--lengths must be numbers with commas between, got '{text}'", "--lengths 10,100,1e6"
         ) from None
-    if any(later <= earlier for earlier, later in zip(numbers, numbers[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise CommandError(f"--lengths must increase, got {text}", "sort them, each once")
     return numbers
 

@@ -54,7 +54,7 @@ def gap_problem(
     dim: int | None,
     sharpness: float | None,
 ) -> "GapProblem":
-    """Return the problem of the files, of the example or of the standard case, whichever is given."""
+    """Return the problem of the files, of the example or of the standard case."""
     standard = dim is not None or sharpness is not None
     if [bool(files), example is not None, standard].count(True) != 1:
         raise CommandError(

@@ -15,7 +15,6 @@ from promptlimit.cli._console import (
     require_folder,
     use_double_precision,
 )
-
 from promptlimit.cli._problem_input import (
     FILES_HELP,
     NAMES_HELP,
@@ -29,9 +28,11 @@ if TYPE_CHECKING:
     from promptlimit.experiments import Problem
     from promptlimit.results import Limits
 
+
 def limit(
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILES]...", help=FILES_HELP + "query; " + NAMES_HELP)
+        list[str] | None,
+        typer.Argument(metavar="[FILES]...", help=FILES_HELP + "query; " + NAMES_HELP),
     ] = None,
     example: ExampleOption = None,
     prompt: PromptOption = None,

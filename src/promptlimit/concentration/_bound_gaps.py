@@ -50,11 +50,12 @@ class _Reduced:
 def bound_gap(request: GapRequest, lengths: Array) -> Array:
     r"""Return a number that the gap does not exceed, at every length.
 
-    The bound of one query, averaged over queries; and for outputs at centred Gaussian queries the
-    explicit form of Proposition 3.1 where that is smaller.
+    The bound of one query, averaged over queries: over points and Gaussians exactly, over other
+    centred laws by their sub-Gaussian constant (Proposition 3.1 with explicit constants).
     """
-    reduced = _reduced(request)
-    queries = request.queries
+    reduced, queries = _reduced(request), request.queries
+    if not queries.is_known:
+        return _proposition(reduced, request, lengths)
     total = np.zeros(lengths.size)
     if queries.points.size:
         sharpness = np.linalg.norm(queries.points @ reduced.transform.T, axis=1)
@@ -62,10 +63,7 @@ def bound_gap(request: GapRequest, lengths: Array) -> Array:
         total += (queries.weights * size) @ reduced.at_sharpness(sharpness, lengths)
     for part in queries.gaussians:
         law = sharpness_law(reduced.transform, part.mean, part.cov)
-        averaged = _averaged(reduced, law, lengths)
-        if not reduced.of_covariance and not np.any(part.mean):
-            averaged = np.minimum(averaged, _proposition(reduced, law.tau, lengths))
-        total += part.weight * averaged
+        total += part.weight * _averaged(reduced, law, lengths)
     return total
 
 
@@ -108,10 +106,11 @@ def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
     return value + np.maximum(error, _TOLERANCE * value)
 
 
-def _proposition(reduced: _Reduced, tau: float, lengths: Array) -> Array:
-    """Return the bound of Proposition 3.1 with explicit constants; none at a single token."""
-    long = np.maximum(lengths, 2.0)
-    bound = output_bound(
-        long, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=tau, value_norm=1.0
+def _proposition(reduced: _Reduced, request: GapRequest, lengths: Array) -> Array:
+    constant = request.queries.sub_gaussian
+    if constant is None or reduced.of_covariance:
+        raise AssertionError("other laws of queries need a constant, and outputs")
+    norm = constant * _norm(reduced.transform)
+    return reduced.scale * output_bound(
+        lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0
     )
-    return np.where(lengths >= 2.0, reduced.scale * bound, np.inf)

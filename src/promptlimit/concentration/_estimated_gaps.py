@@ -100,8 +100,9 @@ def estimated_gap(
     with jax.enable_x64(True):
         law = queries.law
         law = Empirical(queries.points, queries.weights) if law is None else law
-        parts = (in_double(part) for part in (attention, measure, law))
-        simulation = _Simulation(*parts, including_query=including_query, wrt=wrt, key=key)
+        simulation = _Simulation(
+            in_double(attention), in_double(measure), in_double(law), including_query, wrt, key
+        )
         starts = range(0, stop.samples, chunk)
         rows = [
             np.asarray(_batch(simulation, counts, start + jnp.arange(chunk, dtype=jnp.uint32)))

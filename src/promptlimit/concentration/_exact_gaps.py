@@ -10,6 +10,7 @@ docs/gaps.md.
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from promptlimit.concentration._averages import average
@@ -21,7 +22,6 @@ from promptlimit.finite import (
     Array,
     Components,
     Readout,
-    WeightStatistics,
     mixture_moments,
     weight_interpolant,
     weight_statistics,
@@ -210,7 +210,7 @@ def _combined(
     scaled = products / sharpness[:, None] ** (2 * np.array(gap.orders))
     total = 0.0
     for name, pairs in gap.terms.items():
-        factor = sum(coefficient * scaled[:, index] for coefficient, index in pairs)
+        factor = np.sum([coefficient * scaled[:, index] for coefficient, index in pairs], axis=0)
         total = total + factor[:, None] * statistics[name]
     return np.asarray(total)
 
@@ -221,7 +221,9 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
         table = weight_interpolant(lengths, max_sharpness=sharpness.max(), statistics=names)
         with jax.enable_x64(True):
-            found = {name: np.asarray(value) for name, value in table(sharpness**2).items()}
+            found = {
+                name: np.asarray(value) for name, value in table(jnp.asarray(sharpness**2)).items()
+            }
         return found, np.full((sharpness.size, lengths.size), table.error)
     inside = sharpness <= MAX_SHARPNESS
     if not inside.all() and "spread_error" in names:

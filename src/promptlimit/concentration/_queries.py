@@ -7,6 +7,7 @@ import numpy as np
 
 from promptlimit._inputs import float_array
 from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
 from promptlimit.finite import Array, ArrayLike, doubles, gaussian_components
 from promptlimit.measures import AbstractMeasure
 
@@ -53,6 +54,14 @@ class Queries:
     def name(self) -> str:
         """The queries in words."""
         return "a list of queries" if self.law is None else f"{type(self.law).__name__} queries"
+
+    @property
+    def sub_gaussian(self) -> float | None:
+        """The constant of centred queries; None when they are not centred or it is not known."""
+        mean, cov = self.moments()
+        if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
+            return None
+        return sub_gaussian_constant(self.law)
 
     def moments(self) -> tuple[Array, Array]:
         """Return mean and covariance."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from promptlimit._inputs import require_choice
@@ -94,8 +95,12 @@ class GapRequest:
         return self.queries.are_points or (affine and not self.including_query)
 
     def _has_bound(self) -> bool:
-        softmax = self.read is not None and not self.is_linear and not self.including_query
-        return softmax and self.sub_gaussian is not None and self.queries.is_known
+        if self.read is None or self.is_linear or self.including_query:
+            return False
+        queries = self.queries
+        averaged = self.read.left is None and not queries.is_known
+        known = queries.is_known or (averaged and queries.sub_gaussian is not None)
+        return known and self.sub_gaussian is not None
 
     def limit_square(self) -> float | None:
         r"""Return $E\|T\|^2$ over queries; None where it is not a finite sum."""
@@ -113,7 +118,7 @@ class GapRequest:
                     return (attention(measure, query) ** 2).sum()
                 return (attention.jacobian(measure, query, wrt=self.wrt) ** 2).sum()
 
-            return float(weights @ doubles(jax.vmap(size)(points)))
+            return float(weights @ doubles(jax.vmap(size)(jnp.asarray(points))))
 
 
 def checked_request(
@@ -189,8 +194,8 @@ def chosen_kind(request: GapRequest, kind: str, key: object) -> Kind:
     if kind == "bound" and request.sub_gaussian is None:
         raise ValueError(
             "`sub_gaussian` must be given for kind='bound': no constant s with "
-            f"E exp<a, z - mean> <= exp(s^2 |a|^2 / 2) is known for {type(request.measure).__name__}"
-            " tokens. Pass sub_gaussian=s."
+            "E exp<a, z - mean> <= exp(s^2 |a|^2 / 2) is known for "
+            f"{type(request.measure).__name__} tokens. Pass sub_gaussian=s."
         )
     if kind not in possible:
         allowed = " or ".join(f"'{each}'" for each in possible)

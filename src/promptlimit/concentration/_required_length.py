@@ -119,8 +119,8 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
     r"""Return the crossing between a length above the threshold and one not above it.
 
-    $\log$ gap is smooth in $\log L$: a polynomial through what was tried says where to look, and the
-    bracket of what was seen stays the authority.
+    $\log$ gap is smooth in $\log L$: a polynomial through what was tried says where to look, and
+    the bracket of what was seen stays the authority.
     """
     tried = _chebyshev(low, high)
     while tried.size:
@@ -171,4 +171,5 @@ def _polynomial_root(
     signs = [float(polynomial(end)) for end in ends]
     if not signs[0] > 0.0 >= signs[1]:
         return low * math.exp(0.5 * ends[1])
-    return low * math.exp(brentq(lambda place: float(polynomial(place)), *ends))
+    root = brentq(lambda place: float(polynomial(place)), *ends, full_output=True)[0]
+    return low * math.exp(root)

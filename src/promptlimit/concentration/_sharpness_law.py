@@ -33,7 +33,7 @@ _ENTRIES_AT_ONCE = 2**21
 
 @dataclasses.dataclass(frozen=True)
 class SharpnessLaw:
-    r"""Gaussian queries $z=z_0+R\xi$ in axes where $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\xi_j)^2$.
+    r"""Gaussian queries $z=z_0+R\xi$, with $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$.
 
     Attributes:
         variances: $\lambda_j$, largest first, [r]; zero for what the scores do not see.

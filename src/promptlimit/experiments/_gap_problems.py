@@ -41,9 +41,7 @@ def standard_gap_problem(dim: int, sharpness: float) -> GapProblem:
         raise ValueError(f"`sharpness` must be positive, got {sharpness}.")
     with jax.enable_x64(True):
         normal = Gaussian(np.zeros(dim), np.eye(dim))
-        return GapProblem(
-            SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal
-        )
+        return GapProblem(SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal)
 
 
 def example_gap_problem(name: str) -> GapProblem:

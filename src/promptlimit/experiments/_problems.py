@@ -129,17 +129,13 @@ def _listing(given: Arrays) -> str:
 def attention_from(given: Arrays) -> SoftmaxAttention | Factored:
     """Return the softmax head that merged matrices or factors describe."""
     if not any(name in given for name in FACTOR_NAMES):
-        return SoftmaxAttention(
-            *(needed(given, name, "the attention") for name in ATTENTION_NAMES)
-        )
+        return SoftmaxAttention(*(needed(given, name, "the attention") for name in ATTENTION_NAMES))
     if both := [name for name in ATTENTION_NAMES if name in given]:
         raise ValueError(
             f"`{both[0]}` must not be given together with factors such as `key_weight`. "
             "Pass either the merged matrices or the factors."
         )
-    key, query, value = (
-        needed(given, name, "the factored attention") for name in FACTOR_NAMES[:3]
-    )
+    key, query, value = (needed(given, name, "the factored attention") for name in FACTOR_NAMES[:3])
     output = needed(given, "output", "the head") if "output" in given else None
     scale = _number(needed(given, "scale", "the head")) if "scale" in given else 1.0
     return Factored("softmax", key, query, value, output, scale=scale)

@@ -97,7 +97,9 @@ def merged(attention: AbstractAttention) -> MergedHead | None:
     return None
 
 
-def readout(attention: AbstractAttention, wrt: str | None) -> Readout | None:
+def readout(  # noqa: PLR0911 - one line a matrix
+    attention: AbstractAttention, wrt: str | None
+) -> Readout | None:
     r"""Return what to compare for the output (None) or for a parameter's gradient, if one head.
 
     $\nabla_UT_i=Cv_iz^\top$ and $\nabla_{v_i}T_i=r$; with $U=c\,K^\top Q$ and a value matrix $OV$,

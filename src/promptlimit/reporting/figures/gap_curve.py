@@ -34,7 +34,9 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _line(axis: Axes, data: Mapping[str, np.ndarray], kind: str, label: str, **style: object) -> None:
+def _line(
+    axis: Axes, data: Mapping[str, np.ndarray], kind: str, label: str, **style: object
+) -> None:
     if kind not in data:
         return
     lengths, values = data[f"{kind}_lengths"], data[kind]

@@ -9,7 +9,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from promptlimit.reporting._theme import INK
 
-
 _LABELLED = (1e-4, 1e-3, 1e-2, 1e-1)
 
 
@@ -23,9 +22,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     filled = axis.contourf(
         lengths, tau, gap, levels=levels, norm=LogNorm(), cmap="viridis", extend="max"
     )
-    lines = axis.contour(
-        lengths, tau, gap, levels=_LABELLED, colors="white", linewidths=1.0
-    )
+    lines = axis.contour(lengths, tau, gap, levels=_LABELLED, colors="white", linewidths=1.0)
     axis.axhline(np.sqrt(0.5), color="white", dashes=(4, 2), linewidth=1.4)
     frozen = np.geomspace(1.0 + 1e-9, lengths[-1], 400)
     axis.plot(frozen, np.sqrt(2 * np.log(frozen)), color="white", dashes=(1, 1.5), linewidth=1.6)
