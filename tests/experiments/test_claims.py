@@ -105,6 +105,30 @@ def test_a_gap_off_by_a_fifth_turns_the_claim_red(
 
 
 @pytest.mark.slow
+def test_a_rate_off_by_a_twentieth_turns_claim_4_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("promptlimit.experiments.claims.output_gap")
+    right = module.output_gap
+
+    def slower(attention, law, queries, lengths, **options):
+        found = right(attention, law, queries, lengths, **options)
+        return dataclasses.replace(found, value=found.value * found.lengths**0.05)
+
+    monkeypatch.setattr(module, "output_gap", slower)
+    assert decide(CLAIMS["output-gap"], seed=0).verdict == "does not hold"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["output-gap", "gradient-gap"])
+def test_a_bound_below_the_gap_turns_the_claim_red(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps = importlib.import_module("promptlimit.concentration._gaps")
+    right = gaps.bound_gap
+    monkeypatch.setattr(gaps, "bound_gap", lambda *given: 1e-3 * right(*given))
+    assert decide(CLAIMS[name], seed=0).verdict == "does not hold"
+
+
+@pytest.mark.slow
 def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("promptlimit.experiments.claims.query_in_the_prompt")
     right = module.prompt_moments
