@@ -26,6 +26,7 @@ def test_an_exact_power_law_is_recognised_to_rounding(exponent):
     assert_allclose(fit.interval, exponent, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau", "first", "last", "status"),
     [
@@ -74,6 +75,7 @@ NOISE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_the_interval_covers_as_often_as_it_says(noise):
     lengths, relative, repeats, level = decades(2, 8, 7), NOISE[noise], 500, 0.95
