@@ -13,7 +13,12 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from concentration.exact_curves import averaged_gap
-from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
+from promptlimit.concentration._bounds import (
+    _beyond,
+    covariance_bound,
+    mean_bound,
+    output_bound,
+)
 from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
 
 DIMS = (1, 2, 3, 8)
@@ -49,6 +54,7 @@ def test_the_covariance_bound_is_above_the_exact_error_at_every_length(x64, dim)
         assert (bound > exact.value).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_output_bound_is_above_the_exact_average_over_queries(dim):
     for tau in NORMS:
@@ -57,10 +63,15 @@ def test_the_output_bound_is_above_the_exact_average_over_queries(dim):
             sizes = {"sub_gaussian": scale, "key_query_norm": tau / scale, "value_norm": 3.0}
             bound = output_bound(LENGTHS, dim=dim, **sizes)
             assert (bound > 9 * scale**2 * exact).all()
-    small = output_bound(1e8, dim=dim, sub_gaussian=1.0, key_query_norm=0.2, value_norm=1.0)
-    assert small < 100 * averaged_gap(0.2, 1e8, dim)
 
 
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_output_bound_is_of_the_right_order_for_soft_attention(dim):
+    sizes = {"sub_gaussian": 1.0, "key_query_norm": 0.2, "value_norm": 1.0}
+    assert output_bound(1e8, dim=dim, **sizes) < 50 * averaged_gap(0.2, 1e8, dim)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [
@@ -152,6 +163,14 @@ def test_the_output_bound_is_the_mean_bound_integrated_over_the_tail(dim, tau, l
     integral = heights[0] + np.diff(heights) @ survival
     found = output_bound(length, dim=dim, sub_gaussian=1.0, key_query_norm=tau, value_norm=1.0)
     assert integral * 0.999 < found < integral * 1.02
+
+
+@pytest.mark.parametrize(("dim", "tau", "x"), [(1, 0.5, 3.0), (3, 1.0, 0.5), (8, 2.0, 200.0)])
+def test_what_lies_beyond_the_last_node_is_its_formula(dim, tau, x):
+    p, cells = tail(x, dim, tau), dim / 2 * math.log(2)
+    expected = 2 * 1.5 * math.sqrt(p) * math.sqrt(math.log(1000) + cells)
+    expected += 2 * 1.5 * math.sqrt(4 * tau**2 * p * math.log(1 + math.exp(cells) / p))
+    assert_allclose(_beyond(1000.0, dim, 1.5, tau, x), expected**2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.25, 1.0, 3.0])

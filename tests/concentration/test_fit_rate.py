@@ -26,6 +26,7 @@ def test_an_exact_power_law_is_recognised_to_rounding(exponent):
     assert_allclose(fit.interval, exponent, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tau", "first", "last", "status"),
     [
@@ -59,6 +60,7 @@ def test_a_slope_that_logarithms_bend_is_extrapolated_exactly():
     # Local exponents are 0.7 - 2 / log L, so they travel from 0.3 to 0.7 in all.
     assert_allclose(fit.reach, 0.4, rtol=1e-3)
     assert_allclose(fit.drift, 0.3, rtol=1e-3)
+    assert_allclose(fit.interval, (0.3 - 0.4, 0.7 + 0.4), atol=1e-3)
     assert fit.status == "not yet"
 
 
@@ -74,6 +76,7 @@ NOISE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_the_interval_covers_as_often_as_it_says(noise):
     lengths, relative, repeats, level = decades(2, 8, 7), NOISE[noise], 500, 0.95
@@ -160,6 +163,16 @@ def test_a_singular_covariance_gives_finite_numbers(nearly):
     assert fit.is_power_law
     assert math.isfinite(fit.standard_error)
     assert abs(fit.exponent - 1) < 1e-6
+
+
+def test_noise_of_one_source_is_not_trusted_beyond_the_delta_method():
+    """One normal moves all values: to first order the line could be read off without any error."""
+    lengths, error = decades(2, 5, 6), 0.05
+    shares = error * np.linspace(1.0, 2.0, 6) ** 2 / 4
+    for normal in np.random.default_rng(3).standard_normal(50):
+        values = (1 + shares * normal) / lengths
+        fit = fit_rate(lengths, values, cov=np.outer(shares / lengths, shares / lengths))
+        assert fit.interval[0] <= 1.0 <= fit.interval[1]
 
 
 def test_a_zero_covariance_means_exact_values():

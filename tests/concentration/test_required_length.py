@@ -13,18 +13,27 @@ NORMAL = pl.Gaussian([0.0], [[1.0]])
 HALF = pl.SoftmaxAttention([[0.5]], [[1.0]])
 
 
+def number(length: float | None) -> float:
+    assert length is not None
+    return length
+
+
+def just_before_and_at(length: float | None) -> np.ndarray:
+    return np.array([number(length) - 1, number(length)])
+
+
 def test_the_exact_answer_is_the_first_length_within_the_tolerance(x64):
     found = pl.required_length(HALF, NORMAL, NORMAL, 0.05)
-    around = np.array([found.exact - 1, found.exact])
+    around = just_before_and_at(found.exact)
     gap = pl.output_gap(HALF, NORMAL, NORMAL, around).relative
     assert gap[0] > 0.05 >= gap[1]
-    assert found.exact < found.asymptotic < found.bound
+    assert number(found.exact) < number(found.asymptotic) < number(found.bound)
 
 
 def test_listed_queries_and_an_absolute_tolerance(x64):
     queries = [[1.0], [2.0]]
     found = pl.required_length(HALF, NORMAL, queries, 0.02, absolute=True)
-    around = np.array([found.exact - 1, found.exact])
+    around = just_before_and_at(found.exact)
     gap = np.sqrt(pl.output_gap(HALF, NORMAL, queries, around).value)
     assert gap[0] > 0.02 >= gap[1]
 
@@ -32,10 +41,10 @@ def test_listed_queries_and_an_absolute_tolerance(x64):
 @pytest.mark.parametrize("wrt", ["key_query", "value"])
 def test_gradients_have_their_own_lengths(x64, wrt):
     found = pl.required_length(HALF, NORMAL, [[1.5]], 0.03, wrt=wrt)
-    around = np.array([found.exact - 1, found.exact])
+    around = just_before_and_at(found.exact)
     gap = pl.gradient_gap(HALF, NORMAL, [[1.5]], around, wrt=wrt).relative
     assert gap[0] > 0.03 >= gap[1]
-    assert found.bound > found.exact
+    assert number(found.bound) > number(found.exact)
 
 
 def test_linear_attention_needs_a_length_in_closed_form(x64):
@@ -50,13 +59,10 @@ def test_linear_attention_needs_a_length_in_closed_form(x64):
 def test_beyond_the_largest_length_the_answer_is_a_flag_and_not_a_number(x64):
     sharp = pl.SoftmaxAttention([[2.0]], [[1.0]])
     found = pl.required_length(sharp, NORMAL, NORMAL, 1e-6)
-    assert math.isinf(found.exact)
+    assert math.isinf(number(found.exact))
     assert found.describe("exact") == "> 1e30"
-    assert found.as_json()["length"] == {
-        "exact": "> 1e30",
-        "asymptotic": "> 1e30",
-        "bound": "> 1e30",
-    }
+    beyond = dict.fromkeys(("exact", "asymptotic", "bound"), "> 1e30")
+    assert found.as_json()["length"] == beyond
 
 
 def test_the_last_crossing_counts_when_a_gap_rises_first():
@@ -72,9 +78,8 @@ def test_crossings_are_found_to_the_last_token(crossing):
     def power(lengths, tolerance):
         return lengths**-0.7
 
-    assert _crossing(power, float(crossing) ** -0.7 * (1 + 1e-15)) == pytest.approx(
-        crossing, abs=0.5
-    )
+    threshold = float(crossing) ** -0.7 * (1 + 1e-15)
+    assert _crossing(power, threshold) == pytest.approx(crossing, abs=0.5)
 
 
 def test_a_rough_scan_does_not_spoil_the_answer():

@@ -43,6 +43,7 @@ def proxies(measure, scale):
     return 2 * np.asarray(centred) / sizes**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_constant_dominates_the_log_laplace_transform(x64, name):
     case = CASES[name]

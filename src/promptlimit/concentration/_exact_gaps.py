@@ -219,7 +219,8 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     """Return the statistics wanted, [n, lengths] each, and their relative error."""
     names = tuple(terms)
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
-        table = weight_interpolant(lengths, max_sharpness=sharpness.max(), statistics=names)
+        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)  # so that tables are shared
+        table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
             found = {
                 name: np.asarray(value) for name, value in table(jnp.asarray(sharpness**2)).items()
