@@ -67,10 +67,11 @@ def test_beyond_the_largest_length_the_answer_is_a_flag_and_not_a_number(x64):
 
 def test_the_last_crossing_counts_when_a_gap_rises_first():
     def bumpy(lengths, tolerance):
-        return np.where(lengths < 3, 0.1, np.where(lengths <= 5, 2.0, 100.0 / lengths**2))
+        return np.where(lengths < 3, 0.1, np.where(lengths <= 5, 2.0, 0.5 / lengths))
 
-    assert _crossing(bumpy, 1.0) == 10
-    assert _crossing(bumpy, 3.0) == 6
+    assert _crossing(bumpy, 1.0) == 6
+    assert _crossing(bumpy, 0.05) == 10
+    assert _crossing(bumpy, 3.0) == 1
 
 
 @pytest.mark.parametrize("crossing", [1, 2, 7, 33, 999, 123_457, 10**9 + 7])

@@ -65,7 +65,7 @@ def output_gap(
     >>> normal = pl.Gaussian([0.0], [[1.0]])
     >>> gap = pl.output_gap(attention, normal, normal, [10, 1000, 1e12])
     >>> print(gap.kind, gap.value)
-    exact [3.63850767e-01 3.16684093e-02 1.83486230e-07]
+    exact [3.19156163e-01 1.48542052e-02 5.53775683e-08]
     """
     request = checked_request(
         attention, measure, queries, including_query=including_query, sub_gaussian=sub_gaussian
@@ -108,7 +108,7 @@ def gradient_gap(
     >>> normal = pl.Gaussian([0.0], [[1.0]])
     >>> gap = pl.gradient_gap(attention, normal, normal, [10, 1000], wrt="key_query")
     >>> print(gap.kind, gap.value)
-    exact [0.24964082 0.00749347]
+    exact [0.2481419  0.01459002]
     """
     request = checked_request(
         attention,
