@@ -120,7 +120,8 @@ def _print(report: "GapReport") -> None:
         table.add_row(*row)
     OUT.print(table)
     if report.exponent is not None and report.curves[0].wrt is None:
-        OUT.print(f"tau {report.exponent.tau:.4g}: theory predicts L^-{report.exponent.value:.4g}")
+        tau = f" (tau {report.exponent.tau:.4g})" if report.exponent.tau else ""
+        OUT.print(f"Theory predicts L^-{report.exponent.value:.4g}{tau}.")
     if report.fit is not None:
         OUT.print(report.fit.verdict, markup=False)
 

@@ -106,7 +106,7 @@ class RequiredLength:
         """Return the answers as plain numbers; infinity as the text "> 1e30"."""
         answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         lengths = {
-            kind: "> 1e30" if value is not None and math.isinf(value) else value
+            kind: value if value is None else "> 1e30" if math.isinf(value) else int(value)
             for kind, value in answers.items()
         }
         return {
