@@ -36,17 +36,28 @@ if TYPE_CHECKING:
     from promptlimit.measures import Rademacher as Rademacher
     from promptlimit.measures import UniformCube as UniformCube
     from promptlimit.measures import UniformSphere as UniformSphere
+    from promptlimit.tasks import AbstractTask as AbstractTask
+    from promptlimit.tasks import CovariateRegression as CovariateRegression
+    from promptlimit.tasks import LinearRegression as LinearRegression
+    from promptlimit.tasks import bayes_risk as bayes_risk
+    from promptlimit.tasks import linear_optimum as linear_optimum
+    from promptlimit.tasks import risk as risk
+    from promptlimit.tasks import risk_function as risk_function
+    from promptlimit.tasks import risk_gradient as risk_gradient
 
 __version__ = "0.1.0"
 
 _HOME = {
     "AbstractAttention": "attention",
     "AbstractMeasure": "measures",
+    "AbstractTask": "tasks",
     "Affine": "measures",
+    "CovariateRegression": "tasks",
     "Empirical": "measures",
     "Factored": "attention",
     "Gaussian": "measures",
     "LinearAttention": "attention",
+    "LinearRegression": "tasks",
     "Mixture": "measures",
     "MultiHead": "attention",
     "Product": "measures",
@@ -54,13 +65,18 @@ _HOME = {
     "SoftmaxAttention": "attention",
     "UniformCube": "measures",
     "UniformSphere": "measures",
+    "bayes_risk": "tasks",
     "fit_rate": "concentration",
     "gap_exponent": "concentration",
     "gradient_gap": "concentration",
     "gradient_moments": "finite",
+    "linear_optimum": "tasks",
     "output_gap": "concentration",
     "prompt_moments": "finite",
     "required_length": "concentration",
+    "risk": "tasks",
+    "risk_function": "tasks",
+    "risk_gradient": "tasks",
     "weight_interpolant": "finite",
     "weight_statistics": "finite",
 }

@@ -18,6 +18,9 @@ from jaxtyping import Array
 # What a user may pass for an array: anything NumPy makes one of.
 ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
 
+# What a user may pass for one number: checkers at run time do not take an int for a float.
+Number: TypeAlias = float | int | np.number
+
 _SMALL = 10_000  # entries that are cheaper to look at here than to send to a device
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
 

@@ -9,6 +9,7 @@ from promptlimit.measures._cubes import Rademacher as Rademacher
 from promptlimit.measures._cubes import UniformCube as UniformCube
 from promptlimit.measures._empirical import Empirical as Empirical
 from promptlimit.measures._gaussian import Gaussian as Gaussian
+from promptlimit.measures._gaussian import require_covariance as require_covariance
 from promptlimit.measures._mixture import Mixture as Mixture
 from promptlimit.measures._product import Product as Product
 from promptlimit.measures._sphere import UniformSphere as UniformSphere

@@ -46,7 +46,7 @@ class Gaussian(AbstractMeasure):
         require_shape("cov", covariance, (dim, dim), "the length of `mean`, twice")
         require_finite("mean", location)
         require_finite("cov", covariance)
-        _require_covariance(covariance)
+        require_covariance("cov", covariance)
         self.location = location
         self.covariance = covariance
 
@@ -72,7 +72,7 @@ class Gaussian(AbstractMeasure):
         return self.location[None] + normals @ root
 
 
-def _require_covariance(covariance: Array) -> None:
+def require_covariance(name: str, covariance: Array) -> None:
     """Refuse a matrix that is not symmetric positive semi-definite, up to rounding."""
     if is_traced(covariance):
         return
@@ -82,12 +82,13 @@ def _require_covariance(covariance: Array) -> None:
     if asymmetry.max() > rounding:
         i, j = np.unravel_index(int(asymmetry.argmax()), host.shape)
         raise ValueError(
-            f"`cov` must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and {host[j, i]:.6g} at "
-            f"({j}, {i}). If only rounding parts them, pass (cov + cov.T) / 2."
+            f"`{name}` must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and "
+            f"{host[j, i]:.6g} at ({j}, {i}). If only rounding parts them, pass "
+            f"({name} + {name}.T) / 2."
         )
     smallest = np.linalg.eigvalsh((host + host.T) / 2).min()
     if smallest < -rounding:
         raise ValueError(
-            f"`cov` must be positive semi-definite, got smallest eigenvalue {smallest:.6g}. "
+            f"`{name}` must be positive semi-definite, got smallest eigenvalue {smallest:.6g}. "
             "If it was estimated, project it: clip its eigenvalues at zero."
         )

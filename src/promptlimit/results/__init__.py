@@ -17,3 +17,5 @@ from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
+from promptlimit.results._risks import Risk as Risk
+from promptlimit.results._risks import RiskGradient as RiskGradient

@@ -1,0 +1,207 @@
+r"""Averages over $(w, x_q)$ that are polynomials in the parameters of a head, in closed form.
+
+Given $w$, tokens are $N(0,\Gamma_w)$. With $t=U(x_q,0)$, v the last row of V and $y=\langle w,x_q
+\rangle$, every risk here is made of $c=v^\top\Gamma_wt$, the prediction over an infinite prompt,
+$\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from promptlimit.tasks._regression import LinearRegression
+
+
+class Averages(NamedTuple):
+    r"""Means over $w\sim N(0,\tau^2I)$ and $x_q\sim N(0,\Sigma_q)$.
+
+    Attributes:
+        square: $E\,c^2$.
+        cross: $E\,cy$.
+        label: $E\,y^2$.
+        value: $E\,v^\top\Gamma_wv$.
+        product: $E\,v^\top\Gamma_wv\;\sigma^2$.
+        misfit: $E(c-y)^2=E\,c^2-2E\,cy+E\,y^2$, as a sum of squares.
+    """
+
+    square: Float[Array, ""]
+    cross: Float[Array, ""]
+    label: Float[Array, ""]
+    value: Float[Array, ""]
+    product: Float[Array, ""]
+    misfit: Float[Array, ""]
+
+
+def averages(
+    task: LinearRegression,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+) -> Averages:
+    r"""Return the averages for $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ and $v=(v_1,b)$.
+
+    $c=\langle k,x_q\rangle$ with $k=a+Bw+bn\,u$, where $a=A^\top Sv_1$, $B=bA^\top S+uv_1^\top S$
+    and $n=w^\top Sw+s^2$, $E\,n=\tau^2\mathrm{tr}S+s^2$, $E\,n^2=(E\,n)^2+2\tau^4\mathrm{tr}S^2$.
+    Odd moments of w vanish, so with $H=\Sigma_q$
+
+    $$E\,c^2=a^\top Ha+2b\,E n\,a^\top Hu+b^2E n^2\,u^\top Hu+\tau^2\mathrm{tr}B^\top HB,\qquad
+    E\,cy=\tau^2\mathrm{tr}HB,$$
+
+    and $E(c-y)^2$ has $B-I$ in place of B. With $\sigma^2$ averaged over $x_q$,
+    $\beta+2g^\top Sw+\gamma n$, $\beta=\mathrm{tr}SAHA^\top$, $g=AHu$, $\gamma=u^\top Hu$, and
+    $v^\top\Gamma_wv=\alpha+2bv_1^\top Sw+b^2n$, $\alpha=v_1^\top Sv_1$:
+
+    $$E\,v^\top\Gamma_wv\,\sigma^2=\alpha\beta+(\alpha\gamma+b^2\beta)E n+b^2\gamma E n^2
+    +4b\tau^2g^\top S^2v_1 .$$
+    """
+    q = _forms(task, key_query, value_row)
+    even = q.a @ q.Ha + 2 * q.b * q.n1 * q.au + q.b**2 * q.n2 * q.gamma
+    M = q.B - jnp.eye(q.B.shape[0], dtype=q.B.dtype)
+    alpha = q.v1 @ (q.S @ q.v1)
+    return Averages(
+        square=even + q.prior * jnp.sum(q.B * q.HB),
+        cross=q.prior * jnp.trace(q.HB),
+        label=q.prior * jnp.trace(q.H),
+        value=alpha + q.b**2 * q.n1,
+        product=alpha * q.beta
+        + (alpha * q.gamma + q.b**2 * q.beta) * q.n1
+        + q.b**2 * q.gamma * q.n2
+        + 4 * q.b * q.prior * (q.Sg @ (q.S @ q.v1)),
+        misfit=even + q.prior * jnp.sum(M * (q.H @ M)),
+    )
+
+
+class ScoreAverages(NamedTuple):
+    r"""Means that carry one more $\sigma^2$: of $\sigma^2$, $c^2\sigma^2$ and $cy\,\sigma^2$."""
+
+    sharpness: Float[Array, ""]
+    square: Float[Array, ""]
+    cross: Float[Array, ""]
+
+
+def score_averages(
+    task: LinearRegression,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+) -> ScoreAverages:
+    r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
+
+    Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
+    $E\,c^2\sigma^2=k^\top Hk\,\mathrm{tr}GH+2\,k^\top HGHk$, $E\,cy\,\sigma^2=k^\top Hw\,
+    \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
+    2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
+    """
+    q = _forms(task, key_query, value_row)
+    square = _size_times_trace(q) + 2 * _size_along(q)
+    cross = _label_times_trace(q) + 2 * _label_along(q)
+    return ScoreAverages(q.beta + q.gamma * q.n1, square, cross)
+
+
+class _Forms(NamedTuple):
+    """The symbols of `averages` and their products, computed once."""
+
+    S: Array
+    H: Array
+    u: Array
+    v1: Array
+    b: Array
+    a: Array
+    B: Array
+    Ha: Array
+    Hu: Array
+    HB: Array
+    SAH: Array
+    SAHB: Array
+    G: Array  # A'SAH
+    Sg: Array
+    Bu: Array  # B'Hu
+    au: Array
+    beta: Array
+    gamma: Array
+    prior: float
+    n1: Array
+    n2: Array
+    n3: Array
+    W: Array
+
+
+def _forms(task: LinearRegression, key_query: Array, value_row: Array) -> _Forms:
+    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
+    prior, noise, dim = task.prior_variance, task.noise_variance, S.shape[0]
+    A, u = key_query[:dim, :dim], key_query[dim, :dim]
+    v1, b = value_row[:dim], value_row[dim]
+    n1 = prior * jnp.trace(S) + noise
+    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    W = prior * (n1 * jnp.eye(dim, dtype=S.dtype) + 2 * prior * S)
+    n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
+    Sv = S @ v1
+    a, B = A.T @ Sv, b * (A.T @ S) + u[:, None] * Sv[None]
+    Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
+    products = {"SAHB": SAH @ B, "G": A.T @ SAH, "Sg": SAH @ u, "Bu": HB.T @ u, "au": a @ Hu}
+    traces = {"beta": jnp.sum(A * SAH), "gamma": u @ Hu, "n1": n1, "n2": n2, "n3": n3, "W": W}
+    return _Forms(
+        S=S,
+        H=H,
+        u=u,
+        v1=v1,
+        b=b,
+        a=a,
+        B=B,
+        Ha=Ha,
+        Hu=Hu,
+        HB=HB,
+        SAH=SAH,
+        prior=prior,
+        **products,
+        **traces,
+    )
+
+
+def _size_times_trace(q: _Forms) -> Array:
+    r"""Return $E\,k^\top Hk\,\mathrm{tr}GH$: even with even parts, then odd with odd."""
+    BB = q.B.T @ q.HB
+    even = (q.a @ q.Ha) * (q.beta + q.gamma * q.n1)
+    even += q.beta * q.prior * jnp.trace(BB) + q.gamma * jnp.sum(BB * q.W)
+    even += q.b**2 * q.gamma * (q.beta * q.n2 + q.gamma * q.n3)
+    even += 2 * q.b * q.au * (q.beta * q.n1 + q.gamma * q.n2)
+    return even + 4 * q.prior * (q.Ha @ (q.B @ q.Sg)) + 4 * q.b * (q.Bu @ (q.W @ q.Sg))
+
+
+def _size_along(q: _Forms) -> Array:
+    r"""Return $E\,k^\top HGHk$: one line for each of the terms of G, two for the middle ones."""
+    total = q.Ha @ (q.G @ q.a) + 2 * q.b * q.n1 * (q.Hu @ (q.G @ q.a))
+    total += q.b**2 * q.n2 * (q.Hu @ (q.G @ q.u)) + q.prior * jnp.sum(q.HB * (q.G @ q.B))
+    total += 2 * q.prior * ((q.SAH @ q.a) @ q.Bu + q.au * jnp.trace(q.SAHB))
+    total += 2 * q.b * (q.gamma * jnp.sum(q.SAHB * q.W) + q.Sg @ (q.W @ q.Bu))
+    total += q.n1 * q.au**2 + q.Bu @ (q.W @ q.Bu)
+    return total + q.b**2 * q.gamma**2 * q.n3 + 2 * q.b * q.gamma * q.au * q.n2
+
+
+def _label_times_trace(q: _Forms) -> Array:
+    r"""Return $E\,k^\top Hw\,\mathrm{tr}GH$: even with even parts, then odd with odd."""
+    even = q.beta * q.prior * jnp.trace(q.HB) + q.gamma * jnp.sum(q.HB * q.W)
+    return even + 2 * q.prior * (q.Ha @ q.Sg) + 2 * q.b * (q.Hu @ (q.W @ q.Sg))
+
+
+def _label_along(q: _Forms) -> Array:
+    r"""Return $E\,k^\top HGHw$: one line for each of the terms of G."""
+    total = q.prior * jnp.sum(q.HB * q.G)
+    total += q.prior * ((q.SAH @ q.a) @ q.Hu) + q.b * (q.Sg @ (q.W @ q.Hu))
+    total += q.au * q.prior * jnp.trace(q.SAH) + q.b * q.gamma * jnp.sum(q.SAH * q.W)
+    return total + q.Bu @ (q.W @ q.Hu)
+
+
+def linear_risk(
+    task: LinearRegression,
+    length: float,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+) -> Float[Array, ""]:
+    r"""Return the risk of linear attention over L tokens; at infinity, of softmax attention too.
+
+    $2R_L=s^2+E(c-y)^2+\frac1L\big(E\,c^2+E\,v^\top\Gamma_wv\,\sigma^2\big)$, a polynomial in
+    (U, v); at $L=\infty$ it is the $R_\infty$ of section 5.
+    """
+    found = averages(task, key_query, value_row)
+    finite = (found.square + found.product) / length
+    return 0.5 * (task.noise_variance + found.misfit + finite)

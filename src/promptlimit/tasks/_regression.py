@@ -1,0 +1,194 @@
+r"""In-context linear regression: tokens $(x, y)$ with $y=\langle w,x\rangle$ plus noise."""
+
+import abc
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import ArrayLike, Number, float_array, require_shape
+from promptlimit.measures import (
+    AbstractMeasure,
+    Affine,
+    Gaussian,
+    Product,
+    require_covariance,
+    require_measure,
+)
+from promptlimit.tasks._abstract import AbstractTask
+
+
+class AbstractRegression(AbstractTask):
+    r"""Linear regression in context: each prompt has its own weights $w\sim N(0,\tau^2I)$.
+
+    Tokens are $(x, y)$ with $y=\langle w,x\rangle+s\,\epsilon$; the query is $(x_q, 0)$, the
+    prediction is the last coordinate of the output, and the loss is half its squared error against
+    $y_q$, which is as noisy as the labels of the prompt.
+    """
+
+    noise_variance: eqx.AbstractVar[float]
+    prior_variance: eqx.AbstractVar[float]
+
+    @abc.abstractmethod
+    def _with_noise(self) -> tuple[AbstractMeasure, AbstractMeasure]:
+        r"""Return the laws of $(x, s\,\epsilon)$ in the prompt and in the query."""
+
+    def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
+        r"""Return the laws of $(x, y)$ in the prompt and in the query for one random $w$."""
+        prompt, query = self._with_noise()
+        weights = math.sqrt(self.prior_variance) * jax.random.normal(key, (prompt.dim - 1,))
+        last = jnp.concatenate([weights, jnp.ones(1, weights.dtype)])
+        matrix = jnp.eye(last.size, dtype=last.dtype).at[-1].set(last)
+        shift = jnp.zeros_like(last)
+        return Affine(prompt, matrix, shift), Affine(query, matrix, shift)
+
+    def masked(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
+        """Return $(x_q, 0)$."""
+        return token.at[-1].set(0.0)
+
+    def loss(
+        self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
+    ) -> Float[Array, ""]:
+        """Return half the squared error of the last coordinate."""
+        return 0.5 * (output[-1] - token[-1]) ** 2
+
+
+class LinearRegression(AbstractRegression):
+    r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$ (section 5).
+
+    Tokens are Gaussian given $w$, so risks are exact at every length. Single precision would show
+    in them: the task keeps its numbers in double.
+
+    Args:
+        covariance: $\Sigma$, shape `[d, d]`, positive semi-definite.
+        noise_variance: $s^2$, of the labels in the prompt and of the query's.
+        prior_variance: $\tau^2$, of each entry of $w$.
+        query_covariance: $\Sigma_q$, of $x_q$, when it is not $\Sigma$ (Remark 4.1).
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
+    >>> best = pl.linear_optimum(task, 40)
+    >>> print(f"{best.risk.mse:.4f}")
+    0.2398
+    """
+
+    covariance: Float[np.ndarray, "d d"]
+    query_covariance: Float[np.ndarray, "d d"]
+    noise_variance: float = eqx.field(static=True)
+    prior_variance: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        covariance: ArrayLike,
+        *,
+        noise_variance: Number = 0.0,
+        prior_variance: Number = 1.0,
+        query_covariance: ArrayLike | None = None,
+    ):
+        self.covariance = _covariance("covariance", covariance)
+        self.query_covariance = self.covariance
+        if query_covariance is not None:
+            self.query_covariance = _covariance("query_covariance", query_covariance)
+            if self.query_covariance.shape != self.covariance.shape:
+                raise ValueError(
+                    f"`query_covariance` must have shape {self.covariance.shape} (that of "
+                    f"`covariance`), got {self.query_covariance.shape}."
+                )
+        self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: the covariates' and one for the label."""
+        return self.covariance.shape[0] + 1
+
+    def _with_noise(self) -> tuple[Gaussian, Gaussian]:
+        return self._joint(self.covariance), self._joint(self.query_covariance)
+
+    def _joint(self, covariance: np.ndarray | Array) -> Gaussian:
+        # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
+        host = jnp.asarray(covariance, dtype=jnp.result_type(float))
+        block = jnp.pad(host, (0, 1)).at[-1, -1].set(self.noise_variance)
+        return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
+
+
+class CovariateRegression(AbstractRegression):
+    r"""In-context linear regression with covariates from any measure.
+
+    The paper treats Gaussian ones; here softmax attention keeps a limit of its own, which linear
+    attention misses. Risks are simulated.
+
+    Args:
+        covariates: the law of $x$.
+        noise_variance: $s^2$, of the labels in the prompt and of the query's.
+        prior_variance: $\tau^2$, of each entry of $w$.
+        query_covariates: the law of $x_q$, when it is not that of $x$ (Remark 4.1).
+
+    >>> import jax, jax.numpy as jnp, promptlimit as pl
+    >>> task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]))
+    >>> attention = pl.LinearAttention(jnp.diag(jnp.array([1.0, 1.0, 0.0])), jnp.eye(3))
+    >>> found = pl.risk(attention, task, float("inf"), key=jax.random.key(0))
+    >>> print(f"{found.value:.6f}")
+    0.000000
+    """
+
+    covariates: AbstractMeasure
+    query_covariates: AbstractMeasure
+    noise_variance: float = eqx.field(static=True)
+    prior_variance: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        covariates: AbstractMeasure,
+        *,
+        noise_variance: Number = 0.0,
+        prior_variance: Number = 1.0,
+        query_covariates: AbstractMeasure | None = None,
+    ):
+        self.covariates = require_measure("covariates", covariates)
+        self.query_covariates = self.covariates
+        if query_covariates is not None:
+            self.query_covariates = require_measure("query_covariates", query_covariates)
+        if self.query_covariates.dim != self.covariates.dim:
+            raise ValueError(
+                f"`query_covariates` must have dimension {self.covariates.dim} (that of "
+                f"`covariates`), got {self.query_covariates.dim}."
+            )
+        self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: the covariates' and one for the label."""
+        return self.covariates.dim + 1
+
+    def _with_noise(self) -> tuple[Product, Product]:
+        noise = Gaussian([0.0], [[self.noise_variance]])
+        return Product([self.covariates, noise]), Product([self.query_covariates, noise])
+
+
+def _covariance(name: str, value: ArrayLike) -> np.ndarray:
+    """Return a covariance as a symmetric NumPy array in double precision."""
+    with jax.enable_x64(True):
+        array = float_array(name, value, rank=2)
+        require_shape(name, array, (array.shape[0],) * 2, "a covariance is square")
+        if array.size == 0:
+            raise ValueError(f"`{name}` must have at least one row, got an empty matrix.")
+        require_covariance(name, array)
+    host = np.asarray(array, dtype=np.float64)
+    return (host + host.T) / 2
+
+
+def _variances(noise: Number, prior: Number) -> tuple[float, float]:
+    if not 0.0 <= noise < math.inf:
+        raise ValueError(
+            f"`noise_variance` must be finite and not negative, got {noise}. "
+            "It is the variance of a label given its covariates."
+        )
+    if not 0.0 < prior < math.inf:
+        raise ValueError(
+            f"`prior_variance` must be finite and positive, got {prior}. "
+            "It is the variance of an entry of the weights."
+        )
+    return float(noise), float(prior)

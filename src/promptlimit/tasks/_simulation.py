@@ -1,0 +1,118 @@
+"""Monte Carlo over tasks and prompts: any task, any attention, with an error bar."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+from numpy.typing import NDArray
+
+from promptlimit.attention import AbstractAttention
+from promptlimit.measures import Empirical
+from promptlimit.tasks._abstract import AbstractTask
+
+DEFAULT_SAMPLES = 2**14
+
+_MEMORY_BUDGET = 2**26
+_LARGEST_PROMPT = 2**30
+_COPIES = 4
+_MOST_AT_ONCE = 1024
+
+Moments = tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]
+"""Means of several arrays over prompts, and their standard errors."""
+
+
+class Simulation(eqx.Module):
+    """What is simulated: an attention on prompts of a task, all from one key.
+
+    Attributes:
+        attention: what predicts.
+        task: what is asked.
+        length: the number of tokens of a prompt; at infinity the attention reads its law.
+        key: prompt i comes from `fold_in(key, i)`, so that a key has one answer whatever the
+            chunks.
+    """
+
+    attention: AbstractAttention
+    task: AbstractTask
+    length: float = eqx.field(static=True)
+    key: PRNGKeyArray
+
+
+def simulated_risk(simulation: Simulation, samples: int) -> tuple[float, float]:
+    """Return the mean loss over so many prompts and its standard error, inside `enable_x64`."""
+    mean, error = _over_prompts(_losses, simulation, samples)
+    return float(mean[0]), float(error[0])
+
+
+def simulated_gradient(simulation: Simulation, samples: int) -> Moments:
+    """Return means and standard errors of the gradient, one array for each of the attention's."""
+    return _over_prompts(_gradients, simulation, samples)
+
+
+def _over_prompts(
+    measured: Callable[[Simulation, Array], list[Array]], simulation: Simulation, samples: int
+) -> Moments:
+    chunk = _chunk(simulation.length, simulation.task.token_dim, samples)
+    origin: list[NDArray[np.float64]] = []
+    sums, squares = [0.0], [0.0]
+    for start in range(0, samples, chunk):
+        indices = jnp.arange(start, start + chunk, dtype=jnp.uint32)
+        found = measured(simulation, _keys(simulation.key, indices))
+        columns = [np.asarray(each)[: samples - start] for each in found]
+        if not origin:  # sums about the first means lose no digits
+            origin = [np.asarray(each.mean(axis=0)) for each in columns]
+            sums, squares = [0.0] * len(columns), [0.0] * len(columns)
+        for i, each in enumerate(columns):
+            sums[i] = sums[i] + (each - origin[i]).sum(axis=0)
+            squares[i] = squares[i] + ((each - origin[i]) ** 2).sum(axis=0)
+    means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
+    errors = [
+        np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
+        for square, total in zip(squares, sums, strict=True)
+    ]
+    return means, [np.asarray(each) for each in errors]
+
+
+def _chunk(length: float, dim: int, samples: int) -> int:
+    """Return how many prompts to hold at a time, a power of two, or refuse one that is too long."""
+    most = _LARGEST_PROMPT // (8 * dim * _COPIES)
+    count = 1 if math.isinf(length) else length
+    if count > most:
+        raise ValueError(
+            f"`length` must be at most {most} to simulate prompts of dimension {dim}, "
+            f"got {length:g}. Ask for math.inf, the limit."
+        )
+    fitting = max(1, int(_MEMORY_BUDGET // (8 * count * dim * _COPIES)))
+    return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
+
+
+@jax.jit
+def _keys(key: PRNGKeyArray, indices: Array) -> Array:
+    """Return three keys for each index; apart, so that it is compiled once for all simulations."""
+    return jax.vmap(lambda index: jax.random.split(jax.random.fold_in(key, index), 3))(indices)
+
+
+def _loss(attention: AbstractAttention, simulation: Simulation, keys: Array) -> Array:
+    """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
+    task, length = simulation.task, simulation.length
+    law, queries = task.draw(key=keys[0])
+    token = queries.sample(1, key=keys[1])[0]
+    prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
+    return task.loss(attention(prompt, task.masked(token)), token)
+
+
+@eqx.filter_jit
+def _losses(simulation: Simulation, keys: Array) -> list[Array]:
+    return [jax.vmap(lambda each: _loss(simulation.attention, simulation, each))(keys)]
+
+
+@eqx.filter_jit
+def _gradients(simulation: Simulation, keys: Array) -> list[Array]:
+    def one(each: Array) -> list[Array]:
+        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, each))
+
+    return jax.vmap(one)(keys)

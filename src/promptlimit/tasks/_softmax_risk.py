@@ -1,0 +1,182 @@
+r"""The exact risk of softmax attention on Gaussian regression, as a function of its parameters.
+
+Given $(w, x_q)$ the mean square over prompts is, with the symbols of `_polynomials`,
+
+$$E[(\text{prediction}-y_q)^2\mid w,x_q]=(c-y)^2+s^2+f\,P(\sigma^2)+c^2\varrho(\sigma^2),\qquad
+f=v^\top\Gamma_wv-2c(c-y),$$
+
+$P=E\,S_2$ and $\varrho=(E(A-\sigma)^2-E\,S_2)/\sigma^2=E\,S_2-6E\,S_3+6E\,S_2^2$. Nothing is
+divided by $\sigma$, so that value and gradient are smooth where the tilt vanishes. Derived in
+docs/tasks.md.
+"""
+
+import dataclasses
+import os
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.finite import WeightInterpolant, weight_interpolant
+from promptlimit.tasks._points import Nodes
+from promptlimit.tasks._polynomials import averages, score_averages
+from promptlimit.tasks._regression import LinearRegression
+
+
+def risk_statistics(
+    length: float, max_sharpness: float, folder: str | os.PathLike[str] | None = None
+) -> WeightInterpolant:
+    r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
+
+    The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
+    """
+    names = ("participation", "cubic_participation", "participation_square")
+    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names, folder=folder)
+    participation, cubic, square = found.tables
+    excess = participation - 6 * cubic + 6 * square
+    tables, names = (participation, excess), ("participation", "excess")
+    return dataclasses.replace(found, tables=tables, statistics=names)
+
+
+class PointMeans(NamedTuple):
+    r"""Means over points of $P,\varrho,\sigma^2,f,c^2,f\sigma^2,c^2\sigma^2$ and $fP+c^2\varrho$.
+
+    `largest` is the largest $\sigma^2$.
+    """
+
+    participation: Float[Array, ""]
+    excess: Float[Array, ""]
+    sharpness: Float[Array, ""]
+    factor: Float[Array, ""]
+    square: Float[Array, ""]
+    factor_sharpness: Float[Array, ""]
+    square_sharpness: Float[Array, ""]
+    finite: Float[Array, ""]
+    largest: Float[Array, ""]
+
+
+class SoftmaxRisk(eqx.Module):
+    r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
+
+    What is polynomial is averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
+    $\sigma^2$ near $P$ and $\varrho$,
+
+    $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
+
+    and only the last term is a sum over points. It vanishes as the prompt grows.
+
+    Attributes:
+        task: the regression.
+        statistics: $P$ and $\varrho$ at one length.
+        query, root, weights, label: the points, as in `Nodes`.
+    """
+
+    task: LinearRegression
+    statistics: WeightInterpolant
+    query: np.ndarray
+    root: np.ndarray
+    weights: np.ndarray
+    label: np.ndarray
+
+    def __init__(self, task: LinearRegression, statistics: WeightInterpolant, nodes: Nodes):
+        self.task = task
+        self.statistics = statistics
+        self.query, self.root = nodes.query, nodes.root
+        self.weights, self.label = nodes.weights, nodes.label
+
+    @property
+    def length(self) -> float:
+        """$L$, the number of tokens of a prompt."""
+        return self.statistics.lengths[0]
+
+    @property
+    def max_sharpness(self) -> float:
+        r"""The largest $\sigma$ at any point for which the risk is a number."""
+        return self.statistics.max_sharpness
+
+    def __call__(
+        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+    ) -> Float[Array, ""]:
+        r"""Return $R_L$ at $U$ and the last row of $V$, NaN where a point leaves the tables.
+
+        Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
+        """
+        means = self.means(key_query, value_row)
+        return combined(self.task, self.statistics, means, key_query, value_row)
+
+    def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
+        r"""Return the largest $\sigma$ at any point."""
+        return jnp.sqrt(jnp.max(scores(self, self.task.noise_variance, key_query)[2]))
+
+    def means(
+        self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
+    ) -> PointMeans:
+        r"""Return the means over the points.
+
+        With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
+        $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
+        $v^\top\Gamma_wv=|r|^2+s^2b^2$.
+        """
+        dim, noise = self.query.shape[0], self.task.noise_variance
+        p, t2, squared = scores(self, noise, key_query)
+        v1, b = value_row[:dim], value_row[dim]
+        r = (jnp.asarray(self.root) @ v1)[:, None] + b * jnp.asarray(self.weights)
+        c = jnp.sum(p * r, axis=0) + noise * b * t2
+        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - jnp.asarray(self.label))
+        found = self.statistics(squared)
+        P, rho, c2 = found["participation"], found["excess"], c * c
+        terms = (P, rho, squared, f, c2, f * squared, c2 * squared, f * P + c2 * rho)
+        return PointMeans(*map(jnp.mean, terms), largest=jnp.max(squared))
+
+
+def scores(
+    points: "SoftmaxRisk | Nodes", noise_variance: float, key_query: Float[Array, "tokens tokens"]
+) -> tuple[Array, Array, Array]:
+    r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
+    root, query, weights = (jnp.asarray(a) for a in (points.root, points.query, points.weights))
+    dim = query.shape[0]
+    rows = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]])
+    tilts = rows @ query
+    p, t2 = tilts[:dim] + tilts[dim:] * weights, tilts[dim]
+    return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
+
+
+def slopes(
+    statistics: WeightInterpolant, sharpness: Float[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    r"""Return the slopes in $\sigma^2$ of lines near P and $\varrho$, given $m=E\,\sigma^2$.
+
+    The mean slope from 0 to 3m by two nodes of Gauss: a chord, but smooth at m = 0.
+    """
+    nodes = jnp.asarray([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
+    inside = jnp.minimum(nodes, statistics.max_sharpness**2)
+    _, found = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
+    return jnp.mean(found["participation"]), jnp.mean(found["excess"])
+
+
+def combined(
+    task: LinearRegression,
+    statistics: WeightInterpolant,
+    means: PointMeans,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+) -> Float[Array, ""]:
+    r"""Return the risk from means over points, the polynomial part in closed form.
+
+    The lines are $\ell=h+\kappa\sigma^2$, of slope $\kappa$ and right on average over the points.
+    The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    """
+    exact = averages(task, key_query, value_row)
+    sharp = score_averages(task, key_query, value_row)
+    slope_p, slope_rho = slopes(statistics, sharp.sharpness)
+    height_p = means.participation - slope_p * means.sharpness
+    height_rho = means.excess - slope_rho * means.sharpness
+    factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
+    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
+    square, square_sharp = exact.square - means.square, sharp.square - means.square_sharpness
+    corrected = means.finite + height_p * factor + slope_p * factor_sharp
+    corrected += height_rho * square + slope_rho * square_sharp
+    return 0.5 * (exact.misfit + task.noise_variance + corrected)

@@ -1,0 +1,109 @@
+"""Closed forms over (w, x_q) against Gauss-Hermite quadrature, which is exact on polynomials."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.optimize import minimize
+
+import promptlimit as pl
+from promptlimit.tasks._polynomials import averages, linear_risk, score_averages
+from tasks.cases import ANISOTROPIC, TASKS, kms
+
+S = np.array([[1.0, 0.4], [0.4, 0.3]])
+H = np.array([[0.5, -0.1], [-0.1, 0.8]])
+TASK = pl.LinearRegression(S, noise_variance=0.3, prior_variance=0.7, query_covariance=H)
+
+
+def _by_hermite(task, key_query, value_row):
+    """Return the averages of c^2, cy, y^2, v'Gv, v'Gv s^2, (c-y)^2, s^2, c^2 s^2 and cy s^2."""
+    dim = task.covariance.shape[0]
+    node, weight = np.polynomial.hermite_e.hermegauss(6)
+    weight = weight / weight.sum()
+    grid = np.array(np.meshgrid(*[node] * (2 * dim), indexing="ij")).reshape(2 * dim, -1)
+    mass = np.prod(np.meshgrid(*[weight] * (2 * dim), indexing="ij"), axis=0).ravel()
+    w = math.sqrt(task.prior_variance) * grid[:dim].T
+    x = grid[dim:].T @ np.linalg.cholesky(task.query_covariance).T
+    rows = []
+    for one_w, one_x in zip(w, x, strict=True):
+        maps = np.vstack([np.eye(dim), one_w])
+        gamma = maps @ task.covariance @ maps.T
+        gamma[-1, -1] += task.noise_variance
+        t = key_query @ np.append(one_x, 0.0)
+        c, y, v2 = value_row @ gamma @ t, one_w @ one_x, value_row @ gamma @ value_row
+        s2 = t @ gamma @ t
+        rows.append([c * c, c * y, y * y, v2, v2 * s2, (c - y) ** 2, s2, c * c * s2, c * y * s2])
+    return mass @ np.array(rows)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_averages_are_those_of_quadrature(dim, x64):
+    rng = np.random.default_rng(dim)
+    task = TASK if dim == 2 else pl.LinearRegression([[0.8]], noise_variance=0.2)
+    key_query, value_row = rng.normal(size=(dim + 1, dim + 1)), rng.normal(size=dim + 1)
+    parameters = jnp.asarray(key_query), jnp.asarray(value_row)
+    found = [*averages(task, *parameters), *score_averages(task, *parameters)]
+    expected = _by_hermite(task, key_query, value_row)
+    assert_allclose(np.array(found), expected, rtol=1e-12)
+    linear = linear_risk(task, 7.0, jnp.asarray(key_query), jnp.asarray(value_row))
+    mse = task.noise_variance + expected[5] + (expected[0] + expected[4]) / 7
+    assert_allclose(linear, mse / 2, rtol=1e-12)
+
+
+def test_the_optimum_at_isotropic_covariance_is_the_formula():
+    for d, noise, length in [(5, 0.1, 10), (5, 0.1, 1000), (3, 0.0, 4), (2, 1.0, 1e12)]:
+        task = pl.LinearRegression(np.eye(d), noise_variance=noise, prior_variance=1 / d)
+        top = d + 1 + d * noise
+        expected = noise + top / (length + top)
+        assert_allclose(pl.linear_optimum(task, length).risk.mse, expected, rtol=1e-12)
+
+
+def test_the_optima_of_the_experiments_are_those_known():
+    sigma = kms(5, 0.5)
+    factor = np.linalg.cholesky(sigma)
+    coded = factor @ sigma @ factor.T
+    known = {"isotropic": 0.2398, "as stated": 0.2339, "as coded": 0.4173}
+    laws = {"isotropic": (np.eye(5), None), "as stated": (sigma, None)}
+    laws["as coded"] = (coded, np.eye(5))
+    for name, (law, query) in laws.items():
+        task = pl.LinearRegression(
+            law, noise_variance=0.1, prior_variance=0.2, query_covariance=query
+        )
+        assert_allclose(pl.linear_optimum(task, 40).risk.mse, known[name], atol=5e-5)
+
+
+def test_the_optimum_at_infinite_length_is_the_papers(x64):
+    best = pl.linear_optimum(pl.LinearRegression(ANISOTROPIC, noise_variance=0.2), math.inf)
+    inverse = np.linalg.inv(ANISOTROPIC)
+    balance = np.trace(inverse @ inverse) ** 0.25
+    assert_allclose(best.attention.key_query[:3, :3], inverse / balance, rtol=1e-12)
+    assert_allclose(best.attention.value, np.diag([0, 0, 0, balance]), rtol=1e-12)
+    assert best.attention.value.dtype == np.float64
+    assert_allclose(best.risk.mse, 0.2, rtol=1e-14)
+    singular = pl.linear_optimum(TASKS["singular, no noise"], math.inf)
+    assert_allclose(singular.risk.mse, 0.0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("name", "length"), [("shifted query", 3), ("singular, no noise", 5)])
+def test_no_descent_finds_a_better_linear_attention(name, length, x64):
+    task = TASKS[name]
+    best = pl.linear_optimum(task, length)
+
+    @jax.jit
+    def both(flat):
+        risk = pl.risk_function(task, length, kernel="linear")
+        return jax.value_and_grad(lambda p: risk(p[:16].reshape(4, 4), p[16:]))(flat)
+
+    at = jnp.concatenate([best.attention.key_query.ravel(), best.attention.value[-1]])
+    assert_allclose(both(at)[0], best.risk.value, rtol=1e-14)
+    assert_allclose(both(at)[1], 0.0, atol=1e-13)
+    ends = []
+    for seed in range(6):
+        start = 0.4 * np.random.default_rng(seed).normal(size=20)
+        done = minimize(lambda p: tuple(map(np.asarray, both(p))), start, jac=True, tol=1e-9)
+        ends.append(done.fun)
+    assert min(ends) > best.risk.value - 1e-12
+    assert min(ends) < best.risk.value + 1e-8
