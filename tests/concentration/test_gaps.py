@@ -7,6 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 import promptlimit as pl
 from concentration.exact_curves import averaged_gap
@@ -236,8 +237,10 @@ def test_sharp_queries_beyond_the_engine_are_exact_for_outputs_and_refused_for_g
     gap = pl.output_gap(head(1.0), NORMAL, sharp, [10])
     single = [pl.prompt_moments(head(1.0), NORMAL, z, 10).mse for z in sharp]
     assert gap.value[0] == pytest.approx(np.mean(single), rel=1e-12)
-    with pytest.raises(ValueError, match=re.escape("sharpness of at most 40 for the gradient")):
+    with pytest.raises(ValueError, match=re.escape("Ask for kind='estimate' or 'bound'")):
         pl.gradient_gap(head(1.0), NORMAL, sharp, [10], wrt="key_query")
+    with pytest.raises(ValueError, match=re.escape("got a sharpness of 1000")):
+        pl.output_gap(head(1.0), NORMAL, [[1000.0]], [10])
 
 
 def test_many_listed_queries_are_interpolated_to_the_same_values(x64):
@@ -268,6 +271,93 @@ def test_the_leading_order_is_reached_and_diverges_beyond_one_half(x64):
     assert one == pytest.approx((1 + 0.16 / 0.68) / math.sqrt(0.68) / 100, rel=1e-12)
     wild = pl.output_gap(head(0.8), NORMAL, NORMAL, [100], kind="asymptotic")
     assert np.isinf(wild.value[0])
+
+
+def test_the_leading_order_counts_the_part_of_the_sharpness_that_is_fixed(x64):
+    queries = pl.Gaussian([0.0, 1.0], [[0.04, 0.0], [0.0, 0.0]])
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    points = np.stack([0.2 * nodes, np.ones(40)], axis=1)
+    listed = pl.Empirical(points, weights / weights.sum())
+    for wrt in (None, "key_query"):
+        given = (head(0.8, 2), normal(2))
+        found = gap_of(*given, queries, [100], wrt, kind="asymptotic").value
+        expected = gap_of(*given, listed, [100], wrt, kind="asymptotic").value
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [1, 3])
+def test_isotropic_gradient_gaps_match_a_quadrature_over_the_chi_law(x64, dim):
+    nodes, weights = np.polynomial.legendre.leggauss(48)
+    radius = 4.5 * (nodes + 1)
+    density = 4.5 * weights * stats.chi.pdf(radius, dim)
+    points = radius[:, None] * np.eye(dim)[0]
+    lengths = np.array([3.0, 100.0])
+    single = [
+        pl.gradient_moments(head(0.6, dim), normal(dim), z, lengths, wrt="key_query").value
+        for z in points
+    ]
+    gap = pl.gradient_gap(head(0.6, dim), normal(dim), normal(dim), lengths, wrt="key_query")
+    np.testing.assert_allclose(gap.value, density @ np.array(single), rtol=1e-9)
+
+
+SHIFTED = [
+    ([0.0, 3.0], [1.0, 0.01]),
+    ([1.0, 3.0], [1.0, 0.01]),
+    ([0.0, 1.5], [0.3, 1e-6]),
+    ([2.0, 0.5], [0.5, 1e-12]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mean", "variances"), SHIFTED)
+def test_shifts_in_narrow_directions_match_a_rule_over_the_queries(x64, mean, variances):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(36)
+    grid = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
+    shares = np.outer(weights, weights).ravel()
+    kept = shares > 1e-13 * shares.max()
+    points = np.array(mean) + np.sqrt(variances) * grid[kept]
+    listed = pl.Empirical(points, shares[kept] / shares[kept].sum())
+    queries = pl.Gaussian(mean, np.diag(variances))
+    given = (head(0.6, 2), normal(2))
+    for lengths in ([10], [10, 1e6]):
+        gap = pl.output_gap(*given, queries, lengths)
+        np.testing.assert_allclose(
+            gap.value, pl.output_gap(*given, listed, lengths).value, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("variance", [1e-4, 1e-12, 1e-30])
+def test_concentrated_queries_have_the_gap_of_their_centre(x64, variance):
+    queries = pl.Gaussian([5.0], [[variance]])
+    gap = pl.output_gap(head(1.0), NORMAL, queries, [1, 1000])
+    centre = pl.output_gap(head(1.0), NORMAL, [[5.0]], [1, 1000])
+    np.testing.assert_allclose(gap.value, centre.value, rtol=max(100 * variance, 1e-10))
+
+
+def test_no_value_matrix_has_no_gap(x64):
+    nothing = pl.SoftmaxAttention([[1.0]], [[0.0]])
+    for kind in ("exact", "asymptotic", "bound"):
+        assert pl.output_gap(nothing, NORMAL, NORMAL, [10], kind=kind).value[0] == 0.0
+
+
+def test_estimates_at_infinity_alone_are_zero(x64):
+    options = {"kind": "estimate", "key": jax.random.key(0)}
+    assert pl.output_gap(head(0.5), NORMAL, NORMAL, [math.inf], **options).value[0] == 0.0
+
+
+def test_a_bound_scales_as_the_gap_does(x64):
+    key_query, value = np.array([[0.3, 0.1], [0.0, 0.4]]), np.array([[1.0, 2.0]])
+    ratios = []
+    for scale in (1.0, 10.0):
+        tokens = pl.Gaussian([1.0, 0.0], scale**2 * np.diag([1.0, 0.5]))
+        attention = pl.SoftmaxAttention(key_query / scale, value)
+        gaps = [
+            pl.gradient_gap(attention, tokens, normal(2), [50], wrt="key_query", kind=kind)
+            for kind in ("exact", "bound")
+        ]
+        ratios.append(gaps[1].value[0] / gaps[0].value[0])
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)
 
 
 def test_infinite_prompts_have_no_gap_and_the_relative_gap_has_the_limit_below(x64):
@@ -360,10 +450,23 @@ BAD = [
     ({"lengths": [10, 10]}, "`lengths` must increase, got 10 after 10. Sort them, each once."),
     (
         {"lengths": [0, 10]},
-        "`length` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the tokens "
+        "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the tokens "
         "of a prompt.",
     ),
-    ({"lengths": []}, "`lengths` must be a list of numbers, got shape (0,)."),
+    (
+        {"lengths": []},
+        "`lengths` must be a list of numbers, got shape (0,). Pass [10, 100, 1000].",
+    ),
+    (
+        {"queries": [0.5, 1.0]},
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
+        "parameters take), got shape (2,).",
+    ),
+    ({"key": 0}, "`key` must be a random key, got int. Pass jax.random.key(0)."),
+    (
+        {"samples": 0},
+        "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
+    ),
     (
         {"kind": "limit"},
         "`kind` must be one of 'auto', 'exact', 'asymptotic', 'bound', 'estimate', got 'limit'.",
@@ -384,7 +487,11 @@ BAD = [
         "`kind` must be 'estimate' or 'bound' for SoftmaxAttention over Rademacher tokens at "
         "Gaussian queries, got 'exact'.",
     ),
-    ({"sub_gaussian": -1.0}, "`sub_gaussian` must be positive, got -1.0."),
+    (
+        {"sub_gaussian": -1.0},
+        "`sub_gaussian` must be a positive number, got -1.0. It is a scale, as a standard deviation "
+        "is.",
+    ),
 ]
 
 

@@ -61,8 +61,9 @@ def test_beyond_the_largest_length_the_answer_is_a_flag_and_not_a_number(x64):
     found = pl.required_length(sharp, NORMAL, NORMAL, 1e-6)
     assert math.isinf(number(found.exact))
     assert found.describe("exact") == "> 1e30"
-    beyond = dict.fromkeys(("exact", "asymptotic", "bound"), "> 1e30")
-    assert found.as_json()["length"] == beyond
+    assert found.describe("asymptotic") == "diverges"
+    expected = {"exact": "> 1e30", "asymptotic": "diverges", "bound": "> 1e30"}
+    assert found.as_json()["length"] == expected
 
 
 def test_the_last_crossing_counts_when_a_gap_rises_first():
@@ -90,8 +91,24 @@ def test_a_rough_scan_does_not_spoil_the_answer():
 
     assert _crossing(rough, 0.05 * (1 + 1e-14)) == 100
 
+    def low(lengths, tolerance):
+        return (1 - (0.9 * tolerance if tolerance > 1e-3 else 0.0)) * 5.0 / lengths
+
+    assert _crossing(low, 5.0 / 100.4) == 101
+
+
+def test_sharp_queries_keep_the_answers_that_can_be_had(x64):
+    sharp = pl.SoftmaxAttention([[1.0]], [[1.0]])
+    found = pl.required_length(sharp, NORMAL, [[45.0]], 0.5, wrt="key_query")
+    assert found.exact is None
+    assert found.bound == math.inf
+
 
 BAD = [
+    (
+        {"tolerance": "a"},
+        "`tolerance` must be between 0 and 1, got a. It is relative: 0.01 is one per cent.",
+    ),
     (
         {"tolerance": 0.0},
         "`tolerance` must be between 0 and 1, got 0.0. It is relative: 0.01 is one per cent.",

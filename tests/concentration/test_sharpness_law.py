@@ -38,6 +38,29 @@ def test_two_unequal_variances_match_a_convolution():
         assert found == pytest.approx(expected, rel=1e-9)
 
 
+def on_the_circle(variances, shifts, radius: float) -> float:
+    """Return the density of |y| at a radius, by the trapezoidal rule over the angle."""
+    angles = (np.arange(100_000) + 0.5) * np.pi / 50_000
+    y = radius * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    exponent = -0.5 * np.sum((y - shifts) ** 2 / variances, axis=1)
+    return radius * float(np.exp(exponent).mean()) / np.sqrt(np.prod(variances))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_shifts_in_any_direction_match_an_integral_over_the_circle(seed):
+    rng = np.random.default_rng(seed)
+    variances = 10 ** rng.uniform(-4, 1, size=2)
+    shifts = rng.normal(size=2) * 10 ** rng.uniform(-1, 1, size=2)
+    law = sharpness_law(np.eye(2), shifts, np.diag(variances))
+    centre, wide, fine = np.linalg.norm(shifts), *np.sqrt([variances.max(), variances.min()])
+    radius = centre + np.concatenate([wide * np.linspace(-4, 5, 10), fine * np.linspace(-3, 3, 7)])
+    radius = radius[radius > 0]
+    expected = np.array([on_the_circle(variances, shifts, each) for each in radius])
+    shown = expected > 1e-200
+    found = law.density(radius, ((),))[0]
+    np.testing.assert_allclose(found[shown], expected[shown], rtol=1e-9)
+
+
 def drawn_case():
     rng = np.random.default_rng(3)
     transform, centre = rng.normal(size=(4, 5)), rng.normal(size=5)

@@ -7,6 +7,7 @@ from promptlimit.concentration._exponent import gap_exponent as gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate as fit_rate
 from promptlimit.concentration._gaps import gradient_gap as gradient_gap
 from promptlimit.concentration._gaps import output_gap as output_gap
+from promptlimit.concentration._kinds import KindUnavailableError as KindUnavailableError
 from promptlimit.concentration._lemmas import error_quantile as error_quantile
 from promptlimit.concentration._lemmas import error_tail as error_tail
 from promptlimit.concentration._lemmas import largest_token_bound as largest_token_bound

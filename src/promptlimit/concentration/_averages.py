@@ -3,7 +3,7 @@ r"""Averages over Gaussian queries, as one-dimensional integrals over the sharpn
 A gap at a query is a sum of products of a function of the sharpness and of quadratic forms. The
 forms are averaged by `SharpnessLaw.density`; what is left is smooth in the radius $\rho$ and
 integrated by Fejer's rule, whose points at one level are among those of the next, in
-$x=\operatorname{arsinh}(\rho/c)$: even steps near zero, even ratios far out.
+$x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near $\rho_c$, even ratios far from it.
 """
 
 import math
@@ -13,7 +13,7 @@ import numpy as np
 
 from promptlimit.concentration._quadratic_products import Form
 from promptlimit.concentration._sharpness_law import SharpnessLaw
-from promptlimit.finite import Array
+from promptlimit.finite import AccuracyError, Array
 
 Integrand = Callable[[Array, Array], Array]
 """From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""
@@ -23,7 +23,8 @@ LogSize = Callable[[Array], Array]
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
-_SCAN_POINTS = 192
+_LARGEST_ERROR = 1e-3
+_SCAN_POINTS = 128
 _SCAN_START = 1e-9
 _DROPPED = 80.0
 _CUT = 34.0
@@ -47,14 +48,15 @@ def average(
         tolerance: relative error at which to stop; the error returned is the change between the
             last two levels, of which one has twice the points of the other.
     """
-    scale = math.sqrt(law.variances[law.variances > 0.0].min())
-    low, high = (math.asinh(radius / scale) for radius in _range(law, log_size))
+    peak, width = _peak(law)
+    ends = _range(law, log_size)
+    low, high = (math.asinh((radius - peak) / width) for radius in ends)
     centre, half = 0.5 * (low + high), 0.5 * (high - low)
 
     def contributions(angles: Array) -> Array:
         place = centre + half * np.cos(angles)
-        radius = scale * np.sinh(place)
-        jacobian = half * scale * np.cosh(place)
+        radius = np.clip(peak + width * np.sinh(place), np.finfo(np.float64).tiny, None)
+        jacobian = half * width * np.cosh(place)
         density = law.density(radius, products) * jacobian
         return integrand(law.sharpness(radius), density)
 
@@ -69,8 +71,25 @@ def average(
         found, previous = merged, value
         value = _fejer_weights(level) @ found
         error = np.abs(value - previous)
-        if level == _LAST_LEVEL or np.all(error <= tolerance * np.abs(value)):
+        if np.all(error <= tolerance * np.abs(value)):
             return value, error
+        if level == _LAST_LEVEL:
+            _refuse_large(error, np.abs(value))
+            return value, error
+
+
+def _refuse_large(error: Array, size: Array) -> None:
+    worst = float(np.max(error / np.maximum(size, np.finfo(np.float64).tiny)))
+    if not worst <= _LARGEST_ERROR:
+        raise AccuracyError(
+            f"An average over queries must reach a relative error of {_LARGEST_ERROR:g}, got "
+            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
+        )
+
+
+def _peak(law: SharpnessLaw) -> tuple[float, float]:
+    r"""Return where the density has its finest structure, $\rho_c=|c|$, and how fine that is."""
+    return float(np.linalg.norm(law.shifts)), math.sqrt(law.variances[law.variances > 0.0].min())
 
 
 def _fejer_weights(level: int) -> Array:
@@ -84,14 +103,23 @@ def _fejer_weights(level: int) -> Array:
 
 
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
-    """Return the radii between which the integral lies, from a scan of about its size."""
-    everywhere = log_size(law.sharpness(np.array([0.0])))
-    spread = float(np.max(-everywhere, initial=0.0)) + _DROPPED
-    most = math.sqrt(2.0 * law.variances.max() * spread)
-    most += math.sqrt(float(np.sum(law.variances))) + float(np.linalg.norm(law.shifts))
-    radius = np.geomspace(_SCAN_START * most, most, _SCAN_POINTS)
+    """Return the radii between which the integral lies, from a scan of about its size.
+
+    Geometric steps find broad laws, and steps about the mean radius find narrow ones.
+    """
+    spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
+    broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)
+    peak, _ = _peak(law)
+    radius = np.concatenate(
+        [
+            np.geomspace(_SCAN_START * (peak + broad), peak + broad, _SCAN_POINTS),
+            np.linspace(max(peak - broad, _SCAN_START * broad), peak + broad, _SCAN_POINTS),
+            peak + np.geomspace(_SCAN_START * broad, broad, _SCAN_POINTS),
+        ]
+    )
+    radius = np.unique(radius)
     with np.errstate(divide="ignore", under="ignore"):
-        size = np.log(np.abs(law.density(radius, ((),))[0]) * radius)
+        size = np.log(np.maximum(law.density(radius, ((),))[0], 0.0))
     sizes = size[:, None] + log_size(law.sharpness(radius))
     sizes = np.where(np.isnan(sizes), -np.inf, sizes)
     kept = np.flatnonzero(np.any(sizes > sizes.max(axis=0) - _CUT, axis=1))

@@ -54,6 +54,8 @@ def bound_gap(request: GapRequest, lengths: Array) -> Array:
     centred laws by their sub-Gaussian constant (Proposition 3.1 with explicit constants).
     """
     reduced, queries = _reduced(request), request.queries
+    if reduced.scale == 0.0:
+        return np.zeros(lengths.size)
     if not queries.is_known:
         return _proposition(reduced, request, lengths)
     total = np.zeros(lengths.size)

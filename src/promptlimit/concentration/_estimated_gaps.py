@@ -94,7 +94,7 @@ def estimated_gap(
     Prompt i draws its query and its tokens from `fold_in(key, i)`, so results depend on the key
     and the number of prompts alone, and estimates at different lengths share their prompts.
     """
-    stop = stopping(None, samples or DEFAULT_SAMPLES)
+    stop = stopping(None, DEFAULT_SAMPLES if samples is None else samples)
     counts = tuple(tokens_that_fit(float(length), measure.dim) for length in lengths)
     chunk = _chunk(counts, measure.dim, stop.samples)
     with jax.enable_x64(True):

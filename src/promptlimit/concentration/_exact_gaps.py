@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit.concentration._averages import average
+from promptlimit.concentration._kinds import KindUnavailableError
 from promptlimit.concentration._quadratic_products import Form, square
 from promptlimit.concentration._queries import Queries
 from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
@@ -171,12 +172,13 @@ def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
     squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
     with np.errstate(over="ignore"):
         growth = queries.weights * np.exp(squared)
-    for coefficient, product in gap.leading:
+    leading = [(coefficient, product) for coefficient, product in gap.leading if coefficient]
+    for coefficient, product in leading:
         values = np.prod([form.at(queries.points) for form in product], axis=0)
         total += coefficient * float(np.sum(growth * values))
     for part in queries.gaussians:
         law = sharpness_law(gap.transform, part.mean, part.cov)
-        means = [c * law.tilted_mean_of(1.0, product) for c, product in gap.leading]
+        means = [c * law.tilted_mean_of(1.0, product) for c, product in leading]
         total += part.weight * sum(means)
     return total / lengths
 
@@ -228,9 +230,10 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
         return found, np.full((sharpness.size, lengths.size), table.error)
     inside = sharpness <= MAX_SHARPNESS
     if not inside.all() and "spread_error" in names:
-        raise ValueError(
-            f"`queries` must have a sharpness of at most {MAX_SHARPNESS:g} for the gradient of a "
-            f"score matrix, got {sharpness.max():.4g}. Scale the queries or the parameters down."
+        raise KindUnavailableError(
+            f"`queries` must keep the sharpness of the scores below {MAX_SHARPNESS:g} for an exact "
+            f"gradient of a score matrix, got {sharpness.max():.4g} (in their tail, if they have "
+            "one). Ask for kind='estimate' or 'bound', or scale the parameters down."
         )
     statistics = weight_statistics(sharpness[inside, None], lengths)
     values = {name: np.empty((sharpness.size, lengths.size)) for name in names}
@@ -248,7 +251,14 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
 def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
     """Return the statistics of outputs where the engine of all statistics does not reach."""
     one = np.ones((1, 1))
-    found = mixture_moments([1.0], [[0.0]], one[None], [sharpness], one, lengths)
+    try:
+        found = mixture_moments([1.0], [[0.0]], one[None], [sharpness], one, lengths)
+    except ValueError:
+        raise KindUnavailableError(
+            f"`queries` must keep the scores within reach of the exact gap, got a sharpness of "
+            f"{sharpness:.4g} (in their tail, where they have one). Ask for kind='estimate' or "
+            "'bound', or scale the parameters down."
+        ) from None
     return {"score_error": found.mse, "participation": found.participation}, found.error
 
 

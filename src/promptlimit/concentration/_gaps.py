@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap
 from promptlimit.concentration._estimated_gaps import estimated_gap
@@ -14,7 +15,7 @@ from promptlimit.concentration._requests import (
     chosen_kind,
     increasing_lengths,
 )
-from promptlimit.finite import Array, ArrayLike, gradient_moments, prompt_moments
+from promptlimit.finite import Array, ArrayLike, gradient_moments, prompt_moments, stopping
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapCurve, Kind
 
@@ -58,7 +59,7 @@ def output_gap(
         key: randomness, for `estimate`.
         samples: prompts to simulate, 4096 when None.
         sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$; known for
-            the measures of this library.
+            the measures of this library, and not used for Gaussian tokens, which are whitened.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -110,6 +111,7 @@ def gradient_gap(
     >>> print(gap.kind, gap.value)
     exact [0.2481419  0.01459002]
     """
+    require_choice("wrt", wrt, attention.matrices())
     request = checked_request(
         attention,
         measure,
@@ -129,9 +131,10 @@ def _curve(
     samples: int | None,
 ) -> GapCurve:
     chosen = chosen_kind(request, kind, key)
+    stopping(None, samples)
     finite = lengths[np.isfinite(lengths)]
     value, error = np.zeros(lengths.size), np.zeros(lengths.size)
-    if chosen == "estimate" and key is not None:
+    if chosen == "estimate" and key is not None and finite.size:
         return _estimated_curve(request, lengths, finite, key, samples)
     if finite.size:
         value[: finite.size], error[: finite.size] = gap_values(request, finite, chosen)

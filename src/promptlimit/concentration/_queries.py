@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from promptlimit._inputs import float_array
+from promptlimit._inputs import float_arrays, require_finite
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
 from promptlimit.finite import Array, ArrayLike, doubles, gaussian_components
@@ -81,9 +81,11 @@ def checked_queries(queries: AbstractMeasure | ArrayLike, attention: AbstractAtt
             raise ValueError(_wrong_dimension(dim, f"a measure of dimension {queries.dim}"))
         return _taken_apart(queries)
     with jax.enable_x64(True):
-        points = doubles(float_array("queries", queries, rank=2))
-    if points.shape[1] != dim or not points.shape[0]:
-        raise ValueError(_wrong_dimension(dim, f"shape {points.shape}"))
+        (array,) = float_arrays(queries=queries)
+        if array.ndim != 2 or array.shape[1] != dim or not array.shape[0]:
+            raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
+        require_finite("queries", array)
+        points = doubles(array)
     weights = np.full(points.shape[0], 1.0 / points.shape[0])
     return Queries(points, weights, (), None, is_known=True)
 

@@ -1,13 +1,15 @@
 """What a user asks of a gap, checked: attention, tokens, queries, lengths, and a kind."""
 
 import dataclasses
+from numbers import Real
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._inputs import require_choice
+from promptlimit._inputs import require_choice, require_random_key
 from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._kinds import KindUnavailableError
 from promptlimit.concentration._queries import Queries, checked_queries, points_for_squares
 from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
 from promptlimit.finite import (
@@ -146,8 +148,13 @@ def checked_request(
         )
     if wrt is not None:
         require_choice("wrt", wrt, attention.matrices())
-    if sub_gaussian is not None and not 0.0 < sub_gaussian < np.inf:
-        raise ValueError(f"`sub_gaussian` must be positive, got {sub_gaussian}.")
+    if sub_gaussian is not None and not (
+        isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
+    ):
+        raise ValueError(
+            f"`sub_gaussian` must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
+            "standard deviation is."
+        )
     constant = sub_gaussian_constant(measure) if sub_gaussian is None else float(sub_gaussian)
     return GapRequest(
         attention,
@@ -163,9 +170,13 @@ def checked_request(
 
 def increasing_lengths(lengths: ArrayLike) -> Array:
     """Return one or several lengths as a vector, or refuse what does not increase."""
-    values = np.atleast_1d(checked_lengths(lengths))
+    if lengths is None:
+        raise ValueError("`lengths` must be a list of numbers, got None.")
+    values = np.atleast_1d(checked_lengths(lengths, name="lengths"))
     if values.ndim != 1 or not values.size:
-        raise ValueError(f"`lengths` must be a list of numbers, got shape {values.shape}.")
+        raise ValueError(
+            f"`lengths` must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
+        )
     falls = np.flatnonzero(np.diff(values) <= 0)
     if falls.size:
         first, second = values[falls[0] : falls[0] + 2]
@@ -178,6 +189,7 @@ def increasing_lengths(lengths: ArrayLike) -> Array:
 def chosen_kind(request: GapRequest, kind: str, key: object) -> Kind:
     """Return the kind to compute: the one asked for, or the best of those possible."""
     require_choice("kind", kind, KINDS)
+    require_random_key(key)
     possible = request.possible()
     if kind == "auto":
         if "exact" in possible:
@@ -199,7 +211,7 @@ def chosen_kind(request: GapRequest, kind: str, key: object) -> Kind:
         )
     if kind not in possible:
         allowed = " or ".join(f"'{each}'" for each in possible)
-        raise ValueError(f"`kind` must be {allowed} for {request.subject}, got '{kind}'.")
+        raise KindUnavailableError(f"`kind` must be {allowed} for {request.subject}, got '{kind}'.")
     if kind == "estimate" and key is None:
         raise ValueError(
             "`key` must be given for kind='estimate', got None. "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import numpy as np
 from scipy.interpolate import BarycentricInterpolator
@@ -9,6 +10,7 @@ from scipy.optimize import brentq
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import TOLERANCE, gap_values
+from promptlimit.concentration._kinds import KindUnavailableError
 from promptlimit.concentration._requests import GapRequest, checked_request
 from promptlimit.finite import LARGEST_LENGTH, Array, ArrayLike
 from promptlimit.measures import AbstractMeasure
@@ -67,10 +69,15 @@ def required_length(
     def answer(kind: Kind) -> float | None:
         if kind not in possible:
             return None
-        return _crossing(
-            lambda lengths, accuracy: gap_values(request, lengths, kind, tolerance=accuracy)[0],
-            threshold,
-        )
+        try:
+            if kind == "asymptotic" and np.isinf(gap_values(request, np.ones(1), kind)[0][0]):
+                return math.nan
+            return _crossing(
+                lambda lengths, accuracy: gap_values(request, lengths, kind, tolerance=accuracy)[0],
+                threshold,
+            )
+        except KindUnavailableError:
+            return None
 
     answers = {kind: answer(kind) for kind in ("exact", "asymptotic", "bound")}
     if not any(value is not None for value in answers.values()):
@@ -83,7 +90,8 @@ def required_length(
 
 def _threshold(request: GapRequest, tolerance: float, *, absolute: bool) -> float:
     """Return the mean square that must not be exceeded."""
-    if not 0.0 < tolerance < (math.inf if absolute else 1.0):
+    inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
+    if not inside:
         allowed = "positive" if absolute else "between 0 and 1"
         raise ValueError(
             f"`tolerance` must be {allowed}, got {tolerance}. "

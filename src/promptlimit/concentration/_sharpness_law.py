@@ -7,7 +7,7 @@ weighted by any product $\varphi$ of quadratic forms of z, is an integral in the
     E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
 
 where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law tilted by
-$e^{\theta\sigma^2}$, a Gaussian again. The path is a parabola about the cut
+$e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
 $\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as large as its
 integral: every density, however small, keeps its digits. Derived in docs/gaps.md.
 """
@@ -17,17 +17,23 @@ import dataclasses
 import numpy as np
 
 from promptlimit.concentration._quadratic_products import Complex, Form, mean_of_product
-from promptlimit.finite import Array
+from promptlimit.finite import AccuracyError, Array
 
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
-_STEP = 0.5
-"""Step along the parabola, in widths of the integrand's peak..."""
-_WIDEST_STEP = 0.15
-"""... and at most this, because the cut lies at distance 1."""
+_SLOPE = 0.6
+"""How far the path may lean from the vertical: below 1, a Gaussian falls along it."""
+_STEP = 0.4
+"""Step along the path, in widths of the integrand's peak..."""
+_WIDEST_STEP = 0.1
+"""... and at most this, because singularities lie at distance 1."""
 _DECAY = 40.0
-"""The path ends where $e^{-\\theta s}$ has fallen by this many e-folds."""
-_MOST_NODES = 64
+"""The path ends where the integrand has fallen by this many e-folds."""
+_SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
+"""Steps along the path at which to look for its end."""
+_CONDITION = 1e5
+"""The largest ratio of what is summed to the sum that is accepted."""
+_TYPICAL_NODES = 128
 _ENTRIES_AT_ONCE = 2**21
 
 
@@ -70,7 +76,7 @@ class SharpnessLaw:
         """
         lifted = tuple(tuple(self._lifted(form) for form in product) for product in products)
         factors = [form.factor.shape[0] for ps in lifted for form in ps if form.factor is not None]
-        entries = _MOST_NODES * (self.variances.size + 1) * max([1, *factors])
+        entries = _TYPICAL_NODES * (self.variances.size + 1) * max([1, *factors])
         size = max(1, _ENTRIES_AT_ONCE // entries)
         pieces = [
             self._density(radius[start : start + size], lifted)
@@ -84,26 +90,39 @@ class SharpnessLaw:
 
     def _density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
         s = radius**2
-        distance = self._saddle(s)
-        seen = self.variances > 0.0
-        lam, shift = self.variances[seen], self.shifts[seen]
-        narrow = 1.0 - 2.0 * lam * (0.5 / lam[0] - distance[:, None])
-        curvature = 2.0 * distance * s + 4.0 * distance**2 * np.sum(
-            2.0 * (lam / narrow) ** 2 + 4.0 * lam * shift**2 / narrow**3, axis=1
-        )
-        step = np.minimum(_STEP / np.sqrt(curvature), _WIDEST_STEP)
-        nodes = 1 + int(np.ceil(np.max(np.sqrt(_DECAY / (distance * s)) / step)))
-        along = 1.0 + 1j * step[:, None] * np.arange(nodes)
-        theta = 0.5 / lam[0] - distance[:, None] * along**2
-        weight = self._log_laplace(theta) - theta * s[:, None]
-        weight = np.exp(weight) * along * (2.0 * distance * step / np.pi)[:, None]
+        saddle, scale = self._saddle(s)
+        step, nodes = self._steps(s, saddle, scale)
+        place = step[:, None] * np.arange(nodes)
+        theta, slope = _hyperbola(place, saddle[:, None], scale[:, None])
+        weight = np.exp(self._log_laplace(theta) - theta * s[:, None]) * slope
+        weight *= (step / np.pi)[:, None]
         weight[:, 0] *= 0.5
         mean, variance = self._tilted(theta.ravel())
         rows = []
         for product in products:
-            value = mean_of_product(product, mean, variance).reshape(theta.shape)
-            rows.append(2.0 * radius * np.sum((weight * value).real, axis=1))
+            summed = weight * mean_of_product(product, mean, variance).reshape(theta.shape)
+            rows.append(2.0 * radius * np.sum(summed.real, axis=1))
+            _refuse_cancellation(summed)
         return np.stack(rows)
+
+    def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
+        """Return the step along the path for each s, and how many steps reach the end of all."""
+        lam, shift = self._seen()
+        narrow = 1.0 - 2.0 * lam * saddle[:, None]
+        curvature = (scale / _SLOPE) ** 2 * np.sum(
+            2.0 * (lam / narrow) ** 2 + 4.0 * lam * shift**2 / narrow**3, axis=1
+        )
+        step = np.minimum(_STEP / np.sqrt(curvature), _WIDEST_STEP)
+        theta, _ = _hyperbola(_SCOUTS * step[:, None], saddle[:, None], scale[:, None])
+        size = (self._log_laplace(theta) - theta * s[:, None]).real
+        alive = np.any(size > size[:, :1] - _DECAY, axis=0)
+        last = int(np.flatnonzero(alive)[-1])
+        return step, int(np.ceil(_SCOUTS[min(last + 1, _SCOUTS.size - 1)])) + 1
+
+    def _seen(self) -> tuple[Array, Array]:
+        """Return variances and shifts of the directions that the scores see."""
+        seen = self.variances > 0.0
+        return self.variances[seen], self.shifts[seen]
 
     def _log_laplace(self, theta: Complex) -> Complex:
         r"""Return $\log Ee^{\theta(\sigma^2-f)}$, also for real $\theta<1/(2\lambda_1)$."""
@@ -121,14 +140,13 @@ class SharpnessLaw:
         pull = 2.0 * theta[:, None] * np.sqrt(self.variances) * self.shifts / narrow
         return np.hstack([one, pull]), np.hstack([0.0 * one, 1.0 / narrow])
 
-    def _saddle(self, s: Array) -> Array:
-        r"""Return the distance a of the saddle point from the cut, $\partial\log M=s$ there.
+    def _saddle(self, s: Array) -> tuple[Array, Array]:
+        r"""Return the saddle point $\partial\log M=s$, and the scale of the path through it.
 
-        $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$, found by
-        bisection in log a.
+        $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$, a the
+        distance from the cut, found by bisection in log a.
         """
-        seen = self.variances > 0.0
-        lam, shift = self.variances[seen], self.shifts[seen]
+        lam, shift = self._seen()
         far = 0.25 * lam.size / s
         spread = float(np.sum((shift / (2.0 * lam)) ** 2))
         high = np.log(far + np.sqrt(far**2 + spread / s)) + np.log(2.0)
@@ -138,7 +156,8 @@ class SharpnessLaw:
             narrow = 1.0 - lam / lam[0] + 2.0 * lam * np.exp(middle)[:, None]
             too_close = np.sum(lam / narrow + (shift / narrow) ** 2, axis=1) > s
             low, high = np.where(too_close, middle, low), np.where(too_close, high, middle)
-        return np.exp(0.5 * (low + high))
+        distance = np.exp(0.5 * (low + high))
+        return 0.5 / lam[0] - distance, 2.0 * _SLOPE**2 * distance
 
     def tilted_mean_of(self, theta: float, product: tuple[Form, ...]) -> float:
         r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$, infinite where $2\theta\lambda_1\ge1$."""
@@ -149,6 +168,28 @@ class SharpnessLaw:
         value = mean_of_product(tuple(map(self._lifted, product)), mean, variance)
         scale = np.exp(self._log_laplace(at) + theta * self.floor)
         return float((scale * value).real[0])
+
+
+def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Complex]:
+    r"""Return $\theta=\theta_0+b(\cosh v-1)+i\frac b\kappa\sinh v$ and $-i\,d\theta/dv$.
+
+    Vertical at the saddle point, it never leans more than the slope $\kappa$, so that it stays in
+    the valley of every direction's Gaussian, and in the end $e^{-\theta s}$ falls along it.
+    """
+    cosh, sinh = np.cosh(place), np.sinh(place)
+    theta = saddle + scale * (cosh - 1.0) + 1j * (scale / _SLOPE) * sinh
+    return theta, scale * (cosh / _SLOPE - 1j * sinh)
+
+
+def _refuse_cancellation(summed: Complex) -> None:
+    total = np.abs(np.sum(summed.real, axis=1))
+    condition = np.sum(np.abs(summed), axis=1) / np.maximum(total, np.finfo(np.float64).tiny)
+    worst = float(np.max(np.where(total > 0.0, condition, 0.0), initial=0.0))
+    if not worst <= _CONDITION:
+        raise AccuracyError(
+            f"A density of the sharpness must not cancel by more than {_CONDITION:g}, got "
+            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
+        )
 
 
 def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
@@ -164,8 +205,9 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     left, scales, right = np.linalg.svd(transform @ root)
     variances = np.zeros(root.shape[1])
     variances[: scales.size] = scales**2
-    variances[variances <= _NEGLIGIBLE * variances.max(initial=0.0)] = 0.0
     fixed = transform @ centre
+    size = max(variances.max(initial=0.0), float(fixed @ fixed))
+    variances[variances <= _NEGLIGIBLE * size] = 0.0
     shifts = np.zeros(root.shape[1])
     seen = int(np.count_nonzero(variances))
     shifts[:seen] = left[:, :seen].T @ fixed

@@ -6,7 +6,13 @@ import jax
 import numpy as np
 
 from promptlimit.attention import Factored, SoftmaxAttention
-from promptlimit.concentration import fit_rate, gap_exponent, gradient_gap, output_gap
+from promptlimit.concentration import (
+    KindUnavailableError,
+    fit_rate,
+    gap_exponent,
+    gradient_gap,
+    output_gap,
+)
 from promptlimit.experiments._problems import (
     EXAMPLES,
     Arrays,
@@ -122,10 +128,8 @@ def _curve(
         if wrt is None:
             return output_gap(*given, kind=kind, key=key, samples=samples)
         return gradient_gap(*given, wrt=wrt, kind=kind, key=key, samples=samples)
-    except ValueError as refusal:
-        if str(refusal).startswith("`kind` must be"):
-            return None
-        raise
+    except KindUnavailableError:
+        return None
 
 
 def _exponent(problem: GapProblem) -> GapExponent | None:

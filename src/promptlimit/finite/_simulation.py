@@ -114,7 +114,7 @@ def tokens_that_fit(length: float, dim: int) -> int:
     if length > most:
         raise ValueError(
             f"`length` must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for kind='asymptotic'."
+            f"got {length:g}. Ask for a kind that does not simulate."
         )
     return int(length)
 

@@ -69,8 +69,8 @@ class GapExponent:
 class RequiredLength:
     r"""The length from which the gap stays below a tolerance, by every way of knowing it.
 
-    A length is a whole number, `math.inf` when it is beyond 1e30, and None when that kind of answer
-    is not to be had for the problem.
+    A length is a whole number, `math.inf` when it is beyond 1e30, NaN when the leading order in 1/L
+    diverges, and None when that kind of answer is not to be had for the problem.
 
     Attributes:
         tolerance: the gap allowed.
@@ -98,15 +98,17 @@ class RequiredLength:
         value = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}[kind]
         if value is None:
             return "not available"
+        if math.isnan(value):
+            return "diverges"
         if math.isinf(value):
             return "> 1e30"
         return f"{value:,.0f}" if value < 1e7 else f"{value:.4g}"
 
     def as_json(self) -> dict[str, object]:
-        """Return the answers as plain numbers; infinity as the text "> 1e30"."""
+        """Return the answers as plain numbers, and in words where there is none."""
         answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         lengths = {
-            kind: value if value is None else "> 1e30" if math.isinf(value) else int(value)
+            kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
             for kind, value in answers.items()
         }
         return {
