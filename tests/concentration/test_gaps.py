@@ -450,8 +450,8 @@ BAD = [
     ({"lengths": [10, 10]}, "`lengths` must increase, got 10 after 10. Sort them, each once."),
     (
         {"lengths": [0, 10]},
-        "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the tokens "
-        "of a prompt.",
+        "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the "
+        "tokens of a prompt.",
     ),
     (
         {"lengths": []},
@@ -462,7 +462,6 @@ BAD = [
         "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
         "parameters take), got shape (2,).",
     ),
-    ({"key": 0}, "`key` must be a random key, got int. Pass jax.random.key(0)."),
     (
         {"samples": 0},
         "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
@@ -489,8 +488,8 @@ BAD = [
     ),
     (
         {"sub_gaussian": -1.0},
-        "`sub_gaussian` must be a positive number, got -1.0. It is a scale, as a standard deviation "
-        "is.",
+        "`sub_gaussian` must be a positive number, got -1.0. It is a scale, as a standard "
+        "deviation is.",
     ),
 ]
 

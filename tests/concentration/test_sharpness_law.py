@@ -54,7 +54,7 @@ def test_shifts_in_any_direction_match_an_integral_over_the_circle(seed):
     law = sharpness_law(np.eye(2), shifts, np.diag(variances))
     centre, wide, fine = np.linalg.norm(shifts), *np.sqrt([variances.max(), variances.min()])
     radius = centre + np.concatenate([wide * np.linspace(-4, 5, 10), fine * np.linspace(-3, 3, 7)])
-    radius = radius[radius > 0]
+    radius = np.asarray(radius[radius > 0], dtype=np.float64)
     expected = np.array([on_the_circle(variances, shifts, each) for each in radius])
     shown = expected > 1e-200
     found = law.density(radius, ((),))[0]

@@ -23,7 +23,7 @@ LogSize = Callable[[Array], Array]
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
-_LARGEST_ERROR = 1e-3
+_NARROW = 0.25
 _SCAN_POINTS = 128
 _SCAN_START = 1e-9
 _DROPPED = 80.0
@@ -37,6 +37,8 @@ def average(
     integrand: Integrand,
     log_size: LogSize,
     tolerance: float,
+    *,
+    largest_error: float = 1e-3,
 ) -> tuple[Array, Array]:
     r"""Return the integral over the sharpness and its error, both [lengths].
 
@@ -47,15 +49,16 @@ def average(
         log_size: see `LogSize`; it says where to look, and is no part of the value.
         tolerance: relative error at which to stop; the error returned is the change between the
             last two levels, of which one has twice the points of the other.
+        largest_error: relative error above which the last level is refused.
     """
-    peak, width = _peak(law)
+    edge, width = _edge(law)
     ends = _range(law, log_size)
-    low, high = (math.asinh((radius - peak) / width) for radius in ends)
+    low, high = (math.asinh((radius - edge) / width) for radius in ends)
     centre, half = 0.5 * (low + high), 0.5 * (high - low)
 
     def contributions(angles: Array) -> Array:
         place = centre + half * np.cos(angles)
-        radius = np.clip(peak + width * np.sinh(place), np.finfo(np.float64).tiny, None)
+        radius = np.clip(edge + width * np.sinh(place), np.finfo(np.float64).tiny, None)
         jacobian = half * width * np.cosh(place)
         density = law.density(radius, products) * jacobian
         return integrand(law.sharpness(radius), density)
@@ -74,22 +77,29 @@ def average(
         if np.all(error <= tolerance * np.abs(value)):
             return value, error
         if level == _LAST_LEVEL:
-            _refuse_large(error, np.abs(value))
+            _refuse_large(error, np.abs(value), largest_error)
             return value, error
 
 
-def _refuse_large(error: Array, size: Array) -> None:
+def _refuse_large(error: Array, size: Array, largest: float) -> None:
     worst = float(np.max(error / np.maximum(size, np.finfo(np.float64).tiny)))
-    if not worst <= _LARGEST_ERROR:
+    if not worst <= largest:
         raise AccuracyError(
-            f"An average over queries must reach a relative error of {_LARGEST_ERROR:g}, got "
+            f"An average over queries must reach a relative error of {largest:g}, got "
             f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
         )
 
 
-def _peak(law: SharpnessLaw) -> tuple[float, float]:
-    r"""Return where the density has its finest structure, $\rho_c=|c|$, and how fine that is."""
-    return float(np.linalg.norm(law.shifts)), math.sqrt(law.variances[law.variances > 0.0].min())
+def _edge(law: SharpnessLaw) -> tuple[float, float]:
+    r"""Return where the density of the radius has its finest structure, and how fine that is.
+
+    Directions much narrower than the widest make nearly a floor: few radii are below the length of
+    their shifts, and many just above.
+    """
+    seen = law.variances > 0.0
+    narrow = seen & (law.variances < _NARROW * law.variances.max())
+    chosen = narrow if narrow.any() else seen
+    return float(np.linalg.norm(law.shifts[chosen])), math.sqrt(law.variances[chosen].min())
 
 
 def _fejer_weights(level: int) -> Array:
@@ -109,12 +119,14 @@ def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
     """
     spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
     broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)
-    peak, _ = _peak(law)
+    edge, _ = _edge(law)
+    centre = float(np.linalg.norm(law.shifts))
+    most = centre + broad
     radius = np.concatenate(
         [
-            np.geomspace(_SCAN_START * (peak + broad), peak + broad, _SCAN_POINTS),
-            np.linspace(max(peak - broad, _SCAN_START * broad), peak + broad, _SCAN_POINTS),
-            peak + np.geomspace(_SCAN_START * broad, broad, _SCAN_POINTS),
+            np.geomspace(_SCAN_START * most, most, _SCAN_POINTS),
+            np.linspace(max(centre - broad, _SCAN_START * broad), most, _SCAN_POINTS),
+            edge + np.geomspace(_SCAN_START * broad, broad, _SCAN_POINTS),
         ]
     )
     radius = np.unique(radius)

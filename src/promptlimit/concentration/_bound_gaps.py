@@ -104,7 +104,9 @@ def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
         with np.errstate(divide="ignore"):
             return np.log(reduced.at_sharpness(sharpness, lengths))
 
-    value, error = average(law, (reduced.size,), integrand, log_size, _TOLERANCE)
+    value, error = average(
+        law, (reduced.size,), integrand, log_size, _TOLERANCE, largest_error=np.inf
+    )
     return value + np.maximum(error, _TOLERANCE * value)
 
 

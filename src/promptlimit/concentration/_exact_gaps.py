@@ -172,7 +172,11 @@ def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
     squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
     with np.errstate(over="ignore"):
         growth = queries.weights * np.exp(squared)
-    leading = [(coefficient, product) for coefficient, product in gap.leading if coefficient]
+    leading = [
+        (coefficient, product)
+        for coefficient, product in gap.leading
+        if coefficient and all(form.matrix.any() for form in product)
+    ]
     for coefficient, product in leading:
         values = np.prod([form.at(queries.points) for form in product], axis=0)
         total += coefficient * float(np.sum(growth * values))

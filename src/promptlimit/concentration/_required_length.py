@@ -60,7 +60,7 @@ def required_length(
     >>> normal = pl.Gaussian([0.0], [[1.0]])
     >>> found = required_length(pl.SoftmaxAttention([[0.5]], [[1.0]]), normal, normal, 0.01)
     >>> print(found.describe("exact"), found.describe("asymptotic"), found.describe("bound"))
-    84,153 84,853 5.881e+07
+    84,153 84,853 5.88e+07
     """
     request = checked_request(attention, measure, queries, wrt=wrt, sub_gaussian=sub_gaussian)
     threshold = _threshold(request, tolerance, absolute=absolute)

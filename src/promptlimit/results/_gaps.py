@@ -102,7 +102,7 @@ class RequiredLength:
             return "diverges"
         if math.isinf(value):
             return "> 1e30"
-        return f"{value:,.0f}" if value < 1e7 else f"{value:.4g}"
+        return f"{value:,.0f}" if value < 1e7 else f"{value:.3g}"
 
     def as_json(self) -> dict[str, object]:
         """Return the answers as plain numbers, and in words where there is none."""
