@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from promptlimit.concentration import gradient_gap as gradient_gap
     from promptlimit.concentration import output_gap as output_gap
     from promptlimit.concentration import required_length as required_length
+    from promptlimit.dynamics import Trajectory as Trajectory
+    from promptlimit.dynamics import block_start as block_start
+    from promptlimit.dynamics import flow_time as flow_time
+    from promptlimit.dynamics import gradient_flow as gradient_flow
+    from promptlimit.dynamics import trajectory_gap as trajectory_gap
+    from promptlimit.dynamics import uniform_factors as uniform_factors
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import weight_interpolant as weight_interpolant
@@ -63,11 +69,15 @@ _HOME = {
     "Product": "measures",
     "Rademacher": "measures",
     "SoftmaxAttention": "attention",
+    "Trajectory": "dynamics",
     "UniformCube": "measures",
     "UniformSphere": "measures",
     "bayes_risk": "tasks",
+    "block_start": "dynamics",
     "fit_rate": "concentration",
+    "flow_time": "dynamics",
     "gap_exponent": "concentration",
+    "gradient_flow": "dynamics",
     "gradient_gap": "concentration",
     "gradient_moments": "finite",
     "linear_optimum": "tasks",
@@ -77,6 +87,8 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
+    "trajectory_gap": "dynamics",
+    "uniform_factors": "dynamics",
     "weight_interpolant": "finite",
     "weight_statistics": "finite",
 }

@@ -273,7 +273,10 @@ def test_gap_and_length_of_files_with_gaussian_queries(tmp_path: Path) -> None:
         (["length", "--dim", "2", "--example", "cube"], "and only one"),
         (["gap", "--dim", "2", "--lengths", "10,5"], "--lengths must increase, got 10,5"),
         (["gap", "--dim", "2", "--lengths", "ten"], "--lengths must be numbers with commas"),
-        (["gap", "--dim", "2", "--lengths", "0"], "`length` must be a whole number from 1 to 1e30"),
+        (
+            ["gap", "--dim", "2", "--lengths", "0"],
+            "`lengths` must be a whole number from 1 to 1e30",
+        ),
         (["gap", "--dim", "2", "--sharpness", "-1"], "`sharpness` must be positive, got -1.0"),
         (["gap", "--dim", "2", "--wrt", "key"], "`wrt` must be one of 'key_query', 'value'"),
         (["gap", "--example", "nothing"], "there is no example 'nothing'"),
@@ -286,3 +289,39 @@ def test_gap_and_length_say_what_is_wrong(arguments: list[str], message: str) ->
     assert message in " ".join(done.stderr.split())
     assert "hint:" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_flow_keeps_its_trajectories_and_reads_them_again(tmp_path: Path) -> None:
+    arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")
+    done = run(*arguments, "--out", "f", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    report = json.loads(done.stdout)
+    assert [flow["length"] for flow in report["flows"]] == [3.0, 20.0]
+    assert report["limit"]["kind"] == "limit"
+    assert report["flows"][0]["distance"][-1] > report["flows"][1]["distance"][-1] > 0
+    assert json.loads((tmp_path / "f" / "flow.json").read_text()) == report
+    kept = sorted((tmp_path / "f" / "trajectories").iterdir())
+    assert len(kept) == 3
+    before = [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept]
+    again = run(*arguments, "--out", "f", "--json", folder=tmp_path)
+    assert json.loads(again.stdout) == report
+    assert [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept] == before
+    assert (tmp_path / "f" / "figures" / "flow.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--lengths", "0,5"), "--lengths must be whole numbers from 1 to 1e30 with commas"),
+        (("--lengths", "ten"), "--lengths must be whole numbers from 1 to 1e30 with commas"),
+        (("--kernel", "sofmax"), "--kernel must be softmax or linear, got 'sofmax'"),
+        (("--covariance", "x"), "--covariance must be identity or correlated, got 'x'"),
+        (("--time", "-1"), "--time must be positive and finite, got -1"),
+    ],
+)
+def test_flow_refuses_bad_options_in_one_sentence(arguments: tuple[str, ...], error: str) -> None:
+    done = run("flow", *arguments)
+    assert done.returncode == 1
+    assert error in " ".join(done.stderr.split())

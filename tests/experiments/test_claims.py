@@ -10,6 +10,7 @@ import pytest
 
 import promptlimit.attention._heads as heads
 import promptlimit.attention._kernels as kernels
+from promptlimit.dynamics import ball_gap, block_limit, gradient_flow
 from promptlimit.experiments import all_claims, decide
 from promptlimit.measures import Empirical, Gaussian
 
@@ -19,7 +20,7 @@ CLAIMS = {claim.name: claim for claim in all_claims()}
 def test_claims_are_numbered_once_and_named_once() -> None:
     numbers = [claim.number for claim in all_claims()]
     assert numbers == sorted(set(numbers))
-    assert set(numbers) >= {1, 2, 3, 4, 5, 6, 7, 8}
+    assert set(numbers) >= set(range(1, 13))
     assert len(CLAIMS) == len(numbers)
 
 
@@ -148,3 +149,35 @@ def test_a_wrong_push_forward_turns_claim_1_red(planting: pytest.MonkeyPatch) ->
 
     planting.setattr(heads.AbstractAttention, "push_forward", shifted)
     assert decide(CLAIMS["gaussian-limit"], seed=0).verdict == "does not hold"
+
+
+def limit_off_by_a_thousandth(task, alpha, theta=None):
+    right = block_limit(task, alpha, theta)
+    return heads.SoftmaxAttention(1.001 * right.key_query, right.value)
+
+
+def slower_at_long_prompts(task, start, length, *args, **kwargs):
+    """A flow whose long prompts behave like short ones."""
+    return gradient_flow(task, start, min(length, 100), *args, **kwargs)
+
+
+def longer_prompts_alike(task, length, *args, **kwargs):
+    return ball_gap(task, min(length, 100), *args, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "function", "planted"),
+    [
+        ("uniform-convergence", "ball_gap", longer_prompts_alike),
+        ("flows-converge", "gradient_flow", slower_at_long_prompts),
+        ("flow-limits", "block_limit", limit_off_by_a_thousandth),
+        ("learning-in-context", "gradient_flow", slower_at_long_prompts),
+    ],
+)
+def test_a_planted_error_in_a_flow_turns_its_claim_red(
+    name: str, function: str, planted: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"promptlimit.experiments.claims.{name.replace('-', '_')}")
+    monkeypatch.setattr(module, function, planted)
+    assert decide(CLAIMS[name], seed=0).verdict == "does not hold"

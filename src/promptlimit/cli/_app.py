@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from promptlimit import __version__
-from promptlimit.cli import _doctor, _gap, _length, _limit, _reproduce
+from promptlimit.cli import _doctor, _flow, _gap, _length, _limit, _reproduce
 from promptlimit.cli._console import CommandError, print_error
 
 app = typer.Typer(
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("limit")(_limit.limit)
 app.command("gap")(_gap.gap)
 app.command("length")(_length.length)
+app.command("flow")(_flow.flow)
 app.command("doctor")(_doctor.doctor)
 app.command("reproduce")(_reproduce.reproduce)
 

@@ -2,13 +2,16 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+Item = TypeVar("Item")
 
 OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -68,3 +71,21 @@ def use_double_precision() -> None:
     import jax
 
     jax.config.update("jax_enable_x64", True)
+
+
+def with_progress(what: str, items: Sequence, work: Callable[..., Item]) -> list[Item]:
+    """Do the work item by item, with a bar on standard error when that is a terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
+        task = progress.add_task(what, total=len(items))
+        results = []
+        for item in items:
+            progress.update(task, description=f"{what}: {item.name}")
+            results.append(work(item))
+            progress.advance(task)
+    return results

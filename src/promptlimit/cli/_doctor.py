@@ -10,7 +10,18 @@ from rich.table import Table
 
 from promptlimit.cli._console import OUT, JsonOption, print_json
 
-_PARTS = ("jax", "jaxlib", "equinox", "jaxtyping", "numpy", "scipy", "matplotlib", "typer", "rich")
+_PARTS = (
+    "jax",
+    "jaxlib",
+    "equinox",
+    "diffrax",
+    "jaxtyping",
+    "numpy",
+    "scipy",
+    "matplotlib",
+    "typer",
+    "rich",
+)
 
 
 @dataclass(frozen=True)

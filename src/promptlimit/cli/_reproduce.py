@@ -1,18 +1,16 @@
 """`promptlimit reproduce`: decide the paper's claims and redraw the figures."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from promptlimit.cli._console import (
-    ERR,
     OUT,
     CommandError,
     JsonOption,
@@ -20,12 +18,12 @@ from promptlimit.cli._console import (
     print_json,
     require_folder,
     use_double_precision,
+    with_progress,
 )
+from promptlimit.cli._drawing import write_figure
 
 if TYPE_CHECKING:
     from promptlimit.results import Check, ClaimResult
-
-Item = TypeVar("Item")
 
 _COLOURS = {
     "holds": "green",
@@ -73,11 +71,11 @@ def reproduce(
         write_json(out / "claims" / f"{claim.name}.json", {"seed": seed, **result.as_json()})
         return result
 
-    results = _with_progress("claims", () if figures_only else claims, decided)
-    drawn = _with_progress(
+    results = with_progress("claims", () if figures_only else claims, decided)
+    drawn = with_progress(
         "figures",
         figures,
-        lambda recipe: _draw(recipe.name, experiments.figure_data(recipe, seed=seed), out),
+        lambda recipe: write_figure(recipe.name, experiments.figure_data(recipe, seed=seed), out),
     )
     if as_json:
         print_json({"seed": seed, "claims": [result.as_json() for result in results]})
@@ -112,35 +110,6 @@ def _chosen(names: Sequence[str], claims: Sequence, figures: Sequence) -> tuple[
         [claim for claim in claims if claim in wanted],
         [recipe for recipe in figures if recipe in wanted],
     )
-
-
-def _with_progress(what: str, items: Sequence, work: Callable[..., Item]) -> list[Item]:
-    """Do the work item by item, with a bar on standard error when that is a terminal."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
-        task = progress.add_task(what, total=len(items))
-        results = []
-        for item in items:
-            progress.update(task, description=f"{what}: {item.name}")
-            results.append(work(item))
-            progress.advance(task)
-    return results
-
-
-def _draw(name: str, data: dict, out: Path) -> list[Path]:
-    from promptlimit.reporting import FORMATS, draw, render
-    from promptlimit.results import write_bytes
-
-    figure = draw(name, data)
-    paths = [out / "figures" / f"{name}.{extension}" for extension in FORMATS]
-    for path, extension in zip(paths, FORMATS, strict=True):
-        write_bytes(path, render(figure, extension))
-    return paths
 
 
 def _print_claim(result: "ClaimResult") -> None:

@@ -15,3 +15,5 @@ from promptlimit.experiments._registry import all_claims as all_claims
 from promptlimit.experiments._registry import all_figures as all_figures
 from promptlimit.experiments._registry import decide as decide
 from promptlimit.experiments._registry import figure_data as figure_data
+from promptlimit.experiments._regressions import correlated as correlated
+from promptlimit.experiments._regressions import flow_times as flow_times

@@ -1,0 +1,210 @@
+"""Long prompts against the infinite one: gradients on balls, trajectories, and risks at the end."""
+
+import math
+from dataclasses import dataclass
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import NDArray
+
+from promptlimit._inputs import Number
+from promptlimit.attention import AbstractAttention, SoftmaxAttention
+from promptlimit.dynamics._comparison import trajectory_gap
+from promptlimit.dynamics._flow import gradient_flow
+from promptlimit.dynamics._objective import SHARPNESS_RANGES, Objective, regression_objective
+from promptlimit.results import Trajectory
+from promptlimit.tasks import LinearRegression
+from promptlimit.tasks._risk_function import require_length
+
+_FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
+
+
+@dataclass(frozen=True)
+class BallGap:
+    r"""What a finite prompt changes in the risk, at its largest over points of a ball.
+
+    The points are drawn, so each number is below the supremum it stands for.
+
+    Attributes:
+        radius: of the ball about 0 in the parameters $(U, v)$.
+        risk: $\sup|R_L-R_\infty|$.
+        gradient: $g(L)=\sup\|\nabla R_L-\nabla R_\infty\|$.
+        lipschitz: $\beta=\sup\|\nabla^2R_\infty\|_{op}$.
+    """
+
+    radius: float
+    risk: float
+    gradient: float
+    lipschitz: float
+
+
+def ball_gap(
+    task: LinearRegression,
+    length: Number,
+    radius: Number,
+    *,
+    key: PRNGKeyArray,
+    draws: int = 64,
+    points: int = 1024,
+) -> BallGap:
+    r"""Return how far $R_L$ and its gradient are from $R_\infty$ on a ball of parameters.
+
+    Args:
+        task: the regression.
+        length: $L$.
+        radius: of the ball; half of the points lie on its surface.
+        key: randomness of the points.
+        draws: how many of them.
+        points: of quadrature for the risk.
+    """
+    dim = task.token_dim
+    with jax.enable_x64(True):
+        directions = jax.random.normal(key, (draws, dim * dim + dim))
+        directions = directions / jnp.linalg.norm(directions, axis=1, keepdims=True)
+        reach = jnp.where(jnp.arange(draws) % 2 == 0, 1.0, jnp.linspace(0.1, 1.0, draws))
+        where = radius * reach[:, None] * directions
+        for max_sharpness in SHARPNESS_RANGES:
+            finite, limit = (
+                regression_objective(
+                    task,
+                    "softmax",
+                    require_length(tokens),
+                    points=points,
+                    replicate=0,
+                    max_sharpness=max_sharpness,
+                )
+                for tokens in (length, math.inf)
+            )
+            found = np.array([float(jnp.max(each)) for each in _ball_gaps(finite, limit, where)])
+            if np.isfinite(found).all():
+                return BallGap(float(radius), *found.tolist())
+    raise ValueError(
+        f"`radius` must keep the sharpness below {SHARPNESS_RANGES[-1]:g}, got {radius:g}. "
+        "Take a smaller ball."
+    )
+
+
+@eqx.filter_jit
+def _ball_gaps(
+    finite: Objective, limit: Objective, where: Float[Array, "draws n"]
+) -> tuple[Array, Array, Array]:
+    """Return gaps of the risk and the gradient, and Hessian norms of the limit, at each point."""
+    dim = (math.isqrt(1 + 4 * where.shape[1]) - 1) // 2
+
+    def risk(objective: Objective, vector: Array) -> Array:
+        key_query, value = vector[: dim * dim].reshape(dim, dim), vector[None, dim * dim :]
+        return objective(SoftmaxAttention(key_query, value))
+
+    def at(vector: Array) -> tuple[Array, Array, Array]:
+        one, slope = jax.value_and_grad(lambda x: risk(finite, x))(vector)
+        other, limit_slope = jax.value_and_grad(lambda x: risk(limit, x))(vector)
+        curvature = jnp.linalg.norm(jax.hessian(lambda x: risk(limit, x))(vector), 2)
+        return jnp.abs(one - other), jnp.linalg.norm(slope - limit_slope), curvature
+
+    return jax.lax.map(at, where)
+
+
+@dataclass(frozen=True)
+class LimitBand:
+    r"""Lemma E.1, measured: a band around the infinite flow, and the finite flow inside it.
+
+    Attributes:
+        times: t, [n].
+        distance: $\|\theta_L(t)-\theta_\infty(t)\|$, [n].
+        bound: $g(L)\,t\,e^{\beta t}$, [n].
+    """
+
+    times: NDArray[np.float64]
+    distance: NDArray[np.float64]
+    bound: NDArray[np.float64]
+
+
+def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitBand:
+    r"""Return the distance of two flows of merged parameters and the bound of Lemma E.1 on it.
+
+    Args:
+        finite: $\theta_L$, from a merged start.
+        infinite: $\theta_\infty$, from the same start.
+        gap: $g(L)$ and $\beta$ on a ball that holds both.
+    """
+    found = trajectory_gap(finite, infinite)
+    if found.parameters is None:
+        raise ValueError("`finite` must move the same matrices as `infinite`, got others.")
+    times = found.times[np.isfinite(found.times)]
+    distance = np.sqrt(found.parameters[: times.size])
+    with np.errstate(over="ignore"):  # an infinite bound is still a bound
+        bound = gap.gradient * times * np.exp(gap.lipschitz * times)
+    return LimitBand(times, distance, bound)
+
+
+def excess_risk(
+    task: LinearRegression,
+    start: AbstractAttention,
+    length: Number,
+    *,
+    tolerance: float = 1e-6,
+    points: int = 4096,
+) -> float:
+    r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
+
+    Args:
+        task: the regression.
+        start: where both flows start.
+        length: $L$.
+        tolerance: as for `gradient_flow`.
+        points: as for `gradient_flow`.
+    """
+    ends = [
+        gradient_flow(task, start, tokens, [math.inf], tolerance=tolerance, points=points).risks[-1]
+        for tokens in (length, math.inf)
+    ]
+    return float(ends[0] - ends[1])
+
+
+def smallest_length(
+    task: LinearRegression,
+    start: AbstractAttention,
+    excess: Number,
+    *,
+    ratio: Number = 1.0625,
+    tolerance: float = 1e-6,
+    points: int = 4096,
+) -> int:
+    r"""Return $L(\epsilon)$ of Theorem 4.3: the smallest length whose flow ends within $\epsilon$.
+
+    The length grows until the flow ends low enough, then bisection in its logarithm finds the
+    smallest to within `ratio`.
+
+    Args:
+        task: the regression.
+        start: where the flows start.
+        excess: $\epsilon$, above the limit of the infinite flow.
+        ratio: of the length found to one that is too short, at most.
+        tolerance: as for `gradient_flow`.
+        points: as for `gradient_flow`.
+    """
+    if not excess > 0.0:
+        raise ValueError(f"`excess` must be positive, got {excess}. Finite prompts cost something.")
+
+    def found_at(length: int) -> float:
+        return excess_risk(task, start, length, tolerance=tolerance, points=points)
+
+    below, above = 0, _FIRST_LENGTH
+    while (found := found_at(above)) > excess:
+        if above >= _LAST_LENGTH:
+            raise ArithmeticError(
+                f"`excess` must be reached by {_LAST_LENGTH} tokens, but the flow ends {found:.3g} "
+                "above the infinite one. Try another start."
+            )
+        # The excess falls like 1/L, which says how much further to look.
+        below, above = above, math.ceil(above * min(max(1.1 * found / excess, 2.0), 64.0))
+    while above > max(below + 1, ratio * below):
+        middle = min(math.ceil(math.sqrt(max(below, 1) * above)), above - 1)
+        if found_at(middle) <= excess:
+            above = middle
+        else:
+            below = middle
+    return above

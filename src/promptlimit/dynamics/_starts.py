@@ -1,0 +1,104 @@
+"""Where flows start: the block start of the theory, and the random factors of the experiments."""
+
+import math
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from promptlimit._inputs import ArrayLike, Number, float_array, require_choice, require_shape
+from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
+from promptlimit.tasks import LinearRegression
+
+
+class OutsideTheoremWarning(UserWarning):
+    """The start is one the theorem does not speak of; the flow from it is still exact."""
+
+
+def block_start(
+    task: LinearRegression,
+    alpha: Number,
+    theta: ArrayLike | None = None,
+    *,
+    kernel: str = "softmax",
+) -> SoftmaxAttention | LinearAttention:
+    r"""Return $U(0)=\alpha\,\mathrm{diag}(\Theta\Theta^\top,0)$, $V(0)=\alpha\,\mathrm{diag}(0,1)$.
+
+    Assumption 5.1 of the paper, with $\|\Theta\Theta^\top\|_F=1$. A warning says when $\alpha$ is
+    outside $0<\alpha<\sqrt2/(d^{1/4}\|\Sigma\|_{op})$, where Theorem 5.2 proves convergence, or
+    $\Theta^\top\Sigma=0$.
+
+    Args:
+        task: the regression.
+        alpha: $\alpha$, the size of the start.
+        theta: $\Theta$, [d, any], scaled here to the norm above; the identity when None.
+        kernel: "softmax" or "linear".
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> task = pl.LinearRegression(jnp.eye(4))
+    >>> print(pl.block_start(task, 0.5).key_query.diagonal())
+    [0.25 0.25 0.25 0.25 0.  ]
+    """
+    require_choice("kernel", kernel, ("softmax", "linear"))
+    if not math.isfinite(alpha):
+        raise ValueError(f"`alpha` must be finite, got {alpha}.")
+    square = unit_square(task, theta)
+    dim = square.shape[0]
+    largest = math.sqrt(2.0) / (dim**0.25 * float(np.linalg.norm(task.covariance, 2)))
+    if not 0.0 < alpha < largest or not (square @ task.covariance).any():
+        warnings.warn(
+            f"Theorem 5.2 speaks of 0 < alpha < {largest:.4g} and of theta with theta' Sigma not "
+            f"zero; alpha = {alpha:g}",
+            OutsideTheoremWarning,
+            stacklevel=2,
+        )
+    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
+    key_query[:dim, :dim], value[dim, dim] = alpha * square, alpha
+    head = SoftmaxAttention if kernel == "softmax" else LinearAttention
+    with jax.enable_x64(True):
+        return head(key_query, value)
+
+
+def unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
+    r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
+    dim = task.token_dim - 1
+    with jax.enable_x64(True):
+        array = jnp.eye(dim) if theta is None else float_array("theta", theta, rank=2)
+        require_shape("theta", array, (dim, array.shape[1]), "one row for each covariate")
+    factor = np.asarray(array, dtype=np.float64)
+    square = factor @ factor.T
+    size = np.linalg.norm(square)
+    if size == 0.0:
+        raise ValueError("`theta` must not be zero, got zeros. The flow would never move.")
+    return square / size
+
+
+def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> Factored:
+    r"""Return random factors $K,Q,V$ and $O$, uniform in $\pm1/\sqrt{d+1}$, as PyTorch starts.
+
+    The start of the paper's experiments (section 6): $K,Q,V$ are $[d+1,d+1]$, $O$ is $[1,d+1]$ and
+    scores are multiplied by $1/\sqrt{d+1}$. The same key gives both kernels the same factors.
+
+    Args:
+        dim: $d$, the dimension of the covariates.
+        key: randomness.
+        kernel: "softmax" or "linear".
+
+    >>> import jax, promptlimit as pl
+    >>> start = pl.uniform_factors(5, key=jax.random.key(0))
+    >>> print(start.output_dim, start.token_dim, f"{start.scale**2:.4f}")
+    1 6 0.1667
+    """
+    if dim < 1:
+        raise ValueError(f"`dim` must be at least 1, got {dim}. It counts covariates.")
+    with jax.enable_x64(True):
+        size = dim + 1
+        bound = 1.0 / math.sqrt(size)
+        shapes = [(size, size)] * 3 + [(1, size)]
+        K, Q, V, O = (  # noqa: E741  # the letters of the docstring
+            jax.random.uniform(each, shape, jnp.float64, -bound, bound)
+            for each, shape in zip(jax.random.split(key, 4), shapes, strict=True)
+        )
+        return Factored(kernel, K, Q, V, O, scale=bound)

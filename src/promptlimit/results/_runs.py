@@ -1,0 +1,113 @@
+"""Run folders: what was asked, where it ran, what came out, and a mark that it is whole.
+
+A run lives in a folder named by the hash of its configuration: `config.json`, `environment.json`,
+`arrays.npz` and `done`. Every file appears whole, `done` last, so that a run killed at any moment
+is either finished or not there. Folders are not trusted when read: nothing is unpickled, and what
+does not fit its name, its configuration or its checksum is refused.
+"""
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from promptlimit.results._files import InputFileError, read_arrays, write_bytes, write_json
+
+_PARTS = ("promptlimit", "jax", "jaxlib", "equinox", "diffrax", "numpy", "scipy")
+
+Configuration = Mapping[str, object]
+"""Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
+
+
+def run_name(config: Configuration) -> str:
+    """Return the name of a run: the hash of its configuration, whatever the order of its keys.
+
+    >>> run_name({"a": 1, "b": [2.0]}) == run_name({"b": [2.0], "a": 1})
+    True
+    """
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def environment() -> dict[str, str]:
+    """Return what a result may depend on besides its configuration."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for part in _PARTS:
+        try:
+            found[part] = importlib.metadata.version(part)
+        except importlib.metadata.PackageNotFoundError:
+            found[part] = "missing"
+    return found
+
+
+def save_run(folder: Path, config: Configuration, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Write a run into the folder of its name inside `folder`, and return that folder.
+
+    A finished run of the same configuration is left as it is: it holds the same result.
+    """
+    path = folder / run_name(config)
+    if (path / "done").is_file():
+        load_run(path)
+        return path
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"`arrays` must hold numbers, got dtype {array.dtype} in '{name}'.")
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **{name: np.asarray(arrays[name]) for name in arrays})
+    content = buffer.getvalue()
+    write_json(path / "config.json", config)
+    write_json(path / "environment.json", environment())
+    write_bytes(path / "arrays.npz", content)
+    write_bytes(path / "done", (hashlib.sha256(content).hexdigest() + "\n").encode())
+    return path
+
+
+def is_finished(folder: Path, config: Configuration) -> bool:
+    """Return whether `folder` holds the finished run of this configuration."""
+    return (folder / run_name(config) / "done").is_file()
+
+
+def load_run(path: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """Return the configuration and the arrays of a finished run, or say why it cannot be used."""
+    for name in ("done", "config.json", "arrays.npz"):
+        if not (path / name).is_file():
+            raise InputFileError(
+                f"{path} must hold a finished run, but has no {name}. Run it again."
+            )
+    config = _config(path / "config.json")
+    if run_name(config) != path.name:
+        raise InputFileError(
+            f"{path} must be named by the hash of its configuration, {run_name(config)}. "
+            "Another configuration was put there."
+        )
+    content = (path / "arrays.npz").read_bytes()
+    if hashlib.sha256(content).hexdigest() != _text(path / "done").strip():
+        raise InputFileError(f"{path / 'arrays.npz'} must be as it was written. Run it again.")
+    found = read_arrays(str(path / "arrays.npz"))
+    return config, {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+
+
+def _config(path: Path) -> dict[str, object]:
+    try:
+        config = json.loads(_text(path), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise InputFileError(f"{path} must be readable as JSON. Run it again.") from None
+    if not isinstance(config, dict):
+        raise InputFileError(f"{path} must hold an object, got {type(config).__name__}.")
+    return config
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a finite number")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError:
+        raise InputFileError(f"{path} must be text. Run it again.") from None

@@ -1,0 +1,389 @@
+"""Gradient flows against an independent integrator, closed forms, and finite differences."""
+
+import math
+import re
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+from scipy.integrate import solve_ivp
+
+import promptlimit as pl
+from promptlimit.dynamics import (
+    OutsideTheoremWarning,
+    StabilisedRungeKutta,
+    _convergence,
+    _descent,
+    ball_gap,
+    block_defect,
+    block_limit,
+    imbalance,
+    limit_band,
+)
+from promptlimit.dynamics._objective import regression_objective
+
+SIGMA = np.array([[1.0, 0.4], [0.4, 0.7]])
+TASK = pl.LinearRegression(SIGMA)
+POINTS = 512
+START = pl.block_start(TASK, 0.5)
+
+
+def textbook(alpha: float, times: list[float]) -> np.ndarray:
+    """(A, b) along A' = b S^2 - b^2 S^2 A S, b' = tr(A'S^2) - b tr(A'S^2 A S), by SciPy."""
+    S = SIGMA
+
+    def field(t: float, y: np.ndarray) -> np.ndarray:
+        A, b = y[:4].reshape(2, 2), y[4]
+        A_dot = b * S @ S - b**2 * S @ S @ A @ S
+        b_dot = np.trace(A.T @ S @ S) - b * np.trace(A.T @ S @ S @ A @ S)
+        return np.append(A_dot.ravel(), b_dot)
+
+    start = np.append(alpha * np.eye(2).ravel() / math.sqrt(2.0), alpha)
+    found = solve_ivp(field, (0, times[-1]), start, t_eval=times, rtol=1e-11, atol=1e-12)
+    return found.y.T
+
+
+def blocks(flow: pl.Trajectory) -> np.ndarray:
+    A, b = flow.key_query[:, :2, :2], flow.value[:, 2, 2]
+    return np.column_stack([A.reshape(len(b), 4), b])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("solver", "error"), [(None, 1e-7), (StabilisedRungeKutta(), 1e-3)])
+def test_the_infinite_flow_is_the_block_equation_of_the_paper(
+    solver: StabilisedRungeKutta | None, error: float
+) -> None:
+    times = [0.0, 0.3, 1.0, 3.0, 6.0]
+    flow = pl.gradient_flow(TASK, pl.block_start(TASK, 0.5), math.inf, times, solver=solver)
+    assert flow.kind == "limit"
+    np.testing.assert_allclose(blocks(flow), textbook(0.5, times), atol=error)
+    assert block_defect(flow).max() == 0.0
+    assert flow.arrived is None
+    assert not flow.error.any()
+
+
+@pytest.mark.slow
+def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> None:
+    theta = np.array([[1.0, 0.3], [-0.2, 0.5]])
+    start = pl.block_start(TASK, 0.3, theta)
+    flow = pl.gradient_flow(TASK, start, math.inf, [0.0, 1.0, math.inf], tolerance=1e-11)
+    inverse = np.linalg.inv(SIGMA)
+    c = np.trace(inverse @ inverse) ** 0.25
+    np.testing.assert_allclose(flow.key_query[-1, :2, :2], inverse / c, atol=1e-9)
+    np.testing.assert_allclose(flow.value[-1, 2, 2], c, atol=1e-9)
+    limit = block_limit(TASK, 0.3, theta)
+    np.testing.assert_allclose(limit.key_query[:2, :2], inverse / c, atol=1e-12)
+    assert np.ptp(imbalance(flow)) < 1e-9
+    assert flow.arrived is not None
+    assert flow.gradient_norms[-1] <= 1e-11
+
+
+@pytest.mark.slow
+def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
+    task = pl.LinearRegression(np.diag([2.0, 0.0]))
+    theta = np.array([[1.0, 0.0], [1.0, 1.0]])
+    start = pl.block_start(task, 0.4, theta)
+    flow = pl.gradient_flow(task, start, math.inf, [math.inf], tolerance=1e-11)
+    limit = block_limit(task, 0.4, theta)
+    np.testing.assert_allclose(flow.key_query[-1], limit.key_query, atol=1e-8)
+    np.testing.assert_allclose(flow.value[-1], limit.value, atol=1e-8)
+    # The seen part solves b S A = I there: b A_11 = 1/2.
+    np.testing.assert_allclose(flow.value[-1, 2, 2] * flow.key_query[-1, 0, 0], 0.5, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_linear_attention_over_few_tokens_ends_at_its_optimum() -> None:
+    task = pl.LinearRegression(SIGMA, noise_variance=0.3)
+    start = pl.block_start(task, 0.4, kernel="linear")
+    flow = pl.gradient_flow(task, start, 7, [math.inf], tolerance=1e-11)
+    best = pl.linear_optimum(task, 7)
+    np.testing.assert_allclose(flow.key_query[-1], best.attention.key_query, atol=1e-8)
+    assert abs(flow.risks[-1] - best.risk.value) < 1e-12
+
+
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(14)
+END = 2.0
+TIMES = np.concatenate([[0.0], END * (NODES + 1) / 2, [END]])
+
+
+def random_head() -> pl.SoftmaxAttention:
+    """A start without any structure."""
+    rng = np.random.default_rng(1)
+    return pl.SoftmaxAttention(0.5 * rng.normal(size=(3, 3)), 0.5 * rng.normal(size=(3, 3)))
+
+
+@pytest.fixture(scope="module")
+def finite() -> pl.Trajectory:
+    """A flow over 20 tokens, at the nodes of a quadrature rule."""
+    return pl.gradient_flow(TASK, random_head(), 20, TIMES, points=POINTS)
+
+
+@pytest.mark.slow
+def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
+    for index in (0, 4, 15):
+        head = pl.SoftmaxAttention(finite.key_query[index], finite.value[index])
+        # 512 points leave up to 3% here, growing along the flow: a coarse check of the law alone.
+        assert abs(pl.risk(head, TASK, 20).value / finite.risks[index] - 1) < 0.05
+    np.testing.assert_array_equal(finite.parameters["key_query"], finite.key_query)
+    assert finite.kind == "exact"
+    assert (np.diff(finite.risks) < 0).all()
+    assert (finite.error > 0).all()
+
+
+@pytest.mark.slow
+def test_the_risk_falls_at_the_rate_of_the_squared_gradient(finite: pl.Trajectory) -> None:
+    fall = END / 2 * WEIGHTS @ finite.gradient_norms[1:-1] ** 2
+    assert abs(finite.risks[0] - finite.risks[-1] - fall) < 1e-4 * fall
+
+
+@pytest.mark.slow
+def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.Trajectory) -> None:
+    """Central differences of the risk in every entry of U and v, at the quadrature's nodes."""
+    step, moved = 1e-5, np.zeros((4, 3))
+    with jax.enable_x64(True):
+        risk = regression_objective(
+            TASK, "softmax", 20.0, points=POINTS, replicate=0, max_sharpness=16.0
+        )
+        at = jax.jit(lambda x: risk(pl.SoftmaxAttention(x[:3], x[3:])))
+        for weight, U, V in zip(WEIGHTS, finite.key_query[1:], finite.value[1:], strict=False):
+            here = np.concatenate([U, V[-1:]])
+            for index in np.ndindex(4, 3):
+                up, down = here.copy(), here.copy()
+                up[index] += step
+                down[index] -= step
+                moved[index] -= END / 2 * weight * float(at(up) - at(down)) / (2 * step)
+    np.testing.assert_allclose(finite.key_query[-1] - finite.key_query[0], moved[:3], atol=1e-4)
+    np.testing.assert_allclose(finite.value[-1, -1] - finite.value[0, -1], moved[3], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_finer_tolerance_changes_little(finite: pl.Trajectory) -> None:
+    fine = pl.gradient_flow(TASK, random_head(), 20, TIMES, points=POINTS, tolerance=1e-7)
+    assert 0 < pl.trajectory_gap(finite, fine).merged.max() < 1e-6
+
+
+def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
+    """With U = c K'Q and OV: dR/dK = c Q (dR/dU)', dR/dV = O' dR/d(OV), and so on."""
+    start = pl.uniform_factors(2, key=jax.random.key(1), kernel="linear")
+    objective = regression_objective(
+        TASK, "linear", 7.0, points=POINTS, replicate=0, max_sharpness=16.0
+    )
+    vector = ravel_pytree(eqx.filter(start, eqx.is_inexact_array))[0]
+    found = _descent.gradient(objective, start, vector)
+    merged = start.merged()
+    head = pl.LinearAttention(merged.key_query, merged.value)
+    by = pl.risk_gradient(head, TASK, 7).value
+    K, Q, V, O = (  # noqa: E741  # the letters of the docstring
+        np.asarray(x)
+        for x in (start.key_weight, start.query_weight, start.value_weight, start.output)
+    )
+    c = start.scale
+    slopes = [
+        c * Q @ by["key_query"].T,
+        c * K @ by["key_query"],
+        O.T @ by["value"],
+        by["value"] @ V.T,
+    ]
+    want = np.concatenate([np.ravel(slope) for slope in slopes])
+    np.testing.assert_allclose(found, want, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_one_program_serves_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, right = [], _descent.gradient
+    monkeypatch.setattr(_descent, "gradient", lambda *a: calls.append(0) or right(*a))
+    for length in (20, 30):
+        pl.gradient_flow(TASK, random_head(), length, [0.5, 1.0], points=POINTS, tolerance=1e-5)
+        traced = len(calls)
+        calls.clear()
+    assert traced == 0
+
+
+@pytest.mark.slow
+def test_times_after_the_arrival_repeat_it() -> None:
+    start = pl.block_start(TASK, 0.5)
+    flow = pl.gradient_flow(TASK, start, math.inf, [1.0, 500.0, 501.0, math.inf], arrival=1e-4)
+    assert flow.arrived is not None
+    assert 1.0 < flow.arrived < 500.0
+    assert flow.gradient_norms[0] > 1e-4 >= flow.gradient_norms[1]
+    for states in (flow.key_query, flow.value, flow.risks):
+        np.testing.assert_array_equal(states[1], states[2])
+        np.testing.assert_array_equal(states[1], states[3])
+
+
+@pytest.mark.slow
+def test_noise_shifts_the_floor_and_leaves_the_infinite_flow_in_blocks_alone() -> None:
+    noisy = pl.LinearRegression(SIGMA, noise_variance=0.3)
+    flows = [
+        pl.gradient_flow(task, pl.block_start(task, 0.5), math.inf, [0.0, 2.0, math.inf])
+        for task in (TASK, noisy)
+    ]
+    assert pl.trajectory_gap(*flows).merged.max() == 0.0
+    np.testing.assert_allclose(flows[1].risks - flows[0].risks, 0.15, atol=1e-15)
+
+
+class Copied(pl.AbstractTask):
+    """Gaussian regression that the library does not recognise, with a reward for large outputs."""
+
+    inner: pl.LinearRegression
+    reward: jax.Array
+
+    @property
+    def token_dim(self) -> int:
+        return self.inner.token_dim
+
+    def draw(self, *, key):
+        return self.inner.draw(key=key)
+
+    def masked(self, token):
+        return self.inner.masked(token)
+
+    def loss(self, output, token):
+        return self.inner.loss(output, token) - self.reward * jnp.sum(output**2)
+
+
+def simulated(reward: float, times: list[float]) -> pl.Trajectory:
+    return pl.gradient_flow(
+        Copied(TASK, jnp.asarray(reward)),
+        pl.block_start(TASK, 0.5),
+        5,
+        times,
+        key=jax.random.key(0),
+        samples=512,
+        tolerance=1e-4,
+    )
+
+
+@pytest.mark.slow
+def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
+    times = [0.0, 0.5, 1.0]
+    exact = pl.gradient_flow(TASK, pl.block_start(TASK, 0.5), 5, times, points=POINTS)
+    found = simulated(0.0, times)
+    assert found.kind == "estimate"
+    assert (found.error > 0).all()
+    assert (np.abs(found.risks - exact.risks) < 0.15 * exact.risks).all()
+    assert pl.trajectory_gap(found, exact).merged[-1] < 0.02
+
+
+@pytest.mark.slow
+def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
+    with pytest.raises(ArithmeticError) as refusal:
+        simulated(2.0, [0.0, 1.0, 1000.0])
+    assert re.fullmatch(
+        r"the flow must stay within `radius` = 10000, but left that ball at time [0-9.]+\. "
+        r"Ask for earlier times, or for a larger radius\.",
+        str(refusal.value),
+    )
+
+
+@pytest.mark.slow
+def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
+    start, times = pl.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
+    finite, infinite = (
+        pl.gradient_flow(TASK, start, length, times, points=POINTS) for length in (30, math.inf)
+    )
+    gap = ball_gap(TASK, 30, 0.9, key=jax.random.key(0), points=POINTS)
+    band = limit_band(finite, infinite, gap)
+    assert (band.distance[1:] < band.bound[1:]).all()
+    assert (band.distance[1:] > 0.002 * band.bound[1:]).all()
+
+
+@pytest.mark.parametrize("excess", [2.0, 0.3, 1e-3])
+def test_the_smallest_length_is_found_within_its_ratio(
+    excess: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_convergence, "excess_risk", lambda task, start, n, **_: 7.0 / (n + 2))
+    right = math.ceil(7.0 / excess - 2)
+    found = _convergence.smallest_length(TASK, START, excess, ratio=1.25)
+    assert right <= found <= max(right + 1, 1.25 * right)
+
+
+@pytest.mark.slow
+def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
+    start = pl.block_start(TASK, 0.5, kernel="linear")
+    found = _convergence.excess_risk(TASK, start, 20)
+    ends = [pl.gradient_flow(TASK, start, n, [1.0, math.inf]).risks[-1] for n in (20, math.inf)]
+    assert found == ends[0] - ends[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"times": [0.0, 2.0, 1.0]}, "`times` must increase, got 2 before 1. Sort them."),
+        (
+            {"times": [-1.0, 2.0]},
+            "`times` must not be negative, got -1.0. A flow starts at time 0.",
+        ),
+        ({"times": []}, "`times` must be a list of at least one number, got shape (0,)."),
+        (
+            {"length": 0},
+            "`length` must be a whole number from 1 to 1e30 or math.inf, got 0.0. "
+            "It counts the tokens of a prompt.",
+        ),
+        (
+            {"start": pl.SoftmaxAttention(jnp.eye(4), jnp.eye(4))},
+            "`start` must take tokens of dimension 3 (what the task's prompts hold), got 4.",
+        ),
+        (
+            {"start": pl.MultiHead([START])},
+            "`start` must be a SoftmaxAttention, LinearAttention or Factored, got MultiHead. "
+            "Its arrays are what moves.",
+        ),
+        ({"tolerance": 0.0}, "`tolerance` must be positive and finite, got 0.0."),
+        (
+            {"task": Copied(TASK, jnp.zeros(()))},
+            "`key` must be given to simulate prompts of Copied, got None. "
+            "Pass key=jax.random.key(0).",
+        ),
+        (
+            {"samples": 1},
+            "`samples` must be a whole number of at least 2, got 1. It counts prompts.",
+        ),
+        ({"replicate": -1}, "`replicate` must be a whole number from 0, got -1."),
+    ],
+)
+def test_bad_requests_are_refused_in_one_sentence(change: dict, message: str) -> None:
+    request = {"task": TASK, "start": START, "length": 10, "times": [1.0], **change}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.gradient_flow(**request)
+
+
+def test_starts_outside_the_theorem_warn_and_are_made() -> None:
+    with pytest.warns(OutsideTheoremWarning, match=r"Theorem 5.2 speaks of 0 < alpha < 0\.\d+ "):
+        start = pl.block_start(TASK, 5.0)
+    assert float(start.value[2, 2]) == 5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inside = pl.block_start(TASK, 0.5, np.array([[2.0], [0.0]]))
+    np.testing.assert_array_equal(inside.key_query, 0.5 * np.diag([1.0, 0.0, 0.0]))
+    with pytest.raises(ValueError, match="`theta` must not be zero"):
+        pl.block_start(TASK, 0.5, np.zeros((2, 2)))
+    with pytest.raises(ValueError, match=r"`theta` must have shape \(2, 3\)"):
+        pl.block_start(TASK, 0.5, np.eye(3))
+
+
+def test_random_factors_are_pytorchs_and_the_same_for_both_kernels() -> None:
+    soft, linear = (
+        pl.uniform_factors(5, key=jax.random.key(3), kernel=kernel)
+        for kernel in ("softmax", "linear")
+    )
+    np.testing.assert_array_equal(soft.key_weight, linear.key_weight)
+    assert (soft.kernel, linear.kernel) == ("softmax", "linear")
+    assert soft.output is not None
+    everything = np.concatenate(
+        [np.ravel(x) for x in (soft.key_weight, soft.query_weight, soft.value_weight, soft.output)]
+    )
+    bound = 6**-0.5
+    assert np.abs(everything).max() < bound
+    assert abs(everything.std() - bound / 3**0.5) < 4 * bound / 114**0.5
+    assert soft.scale == 1 / math.sqrt(6)
+
+
+def test_flow_time_of_the_papers_protocol() -> None:
+    assert pl.flow_time(300_000, 1e-3) == 600.0
+    with pytest.raises(ValueError, match="`learning_rate` must be positive"):
+        pl.flow_time(10, 0.0)
