@@ -36,9 +36,9 @@ def block_start(
         theta: $\Theta$, [d, any], scaled here to the norm above; the identity when None.
         kernel: "softmax" or "linear".
 
-    >>> import jax.numpy as jnp, promptlimit as pl
-    >>> task = pl.LinearRegression(jnp.eye(4))
-    >>> print(pl.block_start(task, 0.5).key_query.diagonal())
+    >>> import numpy as np, promptlimit as pl
+    >>> task = pl.LinearRegression(np.eye(4))
+    >>> print(np.diag(pl.block_start(task, 0.5).key_query))
     [0.25 0.25 0.25 0.25 0.  ]
     """
     require_choice("kernel", kernel, ("softmax", "linear"))
