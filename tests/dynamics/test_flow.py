@@ -432,3 +432,78 @@ def test_sgd_with_small_steps_follows_the_flow_within_its_own_noise(x64: None) -
     distance = np.abs(np.mean(runs, axis=0) - end)
     assert np.linalg.norm(end - begin) > 0.3
     assert (distance < 4 * spread + 0.01).all()
+
+
+def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
+    task = pl.LinearRegression([[1.0]], noise_variance=0.1)
+    best = pl.linear_optimum(task, 10)
+    flow = pl.gradient_flow(task, best.attention, 10, [0.0, 1.0, math.inf])
+    np.testing.assert_allclose(flow.risks, best.risk.value, rtol=1e-9)
+    assert flow.arrived == 0.0
+
+
+@pytest.mark.slow
+def test_a_start_near_the_saddle_has_not_arrived() -> None:
+    start = pl.block_start(TASK, 1e-7, kernel="linear")
+    flow = pl.gradient_flow(TASK, start, math.inf, [0.0, 10.0, math.inf])
+    assert flow.risks[0] > 0.5
+    assert flow.risks[-1] < 1e-12
+
+
+@pytest.mark.slow
+def test_a_flow_that_follows_its_points_is_warned_of() -> None:
+    task = pl.LinearRegression([[1.0]], noise_variance=0.1)
+    start = pl.SoftmaxAttention(np.diag([12.0, 0.0]), np.diag([0.0, 0.3]))
+    with pytest.warns(pl.finite.UnreliableErrorWarning, match="Raise `points`"):
+        flow = pl.gradient_flow(task, start, 5, [0.0, 0.01], points=16)
+    assert (flow.error > 0).all()
+
+
+def test_negative_starts_end_at_the_negatives_and_two_images_are_refused() -> None:
+    up, down = block_limit(TASK, 0.4), block_limit(TASK, -0.4)
+    np.testing.assert_allclose(down.value, -np.asarray(up.value))
+    apart = pl.LinearRegression(np.diag([1.0, 0.0]), query_covariance=np.eye(2))
+    with pytest.raises(ValueError, match=r"^`task` must have one covariance, or two"):
+        block_limit(apart, 0.4)
+
+
+class Linked(pl.AbstractTask):
+    """A user's task with a function in it."""
+
+    inner: pl.LinearRegression
+    link: object
+
+    @property
+    def token_dim(self) -> int:
+        return self.inner.token_dim
+
+    def draw(self, *, key):
+        return self.inner.draw(key=key)
+
+    def masked(self, token):
+        return self.inner.masked(token)
+
+    def loss(self, output, token):
+        return self.inner.loss(output, token)
+
+
+def test_a_run_with_a_part_without_a_name_is_not_kept(tmp_path) -> None:
+    task = Linked(TASK, lambda x: x)
+    with pytest.raises(ValueError, match=r"^`folder` must be None for this run, because its part"):
+        pl.gradient_flow(
+            task, START, 5, [0.0, 0.1], key=jax.random.key(0), samples=4, folder=tmp_path
+        )
+
+
+def test_folders_with_an_equals_sign_are_read_again(tmp_path) -> None:
+    start = pl.block_start(TASK, 0.5, kernel="linear")
+    folder = tmp_path / "alpha=0.5"
+    first, again = (pl.gradient_flow(TASK, start, 10, [0.0, 1.0], folder=folder) for _ in range(2))
+    np.testing.assert_array_equal(first.risks, again.risks)
+
+
+@pytest.mark.parametrize("function", [pl.bayes_risk, pl.linear_optimum, pl.block_start])
+def test_closed_forms_of_other_tasks_are_refused(function) -> None:
+    task = pl.CovariateRegression(pl.UniformCube([1.0, 1.0]))
+    with pytest.raises(ValueError, match=r"^`task` must be a LinearRegression, got Covariate"):
+        function(task, 0.5 if function is pl.block_start else 10)

@@ -159,7 +159,7 @@ def limit_off_by_a_thousandth(task, alpha, theta=None):
 
 def slower_at_long_prompts(task, start, length, *args, **kwargs):
     """A flow whose long prompts behave like short ones."""
-    few = length if math.isinf(length) else min(length, 100)
+    few = 10 if 1000 <= length < math.inf else length
     return gradient_flow(task, start, few, *args, **kwargs)
 
 

@@ -19,9 +19,11 @@ from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
+from promptlimit.results._runs import OPAQUE as OPAQUE
 from promptlimit.results._runs import environment as environment
 from promptlimit.results._runs import is_finished as is_finished
 from promptlimit.results._runs import load_run as load_run
+from promptlimit.results._runs import require_named as require_named
 from promptlimit.results._runs import run_name as run_name
 from promptlimit.results._runs import save_run as save_run
 from promptlimit.results._trajectory import Trajectory as Trajectory
