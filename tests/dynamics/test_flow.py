@@ -501,10 +501,3 @@ def test_folders_with_an_equals_sign_are_read_again(tmp_path) -> None:
     folder = tmp_path / "alpha=0.5"
     first, again = (pl.gradient_flow(TASK, start, 10, [0.0, 1.0], folder=folder) for _ in range(2))
     np.testing.assert_array_equal(first.risks, again.risks)
-
-
-@pytest.mark.parametrize("function", [pl.bayes_risk, pl.linear_optimum, pl.block_start])
-def test_closed_forms_of_other_tasks_are_refused(function) -> None:
-    task = pl.CovariateRegression(pl.UniformCube([1.0, 1.0]))
-    with pytest.raises(ValueError, match=r"^`task` must be a LinearRegression, got Covariate"):
-        function(task, 0.5 if function is pl.block_start else 10)

@@ -93,17 +93,19 @@ def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
 @pytest.mark.parametrize(
     ("name", "function", "field"),
     [
-        ("output-gap", "prompt_moments", "mse"),
-        ("gradient-gap", "gradient_moments", "value"),
+        ("output_gap", "prompt_moments", "mse"),
+        ("gradient_gap", "gradient_moments", "value"),
     ],
 )
-def test_a_gap_off_by_a_fifth_turns_the_claim_red(
+def test_a_gap_off_by_a_fifth_is_noticed(
     name: str, function: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module(f"promptlimit.experiments.claims.{name.replace('-', '_')}")
+    module = importlib.import_module(f"promptlimit.experiments.claims.{name}")
     right = getattr(module, function)
     monkeypatch.setattr(module, function, twenty_per_cent_off(right, field))
-    assert decide(CLAIMS[name], seed=0).verdict == "does not hold"
+    with jax.enable_x64(True):
+        checks = module.simulated(0)
+    assert not all(check.passed for check in checks)
 
 
 @pytest.mark.slow

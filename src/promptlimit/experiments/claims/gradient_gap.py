@@ -99,10 +99,15 @@ def _over_queries(wrt: str) -> list[Check]:
     ]
 
 
+def simulated(seed: int) -> list[Check]:
+    """Return the checks of the value gradient, of which one is against simulated prompts."""
+    return _checks("value", seed)
+
+
 def decide(seed: int) -> Sequence[Check]:
     """Return slopes of the exact gradient gaps, and those gaps against simulated prompts."""
     return [
-        *_checks("value", seed),
+        *simulated(seed),
         *_checks("key_query", seed + 1),
         *_over_queries("value"),
         *_over_queries("key_query"),

@@ -7,8 +7,8 @@ from promptlimit.concentration import output_gap
 from promptlimit.experiments._gap_problems import standard_gap_problem
 from promptlimit.experiments._registry import FigureRecipe
 
-_SHARPNESSES = np.geomspace(0.15, 4.0, 13)
-_LENGTHS = np.unique(np.logspace(0, 12, 25).round())
+_SHARPNESSES = np.geomspace(0.15, 4.0, 11)
+_LENGTHS = np.unique(np.logspace(0, 12, 19).round())
 _FINE = 6
 """How many times finer the figure's grid is than that of the exact values, by splines."""
 
