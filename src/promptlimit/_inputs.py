@@ -140,10 +140,9 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
     known = list(choices)
     if value in known:
         return
+    listing = ", ".join(f"'{choice}'" for choice in known)
     if not isinstance(value, str):
-        listing = ", ".join(f"'{choice}'" for choice in known)
         raise ValueError(f"`{name}` must be one of {listing}, got {value!r}.")
     near = difflib.get_close_matches(value, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    listing = ", ".join(f"'{choice}'" for choice in known)
     raise ValueError(f"`{name}` must be one of {listing}, got '{value}'.{hint}")

@@ -11,7 +11,6 @@ import numpy as np
 
 from promptlimit.concentration._averages import average
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
-from promptlimit.concentration._exact_gaps import covariance_root
 from promptlimit.concentration._quadratic_products import Form, square
 from promptlimit.concentration._requests import GapRequest
 from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
@@ -75,7 +74,7 @@ def _reduced(request: GapRequest) -> _Reduced:
         raise AssertionError("bounds are for one head and sub-Gaussian tokens")
     root = constant * np.eye(read.head.value.shape[1])
     if request.has_gaussian_tokens and components is not None:
-        root = covariance_root(components)
+        root = components.root()
     scale = _norm(read.head.value @ root) ** 2
     if read.left is not None:
         scale *= _norm(read.left @ root) ** 2

@@ -54,15 +54,9 @@ class GaussianGap:
     leading: tuple[tuple[float, tuple[Form, ...]], ...]
 
 
-def covariance_root(components: Components) -> Array:
-    r"""Return the symmetric root of the one component's covariance, $\Gamma^{1/2}$."""
-    variances, axes = np.linalg.eigh(components.all_covs()[0])
-    return (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
-
-
 def gaussian_gap(read: Readout, components: Components) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
-    root = covariance_root(components)
+    root = components.root()
     transform = root @ read.head.key_query
     size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
     outer = read.head.value @ root

@@ -3,7 +3,6 @@ r"""The sharp rate of the output gap, which the paper leaves as $c_2/\sigma^2$."
 import math
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._exact_gaps import covariance_root
 from promptlimit.concentration._requests import GapRequest, checked_request
 from promptlimit.concentration._sharpness_law import sharpness_law
 from promptlimit.finite import ArrayLike
@@ -61,6 +60,6 @@ def _tau(request: GapRequest) -> float:
             f"known, got {request.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "
             "curve."
         )
-    transform = covariance_root(components) @ read.head.key_query
+    transform = components.root() @ read.head.key_query
     laws = [sharpness_law(transform, part.mean, part.cov) for part in request.queries.gaussians]
     return max(law.tau for law in laws)

@@ -22,8 +22,11 @@ from promptlimit.finite import (
     gaussian_components,
     in_double,
     readout,
+    require_fitting,
+    require_key_to_simulate,
+    require_queries_are_tokens,
 )
-from promptlimit.measures import AbstractMeasure, require_measure
+from promptlimit.measures import AbstractMeasure
 from promptlimit.results import Kind
 
 KINDS = ("auto", "exact", "asymptotic", "bound", "estimate")
@@ -133,19 +136,8 @@ def checked_request(
     sub_gaussian: float | None = None,
 ) -> GapRequest:
     """Return the request, or say what does not fit."""
-    if not isinstance(attention, AbstractAttention):
-        raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
-    require_measure("measure", measure)
-    if measure.dim != attention.token_dim:
-        raise ValueError(
-            f"`measure` must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {measure.dim}."
-        )
-    if including_query and attention.query_dim != attention.token_dim:
-        raise ValueError(
-            f"`including_query` must be False when queries (dimension {attention.query_dim}) are "
-            f"not tokens (dimension {attention.token_dim}), got True."
-        )
+    require_fitting(attention, measure)
+    require_queries_are_tokens(attention, including_query=including_query)
     if wrt is not None:
         require_choice("wrt", wrt, attention.matrices())
     if sub_gaussian is not None and not (
@@ -212,9 +204,5 @@ def chosen_kind(request: GapRequest, kind: str, key: object) -> Kind:
     if kind not in possible:
         allowed = " or ".join(f"'{each}'" for each in possible)
         raise KindUnavailableError(f"`kind` must be {allowed} for {request.subject}, got '{kind}'.")
-    if kind == "estimate" and key is None:
-        raise ValueError(
-            "`key` must be given for kind='estimate', got None. "
-            "Pass key=jax.random.key(0) to simulate prompts."
-        )
+    require_key_to_simulate(kind, key)
     return kind  # pyright: ignore[reportReturnType]

@@ -98,7 +98,7 @@ def descend(
     def arrived(t: object, y: Array, args: object, **_: object) -> Array:
         return jnp.linalg.norm(field(t, y, args)) <= threshold
 
-    def escaped(t: object, y: Array, args: object, **_: object) -> Array:  # noqa: ARG001
+    def escaped(t: object, y: Array, args: object, **_: object) -> Array:  # noqa: ARG001  # as above
         return jnp.linalg.norm(y) > rules.radius
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

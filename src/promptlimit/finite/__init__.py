@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from promptlimit.finite._components import Components as Components
     from promptlimit.finite._components import gaussian_components as gaussian_components
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
-    from promptlimit.finite._heads import Head as Head
-    from promptlimit.finite._heads import MergedHead as MergedHead
     from promptlimit.finite._heads import Readout as Readout
     from promptlimit.finite._heads import readout as readout
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
@@ -26,6 +24,11 @@ if TYPE_CHECKING:
     from promptlimit.finite._mixture_moments import mixture_moments as mixture_moments
     from promptlimit.finite._precision import in_double as in_double
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
+    from promptlimit.finite._requests import require_fitting as require_fitting
+    from promptlimit.finite._requests import require_key_to_simulate as require_key_to_simulate
+    from promptlimit.finite._requests import (
+        require_queries_are_tokens as require_queries_are_tokens,
+    )
     from promptlimit.finite._simulation import MEMORY_BUDGET as MEMORY_BUDGET
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._simulation import stopping as stopping
@@ -40,11 +43,9 @@ _HOME = {
     "Array": "_array_types",
     "ArrayLike": "_array_types",
     "Components": "_components",
-    "Head": "_heads",
     "LARGEST_LENGTH": "_lengths",
     "MAX_SHARPNESS": "_weight_statistics",
     "MEMORY_BUDGET": "_simulation",
-    "MergedHead": "_heads",
     "Readout": "_heads",
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
@@ -57,6 +58,9 @@ _HOME = {
     "mixture_moments": "_mixture_moments",
     "prompt_moments": "_prompt_moments",
     "readout": "_heads",
+    "require_fitting": "_requests",
+    "require_key_to_simulate": "_requests",
+    "require_queries_are_tokens": "_requests",
     "stopping": "_simulation",
     "tokens_that_fit": "_simulation",
     "warn_when_unreliable": "_simulation",
