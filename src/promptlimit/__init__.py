@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.concentration import fit_rate as fit_rate
+    from promptlimit.concentration import gap_exponent as gap_exponent
+    from promptlimit.concentration import gradient_gap as gradient_gap
+    from promptlimit.concentration import output_gap as output_gap
+    from promptlimit.concentration import required_length as required_length
     from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import Trajectory as Trajectory
     from promptlimit.dynamics import block_start as block_start
@@ -72,11 +77,16 @@ _HOME = {
     "UniformSphere": "measures",
     "bayes_risk": "tasks",
     "block_start": "dynamics",
+    "fit_rate": "concentration",
     "flow_time": "dynamics",
+    "gap_exponent": "concentration",
     "gradient_flow": "dynamics",
+    "gradient_gap": "concentration",
     "gradient_moments": "finite",
     "linear_optimum": "tasks",
+    "output_gap": "concentration",
     "prompt_moments": "finite",
+    "required_length": "concentration",
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",

@@ -124,12 +124,25 @@ def require_weights(name: str, weights: Array) -> None:
         )
 
 
+def require_random_key(key: object) -> None:
+    """Refuse what is not a random key of jax; None passes."""
+    is_key = isinstance(key, jax.Array) and (
+        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
+    )
+    if key is not None and not is_key:
+        raise ValueError(
+            f"`key` must be a random key, got {type(key).__name__}. Pass jax.random.key(0)."
+        )
+
+
 def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Refuse a name that is not among `choices`, and suggest the nearest."""
     known = list(choices)
     if value in known:
         return
+    listing = ", ".join(f"'{choice}'" for choice in known)
+    if not isinstance(value, str):
+        raise ValueError(f"`{name}` must be one of {listing}, got {value!r}.")
     near = difflib.get_close_matches(value, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    listing = ", ".join(f"'{choice}'" for choice in known)
     raise ValueError(f"`{name}` must be one of {listing}, got '{value}'.{hint}")

@@ -256,6 +256,70 @@ def test_every_command_and_option_is_documented() -> None:
                     assert f"`{flag}" in section, f"docs/cli.md does not explain {name} {flag}"
 
 
+def test_gap_of_the_standard_case_as_json(tmp_path: Path) -> None:
+    done = run(
+        *("gap", "--dim", "2", "--sharpness", "0.4", "--lengths", "10,1e6", "--samples", "50"),
+        *("--json", "--out", str(tmp_path)),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result["curves"]) == {"exact", "asymptotic", "bound", "estimate"}
+    exact, bound = result["curves"]["exact"], result["curves"]["bound"]
+    assert all(b > e for b, e in zip(bound["value"], exact["value"], strict=True))
+    assert result["curves"]["estimate"]["lengths"] == [10.0]
+    assert result["exponent"] == {"value": 1.0, "tau": 0.4}
+    assert json.loads((tmp_path / "gap.json").read_text()) == result
+    for extension in ("png", "svg", "pdf"):
+        assert (tmp_path / f"gap.{extension}").stat().st_size > 5_000
+
+
+def test_gap_and_length_of_files_with_gaussian_queries(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "problem.npz",
+        key_weight=np.eye(2),
+        query_weight=0.3 * np.eye(2),
+        value_weight=np.eye(2),
+        cov=np.eye(2),
+        query_cov=np.eye(2),
+    )
+    done = run(
+        *("gap", "problem.npz", "--wrt", "key_weight", "--samples", "0", "--lengths", "1,100"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exact" in done.stdout
+    assert "simulated" not in done.stdout
+    done = run("length", "problem.npz", "--tolerance", "0.1", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["lengths"]
+    assert found["length"]["exact"] < found["length"]["asymptotic"] < found["length"]["bound"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gap"], "one of files, --example NAME, or --dim with --sharpness must be given"),
+        (["length", "--dim", "2", "--example", "cube"], "and only one"),
+        (["gap", "--dim", "2", "--lengths", "10,5"], "--lengths must increase, got 10,5"),
+        (["gap", "--dim", "2", "--lengths", "ten"], "--lengths must be numbers with commas"),
+        (
+            ["gap", "--dim", "2", "--lengths", "0"],
+            "`lengths` must be a whole number from 1 to 1e30",
+        ),
+        (["gap", "--dim", "2", "--sharpness", "-1"], "`sharpness` must be positive, got -1.0"),
+        (["gap", "--dim", "2", "--wrt", "key"], "`wrt` must be one of 'key_query', 'value'"),
+        (["gap", "--example", "nothing"], "there is no example 'nothing'"),
+        (["length", "--dim", "2", "--tolerance", "2"], "`tolerance` must be between 0 and 1"),
+    ],
+)
+def test_gap_and_length_say_what_is_wrong(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert message in " ".join(done.stderr.split())
+    assert "hint:" in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.slow
 def test_flow_keeps_its_trajectories_and_reads_them_again(tmp_path: Path) -> None:
     arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")

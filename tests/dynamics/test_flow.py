@@ -25,6 +25,7 @@ from promptlimit.dynamics import (
     limit_band,
 )
 from promptlimit.dynamics._objective import regression_objective
+from promptlimit.finite import UnreliableErrorWarning
 
 SIGMA = np.array([[1.0, 0.4], [0.4, 0.7]])
 TASK = pl.LinearRegression(SIGMA)
@@ -387,3 +388,116 @@ def test_flow_time_of_the_papers_protocol() -> None:
     assert pl.flow_time(300_000, 1e-3) == 600.0
     with pytest.raises(ValueError, match="`learning_rate` must be positive"):
         pl.flow_time(10, 0.0)
+
+
+def descended(
+    start: pl.SoftmaxAttention | pl.LinearAttention, seed: jax.Array, steps: int, rate: float
+) -> jax.Array:
+    """Return (U, v) after plain SGD on the mean squared error of fresh prompts, by hand."""
+
+    def loss(parameters: tuple[jax.Array, jax.Array], key: jax.Array) -> jax.Array:
+        key_query, value = parameters
+        keys = jax.random.split(key, 3)
+        weights = jax.random.normal(keys[0], (64, 2, 1))
+        x = jax.random.normal(keys[1], (64, 21, 2)) @ jnp.sqrt(
+            jnp.diag(jnp.diag(jnp.asarray(SIGMA)))
+        )
+        labels = x @ weights + 0.3 * jax.random.normal(keys[2], (64, 21, 1))
+        tokens = jnp.concatenate([x, labels], axis=2)
+        queries = tokens[:, -1].at[:, 2].set(0.0)
+        scores = jnp.einsum("bti,ij,bj->bt", tokens[:, :-1], key_query, queries)
+        read = jnp.einsum("bt,bti->bi", jax.nn.softmax(scores), tokens[:, :-1])
+        return jnp.mean((read @ value[-1] - labels[:, -1, 0]) ** 2)
+
+    def step(parameters: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple:
+        gradient = jax.grad(loss)(parameters, key)
+        return jax.tree.map(lambda p, g: p - rate * g, parameters, gradient), None
+
+    first = (jnp.asarray(start.key_query), jnp.asarray(start.value))
+    key_query, value = jax.lax.scan(step, first, jax.random.split(seed, steps))[0]
+    return jnp.concatenate([key_query, value[-1:]])
+
+
+@pytest.mark.slow
+def test_sgd_with_small_steps_follows_the_flow_within_its_own_noise(x64: None) -> None:
+    task = pl.LinearRegression(np.diag(np.diag(SIGMA)), noise_variance=0.09)
+    start = pl.block_start(task, 0.7)
+    steps, rate = 300, 0.004
+    time = pl.flow_time(steps, rate)
+    flow = pl.gradient_flow(task, start, 20, [0.0, time], points=4096)
+    begin, end = (np.concatenate([flow.key_query[i], flow.value[i][-1:]]) for i in (0, -1))
+    runs = jax.vmap(lambda seed: descended(start, seed, steps, rate))(
+        jax.random.split(jax.random.key(0), 24)
+    )
+    spread = np.std(runs, axis=0, ddof=1) / np.sqrt(24)
+    distance = np.abs(np.mean(runs, axis=0) - end)
+    assert np.linalg.norm(end - begin) > 0.3
+    assert (distance < 4 * spread + 0.01).all()
+
+
+def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
+    task = pl.LinearRegression([[1.0]], noise_variance=0.1)
+    best = pl.linear_optimum(task, 10)
+    flow = pl.gradient_flow(task, best.attention, 10, [0.0, 1.0, math.inf])
+    np.testing.assert_allclose(flow.risks, best.risk.value, rtol=1e-9)
+    assert flow.arrived is not None
+
+
+@pytest.mark.slow
+def test_a_start_near_the_saddle_has_not_arrived() -> None:
+    start = pl.block_start(TASK, 1e-7, kernel="linear")
+    flow = pl.gradient_flow(TASK, start, math.inf, [0.0, 10.0, math.inf])
+    assert flow.risks[0] > 0.5
+    assert flow.risks[-1] < 1e-12
+
+
+@pytest.mark.slow
+def test_a_flow_that_follows_its_points_is_warned_of() -> None:
+    task = pl.LinearRegression([[1.0]], noise_variance=0.1)
+    start = pl.SoftmaxAttention(np.diag([12.0, 0.0]), np.diag([0.0, 0.3]))
+    with pytest.warns(UnreliableErrorWarning, match="Raise `points`"):
+        flow = pl.gradient_flow(task, start, 5, [0.0, 0.01], points=16)
+    assert (flow.error > 0).all()
+
+
+def test_negative_starts_end_at_the_negatives_and_two_images_are_refused() -> None:
+    up, down = block_limit(TASK, 0.4), block_limit(TASK, -0.4)
+    np.testing.assert_allclose(down.value, -np.asarray(up.value))
+    apart = pl.LinearRegression(np.diag([1.0, 0.0]), query_covariance=np.eye(2))
+    with pytest.raises(ValueError, match=r"^`task` must have one covariance, or two"):
+        block_limit(apart, 0.4)
+
+
+class Linked(pl.AbstractTask):
+    """A user's task with a function in it."""
+
+    inner: pl.LinearRegression
+    link: object
+
+    @property
+    def token_dim(self) -> int:
+        return self.inner.token_dim
+
+    def draw(self, *, key):
+        return self.inner.draw(key=key)
+
+    def masked(self, token):
+        return self.inner.masked(token)
+
+    def loss(self, output, token):
+        return self.inner.loss(output, token)
+
+
+def test_a_run_with_a_part_without_a_name_is_not_kept(tmp_path) -> None:
+    task = Linked(TASK, lambda x: x)
+    with pytest.raises(ValueError, match=r"^`folder` must be None for this run, because its part"):
+        pl.gradient_flow(
+            task, START, 5, [0.0, 0.1], key=jax.random.key(0), samples=4, folder=tmp_path
+        )
+
+
+def test_folders_with_an_equals_sign_are_read_again(tmp_path) -> None:
+    start = pl.block_start(TASK, 0.5, kernel="linear")
+    folder = tmp_path / "alpha=0.5"
+    first, again = (pl.gradient_flow(TASK, start, 10, [0.0, 1.0], folder=folder) for _ in range(2))
+    np.testing.assert_array_equal(first.risks, again.risks)

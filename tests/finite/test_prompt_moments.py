@@ -378,7 +378,7 @@ BOTH = pl.MultiHead([SOFTMAX, SOFTMAX])
             (SOFTMAX, NORMAL, [1.0], 1e10),
             {"kind": "estimate", "key": jax.random.key(0)},
             "`length` must be at most 33554432 to simulate prompts of dimension 1, got 1e+10. "
-            "Ask for kind='asymptotic'.",
+            "Ask for a kind that does not simulate.",
         ),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_trajectory_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputFileError, match="must hold a trajectory, but 'key_query'"):
+    with pytest.raises(InputFileError, match="must hold a trajectory, but '"):
         Trajectory.load(save_run(tmp_path, CONFIG, ARRAYS))
     short = trajectory(risks=np.ones(3), config={**CONFIG, "n": 3})
     with pytest.raises(InputFileError, match="'risks' does not have one entry for each time"):

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from promptlimit import __version__
-from promptlimit.cli import _doctor, _flow, _limit, _reproduce, _train
+from promptlimit.cli import _doctor, _flow, _gap, _length, _limit, _reproduce, _train
 from promptlimit.cli._console import CommandError, print_error
 
 app = typer.Typer(
@@ -18,6 +18,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("limit")(_limit.limit)
+app.command("gap")(_gap.gap)
+app.command("length")(_length.length)
 app.command("flow")(_flow.flow)
 app.command("train")(_train.train)
 app.command("doctor")(_doctor.doctor)

@@ -1,7 +1,9 @@
 """Results go to standard output; progress, errors and hints go to standard error."""
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -36,6 +38,26 @@ def print_error(message: str, hint: str) -> None:
 def print_json(value: object) -> None:
     """Print a value as JSON on standard output; infinities and NaN do not pass."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+@contextmanager
+def working(on: str) -> Iterator[None]:
+    """Show on standard error that something is being computed, when that is a terminal."""
+    if not ERR.is_terminal:
+        yield
+        return
+    with ERR.status(f"{on} ..."):
+        yield
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Print what the library warns of as notes on standard error, once each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        ERR.print("note:", message, markup=False)
 
 
 def require_folder(out: Path) -> None:

@@ -15,42 +15,27 @@ from promptlimit.cli._console import (
     require_folder,
     use_double_precision,
 )
+from promptlimit.cli._problem_input import (
+    FILES_HELP,
+    NAMES_HELP,
+    ExampleOption,
+    PromptOption,
+    read_files,
+    require_known_example,
+)
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from promptlimit.experiments import Problem
     from promptlimit.results import Limits
-
-_FILES_HELP = (
-    "Files of named arrays (.npz, .json), or NAME=FILE for one array (.npy, .csv as well). Names: "
-    "query; key_query and value, or key_weight, query_weight, value_weight, output and scale; and "
-    "for the prompt mean and cov, tokens and weights, half_widths or radius; with half_widths or "
-    "radius also prompt: rademacher, cube or sphere."
-)
 
 
 def limit(
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILES]...", help=_FILES_HELP)
+        list[str] | None,
+        typer.Argument(metavar="[FILES]...", help=FILES_HELP + "query; " + NAMES_HELP),
     ] = None,
-    example: Annotated[
-        str | None,
-        typer.Option(
-            "--example",
-            metavar="NAME",
-            help="A built-in problem: gaussian, shifted, tokens, mixture, rademacher, cube or "
-            "sphere.",
-        ),
-    ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            metavar="LAW",
-            help="The tokens' law: gaussian, tokens, rademacher, cube, sphere.",
-        ),
-    ] = None,
+    example: ExampleOption = None,
+    prompt: PromptOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Also write limit.json there.")
     ] = None,
@@ -96,23 +81,11 @@ def _problem(files: Sequence[str], example: str | None, prompt: str | None) -> "
         )
     use_double_precision()
     from promptlimit.experiments import EXAMPLES, problem_from_arrays
-    from promptlimit.results import InputFileError, read_arrays
 
     if example is not None:
-        if example not in EXAMPLES:
-            raise CommandError(
-                f"there is no example '{example}'", f"the examples are {', '.join(EXAMPLES)}"
-            )
+        require_known_example(example)
         return EXAMPLES[example]()
-    arrays: dict[str, np.ndarray | str] = {}
-    try:
-        for source in files:
-            arrays.update(read_arrays(source))
-    except InputFileError as problem:
-        raise CommandError(str(problem), "promptlimit limit --help names what is read") from None
-    if prompt is not None:
-        arrays["prompt"] = prompt
-    return problem_from_arrays(arrays)
+    return problem_from_arrays(read_files(files, prompt, "limit"))
 
 
 def _table(result: "Limits") -> Table:

@@ -10,7 +10,7 @@ from promptlimit._inputs import ArrayLike, Number
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.dynamics._starts import unit_square
 from promptlimit.results import Trajectory
-from promptlimit.tasks import LinearRegression
+from promptlimit.tasks import LinearRegression, require_regression
 
 _RANK = 1e-10
 
@@ -46,10 +46,14 @@ def block_limit(
     $$c^2=\tfrac12\Big(\delta+\sqrt{\delta^2+4\,\mathrm{tr}(\Sigma^+)^2}\Big),\qquad
     U_\infty=\mathrm{diag}(\Sigma^+/c+\alpha N,\,0),\qquad V_\infty=\mathrm{diag}(0,\,c).$$
 
+    A start of negative $\alpha$ ends at the negatives.
+
     >>> import promptlimit as pl
     >>> print(pl.dynamics.block_limit(pl.LinearRegression([[4.0]]), 0.1).value[-1])
     [0.  0.5]
     """
+    require_regression(task)
+    _require_one_image(task)
     S, P = task.covariance, unit_square(task, theta)
     inverse = np.linalg.pinv(S, rcond=_RANK, hermitian=True)
     image = inverse @ S
@@ -58,6 +62,18 @@ def block_limit(
     c = math.sqrt((delta + math.sqrt(delta**2 + 4 * np.sum(inverse**2))) / 2)
     dim = S.shape[0]
     key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
-    key_query[:dim, :dim], value[dim, dim] = inverse / c + alpha * N, c
+    sign = math.copysign(1.0, alpha)
+    key_query[:dim, :dim], value[dim, dim] = sign * inverse / c + alpha * N, sign * c
     with jax.enable_x64(True):
         return SoftmaxAttention(key_query, value)
+
+
+def _require_one_image(task: LinearRegression) -> None:
+    """Refuse queries that see other directions than prompts, unless both see all."""
+    covariances = (task.covariance, task.query_covariance)
+    full = all(np.linalg.matrix_rank(each, tol=_RANK) == each.shape[0] for each in covariances)
+    if not full and not np.array_equal(*covariances):
+        raise ValueError(
+            "`task` must have one covariance, or two that are invertible, for the end of its flow "
+            "to be known. Follow it: gradient_flow(task, start, math.inf, [math.inf])."
+        )

@@ -1,16 +1,20 @@
 """Tasks, attentions and numbers as plain values, for the configuration of a run."""
 
 import dataclasses
+import hashlib
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit.results import OPAQUE
 
-def described(value: object) -> object:
+
+def described(value: object) -> object:  # noqa: PLR0911  # one line a kind of value
     """Return a module as its type, its fields and their numbers; arrays as nested lists.
 
     >>> import jax.numpy as jnp, promptlimit as pl
@@ -20,16 +24,31 @@ def described(value: object) -> object:
     if isinstance(value, eqx.Module):
         fields = (field.name for field in dataclasses.fields(value))
         inner = {name: described(getattr(value, name)) for name in fields}
-        return {"type": type(value).__name__, **inner}
+        return {"type": _name(type(value)), **inner}
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         return described(_numbers(value).tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str | bool | int | float | None):
         return value
+    if isinstance(value, Mapping):
+        return {str(key): described(each) for key, each in value.items()}
     if isinstance(value, Sequence):
         return [described(each) for each in value]
-    return type(value).__name__
+    name = _name(value if callable(value) else type(value))
+    return {OPAQUE: name} if not callable(value) or "<" in name else name
+
+
+def _name(thing: object) -> str:
+    """Return the name of a type or a function; of those outside, with where it is and its text."""
+    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+    if module.startswith("promptlimit."):
+        return name
+    try:
+        text = inspect.getsource(thing)  # pyright: ignore[reportArgumentType]
+    except (OSError, TypeError):
+        return f"{module}.{name}"
+    return f"{module}.{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def _numbers(array: jax.Array | np.ndarray | np.generic) -> np.ndarray:

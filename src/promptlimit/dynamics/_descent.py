@@ -11,10 +11,15 @@ from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._objective import Objective
+from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.tasks._heads import merged_head
 
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11
+
+_FALL = 0.01
+_ROUNDING = 1e-12
+_FINEST = 1e-13
 
 
 class Rules(NamedTuple):
@@ -23,7 +28,8 @@ class Rules(NamedTuple):
     Attributes:
         end: when to stop at the latest.
         tolerance: of a step, absolute and relative.
-        arrival: the gradient norm at which the flow has arrived.
+        arrival: the gradient norm at which the flow has arrived, or a hundredth of that at the
+            start where that is smaller: a start near a saddle has not arrived.
         radius: the ball that must not be left.
     """
 
@@ -60,7 +66,6 @@ class Moments(NamedTuple):
     value: Array
     risk: Array
     gradient_norm: Array
-    second_risk: Array
 
 
 def gradient(objective: Objective, start: AbstractAttention, state: Array) -> Array:
@@ -80,14 +85,20 @@ def descend(
 ) -> Descent:
     r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from the arrays of `start`."""
     state, _ = ravel_pytree(eqx.filter(start, eqx.is_inexact_array))
+    first = jnp.linalg.norm(gradient(objective, start, state))
+    threshold = jnp.maximum(jnp.minimum(rules.arrival, _FALL * first), _ROUNDING)
+    tolerance = rules.tolerance
+    if not isinstance(solver, StabilisedRungeKutta):
+        # At the edge of stability other explicit methods hover about the end at their tolerance.
+        tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
 
     def field(t: object, y: Array, args: object) -> Array:  # noqa: ARG001  # diffrax's signature
         return -gradient(objective, start, y)
 
     def arrived(t: object, y: Array, args: object, **_: object) -> Array:
-        return jnp.linalg.norm(field(t, y, args)) <= rules.arrival
+        return jnp.linalg.norm(field(t, y, args)) <= threshold
 
-    def escaped(t: object, y: Array, args: object, **_: object) -> Array:  # noqa: ARG001
+    def escaped(t: object, y: Array, args: object, **_: object) -> Array:  # noqa: ARG001  # as above
         return jnp.linalg.norm(y) > rules.radius
 
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
@@ -102,8 +113,8 @@ def descend(
                 subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)]  # pyright: ignore[reportArgumentType]
             ),
             stepsize_controller=diffrax.PIDController(
-                rtol=rules.tolerance,
-                atol=rules.tolerance,
+                rtol=tolerance,
+                atol=tolerance,
                 pcoeff=0.2,
                 icoeff=0.5,
                 dtmin=SMALLEST_STEP,
@@ -129,12 +140,9 @@ def descend(
 
 @eqx.filter_jit
 def measured(
-    objective: Objective,
-    second: Objective,
-    start: AbstractAttention,
-    states: Float[Array, "times n"],
+    objective: Objective, start: AbstractAttention, states: Float[Array, "times n"]
 ) -> Moments:
-    """Return merged parameters, risks, gradient norms, and risks by a second objective."""
+    """Return merged parameters, risks and gradient norms."""
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
 
@@ -143,6 +151,16 @@ def measured(
         _, key_query, value = merged_head(attention)
         risk, slopes = eqx.filter_value_and_grad(objective)(attention)
         norm = jnp.linalg.norm(ravel_pytree(slopes)[0])
-        return Moments(key_query, value, risk, norm, second(attention))
+        return Moments(key_query, value, risk, norm)
 
     return jax.lax.map(at, states)
+
+
+@eqx.filter_jit
+def risks_along(
+    objective: Objective, start: AbstractAttention, states: Float[Array, "times n"]
+) -> Float[Array, " times"]:
+    """Return the risks of another objective at the same parameters."""
+    arrays, rest = eqx.partition(start, eqx.is_inexact_array)
+    _, unravel = ravel_pytree(arrays)
+    return jax.lax.map(lambda vector: objective(eqx.combine(unravel(vector), rest)), states)

@@ -1,6 +1,7 @@
 """Gradient flow of an attention on an in-context task."""
 
 import math
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from promptlimit.dynamics._descent import (
     Rules,
     descend,
     measured,
+    risks_along,
 )
 from promptlimit.dynamics._objective import (
     SHARPNESS_RANGES,
@@ -40,8 +42,8 @@ from promptlimit.dynamics._requests import (
     require_times,
 )
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
-from promptlimit.finite import in_double
-from promptlimit.results import Trajectory, is_finished, run_name
+from promptlimit.finite import UnreliableErrorWarning, in_double
+from promptlimit.results import Trajectory, is_finished, require_named, run_name
 from promptlimit.tasks import AbstractTask, LinearRegression
 from promptlimit.tasks._heads import merged_head
 from promptlimit.tasks._points import require_points
@@ -49,8 +51,9 @@ from promptlimit.tasks._risk_function import require_length
 
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
-_FINEST = 1e-13
 _PADDING = 16
+_OTHER_SETS = 4
+_UNRELIABLE = 0.1
 
 
 def gradient_flow(
@@ -82,7 +85,8 @@ def gradient_flow(
         length: $L$, a whole number from 1 to 1e30, or `math.inf`.
         times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
         tolerance: of each step, absolute and relative.
-        arrival: the gradient norm at which the flow has arrived; `tolerance` when None.
+        arrival: the gradient norm at which the flow has arrived, `tolerance` when None; at most a
+            hundredth of that at the start, so that a start near a saddle has not arrived.
         radius: of the ball about 0 that the parameters must not leave.
         solver: how to step; by default a stabilised method of order 2, and `diffrax.Dopri8` where
             the risk is a closed form or the tolerance is below 1e-7.
@@ -119,6 +123,8 @@ def gradient_flow(
             key=key,
             samples=int(samples),
         )
+        if folder is not None:
+            require_named(request.config)
         if folder is not None and is_finished(Path(folder), request.config):
             return Trajectory.load(Path(folder) / run_name(request.config))
         trajectory = _solved(request)
@@ -141,7 +147,6 @@ class _Attempt(NamedTuple):
     """A flow followed with weight statistics up to some sharpness."""
 
     objective: Objective
-    second: Objective
     found: Descent
     max_sharpness: float
     sharpness: float
@@ -163,14 +168,14 @@ def _solved(request: FlowRequest) -> Trajectory:
 
 
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
-    objective, second = (_objective(request, max_sharpness, shift) for shift in (0, 1))
+    objective = _objective(request, max_sharpness, 0)
     found = _descent(request, objective)
     sharpness = largest_sharpness(objective, _attention(request, found.last))
-    return _Attempt(objective, second, found, max_sharpness, sharpness)
+    return _Attempt(objective, found, max_sharpness, sharpness)
 
 
 def _objective(request: FlowRequest, max_sharpness: float, shift: int) -> Objective:
-    """Return the risk, or for `shift` 1 the same risk on independent points or prompts."""
+    """Return the risk, or for a `shift` the same risk on independent points or prompts."""
     task, replicate = request.task, request.replicate + shift
     if isinstance(task, LinearRegression):
         kernel = merged_head(request.start)[0]
@@ -194,11 +199,8 @@ def _descent(request: FlowRequest, objective: Objective) -> Descent:
     end = finite[-1] if finite.size == request.times.size else _FOREVER
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
-    step = request.tolerance
-    if not isinstance(request.solver, StabilisedRungeKutta):
-        # At the edge of stability other explicit methods hover about the end at their tolerance.
-        step = max(min(step, 0.01 * request.arrival), _FINEST)
-    rules = Rules(*map(jnp.asarray, (end, step, request.arrival, request.radius)))
+    limits = (end, request.tolerance, request.arrival, request.radius)
+    rules = Rules(*map(jnp.asarray, limits))
     start = mover(objective, request.start)
     found = descend(objective, start, jnp.asarray(padded), rules, request.solver)
     return found._replace(states=found.states[padded.size - finite.size :])
@@ -221,7 +223,8 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
     if attempt.left_the_tables:
         raise ArithmeticError(
             f"the flow must keep the sharpness below {attempt.max_sharpness:g}, where weight "
-            f"statistics end, but reached that at time {end:.4g}. Ask for earlier times."
+            f"statistics end, but reached that at time {end:.4g}. Ask for earlier times, or raise "
+            "`points`: a flow can follow too few points away from the law."
         )
     if not (bool(found.finished) and (bool(found.arrived) or np.isfinite(request.times[-1]))):
         raise ArithmeticError(
@@ -233,14 +236,13 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
 
 def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: what was saved up to the end, then the last state."""
-    objective, second, found, *_ = attempt
+    objective, found, *_ = attempt
     end = float(found.end)
     count = request.times.size
-    saved = np.tile(np.asarray(found.last), (count + -count % _PADDING, 1))
-    before = request.times <= end
-    saved[:count][before] = np.asarray(found.states)[: before.sum()]
-    found_at = measured(objective, second, mover(objective, request.start), jnp.asarray(saved))
-    key_query, value, risks, norms, second_risks = (np.asarray(each)[:count] for each in found_at)
+    saved = _states(request, found)
+    found_at = measured(objective, mover(objective, request.start), jnp.asarray(saved))
+    key_query, value, risks, norms = (np.asarray(each)[:count] for each in found_at)
+    error = _error(request, attempt, saved, risks)
     arrays = eqx.filter(request.start, eqx.is_inexact_array)
     names = [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
     unravel = ravel_pytree(arrays)[1]
@@ -255,9 +257,47 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         value=value,
         risks=risks,
         gradient_norms=norms,
-        error=np.abs(second_risks - risks),
+        error=error,
         arrived=end if bool(found.arrived) else None,
         kind=request.kind,
         length=request.length,
         config=request.config,
     )
+
+
+def _states(request: FlowRequest, found: Descent) -> np.ndarray:
+    """Return the parameters at all times: saved up to the end, the start at 0, then the last."""
+    times, count = request.times, request.times.size
+    saved = np.tile(np.asarray(found.last), (count + -count % _PADDING, 1))
+    before = times <= float(found.end)
+    saved[:count][before] = np.asarray(found.states)[: before.sum()]
+    start = ravel_pytree(eqx.filter(request.start, eqx.is_inexact_array))[0]
+    saved[:count][times == 0.0] = np.asarray(start)
+    return saved
+
+
+def _error(
+    request: FlowRequest, attempt: _Attempt, saved: np.ndarray, risks: np.ndarray
+) -> np.ndarray:
+    """Return the largest distance from the same risks on independent points or prompts.
+
+    Points whose scores leave the tables say nothing: there the error is all of the risk.
+    """
+    polynomial = merged_head(request.start)[0] == "linear" or math.isinf(request.length)
+    if isinstance(request.task, LinearRegression) and polynomial:
+        return np.zeros_like(risks)
+    others = _OTHER_SETS if isinstance(request.task, LinearRegression) else 1
+    distance = np.zeros_like(risks)
+    for shift in range(1, others + 1):
+        other = _objective(request, attempt.max_sharpness, shift)
+        found = risks_along(other, mover(other, request.start), jnp.asarray(saved))
+        difference = np.abs(np.asarray(found)[: risks.size] - risks)
+        distance = np.maximum(distance, np.where(np.isnan(difference), np.abs(risks), difference))
+    if others > 1 and distance[-1] > _UNRELIABLE * risks[-1]:
+        warnings.warn(
+            f"Independent point sets disagree by {100 * distance[-1] / risks[-1]:.0f}% about the "
+            "last risk of this flow: it may follow its points rather than the law. Raise `points`.",
+            UnreliableErrorWarning,
+            stacklevel=4,
+        )
+    return distance

@@ -5,10 +5,12 @@ import math
 from numbers import Integral
 
 import diffrax
+import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit import __version__
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention, Factored, LinearAttention, SoftmaxAttention
 from promptlimit.dynamics._configuration import described
@@ -46,7 +48,9 @@ class FlowRequest:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         unused = ("points",) if self.kind != "exact" else ("samples", "key")
         plain = {name: described(value) for name, value in fields.items() if name not in unused}
-        return {"what": "gradient_flow", "kind": self.kind, **plain}
+        if self.key is not None and "key" in plain:
+            plain["generator"] = str(jax.random.key_impl(self.key))
+        return {"what": "gradient_flow", "version": __version__, "kind": self.kind, **plain}
 
 
 def require_times(times: ArrayLike) -> NDArray[np.float64]:

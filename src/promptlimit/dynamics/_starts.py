@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, Number, float_array, require_choice, require_shape
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
-from promptlimit.tasks import LinearRegression
+from promptlimit.tasks import LinearRegression, require_regression
 
 
 class OutsideTheoremWarning(UserWarning):
@@ -36,17 +36,19 @@ def block_start(
         theta: $\Theta$, [d, any], scaled here to the norm above; the identity when None.
         kernel: "softmax" or "linear".
 
-    >>> import jax.numpy as jnp, promptlimit as pl
-    >>> task = pl.LinearRegression(jnp.eye(4))
-    >>> print(pl.block_start(task, 0.5).key_query.diagonal())
+    >>> import numpy as np, promptlimit as pl
+    >>> task = pl.LinearRegression(np.eye(4))
+    >>> print(np.diag(pl.block_start(task, 0.5).key_query))
     [0.25 0.25 0.25 0.25 0.  ]
     """
+    require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
     if not math.isfinite(alpha):
         raise ValueError(f"`alpha` must be finite, got {alpha}.")
     square = unit_square(task, theta)
     dim = square.shape[0]
-    largest = math.sqrt(2.0) / (dim**0.25 * float(np.linalg.norm(task.covariance, 2)))
+    norm = float(np.linalg.norm(task.covariance, 2))
+    largest = math.sqrt(2.0) / (dim**0.25 * norm) if norm > 0.0 else math.inf
     if not 0.0 < alpha < largest or not (square @ task.covariance).any():
         warnings.warn(
             f"Theorem 5.2 speaks of 0 < alpha < {largest:.4g} and of theta with theta' Sigma not "

@@ -1,5 +1,10 @@
 """Experiments: problems a user brings, claims of the paper, and the data behind the figures."""
 
+from promptlimit.experiments._gap_problems import GapProblem as GapProblem
+from promptlimit.experiments._gap_problems import example_gap_problem as example_gap_problem
+from promptlimit.experiments._gap_problems import gap_problem_from_arrays as gap_problem_from_arrays
+from promptlimit.experiments._gap_problems import gap_report as gap_report
+from promptlimit.experiments._gap_problems import standard_gap_problem as standard_gap_problem
 from promptlimit.experiments._problems import EXAMPLES as EXAMPLES
 from promptlimit.experiments._problems import Problem as Problem
 from promptlimit.experiments._problems import limits as limits

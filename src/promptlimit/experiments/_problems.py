@@ -30,7 +30,7 @@ PROMPT_NAMES = {
 }
 ATTENTION_NAMES = ("key_query", "value")
 FACTOR_NAMES = ("key_weight", "query_weight", "value_weight", "output", "scale")
-_VECTORS = {"mean", "weights", "half_widths", "query"}
+_VECTORS = {"mean", "weights", "half_widths", "query", "query_mean"}
 _NUMBERS = {"scale", "radius"}
 
 
@@ -71,16 +71,28 @@ def problem_from_arrays(given: Arrays) -> Problem:
             `tokens` and optionally `weights`, or `mean` and `cov`, or `half_widths` with `prompt`
             "rademacher" or "cube", or `radius` with `prompt` "sphere".
     """
-    known = {"prompt", "query", *ATTENTION_NAMES, *FACTOR_NAMES}
+    shaped = known_arrays(given, {"query"})
+    with jax.enable_x64(True):
+        head = attention_from(shaped)
+        merged = head.merged() if isinstance(head, Factored) else head
+        attention = SoftmaxAttention(merged.key_query, merged.value)
+        prompt = prompt_from(shaped, attention.token_dim)
+        query = needed(shaped, "query", "the problem")
+    return Problem(attention, prompt, query)
+
+
+def known_arrays(given: Arrays, others: set[str]) -> Arrays:
+    """Return the arrays in their natural shapes, or refuse a name that is not known.
+
+    Args:
+        given: the arrays by name.
+        others: names allowed besides those of parameters and prompts.
+    """
+    known = {"prompt", *others, *ATTENTION_NAMES, *FACTOR_NAMES}
     known |= {name for names in PROMPT_NAMES.values() for name in names}
     for name in given:
         require_choice("array", name, sorted(known))
-    shaped = {name: _shaped(name, value) for name, value in given.items()}
-    with jax.enable_x64(True):
-        attention = _attention(shaped)
-        prompt = _prompt(shaped, attention.token_dim)
-        query = _needed(shaped, "query", "the problem")
-    return Problem(attention, prompt, query)
+    return {name: _shaped(name, value) for name, value in given.items()}
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
@@ -94,7 +106,8 @@ def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
     return value
 
 
-def _needed(given: Arrays, name: str, owner: str) -> np.ndarray:
+def needed(given: Arrays, name: str, owner: str) -> np.ndarray:
+    """Return an array that must be there."""
     if name not in given:
         raise ValueError(f"`{name}` must be given for {owner}, got {_listing(given)}.")
     value = given[name]
@@ -113,26 +126,23 @@ def _listing(given: Arrays) -> str:
     return "only " + ", ".join(f"`{name}`" for name in given) if given else "nothing"
 
 
-def _attention(given: Arrays) -> SoftmaxAttention:
+def attention_from(given: Arrays) -> SoftmaxAttention | Factored:
+    """Return the softmax head that merged matrices or factors describe."""
     if not any(name in given for name in FACTOR_NAMES):
-        return SoftmaxAttention(
-            *(_needed(given, name, "the attention") for name in ATTENTION_NAMES)
-        )
+        return SoftmaxAttention(*(needed(given, name, "the attention") for name in ATTENTION_NAMES))
     if both := [name for name in ATTENTION_NAMES if name in given]:
         raise ValueError(
             f"`{both[0]}` must not be given together with factors such as `key_weight`. "
             "Pass either the merged matrices or the factors."
         )
-    key, query, value = (
-        _needed(given, name, "the factored attention") for name in FACTOR_NAMES[:3]
-    )
-    output = _needed(given, "output", "the head") if "output" in given else None
-    scale = _number(_needed(given, "scale", "the head")) if "scale" in given else 1.0
-    merged = Factored("softmax", key, query, value, output, scale=scale).merged()
-    return SoftmaxAttention(merged.key_query, merged.value)
+    key, query, value = (needed(given, name, "the factored attention") for name in FACTOR_NAMES[:3])
+    output = needed(given, "output", "the head") if "output" in given else None
+    scale = _number(needed(given, "scale", "the head")) if "scale" in given else 1.0
+    return Factored("softmax", key, query, value, output, scale=scale)
 
 
-def _prompt(given: Arrays, dim: int) -> AbstractMeasure:
+def prompt_from(given: Arrays, dim: int) -> AbstractMeasure:
+    """Return the prompt that the arrays describe."""
     kind = _prompt_kind(given)
     others = {name for names in PROMPT_NAMES.values() for name in names} - {*PROMPT_NAMES[kind]}
     if stray := sorted(others & set(given)):
@@ -141,14 +151,14 @@ def _prompt(given: Arrays, dim: int) -> AbstractMeasure:
             "Leave it out, or name another prompt."
         )
     if kind == "tokens":
-        weights = _needed(given, "weights", "tokens") if "weights" in given else None
-        return Empirical(_needed(given, "tokens", "the prompt"), weights)
+        weights = needed(given, "weights", "tokens") if "weights" in given else None
+        return Empirical(needed(given, "tokens", "the prompt"), weights)
     if kind == "gaussian":
-        mean = _needed(given, "mean", "the prompt") if "mean" in given else np.zeros(dim)
-        return Gaussian(mean, _needed(given, "cov", "a Gaussian prompt"))
+        mean = needed(given, "mean", "the prompt") if "mean" in given else np.zeros(dim)
+        return Gaussian(mean, needed(given, "cov", "a Gaussian prompt"))
     if kind == "sphere":
-        return UniformSphere(dim, _needed(given, "radius", "a spherical prompt"))
-    half_widths = _needed(given, "half_widths", "the prompt")
+        return UniformSphere(dim, needed(given, "radius", "a spherical prompt"))
+    half_widths = needed(given, "half_widths", "the prompt")
     return Rademacher(half_widths) if kind == "rademacher" else UniformCube(half_widths)
 
 

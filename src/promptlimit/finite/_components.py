@@ -50,6 +50,11 @@ class Components:
         count, dim = self.means.shape
         return np.zeros((count, dim, dim)) if self.covs is None else self.covs
 
+    def root(self) -> Array:
+        r"""Return the symmetric root of the first component's covariance, $\Gamma^{1/2}$."""
+        variances, axes = np.linalg.eigh(self.all_covs()[0])
+        return (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
+
     def tilted(self, tilt: Array) -> "Components":
         r"""Return the law $\propto e^{\langle t,z\rangle}\mu$.
 

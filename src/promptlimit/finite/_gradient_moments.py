@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import require_choice
-from promptlimit.attention import AbstractAttention, Factored, LinearAttention, SoftmaxAttention
-from promptlimit.finite._array_types import Array, ArrayLike, doubles
+from promptlimit.attention import AbstractAttention
+from promptlimit.finite._array_types import Array, ArrayLike
 from promptlimit.finite._asymptotic_moments import asymptotic_spread_error, none_claimed
 from promptlimit.finite._components import gaussian_components
-from promptlimit.finite._heads import Head
+from promptlimit.finite._heads import Readout, readout
 from promptlimit.finite._linear_moments import linear_spread_error
 from promptlimit.finite._moment_rows import no_samples
 from promptlimit.finite._prompt_moments import possible_kinds, rows_of_kind
@@ -31,21 +31,6 @@ from promptlimit.finite._simulation import (
 from promptlimit.finite._softmax_moments import gaussian_spread_error, whitened
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gradient:
-    r"""A parameter gradient's squared error: `factor` times that of $Vr$ or of $KCV^\top$.
-
-    Attributes:
-        factor: what multiplies it.
-        value: $V$.
-        left: $K$ for a score matrix; None for a value matrix.
-    """
-
-    factor: float
-    value: Array
-    left: Array | None
 
 
 def gradient_moments(
@@ -93,62 +78,27 @@ def gradient_moments(
     request = checked_request(attention, measure, query, length, including_query=including_query)
     stop = stopping(rtol, samples)
     require_choice("wrt", wrt, attention.matrices())
-    gradient = _gradient(request, wrt)
+    gradient = readout(attention, wrt)
     chosen = chosen_kind(request, kind, key, _possible_kinds(request, gradient))
     counts = no_samples(request.length)
     if chosen == "limit":
         value, error = np.zeros_like(request.length), np.zeros_like(request.length)
     elif chosen == "estimate" and key is not None:
         value, error, counts = _estimated(request, wrt, key, stop)
-    elif gradient is None or request.head is None:
+    elif gradient is None:
         raise AssertionError("only estimates exist for what is not one head")
     else:
-        value, error = _computed(request, request.head, gradient, chosen, stop)
+        value, error = _computed(request, gradient, chosen, stop)
     shape = request.shape
     parts = (array.reshape(shape) for array in (request.length, value, error, counts))
     lengths, values, errors, numbers = parts
     return GradientMoments(lengths, values, wrt, chosen, errors, numbers)
 
 
-def _gradient(request: Request, wrt: str) -> _Gradient | None:
-    r"""Return the closed form of a parameter gradient, or None when the attention has none.
-
-    $\nabla_UT_i=Cv_iz^\top$ and $\nabla_{v_i}T_i=r$; with $U=c\,K^\top Q$ and a value matrix $OV$,
-    $\nabla_KT_i=c\,Qz\,(Cv_i)^\top$, $\nabla_QT_i=c\,KCv_iz^\top$,
-    $\partial T_i/\partial V=O_i\otimes r$ and $\partial T_i/\partial O_i=Vr$.
-    """
-    attention, head = request.attention, request.head
-    if head is None:
-        return None
-    match attention:
-        case SoftmaxAttention() | LinearAttention() if wrt == "value":
-            return _Gradient(float(head.value.shape[0]), np.eye(head.tilt.size), None)
-        case SoftmaxAttention() | LinearAttention():
-            square = float(request.query @ request.query)
-            return _Gradient(square, head.value, np.eye(head.tilt.size))
-        case Factored():
-            return _factored_gradient(attention, head, wrt)
-    return None
-
-
-def _factored_gradient(attention: Factored, head: Head, wrt: str) -> _Gradient:
-    identity, outputs = np.eye(head.tilt.size), float(head.value.shape[0])
-    if wrt == "key_weight":
-        projected = attention.scale * (doubles(attention.query_weight) @ head.query)
-        return _Gradient(float(projected @ projected), head.value, identity)
-    if wrt == "query_weight":
-        left = attention.scale * doubles(attention.key_weight)
-        return _Gradient(float(head.query @ head.query), head.value, left)
-    if wrt == "output":
-        return _Gradient(outputs, doubles(attention.value_weight), None)
-    size = outputs if attention.output is None else float(np.sum(doubles(attention.output) ** 2))
-    return _Gradient(size, identity, None)
-
-
-def _possible_kinds(request: Request, gradient: _Gradient | None) -> tuple[Kind, ...]:
-    if gradient is None or request.head is None:
+def _possible_kinds(request: Request, gradient: Readout | None) -> tuple[Kind, ...]:
+    if gradient is None:
         return ("estimate",)
-    if gradient.left is None or request.head.kernel == "linear":
+    if gradient.left is None or gradient.head.kernel == "linear":
         return possible_kinds(request)
     components = gaussian_components(request.measure)
     if components is not None and components.is_gaussian and not request.including_query:
@@ -157,28 +107,29 @@ def _possible_kinds(request: Request, gradient: _Gradient | None) -> tuple[Kind,
 
 
 def _computed(
-    request: Request, head: Head, gradient: _Gradient, kind: Kind, stop: Stopping
+    request: Request, gradient: Readout, kind: Kind, stop: Stopping
 ) -> tuple[Array, Array]:
     """Return value and error of a kind that needs no simulation."""
     length, measure = request.length, request.measure
-    moved = dataclasses.replace(head, value=gradient.value)
-    if gradient.left is None:
-        rows = rows_of_kind(dataclasses.replace(request, head=moved), kind, None, stop)
-        return gradient.factor * rows.mse, gradient.factor * rows.error
+    head, left = gradient.head.at(request.query), gradient.left
+    size = gradient.size(request.query)
+    if left is None:
+        rows = rows_of_kind(dataclasses.replace(request, head=head), kind, None, stop)
+        return size * rows.mse, size * rows.error
     if head.kernel == "linear":
         own_token = request.own_token if kind == "exact" else None
-        value = linear_spread_error(measure, gradient.left, moved.value, length, own_token)
+        value = linear_spread_error(measure, left, head.value, length, own_token)
         error = np.zeros_like(length) if kind == "exact" else none_claimed(length)
     elif kind == "asymptotic":
-        value = asymptotic_spread_error(moved, measure, gradient.left, length)
+        value = asymptotic_spread_error(head, measure, left, length)
         error = none_claimed(length)
     else:
         components = gaussian_components(measure)
         if components is None:
             raise AssertionError("exact gradients need Gaussian tokens")
         tokens = whitened(components, head.tilt)
-        value, error = gaussian_spread_error(tokens, gradient.left, moved.value, length)
-    return gradient.factor * value, gradient.factor * error
+        value, error = gaussian_spread_error(tokens, left, head.value, length)
+    return size * value, size * error
 
 
 def _estimated(

@@ -8,7 +8,7 @@ from promptlimit.finite._array_types import ArrayLike
 LARGEST_LENGTH = 1e30
 
 
-def checked_lengths(length: ArrayLike) -> NDArray[np.float64]:
+def checked_lengths(length: ArrayLike, *, name: str = "length") -> NDArray[np.float64]:
     """Return the lengths as floats of the same shape, or say which of them counts no tokens.
 
     A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
@@ -20,14 +20,14 @@ def checked_lengths(length: ArrayLike) -> NDArray[np.float64]:
         values = given.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
-            f"`length` must hold numbers, got {type(length).__name__} of dtype {given.dtype}. "
+            f"`{name}` must hold numbers, got {type(length).__name__} of dtype {given.dtype}. "
             "It counts the tokens of a prompt."
         ) from None
     whole = values == np.floor(values)
     allowed = whole & (values >= 1) & ((values <= LARGEST_LENGTH) | np.isposinf(values))
     if not allowed.all():
         raise ValueError(
-            "`length` must be a whole number from 1 to 1e30 or math.inf, "
+            f"`{name}` must be a whole number from 1 to 1e30 or math.inf, "
             f"got {values[~allowed][0]}. It counts the tokens of a prompt."
         )
     return values

@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._array_types import Array, ArrayLike
-from promptlimit.finite._heads import Head, merged_head
+from promptlimit.finite._heads import Head, merged
 from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._precision import in_double
 from promptlimit.finite._simulation import Simulation
@@ -69,6 +69,23 @@ def checked_request(
     including_query: bool,
 ) -> Request:
     """Return the request with its arrays in double precision, or say what does not fit."""
+    require_fitting(attention, measure)
+    with jax.enable_x64(True):
+        point = float_array("query", query, rank=1)
+        reason = "what the attention's parameters take"
+        require_shape("query", point, (attention.query_dim,), reason)
+        host = np.asarray(point, dtype=np.float64)
+    require_queries_are_tokens(attention, including_query=including_query)
+    lengths = checked_lengths(length)
+    head = merged(attention)
+    at_query = None if head is None else head.at(host)
+    return Request(
+        attention, measure, host, lengths.ravel(), lengths.shape, including_query, at_query
+    )
+
+
+def require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
+    """Refuse what is no attention, no measure, or a measure of tokens of another dimension."""
     if not isinstance(attention, AbstractAttention):
         raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
     require_measure("measure", measure)
@@ -77,19 +94,24 @@ def checked_request(
             f"`measure` must have tokens of dimension {attention.token_dim} (what the attention's "
             f"parameters take), got {measure.dim}."
         )
-    with jax.enable_x64(True):
-        point = float_array("query", query, rank=1)
-        reason = "what the attention's parameters take"
-        require_shape("query", point, (attention.query_dim,), reason)
-        host = np.asarray(point, dtype=np.float64)
+
+
+def require_queries_are_tokens(attention: AbstractAttention, *, including_query: bool) -> None:
+    """Refuse to count a query among the tokens when it is not one."""
     if including_query and attention.query_dim != attention.token_dim:
         raise ValueError(
             f"`including_query` must be False when queries (dimension {attention.query_dim}) are "
             f"not tokens (dimension {attention.token_dim}), got True."
         )
-    lengths = checked_lengths(length)
-    head = merged_head(attention, host)
-    return Request(attention, measure, host, lengths.ravel(), lengths.shape, including_query, head)
+
+
+def require_key_to_simulate(kind: str, key: object) -> None:
+    """Refuse to simulate prompts without randomness."""
+    if kind == "estimate" and key is None:
+        raise ValueError(
+            "`key` must be given for kind='estimate', got None. "
+            "Pass key=jax.random.key(0) to simulate prompts."
+        )
 
 
 def chosen_kind(request: Request, kind: str, key: object, possible: tuple[Kind, ...]) -> Kind:
@@ -114,9 +136,5 @@ def chosen_kind(request: Request, kind: str, key: object, possible: tuple[Kind, 
     if kind not in possible:
         allowed = " or ".join(f"'{each}'" for each in possible)
         raise ValueError(f"`kind` must be {allowed} for {request.subject}, got '{kind}'.")
-    if kind == "estimate" and key is None:
-        raise ValueError(
-            "`key` must be given for kind='estimate', got None. "
-            "Pass key=jax.random.key(0) to simulate prompts."
-        )
+    require_key_to_simulate(kind, key)
     return kind  # pyright: ignore[reportReturnType]

@@ -90,7 +90,7 @@ def simulated(
     Prompt i draws its tokens from `fold_in(key, i)`, and the decision to stop is taken after the
     same numbers of prompts whatever the chunks, so results depend on the key alone.
     """
-    count = _tokens_that_fit(length, simulation.measure.dim)
+    count = tokens_that_fit(length, simulation.measure.dim)
     chunk = _chunk(count, simulation.measure.dim, stop.samples)
     pieces: list[tuple[Array, ...]] = []
     look = min(_FIRST_LOOK, stop.samples)
@@ -104,16 +104,17 @@ def simulated(
         if look == stop.samples or _relative_error(columns[0]) <= stop.rtol:
             break
         look = min(2 * look, stop.samples)
-    _warn_when_unreliable(columns[0], stop)
+    warn_when_unreliable(columns[0], stop)
     return columns
 
 
-def _tokens_that_fit(length: float, dim: int) -> int:
+def tokens_that_fit(length: float, dim: int) -> int:
+    """Return a length as a number of tokens, or refuse a prompt that memory will not hold."""
     most = LARGEST_PROMPT // (8 * dim * _COPIES)
     if length > most:
         raise ValueError(
             f"`length` must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for kind='asymptotic'."
+            f"got {length:g}. Ask for a kind that does not simulate."
         )
     return int(length)
 
@@ -135,8 +136,8 @@ def _relative_error(squares: Array) -> float:
     return standard_error(squares) / mean if mean > 0.0 else 0.0
 
 
-def _warn_when_unreliable(squares: Array, stop: Stopping) -> None:
-    r"""Warn when the error bar is itself uncertain, or larger than was asked for.
+def warn_when_unreliable(squares: Array, stop: Stopping) -> bool:
+    r"""Warn when the error bar is itself uncertain, or larger than was asked for, and say if so.
 
     The variance of n values of kurtosis $\kappa$ is known to a relative $\sqrt{(\kappa-1)/n}$; past
     one half, a few prompts decide the error bar. Few values hide their tails, so that $\kappa$ is
@@ -146,7 +147,8 @@ def _warn_when_unreliable(squares: Array, stop: Stopping) -> None:
     centred = (squares - squares.mean()) ** 2
     variance = float(centred.mean())
     kurtosis = max(3.0, float((centred**2).mean()) / variance**2) if variance > 0.0 else 1.0
-    if kurtosis - 1.0 > 0.25 * count:
+    uneven = kurtosis - 1.0 > 0.25 * count
+    if uneven:
         equal = squares.sum() ** 2 / np.sum(squares**2)
         warnings.warn(
             f"The squared errors of {count} prompts are so uneven, worth {equal:.1f} equal ones, "
@@ -155,13 +157,15 @@ def _warn_when_unreliable(squares: Array, stop: Stopping) -> None:
             UnreliableErrorWarning,
             stacklevel=5,
         )
-    if stop.rtol_was_asked and reached > stop.rtol:
+    short = stop.rtol_was_asked and reached > stop.rtol
+    if short:
         warnings.warn(
             f"{count} prompts reach a relative standard error of {reached:.2g}, not the "
             f"{stop.rtol:g} asked for. Raise `samples`.",
             UnreliableErrorWarning,
             stacklevel=5,
         )
+    return uneven or short
 
 
 def output_batch(limit: Array, tilt: Array | None) -> Batch:

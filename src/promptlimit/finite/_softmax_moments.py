@@ -39,8 +39,7 @@ class Whitened:
 
 def whitened(components: Components, tilt: Array) -> Whitened:
     """Return the one Gaussian component in whitened coordinates."""
-    variances, axes = np.linalg.eigh(components.all_covs()[0])
-    root = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
+    root = components.root()
     along = root @ tilt
     sharpness = float(np.linalg.norm(along))
     direction = along / sharpness if sharpness > 0.0 else np.eye(tilt.size)[0]

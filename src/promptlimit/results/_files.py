@@ -1,6 +1,7 @@
 """Files in and out: inputs are not trusted, outputs appear whole or not at all."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -14,7 +15,7 @@ _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
 
 
-class InputFileError(Exception):
+class InputFileError(ValueError):
     """A file cannot be used; the message is one sentence for its owner."""
 
 
@@ -93,6 +94,19 @@ def _read_npz(path: Path) -> dict[str, np.ndarray | str]:
         name: str(array) if array.dtype.kind == "U" and array.ndim == 0 else _numeric(name, array)
         for name, array in arrays.items()
     }
+
+
+def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz archive whose bytes were already read, or say what is wrong."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {
+                name: _numeric(name, _plain(lambda name=name: archive[name]))
+                for name in archive.files
+            }
+    except Exception as problem:  # a damaged or hostile file may raise anything
+        reason = str(problem) or type(problem).__name__
+        raise InputFileError(f"{path} must be readable as .npz, but {reason}") from None
 
 
 def _require_magic(path: Path, magic: bytes, what: str) -> None:

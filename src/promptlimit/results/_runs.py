@@ -16,9 +16,18 @@ from pathlib import Path
 
 import numpy as np
 
-from promptlimit.results._files import InputFileError, read_arrays, write_bytes, write_json
+from promptlimit.results._files import (
+    InputFileError,
+    numbers_in_archive,
+    write_bytes,
+    write_json,
+)
 
+_AGAIN = "Delete that folder and run it again."
 _PARTS = ("promptlimit", "jax", "jaxlib", "equinox", "diffrax", "optax", "numpy", "scipy")
+
+OPAQUE = "without a name"
+"""Key of a part of a configuration that has no name to be told from others by."""
 
 Configuration = Mapping[str, object]
 """Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
@@ -50,6 +59,7 @@ def save_run(folder: Path, config: Configuration, arrays: Mapping[str, np.ndarra
 
     A finished run of the same configuration is left as it is: it holds the same result.
     """
+    require_named(config)
     path = folder / run_name(config)
     if (path / "done").is_file():
         load_run(path)
@@ -57,6 +67,8 @@ def save_run(folder: Path, config: Configuration, arrays: Mapping[str, np.ndarra
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub":
             raise ValueError(f"`arrays` must hold numbers, got dtype {array.dtype} in '{name}'.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"`arrays` must be finite, got NaN or infinity in '{name}'.")
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{name: np.asarray(arrays[name]) for name in arrays})
     content = buffer.getvalue()
@@ -65,6 +77,22 @@ def save_run(folder: Path, config: Configuration, arrays: Mapping[str, np.ndarra
     write_bytes(path / "arrays.npz", content)
     write_bytes(path / "done", (hashlib.sha256(content).hexdigest() + "\n").encode())
     return path
+
+
+def require_named(config: Configuration) -> None:
+    """Refuse a configuration with a part that has no name, such as a lambda.
+
+    Two runs that differ in that part would be taken for one.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            if OPAQUE in value:
+                raise ValueError(
+                    f"`folder` must be None for this run, because its part `{key}` "
+                    f"({value[OPAQUE]}) cannot be told from another of its kind. Make it a named "
+                    "function or plain numbers."
+                )
+            require_named(value)
 
 
 def is_finished(folder: Path, config: Configuration) -> bool:
@@ -76,27 +104,28 @@ def load_run(path: Path) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     """Return the configuration and the arrays of a finished run, or say why it cannot be used."""
     for name in ("done", "config.json", "arrays.npz"):
         if not (path / name).is_file():
-            raise InputFileError(
-                f"{path} must hold a finished run, but has no {name}. Run it again."
-            )
+            raise InputFileError(f"{path} must hold a finished run, but has no {name}. {_AGAIN}")
     config = _config(path / "config.json")
-    if run_name(config) != path.name:
+    try:
+        name = run_name(config)
+    except ValueError:
+        name = "of none"
+    if name != path.name:
         raise InputFileError(
-            f"{path} must be named by the hash of its configuration, {run_name(config)}. "
+            f"{path} must be named by the hash of its configuration, {name}. "
             "Another configuration was put there."
         )
     content = (path / "arrays.npz").read_bytes()
     if hashlib.sha256(content).hexdigest() != _text(path / "done").strip():
-        raise InputFileError(f"{path / 'arrays.npz'} must be as it was written. Run it again.")
-    found = read_arrays(str(path / "arrays.npz"))
-    return config, {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
+        raise InputFileError(f"{path / 'arrays.npz'} must be as it was written. {_AGAIN}")
+    return config, numbers_in_archive(path / "arrays.npz", content)
 
 
 def _config(path: Path) -> dict[str, object]:
     try:
         config = json.loads(_text(path), parse_constant=_no_constant)
     except (ValueError, RecursionError):
-        raise InputFileError(f"{path} must be readable as JSON. Run it again.") from None
+        raise InputFileError(f"{path} must be readable as JSON. {_AGAIN}") from None
     if not isinstance(config, dict):
         raise InputFileError(f"{path} must hold an object, got {type(config).__name__}.")
     return config
@@ -110,4 +139,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except ValueError:
-        raise InputFileError(f"{path} must be text. Run it again.") from None
+        raise InputFileError(f"{path} must be text. {_AGAIN}") from None

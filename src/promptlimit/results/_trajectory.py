@@ -64,7 +64,7 @@ class Trajectory:
         config, arrays = load_run(Path(path))
         try:
             return _assembled(config, arrays)
-        except (KeyError, TypeError, ValueError, OverflowError) as problem:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
             raise InputFileError(
                 f"{path} must hold a trajectory, but {problem or type(problem).__name__}."
             ) from None
@@ -98,7 +98,8 @@ def _assembled(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
         if name.startswith(_PREFIX)
     }
     for name, array in arrays.items():
-        if name != "arrived" and array.shape[:1] != times.shape:
+        axes = 1 if name in _CURVES else 3
+        if name != "arrived" and (array.ndim != axes or array.shape[:1] != times.shape):
             raise ValueError(f"'{name}' does not have one entry for each time")
     return Trajectory(
         times=times,

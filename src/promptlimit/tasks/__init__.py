@@ -7,6 +7,7 @@ from promptlimit.tasks._optimum import linear_optimum as linear_optimum
 from promptlimit.tasks._regression import AbstractRegression as AbstractRegression
 from promptlimit.tasks._regression import CovariateRegression as CovariateRegression
 from promptlimit.tasks._regression import LinearRegression as LinearRegression
+from promptlimit.tasks._regression import require_regression as require_regression
 from promptlimit.tasks._risk import risk as risk
 from promptlimit.tasks._risk_function import LinearRisk as LinearRisk
 from promptlimit.tasks._risk_function import risk_function as risk_function

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from promptlimit._inputs import Number
 from promptlimit.results import Risk
 from promptlimit.tasks._points import require_points
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks._regression import LinearRegression, require_regression
 from promptlimit.tasks._risk_function import require_length
 
 _REPLICATES = 8
@@ -33,6 +33,7 @@ def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) ->
     >>> print(f"{pl.bayes_risk(task, 10).mse:.3f}")
     0.196
     """
+    require_regression(task)
     tokens, count = require_length(length), require_points(points)
     noise, prior = task.noise_variance, task.prior_variance
     variances, axes = np.linalg.eigh(task.covariance)

@@ -11,7 +11,7 @@ from promptlimit._inputs import Number
 from promptlimit.attention import LinearAttention
 from promptlimit.results import Risk
 from promptlimit.tasks._polynomials import linear_risk
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks._regression import LinearRegression, require_regression
 from promptlimit.tasks._risk_function import require_length
 
 
@@ -43,6 +43,7 @@ def linear_optimum(task: LinearRegression, length: Number) -> LinearOptimum:
     >>> print(pl.linear_optimum(task, math.inf).risk)
     Risk(value=0.05, error=0.0, kind='limit', length=inf, samples=0)
     """
+    require_regression(task)
     tokens = require_length(length)
     S = task.covariance
     if not S.any():

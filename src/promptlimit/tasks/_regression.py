@@ -192,3 +192,12 @@ def _variances(noise: Number, prior: Number) -> tuple[float, float]:
             "It is the variance of an entry of the weights."
         )
     return float(noise), float(prior)
+
+
+def require_regression(task: object) -> None:
+    """Refuse a task that has no closed forms."""
+    if not isinstance(task, LinearRegression):
+        raise ValueError(
+            f"`task` must be a LinearRegression, got {type(task).__name__}. "
+            "Other tasks are simulated: `risk` and `risk_gradient` take them with a key."
+        )

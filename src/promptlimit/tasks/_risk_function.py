@@ -10,7 +10,7 @@ from promptlimit._inputs import Number, require_choice
 from promptlimit.finite import checked_lengths
 from promptlimit.tasks._points import node_sets, require_points
 from promptlimit.tasks._polynomials import linear_risk
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks._regression import LinearRegression, require_regression
 from promptlimit.tasks._softmax_risk import SoftmaxRisk, risk_statistics
 
 
@@ -67,11 +67,7 @@ def risk_function(
     >>> print(f"{value:.3f}", value.dtype, slopes[0].shape)
     0.575 float64 (3, 3)
     """
-    if not isinstance(task, LinearRegression):
-        raise ValueError(
-            f"`task` must be a LinearRegression, got {type(task).__name__}. "
-            "Other tasks are simulated: `risk` and `risk_gradient` take them with a key."
-        )
+    require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
     tokens = require_length(length)
     count = require_points(points)

@@ -1,0 +1,119 @@
+r"""Bounds on gaps, averaged over queries: any case brought to the hypotheses of the bounds.
+
+Everything the bounds depend on is invariant under $z\to z/s$, $U\to sU$, $V\to sV$, $K\to sK$, and
+a shift of the tokens changes no softmax gap. So tokens are taken centred and 1-sub-Gaussian:
+Gaussian tokens are whitened, others divided by their constant. See docs/bounds.md.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from promptlimit.concentration._averages import average
+from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
+from promptlimit.concentration._quadratic_products import Form, square
+from promptlimit.concentration._requests import GapRequest
+from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
+from promptlimit.finite import Array
+
+_TOLERANCE = 1e-3
+"""Relative error of the average of a bound, which has a kink; it is added to the bound."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced:
+    r"""The problem with tokens that are centred and 1-sub-Gaussian.
+
+    Attributes:
+        dim: how many dimensions the tokens fill.
+        transform: $U$ for those tokens.
+        scale: what multiplies the bound of one query, the query's own size excepted.
+        size: the query's size $|Fz|^2$, or nothing.
+        of_covariance: whether $\hat C-C$ is bounded, or $\hat m-m$.
+    """
+
+    dim: int
+    transform: Array
+    scale: float
+    size: tuple[Form, ...]
+    of_covariance: bool
+
+    def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
+        """Return the bound at one query, its size excepted, [n, lengths]."""
+        bound = covariance_bound if self.of_covariance else mean_bound
+        return self.scale * bound(
+            lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]
+        )
+
+
+def bound_gap(request: GapRequest, lengths: Array) -> Array:
+    r"""Return a number that the gap does not exceed, at every length.
+
+    The bound of one query, averaged over queries: over points and Gaussians exactly, over other
+    centred laws by their sub-Gaussian constant (Proposition 3.1 with explicit constants).
+    """
+    reduced, queries = _reduced(request), request.queries
+    if reduced.scale == 0.0:
+        return np.zeros(lengths.size)
+    if not queries.is_known:
+        return _proposition(reduced, request, lengths)
+    total = np.zeros(lengths.size)
+    if queries.points.size:
+        sharpness = np.linalg.norm(queries.points @ reduced.transform.T, axis=1)
+        size = np.prod([form.at(queries.points) for form in reduced.size], axis=0)
+        total += (queries.weights * size) @ reduced.at_sharpness(sharpness, lengths)
+    for part in queries.gaussians:
+        law = sharpness_law(reduced.transform, part.mean, part.cov)
+        total += part.weight * _averaged(reduced, law, lengths)
+    return total
+
+
+def _reduced(request: GapRequest) -> _Reduced:
+    read, components, constant = request.read, request.components, request.sub_gaussian
+    if read is None or constant is None:
+        raise AssertionError("bounds are for one head and sub-Gaussian tokens")
+    root = constant * np.eye(read.head.value.shape[1])
+    if request.has_gaussian_tokens and components is not None:
+        root = components.root()
+    scale = _norm(read.head.value @ root) ** 2
+    if read.left is not None:
+        scale *= _norm(read.left @ root) ** 2
+    return _Reduced(
+        dim=max(1, int(np.linalg.matrix_rank(root))),
+        transform=root @ read.head.key_query,
+        scale=read.constant * scale,
+        size=() if read.factor is None else (square(read.factor),),
+        of_covariance=read.left is not None,
+    )
+
+
+def _norm(matrix: Array) -> float:
+    return float(np.linalg.norm(matrix, ord=2))
+
+
+def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
+    if law.is_fixed:
+        size = law.tilted_mean_of(0.0, reduced.size)
+        return size * reduced.at_sharpness(np.array([np.sqrt(law.floor)]), lengths)[0]
+
+    def integrand(sharpness: Array, density: Array) -> Array:
+        return density[0][:, None] * reduced.at_sharpness(sharpness, lengths)
+
+    def log_size(sharpness: Array) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.log(reduced.at_sharpness(sharpness, lengths))
+
+    value, error = average(
+        law, (reduced.size,), integrand, log_size, _TOLERANCE, largest_error=np.inf
+    )
+    return value + np.maximum(error, _TOLERANCE * value)
+
+
+def _proposition(reduced: _Reduced, request: GapRequest, lengths: Array) -> Array:
+    constant = request.queries.sub_gaussian
+    if constant is None or reduced.of_covariance:
+        raise AssertionError("other laws of queries need a constant, and outputs")
+    norm = constant * _norm(reduced.transform)
+    return reduced.scale * output_bound(
+        lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0
+    )

@@ -1,0 +1,272 @@
+r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries.
+
+With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/2}K'K\Gamma^{1/2}$
+the squared distance from the limit at a query is a sum of weight statistics, functions of
+$\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$, $y'(PN)y$ over powers of
+$\sigma^2$. So queries enter through the joint law of $\sigma$ and of those forms. Derived in
+docs/gaps.md.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.concentration._averages import average
+from promptlimit.concentration._kinds import KindUnavailableError
+from promptlimit.concentration._quadratic_products import Form, square
+from promptlimit.concentration._queries import Queries
+from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
+from promptlimit.finite import (
+    MAX_SHARPNESS,
+    Array,
+    Components,
+    Readout,
+    mixture_moments,
+    weight_interpolant,
+    weight_statistics,
+)
+
+_MOST_POINTS = 256
+"""Queries beyond which the statistics are interpolated rather than computed one by one."""
+
+Terms = dict[str, tuple[tuple[float, int], ...]]
+"""For each statistic, which products of forms it multiplies: (coefficient, index) pairs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianGap:
+    r"""The squared distance from the limit as $\sum_sE[s]\sum_kc_{sk}\varphi_k(z)/\sigma^{2n_k}$.
+
+    Attributes:
+        transform: $G=\Gamma^{1/2}U$, so that $\sigma=|Gz|$.
+        products: the $\varphi_k$, each a product of quadratic forms of the query.
+        orders: the $n_k$.
+        terms: the $c_{sk}$, by name of the statistic s.
+        leading: the products and coefficients of the leading order, $\frac1Le^{\sigma^2}\sum$.
+    """
+
+    transform: Array
+    products: tuple[tuple[Form, ...], ...]
+    orders: tuple[int, ...]
+    terms: Terms
+    leading: tuple[tuple[float, tuple[Form, ...]], ...]
+
+
+def gaussian_gap(read: Readout, components: Components) -> GaussianGap:
+    """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
+    root = components.root()
+    transform = root @ read.head.key_query
+    size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
+    outer = read.head.value @ root
+    if read.left is not None:
+        return _spread_gap(transform, size, read.left @ root, outer)
+    total, along = float(np.sum(outer**2)), square(outer @ transform)
+    scale = read.constant
+    return GaussianGap(
+        transform,
+        products=(size, (*size, along)),
+        orders=(0, 1),
+        terms={
+            "score_error": ((scale, 1),),
+            "participation": ((scale * total, 0), (-scale, 1)),
+        },
+        leading=((scale * total, size), (scale, (*size, along))),
+    )
+
+
+def _spread_gap(
+    transform: Array, size: tuple[Form, ...], inner: Array, outer: Array
+) -> GaussianGap:
+    r"""Return the gap of $KCV'$: $\mathrm{tr}(DP)$ with D as in `gaussian_spread_error`.
+
+    With $p=e'Pe$, $n=e'Ne$, $x=e'PNe$, the statistics are multiplied by
+
+        E m^2:    p n
+        E rho:    (tr N - n) p + n (tr P - p) + 2 (x - p n)
+        E[m S_2]: -2 (x - p n)
+        E S_2^2:  tr PN - 2 x + p n
+        E tr W^2: tr PN - 2 x + p n + (tr N - n)(tr P - p)
+    """
+    p_matrix, n_matrix = outer.T @ outer, inner.T @ inner
+    both = p_matrix @ n_matrix
+    p, n = square(outer @ transform), square(inner @ transform)
+    x = Form(transform.T @ (0.5 * (both + both.T)) @ transform)
+    tp, tn, tx = (float(np.trace(matrix)) for matrix in (p_matrix, n_matrix, both))
+    one, of_p, of_n, of_x, of_pn = range(5)
+    return GaussianGap(
+        transform,
+        products=(size, (*size, p), (*size, n), (*size, x), (*size, p, n)),
+        orders=(0, 1, 1, 1, 2),
+        terms={
+            "spread_error": ((1.0, of_pn),),
+            "residual": ((tn, of_p), (tp, of_n), (2.0, of_x), (-4.0, of_pn)),
+            "spread_participation": ((-2.0, of_x), (2.0, of_pn)),
+            "participation_square": ((tx, one), (-2.0, of_x), (1.0, of_pn)),
+            "coupling": (
+                *((tx + tn * tp, one), (-2.0, of_x), (2.0, of_pn)),
+                *((-tn, of_p), (-tp, of_n)),
+            ),
+        },
+        leading=(
+            (tn * tp + tx, size),
+            *((tn, (*size, p)), (tp, (*size, n)), (2.0, (*size, x)), (1.0, (*size, p, n))),
+        ),
+    )
+
+
+def exact_gap(
+    gap: GaussianGap, queries: Queries, lengths: Array, *, tolerance: float
+) -> tuple[Array, Array]:
+    """Return the gap averaged over queries, and its error, one per length (all finite).
+
+    Args:
+        gap: at one query.
+        queries: to average over.
+        lengths: finite.
+        tolerance: relative error at which the quadrature over Gaussian queries stops.
+    """
+    value, error = _over_points(gap, queries.points, queries.weights, lengths)
+    for part in queries.gaussians:
+        law = sharpness_law(gap.transform, part.mean, part.cov)
+        if law.is_fixed:
+            found, its_error = _at_one_sharpness(gap, law, lengths)
+        else:
+            found, its_error = _over_sharpness(gap, law, lengths, tolerance)
+        value, error = value + part.weight * found, error + part.weight * its_error
+    return value, error
+
+
+def _over_sharpness(
+    gap: GaussianGap, law: SharpnessLaw, lengths: Array, tolerance: float
+) -> tuple[Array, Array]:
+    worst = np.zeros(lengths.size)
+
+    def integrand(sharpness: Array, density: Array) -> Array:
+        statistics, error = _statistics(gap.terms, sharpness, lengths)
+        np.maximum(worst, error.max(axis=0), out=worst)
+        return _combined(gap, statistics, density.T, sharpness)
+
+    value, change = average(
+        law, gap.products, integrand, lambda sharpness: log_scale(sharpness, lengths), tolerance
+    )
+    return value, change + worst * np.abs(value)
+
+
+def _at_one_sharpness(gap: GaussianGap, law: SharpnessLaw, lengths: Array) -> tuple[Array, Array]:
+    """Return the gap where the scores do not vary with the query, though the forms may."""
+    products = np.array([[law.tilted_mean_of(0.0, product) for product in gap.products]])
+    return _summed(gap, products, np.array([np.sqrt(law.floor)]), lengths)
+
+
+def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
+    r"""Return the leading order, infinite where $E\,e^{\sigma^2}$ is ($\tau^2\ge1/2$)."""
+    total = 0.0
+    squared = np.sum((queries.points @ gap.transform.T) ** 2, axis=1)
+    with np.errstate(over="ignore"):
+        growth = queries.weights * np.exp(squared)
+    leading = [
+        (coefficient, product)
+        for coefficient, product in gap.leading
+        if coefficient and all(form.matrix.any() for form in product)
+    ]
+    for coefficient, product in leading:
+        values = np.prod([form.at(queries.points) for form in product], axis=0)
+        total += coefficient * float(np.sum(growth * values))
+    for part in queries.gaussians:
+        law = sharpness_law(gap.transform, part.mean, part.cov)
+        means = [c * law.tilted_mean_of(1.0, product) for c, product in leading]
+        total += part.weight * sum(means)
+    return total / lengths
+
+
+def _over_points(
+    gap: GaussianGap, points: Array, weights: Array, lengths: Array
+) -> tuple[Array, Array]:
+    if not points.size:
+        return np.zeros(lengths.size), np.zeros(lengths.size)
+    sharpness = np.linalg.norm(points @ gap.transform.T, axis=1)
+    rows = [
+        weights * np.prod([form.at(points) for form in product], axis=0) for product in gap.products
+    ]
+    return _summed(gap, np.stack(rows, axis=1), sharpness, lengths)
+
+
+def _summed(
+    gap: GaussianGap, products: Array, sharpness: Array, lengths: Array
+) -> tuple[Array, Array]:
+    """Return the sum over queries; at sharpness 0 the forms along the tilt are 0 too."""
+    statistics, error = _statistics(gap.terms, sharpness, lengths)
+    positive = np.maximum(sharpness, np.finfo(np.float64).tiny ** 0.25)
+    value = _combined(gap, statistics, products, positive)
+    return value.sum(axis=0), np.sum(error * np.abs(value), axis=0)
+
+
+def _combined(
+    gap: GaussianGap, statistics: dict[str, Array], products: Array, sharpness: Array
+) -> Array:
+    r"""Return $\sum_sE[s]\sum_kc_{sk}\varphi_k/\sigma^{2n_k}$, [n, lengths]."""
+    scaled = products / sharpness[:, None] ** (2 * np.array(gap.orders))
+    total = 0.0
+    for name, pairs in gap.terms.items():
+        factor = np.sum([coefficient * scaled[:, index] for coefficient, index in pairs], axis=0)
+        total = total + factor[:, None] * statistics[name]
+    return np.asarray(total)
+
+
+def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[str, Array], Array]:
+    """Return the statistics wanted, [n, lengths] each, and their relative error."""
+    names = tuple(terms)
+    if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
+        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)  # so that tables are shared
+        table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
+        with jax.enable_x64(True):
+            found = {
+                name: np.asarray(value) for name, value in table(jnp.asarray(sharpness**2)).items()
+            }
+        return found, np.full((sharpness.size, lengths.size), table.error)
+    inside = sharpness <= MAX_SHARPNESS
+    if not inside.all() and "spread_error" in names:
+        raise KindUnavailableError(
+            f"`queries` must keep the sharpness of the scores below {MAX_SHARPNESS:g} for an exact "
+            f"gradient of a score matrix, got {sharpness.max():.4g} (in their tail, if they have "
+            "one). Ask for kind='estimate' or 'bound', or scale the parameters down."
+        )
+    statistics = weight_statistics(sharpness[inside, None], lengths)
+    values = {name: np.empty((sharpness.size, lengths.size)) for name in names}
+    error = np.empty((sharpness.size, lengths.size))
+    error[inside] = statistics.error
+    for name in names:
+        values[name][inside] = getattr(statistics, name)
+    for index in np.flatnonzero(~inside):
+        found, error[index] = _beyond(sharpness[index], lengths)
+        for name in names:
+            values[name][index] = found[name]
+    return values, error
+
+
+def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
+    """Return the statistics of outputs where the engine of all statistics does not reach."""
+    one = np.ones((1, 1))
+    try:
+        found = mixture_moments([1.0], [[0.0]], one[None], [sharpness], one, lengths)
+    except ValueError:
+        raise KindUnavailableError(
+            f"`queries` must keep the scores within reach of the exact gap, got a sharpness of "
+            f"{sharpness:.4g} (in their tail, where they have one). Ask for kind='estimate' or "
+            "'bound', or scale the parameters down."
+        ) from None
+    return {"score_error": found.mse, "participation": found.participation}, found.error
+
+
+def log_scale(sharpness: Array, lengths: Array) -> Array:
+    r"""Return about $\log E\,S_2$, [n, lengths], from large deviations.
+
+    With $\sigma^2=s\log L$: $L^{s-1}$ to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ to $s=2$, then constant.
+    """
+    size = np.log(lengths)
+    share = np.minimum(sharpness[:, None] ** 2 / np.maximum(size, 1e-6), 4.0)
+    middle = -((1.0 - 0.5 * share) ** 2) / (2.0 * np.maximum(share, 0.5))
+    exponent = np.where(share <= 2 / 3, share - 1.0, np.where(share <= 2.0, middle, 0.0))
+    return exponent * size + np.log1p(sharpness[:, None] ** 2)

@@ -1,0 +1,65 @@
+r"""The sharp rate of the output gap, which the paper leaves as $c_2/\sigma^2$."""
+
+import math
+
+from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._requests import GapRequest, checked_request
+from promptlimit.concentration._sharpness_law import sharpness_law
+from promptlimit.finite import ArrayLike
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import GapExponent
+
+
+def gap_exponent(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    queries: AbstractMeasure | ArrayLike,
+) -> GapExponent:
+    r"""Return $\kappa$ of $E\|T_L-T\|^2\sim L^{-\kappa}$, up to logarithms, for Gaussian tokens.
+
+    For queries $N(z_0,S)$ and tokens $N(m,\Gamma)$, $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$:
+
+        kappa = 1                           if tau^2 <= 1/2
+              = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
+
+    Rare sharp queries, at which few tokens hold all the weight, carry the gap once $\tau^2>1/2$.
+    The broadest component decides for a mixture of Gaussian queries; for finitely many queries, and
+    for linear attention, the rate is 1. Derived in docs/gaps.md.
+
+    >>> import promptlimit as pl
+    >>> normal = pl.Gaussian([0.0], [[1.0]])
+    >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
+    GapExponent(value=0.6180339887498949, tau=1.0)
+    """
+    request = checked_request(attention, measure, queries)
+    if request.is_linear:
+        return GapExponent(1.0, 0.0)
+    tau = _tau(request)
+    return GapExponent(exponent(tau), tau)
+
+
+def exponent(tau: float) -> float:
+    r"""Return $\kappa(\tau)$."""
+    if tau**2 <= 0.5:
+        return 1.0
+    return math.sqrt(1.0 / tau**2 + 0.25) - 0.5
+
+
+def _tau(request: GapRequest) -> float:
+    read, components = request.read, request.components
+    if request.queries.are_points and read is not None:
+        return 0.0
+    if read is None or components is None or not request.has_gaussian_tokens:
+        raise ValueError(
+            "`measure` must be Gaussian and `attention` one head for the rate to be known, "
+            f"got {request.subject}. Fit it: fit_rate(lengths, values) takes any gap curve."
+        )
+    if not request.queries.is_known:
+        raise ValueError(
+            "`queries` must be Gaussian, a mixture of Gaussians, or a list for the rate to be "
+            f"known, got {request.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "
+            "curve."
+        )
+    transform = components.root() @ read.head.key_query
+    laws = [sharpness_law(transform, part.mean, part.cov) for part in request.queries.gaussians]
+    return max(law.tau for law in laws)

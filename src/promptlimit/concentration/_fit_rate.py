@@ -1,0 +1,238 @@
+r"""The exponent of a curve, and whether the curve is a power law yet.
+
+Gaps fall as $L^{-\kappa}$ up to logarithms, so the slope of a log-log plot drifts, sometimes over
+tens of decades. A straight line through such data has a tiny residual and the wrong slope; the fit
+therefore looks at the drift of the slope before it claims anything.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy.stats import chi2, norm
+
+from promptlimit.concentration._rate_inputs import checked_curve, checked_level, checked_log_cov
+from promptlimit.finite._array_types import Array, ArrayLike
+from promptlimit.results import RateFit, RateStatus
+
+DRIFT_TOLERANCE = 0.05
+"""How far the local exponent may travel in a curve that is called a power law."""
+
+_BAD_FIT = 0.2
+"""The line is rejected at this share of 1 - level, 1% at the usual level."""
+
+
+def fit_rate(
+    lengths: ArrayLike, values: ArrayLike, *, cov: ArrayLike | None = None, level: float = 0.95
+) -> RateFit:
+    r"""Return the fit of $\log v=\log C-\kappa\log L$, with an interval for $\kappa$ and a verdict.
+
+    The *local exponent* $-d\log v/d\log L$ is constant for a power law. If it drifts from $k_1$ to
+    $k_2$ between the ends $\ell_1<\ell_2$ of $\log L$ and goes on like $1/\log L$, as powers of
+    logarithms make it do, it ends at $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *reach*
+    is the distance that $k_1,k_2,k_\infty$ span: up to 0.05 the curve is a power law.
+
+    **Exact values** (`cov` None) have no noise. The line is least squares, and the interval spans
+    all slopes between neighbours and $k_\infty$, and as much again on both sides.
+
+    **Values with noise**: generalised least squares with $\mathrm{Cov}(\log v_i,\log v_j)
+    =\Sigma_{ij}/(v_iv_j)$. A parabola gives the drift with its own interval. The curve is a power
+    law when that interval has no reach above 0.05; not one yet when it excludes zero; else too
+    noisy to tell. When $\chi^2$ rejects the line, noise is not what parts the data from it, and the
+    slopes between neighbours decide as for exact values. The interval covers a true power law at
+    `level`; a significant drift, small or not, widens it as for exact values.
+
+    Args:
+        lengths: $L$, increasing, at least two.
+        values: $v>0$, one a length.
+        cov: $\Sigma$, the covariance of the values, `[n, n]`, or their variances, `[n]`; None for
+            values without noise. Prompts that share tokens give strongly correlated values: pass
+            the matrix.
+        level: confidence of the intervals.
+
+    >>> import numpy as np
+    >>> lengths = 10.0 ** np.arange(2, 9)
+    >>> print(fit_rate(lengths, 3 / lengths).verdict)
+    A power law with exponent 1.000, between 1.000 and 1.000.
+    >>> fit = fit_rate(lengths, np.log(lengths) / lengths)
+    >>> print(fit.verdict)
+    Not a power law yet: the local exponent moves by 0.177 (+0.118 over the
+    data); so far it is 0.903, between 0.647 and 1.178.
+    """
+    curve = checked_curve(lengths, values)
+    confidence = checked_level(level)
+    log_cov = checked_log_cov(cov, curve.values)
+    x, y = np.log(curve.lengths), np.log(curve.values)
+    if log_cov is None:
+        return _exact_fit(x, y, confidence)
+    return _noisy_fit(x, y + np.diag(log_cov) / 2, log_cov, confidence)
+
+
+def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
+    """Return the least-squares line through exact values; the interval is that of the drift."""
+    fit = _result(_polynomial(x, y, np.eye(x.size), 1), level)
+    if x.size == 2:
+        return fit
+    path = _path_of_neighbours(x, y)
+    return dataclasses.replace(
+        fit,
+        interval=_spanned(np.append(path.exponents, fit.exponent)),
+        drift=path.drift,
+        drift_interval=(path.drift, path.drift),
+        reach=path.reach,
+        status="power law" if path.reach <= DRIFT_TOLERANCE else "not yet",
+    )
+
+
+def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
+    """Return the generalised least-squares line, judged by chi-square and by its curvature."""
+    whitener = _whitener(log_cov)
+    line = _polynomial(x, y, whitener, 1)
+    quantile = float(norm.ppf((1 + level) / 2))
+    freedom = x.size - 2
+    p_value = float(chi2.sf(line.chi_square, freedom)) if freedom else math.nan
+    error = math.sqrt(line.cov[1, 1])
+    low, high = -line.coefficients[1] - quantile * error, -line.coefficients[1] + quantile * error
+    fit = dataclasses.replace(
+        _result(line, level),
+        interval=(float(low), float(high)),
+        standard_error=error,
+        chi_square=line.chi_square if freedom else math.nan,
+        degrees_of_freedom=freedom,
+        p_value=p_value,
+    )
+    if not freedom:
+        return fit
+    bend = _polynomial(x, y, whitener, 2)
+    half = quantile * 2 * (x[-1] - x[0]) * math.sqrt(bend.cov[2, 2])
+    if p_value < _BAD_FIT * (1 - level):
+        return _judged(fit, _path_of_neighbours(x, y), half, x, rejected=True)
+    return _judged(fit, _path_of_parabola(x, bend), half, x, rejected=False)
+
+
+def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: bool) -> RateFit:
+    """Return the fit with its drift, its status, and an interval that covers what drifts.
+
+    Args:
+        fit: the line.
+        path: the local exponents.
+        half: half the interval of their drift.
+        x: the logarithms of the lengths.
+        rejected: whether the line is, so that noise explains nothing.
+    """
+    beyond = 0.0 if rejected else half * x[-1] / (x[-1] - x[0])
+    significant = rejected or abs(path.drift) > half
+    interval = fit.interval
+    if significant:
+        low, high = _spanned(path.exponents)
+        interval = (min(low, interval[0]), max(high, interval[1]))
+    status: RateStatus = "not yet" if significant else "too noisy"
+    if path.reach + beyond <= DRIFT_TOLERANCE:
+        status = "power law"
+    return dataclasses.replace(
+        fit,
+        interval=interval,
+        drift=path.drift,
+        drift_interval=(float(path.drift - half), float(path.drift + half)),
+        reach=path.reach,
+        status=status,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Path:
+    """Local exponents along a curve, the one it would end at included."""
+
+    exponents: Array
+    drift: float
+
+    @property
+    def reach(self) -> float:
+        return float(np.ptp(self.exponents))
+
+
+def _path_of_neighbours(x: Array, y: Array) -> _Path:
+    """Return the slopes between neighbours."""
+    slopes = -np.diff(y) / np.diff(x)
+    return _path((x[1:] + x[:-1]) / 2, slopes)
+
+
+def _path_of_parabola(x: Array, bend: "_Polynomial") -> _Path:
+    r"""Return the exponents $-c_1-2c_2\xi$ of $c_0+c_1\xi+c_2\xi^2$, $\xi=\log L-\ell_0$."""
+    ends = x[[0, -1]]
+    return _path(ends, -bend.coefficients[1] - 2 * bend.coefficients[2] * (ends - bend.centre))
+
+
+def _path(where: Array, exponents: Array) -> _Path:
+    r"""Return the exponents and $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$.
+
+    That is exact for $k=k_\infty+c/\ell$.
+    """
+    drift = float(exponents[-1] - exponents[0])
+    end = exponents[-1] + drift * where[0] / (where[-1] - where[0])
+    return _Path(np.append(exponents, end), drift)
+
+
+def _spanned(exponents: Array) -> tuple[float, float]:
+    """Return the span of some exponents and as much again on both sides.
+
+    What has moved so far may move as much again.
+    """
+    width = float(np.ptp(exponents))
+    return float(exponents.min()) - width, float(exponents.max()) + width
+
+
+@dataclasses.dataclass(frozen=True)
+class _Polynomial:
+    r"""A polynomial in $\log L-\ell_0$ fitted to whitened data, its covariance and $\chi^2$."""
+
+    coefficients: Array
+    cov: Array
+    centre: float
+    chi_square: float
+
+
+def _polynomial(x: Array, y: Array, whitener: Array, degree: int) -> _Polynomial:
+    r"""Return the minimiser of $|W(y-Xc)|^2$, and $(X^\top W^\top WX)^{-1}$, by the SVD of $WX$."""
+    centre = float(x.mean())
+    scale = float(np.abs(x - centre).max()) ** np.arange(degree + 1)
+    design = whitener @ np.vander((x - centre), degree + 1, increasing=True) / scale
+    left, singular, right = np.linalg.svd(design, full_matrices=False)
+    inverse = right.T / singular
+    target = whitener @ y
+    c = inverse @ (left.T @ target)
+    residual = target - design @ c
+    cov = inverse @ inverse.T / np.outer(scale, scale)
+    return _Polynomial(c / scale, cov, centre, float(residual @ residual))
+
+
+def _whitener(log_cov: Array) -> Array:
+    r"""Return $W$ with $W^\top W=(S+\mathrm{diag}(S_{ii}^2/2)+\epsilon)^{-1}$.
+
+    Strongly correlated values make $S$ nearly singular, and the fit would trust differences of
+    logarithms to more digits than the delta method has: its next term, $S_{ii}^2/2$, is added.
+    """
+    variances = np.diag(log_cov)
+    floor = 1e-12 * variances.max()
+    spread, axes = np.linalg.eigh(log_cov + np.diag(variances**2 / 2))
+    return (axes / np.sqrt(np.maximum(spread, 0.0) + floor)).T
+
+
+def _result(line: _Polynomial, level: float) -> RateFit:
+    """Return what a line alone says: nothing yet about noise or drift."""
+    intercept, slope = (float(c) for c in line.coefficients)
+    return RateFit(
+        exponent=-slope,
+        interval=(-math.inf, math.inf),
+        coefficient=math.exp(intercept - slope * line.centre),
+        standard_error=0.0,
+        level=level,
+        drift=math.nan,
+        drift_interval=(math.nan, math.nan),
+        reach=math.nan,
+        tolerance=DRIFT_TOLERANCE,
+        chi_square=math.nan,
+        degrees_of_freedom=0,
+        p_value=math.nan,
+        status="too few",
+    )

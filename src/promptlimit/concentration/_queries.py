@@ -1,0 +1,123 @@
+"""Queries as a user gives them: points, a law made of points and Gaussians, or any other law."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from promptlimit._inputs import float_arrays, require_finite
+from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
+from promptlimit.finite import Array, ArrayLike, doubles, gaussian_components
+from promptlimit.measures import AbstractMeasure
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianPart:
+    """Queries that are Gaussian, with their share of all.
+
+    Attributes:
+        weight: the share.
+        mean: [q].
+        cov: [q, q].
+    """
+
+    weight: float
+    mean: Array
+    cov: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Queries:
+    """The law of the query, taken apart as far as it goes.
+
+    Attributes:
+        points: queries that have a positive share, [n, q].
+        weights: their shares, [n].
+        gaussians: the parts that are Gaussian.
+        law: the whole of it as a measure, to draw queries from.
+        is_known: whether `points` and `gaussians` are all there is.
+    """
+
+    points: Array
+    weights: Array
+    gaussians: tuple[GaussianPart, ...]
+    law: AbstractMeasure | None
+    is_known: bool
+
+    @property
+    def are_points(self) -> bool:
+        """Whether there are finitely many queries."""
+        return self.is_known and not self.gaussians
+
+    @property
+    def name(self) -> str:
+        """The queries in words."""
+        return "a list of queries" if self.law is None else f"{type(self.law).__name__} queries"
+
+    @property
+    def sub_gaussian(self) -> float | None:
+        """The constant of centred queries; None when they are not centred or it is not known."""
+        mean, cov = self.moments()
+        if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
+            return None
+        return sub_gaussian_constant(self.law)
+
+    def moments(self) -> tuple[Array, Array]:
+        """Return mean and covariance."""
+        if self.law is not None:
+            with jax.enable_x64(True):
+                return doubles(self.law.mean), doubles(self.law.cov)
+        mean = self.weights @ self.points
+        centred = self.points - mean
+        return mean, (self.weights[:, None] * centred).T @ centred
+
+
+def checked_queries(queries: AbstractMeasure | ArrayLike, attention: AbstractAttention) -> Queries:
+    """Return the queries taken apart, or say what does not fit."""
+    dim = attention.query_dim
+    if isinstance(queries, AbstractMeasure):
+        if queries.dim != dim:
+            raise ValueError(_wrong_dimension(dim, f"a measure of dimension {queries.dim}"))
+        return _taken_apart(queries)
+    with jax.enable_x64(True):
+        (array,) = float_arrays(queries=queries)
+        if array.ndim != 2 or array.shape[1] != dim or not array.shape[0]:
+            raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
+        require_finite("queries", array)
+        points = doubles(array)
+    weights = np.full(points.shape[0], 1.0 / points.shape[0])
+    return Queries(points, weights, (), None, is_known=True)
+
+
+def _wrong_dimension(dim: int, got: str) -> str:
+    return (
+        f"`queries` must be a measure of dimension {dim} or an array [n, {dim}] (what the "
+        f"attention's parameters take), got {got}."
+    )
+
+
+def _taken_apart(law: AbstractMeasure) -> Queries:
+    components = gaussian_components(law)
+    if components is None:
+        return Queries(np.zeros((0, law.dim)), np.zeros(0), (), law, is_known=False)
+    covs = components.all_covs()
+    fixed = np.all(covs == 0.0, axis=(1, 2))
+    parts = zip(components.weights[~fixed], components.means[~fixed], covs[~fixed], strict=True)
+    gaussians = tuple(GaussianPart(float(weight), mean, cov) for weight, mean, cov in parts)
+    points, weights = components.means[fixed], components.weights[fixed]
+    return Queries(points, weights, gaussians, law, is_known=True)
+
+
+def points_for_squares(queries: Queries) -> tuple[Array, Array]:
+    r"""Return points and weights that average squares of affine functions exactly.
+
+    $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, $c_k$ the columns of a root of the covariance,
+    has the mean and the covariance of the queries, and no polynomial of degree 2 sees more.
+    """
+    mean, cov = queries.moments()
+    values, vectors = np.linalg.eigh(cov)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    steps = np.sqrt(mean.size) * root.T
+    points = mean + np.concatenate([steps, -steps])
+    return points, np.full(points.shape[0], 1.0 / points.shape[0])

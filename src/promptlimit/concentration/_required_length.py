@@ -1,0 +1,184 @@
+"""How long a prompt must be for its gap to stay below a tolerance."""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+
+import numpy as np
+from scipy.interpolate import BarycentricInterpolator
+from scipy.optimize import brentq
+
+from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._gaps import TOLERANCE, gap_values
+from promptlimit.concentration._kinds import KindUnavailableError
+from promptlimit.concentration._requests import GapRequest, checked_request
+from promptlimit.finite import LARGEST_LENGTH, Array, ArrayLike
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import Kind, RequiredLength
+
+_SCAN = np.array(
+    [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
+)
+"""Lengths tried first: dense where gaps of gradients may rise, sparse where all gaps fall."""
+_SCAN_TOLERANCE = 0.01
+_POINTS = 12
+"""Lengths tried at once when a crossing is narrowed down."""
+_RATIOS = np.array([1e-9, 1e-6, 1e-4, 1e-2])
+_RESOLUTION = 1e-11
+"""Lengths whose ratio is closer to 1 than this are not told apart."""
+
+GapOfLengths = Callable[[Array, float], Array]
+"""From lengths and a relative tolerance to the gaps there."""
+
+
+def required_length(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    queries: AbstractMeasure | ArrayLike,
+    tolerance: float,
+    *,
+    wrt: str | None = None,
+    absolute: bool = False,
+    sub_gaussian: float | None = None,
+) -> RequiredLength:
+    r"""Return the smallest length from which the gap stays within a tolerance.
+
+    The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
+    per cent. One answer for each way of knowing the gap: the exact one, the one that the leading
+    order in 1/L suggests, and the one that is proved to suffice; a reader sees how loose each is.
+
+    Args:
+        attention: $T$.
+        measure: $\mu$, the law of a token.
+        queries: the law of the query: a measure, or an array [n, query_dim].
+        tolerance: the gap allowed, positive; below 1 when relative.
+        wrt: compare the gradient in this parameter instead of the output.
+        absolute: compare $\sqrt{E\|T_L-T\|^2}$ itself.
+        sub_gaussian: the tokens' constant, for the bound of measures not of this library.
+
+    >>> import promptlimit as pl
+    >>> normal = pl.Gaussian([0.0], [[1.0]])
+    >>> found = required_length(pl.SoftmaxAttention([[0.5]], [[1.0]]), normal, normal, 0.01)
+    >>> print(found.describe("exact"), found.describe("asymptotic"), found.describe("bound"))
+    84,153 84,853 5.88e+07
+    """
+    request = checked_request(attention, measure, queries, wrt=wrt, sub_gaussian=sub_gaussian)
+    threshold = _threshold(request, tolerance, absolute=absolute)
+    possible = request.possible()
+
+    def answer(kind: Kind) -> float | None:
+        if kind not in possible:
+            return None
+        try:
+            if kind == "asymptotic" and np.isinf(gap_values(request, np.ones(1), kind)[0][0]):
+                return math.nan
+            return _crossing(
+                lambda lengths, accuracy: gap_values(request, lengths, kind, tolerance=accuracy)[0],
+                threshold,
+            )
+        except KindUnavailableError:
+            return None
+
+    answers = {kind: answer(kind) for kind in ("exact", "asymptotic", "bound")}
+    if not any(value is not None for value in answers.values()):
+        raise ValueError(
+            f"`attention` must be one head over known queries for a required length, got "
+            f"{request.subject}. Simulate gap curves with output_gap(..., kind='estimate')."
+        )
+    return RequiredLength(tolerance, absolute, wrt, **answers)
+
+
+def _threshold(request: GapRequest, tolerance: float, *, absolute: bool) -> float:
+    """Return the mean square that must not be exceeded."""
+    inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
+    if not inside:
+        allowed = "positive" if absolute else "between 0 and 1"
+        raise ValueError(
+            f"`tolerance` must be {allowed}, got {tolerance}. "
+            + ("It is a distance." if absolute else "It is relative: 0.01 is one per cent.")
+        )
+    if absolute:
+        return tolerance**2
+    size = request.limit_square()
+    if size is None or size <= 0.0:
+        reason = "is zero" if size is not None else "is not known in closed form"
+        raise ValueError(
+            f"`absolute` must be True when the limit {reason} ({request.subject}), got False. "
+            "The tolerance is then a distance."
+        )
+    return tolerance**2 * size
+
+
+def _crossing(gap: GapOfLengths, threshold: float) -> float:
+    """Return the smallest length from which the gap does not exceed the threshold.
+
+    A rough scan over all lengths brackets the last crossing, between a length where the gap is
+    surely above and the first from which it surely is not.
+    """
+    scan = gap(_SCAN, _SCAN_TOLERANCE)
+    maybe = np.flatnonzero(~(scan <= (1.0 - _SCAN_TOLERANCE) * threshold))
+    surely = np.flatnonzero(~(scan <= (1.0 + _SCAN_TOLERANCE) * threshold))
+    low = float(_SCAN[surely[-1]]) if surely.size else 0.5
+    high = float(_SCAN[min(maybe[-1] + 1, _SCAN.size - 1)]) if maybe.size else 1.0
+    if high == LARGEST_LENGTH and not gap(np.array([high]), TOLERANCE)[0] <= threshold:
+        return math.inf
+    return _narrowed(gap, threshold, low, high)
+
+
+def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
+    r"""Return the crossing between a length above the threshold and one not above it.
+
+    $\log$ gap is smooth in $\log L$: a polynomial through what was tried says where to look, and
+    the bracket of what was seen stays the authority.
+    """
+    tried = _chebyshev(low, high)
+    while tried.size:
+        values = gap(tried, TOLERANCE)
+        over = np.concatenate([[True], ~(values <= threshold), [False]])
+        ends = np.concatenate([[low], tried, [high]])
+        last = int(np.flatnonzero(over)[-1])
+        low, high = float(ends[last]), float(ends[last + 1])
+        guess = _polynomial_root(tried, values, threshold, low, high)
+        tried = _around(guess, low, high)
+    return high
+
+
+def _chebyshev(low: float, high: float) -> Array:
+    """Return whole lengths between two, at Chebyshev points of the logarithm."""
+    place = 0.5 * (1.0 - np.cos(np.pi * (np.arange(_POINTS) + 0.5) / _POINTS))
+    return _inside(low * (high / low) ** place, low, high)
+
+
+def _around(guess: float, low: float, high: float) -> Array:
+    """Return whole lengths close to a guess on both sides, ever farther, and one in the middle."""
+    near = np.array([0.0, 1.0, 2.0])
+    ratios = np.concatenate([1.0 + _RATIOS, 1.0 / (1.0 + _RATIOS)])
+    middle = np.sqrt(low) * np.sqrt(high)
+    return _inside(
+        np.concatenate([guess + near, guess - near, guess * ratios, [middle]]), low, high
+    )
+
+
+def _inside(lengths: Array, low: float, high: float) -> Array:
+    """Return the lengths, whole and increasing, strictly between two; none when they are close."""
+    if high <= low * (1.0 + _RESOLUTION):
+        return np.zeros(0)
+    whole = np.unique(np.round(lengths))
+    return whole[(whole > low) & (whole < high)]
+
+
+def _polynomial_root(
+    lengths: Array, values: Array, threshold: float, low: float, high: float
+) -> float:
+    """Return about where the gap crosses the threshold between two lengths."""
+    x, ends = np.log1p((lengths - low) / low), (0.0, math.log1p((high - low) / low))
+    usable = np.isfinite(values) & (values > 0.0)
+    if np.count_nonzero(usable) < 2:
+        return low * math.exp(0.5 * ends[1])
+    y = np.log(values[usable] / threshold)
+    polynomial = BarycentricInterpolator(x[usable], y)
+    signs = [float(polynomial(end)) for end in ends]
+    if not signs[0] > 0.0 >= signs[1]:
+        return low * math.exp(0.5 * ends[1])
+    root = brentq(lambda place: float(polynomial(place)), *ends, full_output=True)[0]
+    return low * math.exp(root)

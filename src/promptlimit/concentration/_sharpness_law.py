@@ -1,0 +1,215 @@
+r"""The law of the sharpness at a Gaussian query, and of quadratic forms given the sharpness.
+
+Gaussian tokens see a query z through $y=Gz$, $G=\Gamma^{1/2}U$: the sharpness is $\sigma=|y|$. For
+$z\sim N(z_0,S)$ the square $\sigma^2$ is a weighted sum of non-central chi-squares, whose density,
+weighted by any product $\varphi$ of quadratic forms of z, is an integral in the complex plane:
+
+    E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
+
+where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law tilted by
+$e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
+$\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as large as its
+integral: every density, however small, keeps its digits. Derived in docs/gaps.md.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from promptlimit.concentration._quadratic_products import Complex, Form, mean_of_product
+from promptlimit.finite import AccuracyError, Array
+
+_NEGLIGIBLE = 1e-14
+_BISECTIONS = 60
+_SLOPE = 0.6
+"""How far the path may lean from the vertical: below 1, a Gaussian falls along it."""
+_STEP = 0.4
+"""Step along the path, in widths of the integrand's peak..."""
+_WIDEST_STEP = 0.1
+"""... and at most this, because singularities lie at distance 1."""
+_DECAY = 40.0
+"""The path ends where the integrand has fallen by this many e-folds."""
+_SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
+"""Steps along the path at which to look for its end."""
+_CONDITION = 1e5
+"""The largest ratio of what is summed to the sum that is accepted."""
+_TYPICAL_NODES = 128
+_ENTRIES_AT_ONCE = 2**21
+
+
+@dataclasses.dataclass(frozen=True)
+class SharpnessLaw:
+    r"""Gaussian queries $z=z_0+R\xi$, with $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$.
+
+    Attributes:
+        variances: $\lambda_j$, largest first, [r]; zero for what the scores do not see.
+        shifts: $c_j$, [r].
+        floor: $f$, the part of $\sigma^2$ that is the same for all queries.
+        centre: $z_0$, [q].
+        axes: $R$, [q, r].
+    """
+
+    variances: Array
+    shifts: Array
+    floor: float
+    centre: Array
+    axes: Array
+
+    @property
+    def tau(self) -> float:
+        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which decides the rate."""
+        return float(np.sqrt(self.variances.max(initial=0.0)))
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all queries have the same sharpness."""
+        return self.tau == 0.0
+
+    def sharpness(self, radius: Array) -> Array:
+        r"""Return $\sigma=\sqrt{f+\rho^2}$."""
+        return np.sqrt(self.floor + radius**2)
+
+    def density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
+        r"""Return $E[\varphi;\rho]$, [products, n], at $\rho=\sqrt{\sigma^2-f}>0$, in its units.
+
+        An empty product is 1, so that its row is the density of $\rho$ itself.
+        """
+        lifted = tuple(tuple(self._lifted(form) for form in product) for product in products)
+        factors = [form.factor.shape[0] for ps in lifted for form in ps if form.factor is not None]
+        entries = _TYPICAL_NODES * (self.variances.size + 1) * max([1, *factors])
+        size = max(1, _ENTRIES_AT_ONCE // entries)
+        pieces = [
+            self._density(radius[start : start + size], lifted)
+            for start in range(0, radius.size, size)
+        ]
+        return np.concatenate(pieces, axis=1)
+
+    def _lifted(self, form: Form) -> Form:
+        r"""Return the form in the coordinates $(1,\xi)$, so that $z$ is linear in them."""
+        return form.through(np.column_stack([self.centre, self.axes]))
+
+    def _density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
+        s = radius**2
+        saddle, scale = self._saddle(s)
+        step, nodes = self._steps(s, saddle, scale)
+        place = step[:, None] * np.arange(nodes)
+        theta, slope = _hyperbola(place, saddle[:, None], scale[:, None])
+        weight = np.exp(self._log_laplace(theta) - theta * s[:, None]) * slope
+        weight *= (step / np.pi)[:, None]
+        weight[:, 0] *= 0.5
+        mean, variance = self._tilted(theta.ravel())
+        rows = []
+        for product in products:
+            summed = weight * mean_of_product(product, mean, variance).reshape(theta.shape)
+            rows.append(2.0 * radius * np.sum(summed.real, axis=1))
+            _refuse_cancellation(summed)
+        return np.stack(rows)
+
+    def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
+        """Return the step along the path for each s, and how many steps reach the end of all."""
+        lam, shift = self._seen()
+        narrow = 1.0 - 2.0 * lam * saddle[:, None]
+        curvature = (scale / _SLOPE) ** 2 * np.sum(
+            2.0 * (lam / narrow) ** 2 + 4.0 * lam * shift**2 / narrow**3, axis=1
+        )
+        step = np.minimum(_STEP / np.sqrt(curvature), _WIDEST_STEP)
+        theta, _ = _hyperbola(_SCOUTS * step[:, None], saddle[:, None], scale[:, None])
+        size = (self._log_laplace(theta) - theta * s[:, None]).real
+        alive = np.any(size > size[:, :1] - _DECAY, axis=0)
+        last = int(np.flatnonzero(alive)[-1])
+        return step, int(np.ceil(_SCOUTS[min(last + 1, _SCOUTS.size - 1)])) + 1
+
+    def _seen(self) -> tuple[Array, Array]:
+        """Return variances and shifts of the directions that the scores see."""
+        seen = self.variances > 0.0
+        return self.variances[seen], self.shifts[seen]
+
+    def _log_laplace(self, theta: Complex) -> Complex:
+        r"""Return $\log Ee^{\theta(\sigma^2-f)}$, also for real $\theta<1/(2\lambda_1)$."""
+        total = np.zeros_like(theta)
+        for lam, shift in zip(self.variances, self.shifts, strict=True):
+            if lam > 0.0:
+                narrow = 1.0 - 2.0 * lam * theta
+                total += theta * shift**2 / narrow - 0.5 * np.log(narrow)
+        return total
+
+    def _tilted(self, theta: Complex) -> tuple[Complex, Complex]:
+        r"""Return mean and variances of $(1,\xi)$ under $e^{\theta\sigma^2}$, [n, 1 + r]."""
+        narrow = 1.0 - 2.0 * theta[:, None] * self.variances
+        one = np.ones((theta.size, 1), dtype=np.complex128)
+        pull = 2.0 * theta[:, None] * np.sqrt(self.variances) * self.shifts / narrow
+        return np.hstack([one, pull]), np.hstack([0.0 * one, 1.0 / narrow])
+
+    def _saddle(self, s: Array) -> tuple[Array, Array]:
+        r"""Return the saddle point $\partial\log M=s$, and the scale of the path through it.
+
+        $\sum_j\lambda_j/n_j+c_j^2/n_j^2=s$ with $n_j=1-\lambda_j/\lambda_1+2\lambda_ja$, a the
+        distance from the cut, found by bisection in log a.
+        """
+        lam, shift = self._seen()
+        far = 0.25 * lam.size / s
+        spread = float(np.sum((shift / (2.0 * lam)) ** 2))
+        high = np.log(far + np.sqrt(far**2 + spread / s)) + np.log(2.0)
+        low = np.log(0.25 / s)
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            narrow = 1.0 - lam / lam[0] + 2.0 * lam * np.exp(middle)[:, None]
+            too_close = np.sum(lam / narrow + (shift / narrow) ** 2, axis=1) > s
+            low, high = np.where(too_close, middle, low), np.where(too_close, high, middle)
+        distance = np.exp(0.5 * (low + high))
+        return 0.5 / lam[0] - distance, 2.0 * _SLOPE**2 * distance
+
+    def tilted_mean_of(self, theta: float, product: tuple[Form, ...]) -> float:
+        r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$, infinite where $2\theta\lambda_1\ge1$."""
+        if 2.0 * theta * self.variances.max(initial=0.0) >= 1.0:
+            return float("inf")
+        at = np.array([theta], dtype=np.complex128)
+        mean, variance = self._tilted(at)
+        value = mean_of_product(tuple(map(self._lifted, product)), mean, variance)
+        scale = np.exp(self._log_laplace(at) + theta * self.floor)
+        return float((scale * value).real[0])
+
+
+def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Complex]:
+    r"""Return $\theta=\theta_0+b(\cosh v-1)+i\frac b\kappa\sinh v$ and $-i\,d\theta/dv$.
+
+    Vertical at the saddle point, it never leans more than the slope $\kappa$, so that it stays in
+    the valley of every direction's Gaussian, and in the end $e^{-\theta s}$ falls along it.
+    """
+    cosh, sinh = np.cosh(place), np.sinh(place)
+    theta = saddle + scale * (cosh - 1.0) + 1j * (scale / _SLOPE) * sinh
+    return theta, scale * (cosh / _SLOPE - 1j * sinh)
+
+
+def _refuse_cancellation(summed: Complex) -> None:
+    total = np.abs(np.sum(summed.real, axis=1))
+    condition = np.sum(np.abs(summed), axis=1) / np.maximum(total, np.finfo(np.float64).tiny)
+    worst = float(np.max(np.where(total > 0.0, condition, 0.0), initial=0.0))
+    if not worst <= _CONDITION:
+        raise AccuracyError(
+            f"A density of the sharpness must not cancel by more than {_CONDITION:g}, got "
+            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
+        )
+
+
+def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
+    r"""Return the law of $\sigma=|Gz|$ for $z\sim N(z_0,S)$.
+
+    Args:
+        transform: $G$, [d, q].
+        centre: $z_0$, [q].
+        cov: $S$, [q, q], positive semidefinite.
+    """
+    values, vectors = np.linalg.eigh(cov)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    left, scales, right = np.linalg.svd(transform @ root)
+    variances = np.zeros(root.shape[1])
+    variances[: scales.size] = scales**2
+    fixed = transform @ centre
+    size = max(variances.max(initial=0.0), float(fixed @ fixed))
+    variances[variances <= _NEGLIGIBLE * size] = 0.0
+    shifts = np.zeros(root.shape[1])
+    seen = int(np.count_nonzero(variances))
+    shifts[:seen] = left[:, :seen].T @ fixed
+    floor = float(np.sum((fixed - left[:, :seen] @ shifts[:seen]) ** 2))
+    return SharpnessLaw(variances, shifts, floor, centre, root @ right.T)

@@ -1,0 +1,103 @@
+"""What a curve says about its rate: an exponent, how sure it is, and whether to believe it yet."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
+"""What the data say about $C L^{-\\kappa}$.
+
+- `power law`: the slope drifts by less than the tolerance, shown by the data.
+- `not yet`: the slope still moves.
+- `too noisy`: a drift larger than the tolerance is neither shown nor excluded.
+- `too few`: two lengths fit every power law, and so test none.
+"""
+
+
+@dataclass(frozen=True)
+class RateFit:
+    r"""A power law $C L^{-\kappa}$ fitted to a curve, and whether the curve is one.
+
+    Attributes:
+        exponent: $\kappa$, the fitted one.
+        interval: where the exponent of the limit $L\to\infty$ is, (low, high). Noise is covered at
+            `level`; a drifting slope widens it, and without noise is all there is in it.
+        coefficient: $C$.
+        standard_error: of `exponent`, by the noise alone; 0 for exact values.
+        level: confidence of the intervals.
+        drift: how much the local exponent changes from the shortest to the longest length; NaN for
+            two lengths.
+        drift_interval: the same with its noise, (low, high).
+        reach: how far the local exponent travels in all, on to $L=\infty$ if it goes on like
+            $1/\ln L$.
+        tolerance: the reach up to which a curve is called a power law.
+        chi_square: squared residuals of the line in units of their noise; NaN for exact values.
+        degrees_of_freedom: what `chi_square` is compared with.
+        p_value: probability of a larger `chi_square` if the line were true; NaN for exact values.
+        status: "power law", "not yet", "too noisy" or "too few".
+    """
+
+    exponent: float
+    interval: tuple[float, float]
+    coefficient: float
+    standard_error: float
+    level: float
+    drift: float
+    drift_interval: tuple[float, float]
+    reach: float
+    tolerance: float
+    chi_square: float
+    degrees_of_freedom: int
+    p_value: float
+    status: RateStatus
+
+    @property
+    def is_power_law(self) -> bool:
+        """Whether the data show a power law, to within the tolerance."""
+        return self.status == "power law"
+
+    @property
+    def verdict(self) -> str:
+        """The status in one sentence, with the numbers it rests on."""
+        low, high = self.interval
+        where = f"{self.exponent:.3f}, between {low:.3f} and {high:.3f}"
+        if self.status == "power law":
+            return f"A power law with exponent {where}."
+        if self.status == "too few":
+            return f"Too few lengths to test a power law; its exponent would be {where}."
+        if self.status == "too noisy":
+            return (
+                f"Too noisy to tell: the exponent would be {where}, but the local exponent may "
+                f"drift by {self._largest_drift:.3f} over the data."
+            )
+        return (
+            f"Not a power law yet: the local exponent moves by {self.reach:.3f} "
+            f"({self.drift:+.3f} over the data); so far it is {where}."
+        )
+
+    @property
+    def _largest_drift(self) -> float:
+        return max(abs(end) for end in self.drift_interval)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the fit as plain numbers, lists and strings; what is not finite as None."""
+        return {
+            "exponent": self.exponent,
+            "interval": [_finite(end) for end in self.interval],
+            "coefficient": self.coefficient,
+            "standard_error": self.standard_error,
+            "level": self.level,
+            "drift": _finite(self.drift),
+            "drift_interval": [_finite(end) for end in self.drift_interval],
+            "reach": _finite(self.reach),
+            "tolerance": self.tolerance,
+            "chi_square": _finite(self.chi_square),
+            "degrees_of_freedom": self.degrees_of_freedom,
+            "p_value": _finite(self.p_value),
+            "status": self.status,
+            "is_power_law": self.is_power_law,
+            "verdict": self.verdict,
+        }
+
+
+def _finite(number: float) -> float | None:
+    return number if abs(number) < float("inf") else None

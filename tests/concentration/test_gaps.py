@@ -1,0 +1,514 @@
+"""Gaps of every kind, held against each other and against independent computations."""
+
+import dataclasses
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+import promptlimit as pl
+from concentration.exact_curves import averaged_gap
+from promptlimit.concentration._exponent import exponent
+
+NORMAL = pl.Gaussian([0.0], [[1.0]])
+
+
+def head(tau: float, dim: int = 1) -> pl.SoftmaxAttention:
+    return pl.SoftmaxAttention(tau * np.eye(dim), np.eye(dim))
+
+
+def normal(dim: int) -> pl.Gaussian:
+    return pl.Gaussian(np.zeros(dim), np.eye(dim))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tau", "dim"), [(0.3, 1), (2.0, 1), (1.0, 3)])
+def test_isotropic_gaps_match_a_quadrature_over_the_chi_law(x64, tau, dim):
+    lengths = np.array([1.0, 2.0, 100.0, 1e12])
+    gap = pl.output_gap(head(tau, dim), normal(dim), normal(dim), lengths)
+    assert gap.kind == "exact"
+    np.testing.assert_allclose(gap.value, averaged_gap(tau, lengths, dim), rtol=1e-8)
+    assert (gap.error <= 1e-6 * gap.value).all()
+
+
+PUBLISHED = {0.3: 1.0, 0.5: 1.0, 1.0: 0.611, 1.5: 0.329, 2.0: 0.211}
+"""Local slopes at L = 1e29, of the theory's derivation, to three digits."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tau", PUBLISHED)
+def test_local_slopes_approach_the_predicted_exponent(x64, tau):
+    far = np.array([1e10, 1e11, 1e29 / 1.1, 1e29 * 1.1]).round()
+    gap = pl.output_gap(head(tau), NORMAL, NORMAL, far)
+    slopes = -np.diff(np.log(gap.value)) / np.diff(np.log(far))
+    kappa = pl.gap_exponent(head(tau), NORMAL, NORMAL).value
+    assert slopes[2] == pytest.approx(PUBLISHED[tau], abs=8e-4)
+    assert abs(slopes[2] - kappa) < 0.01
+    assert abs(slopes[2] - kappa) <= abs(slopes[0] - kappa) + 1e-9
+
+
+def random_case(seed: int):
+    rng = np.random.default_rng(seed)
+    d, q, out = 3, 4, 2
+    root = rng.normal(size=(d, d))
+    tokens = pl.Gaussian(rng.normal(size=d), root @ root.T / d)
+    spread = 0.35 * rng.normal(size=(q, q))
+    queries = pl.Gaussian(0.3 * rng.normal(size=q), spread @ spread.T)
+    key, query = 0.6 * rng.normal(size=(2, 2, 4))
+    value, output = rng.normal(size=(out, d)), rng.normal(size=(2, out))
+    factored = pl.Factored("softmax", key[:, :d], query, value, output, scale=0.7)
+    softmax = pl.SoftmaxAttention(0.4 * rng.normal(size=(d, q)), rng.normal(size=(out, d)))
+    return tokens, queries, softmax, factored
+
+
+WRT = [
+    ("softmax", None),
+    ("softmax", "value"),
+    ("softmax", "key_query"),
+    ("factored", "key_weight"),
+    ("factored", "query_weight"),
+    ("factored", "value_weight"),
+    ("factored", "output"),
+]
+
+
+def gap_of(attention, tokens, queries, lengths, wrt, **options):
+    if wrt is None:
+        return pl.output_gap(attention, tokens, queries, lengths, **options)
+    return pl.gradient_gap(attention, tokens, queries, lengths, wrt=wrt, **options)
+
+
+@pytest.mark.parametrize(("which", "wrt"), WRT)
+def test_a_gap_over_listed_queries_is_the_mean_of_single_ones(x64, which, wrt):
+    tokens, queries, softmax, factored = random_case(0)
+    attention = softmax if which == "softmax" else factored
+    points = np.asarray(queries.sample(5, key=jax.random.key(1)))
+    lengths = np.array([1.0, 3.0, 50.0, 1e9])
+    for kind in ("exact", "asymptotic"):
+        gap = gap_of(attention, tokens, points, lengths, wrt, kind=kind)
+        if wrt is None:
+            moments = [pl.prompt_moments(attention, tokens, z, lengths, kind=kind) for z in points]
+            found = [each.mse for each in moments]
+        else:
+            found = [
+                pl.gradient_moments(attention, tokens, z, lengths, wrt=wrt, kind=kind).value
+                for z in points
+            ]
+        np.testing.assert_allclose(gap.value, np.mean(found, axis=0), rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("which", "wrt"), WRT)
+def test_a_gap_over_gaussian_queries_is_that_of_many_of_them(x64, which, wrt):
+    tokens, queries, softmax, factored = random_case(1)
+    attention = softmax if which == "softmax" else factored
+    lengths = np.array([2.0, 20.0, 500.0])
+    exact = gap_of(attention, tokens, queries, lengths, wrt)
+    points = np.asarray(queries.sample(4000, key=jax.random.key(0)))
+    parts = points.reshape(8, 500, -1)
+    found = [gap_of(attention, tokens, part, lengths, wrt).value for part in parts]
+    spread = np.std(found, axis=0, ddof=1) / np.sqrt(8)
+    assert (np.abs(np.mean(found, axis=0) - exact.value) < 4.5 * spread).all()
+
+
+def other_cases():
+    corner = pl.Rademacher([1.0, 0.5])
+    mixture = pl.Mixture(
+        [0.3, 0.7], [pl.Gaussian([1.0, 0.0], np.eye(2)), pl.Gaussian([-0.5, 0.2], 0.3 * np.eye(2))]
+    )
+    atoms = pl.Empirical([[0.0, 1.0], [1.0, -1.0], [-2.0, 0.5]], [0.5, 0.3, 0.2])
+    return {
+        "rademacher": corner,
+        "mixture": mixture,
+        "atoms": atoms,
+        "gaussian": pl.Gaussian([0.5, -0.5], [[1.0, 0.3], [0.3, 0.4]]),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", other_cases())
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_simulated_prompts_agree_with_the_exact_gap_within_their_error_bars(x64, name, seed):
+    rng = np.random.default_rng(seed)
+    attention = pl.SoftmaxAttention(0.7 * rng.normal(size=(2, 2)), rng.normal(size=(2, 2)))
+    queries = rng.normal(size=(3, 2))
+    lengths = [1, 4, 30, 200]
+    exact = pl.output_gap(attention, other_cases()[name], queries, lengths)
+    drawn = pl.output_gap(
+        attention,
+        other_cases()[name],
+        queries,
+        lengths,
+        kind="estimate",
+        key=jax.random.key(seed),
+        samples=2000,
+    )
+    assert (exact.kind, drawn.kind) == ("exact", "estimate")
+    assert drawn.samples == 2000
+    assert (np.abs(drawn.value - exact.value) < 4 * drawn.error).all()
+    assert drawn.limit_square == pytest.approx(exact.limit_square)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrt", ["key_query", "value"])
+def test_simulated_gradients_agree_over_gaussian_queries(x64, wrt):
+    exact = pl.gradient_gap(head(0.3, 2), normal(2), normal(2), [2, 20, 100], wrt=wrt)
+    drawn = pl.gradient_gap(
+        head(0.3, 2),
+        normal(2),
+        normal(2),
+        [2, 20, 100],
+        wrt=wrt,
+        kind="estimate",
+        key=jax.random.key(0),
+        samples=3000,
+    )
+    assert (np.abs(drawn.value - exact.value) < 4 * drawn.error).all()
+
+
+def test_estimates_at_different_lengths_share_their_prompts(x64):
+    given = (head(0.5), NORMAL, [[1.0]])
+    key = jax.random.key(0)
+    both = pl.output_gap(*given, [50, 60], kind="estimate", key=key, samples=500)
+    assert both.cov is not None
+    correlation = both.cov[0, 1] / np.sqrt(both.cov[0, 0] * both.cov[1, 1])
+    assert correlation > 0.5
+    np.testing.assert_allclose(both.error**2, np.diag(both.cov))
+    again = pl.output_gap(*given, [50, 60, math.inf], kind="estimate", key=key, samples=500)
+    np.testing.assert_array_equal(again.value, [*both.value, 0.0])
+    alone = pl.output_gap(*given, [60], kind="estimate", key=key, samples=500)
+    np.testing.assert_allclose(alone.value, both.value[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::promptlimit.finite.UnreliableErrorWarning")
+def test_error_bars_of_estimates_cover_the_exact_gap(x64):
+    lengths, repeats = [3, 30], 500
+    exact = pl.output_gap(head(0.2), NORMAL, NORMAL, lengths).value
+    options = {"kind": "estimate", "samples": 200}
+    keys = jax.random.split(jax.random.key(7), repeats)
+    drawn = [pl.output_gap(head(0.2), NORMAL, NORMAL, lengths, key=key, **options) for key in keys]
+    scores = np.array([(each.value - exact) / each.error for each in drawn])
+    inside = np.mean(np.abs(scores) < 1.96, axis=0)
+    assert (np.abs(inside - 0.95) < 4 * np.sqrt(0.95 * 0.05 / repeats)).all()
+
+
+def test_linear_attention_is_averaged_in_closed_form_over_any_queries(x64):
+    rng = np.random.default_rng(0)
+    attention = pl.LinearAttention(rng.normal(size=(2, 2)), rng.normal(size=(2, 2)))
+    tokens = pl.Gaussian([0.3, -0.2], [[1.0, 0.4], [0.4, 0.8]])
+    for queries in (pl.UniformSphere(2, 1.5), pl.Rademacher([1.0, 2.0]), normal(2)):
+        gap = pl.output_gap(attention, tokens, queries, [1, 10])
+        points = queries.sample(20_000, key=jax.random.key(0))
+        sampled = pl.output_gap(attention, tokens, np.asarray(points)[:400], [1, 10])
+        assert gap.kind == "exact"
+        assert gap.value[0] == pytest.approx(10 * gap.value[1])
+        np.testing.assert_allclose(sampled.value, gap.value, rtol=0.2)
+    corners = np.array([[a, b] for a in (-1.0, 1.0) for b in (-2.0, 2.0)])
+    listed = pl.output_gap(attention, tokens, corners, [7])
+    whole = pl.output_gap(attention, tokens, pl.Rademacher([1.0, 2.0]), [7])
+    np.testing.assert_allclose(whole.value, listed.value, rtol=1e-12)
+
+
+def test_a_mixture_of_queries_is_a_mixture_of_gaps(x64):
+    narrow, shifted = normal(2), pl.Gaussian([1.0, 0.0], 0.5 * np.eye(2))
+    atom = pl.Empirical([[0.5, 2.0]])
+    mixed = pl.Mixture([0.5, 0.3, 0.2], [narrow, shifted, atom])
+    given = (head(0.6, 2), normal(2))
+    parts = [pl.output_gap(*given, part, [5, 500]).value for part in (narrow, shifted, atom)]
+    whole = pl.output_gap(*given, mixed, [5, 500])
+    np.testing.assert_allclose(whole.value, np.dot([0.5, 0.3, 0.2], parts), rtol=1e-9)
+    assert pl.gap_exponent(*given, mixed).tau == pytest.approx(0.6)
+
+
+def test_queries_that_the_scores_do_not_see_still_count_in_gradients(x64):
+    attention = pl.SoftmaxAttention([[1.0, 0.0]], [[1.0]])
+    blind = pl.Gaussian([0.5, 2.0], [[0.0, 0.0], [0.0, 3.0]])
+    gap = pl.gradient_gap(attention, NORMAL, blind, [10], wrt="key_query")
+    one = pl.gradient_gap(attention, NORMAL, [[0.5, 0.0]], [10], wrt="key_query")
+    assert gap.value[0] == pytest.approx(one.value[0] / 0.25 * (0.25 + 4.0 + 3.0), rel=1e-12)
+
+
+def test_sharp_queries_beyond_the_engine_are_exact_for_outputs_and_refused_for_gradients(x64):
+    sharp = np.array([[50.0], [3.0]])
+    gap = pl.output_gap(head(1.0), NORMAL, sharp, [10])
+    single = [pl.prompt_moments(head(1.0), NORMAL, z, 10).mse for z in sharp]
+    assert gap.value[0] == pytest.approx(np.mean(single), rel=1e-12)
+    with pytest.raises(ValueError, match=re.escape("Ask for kind='estimate' or 'bound'")):
+        pl.gradient_gap(head(1.0), NORMAL, sharp, [10], wrt="key_query")
+    with pytest.raises(ValueError, match=re.escape("got a sharpness of 1000")):
+        pl.output_gap(head(1.0), NORMAL, [[1000.0]], [10])
+
+
+def test_many_listed_queries_are_interpolated_to_the_same_values(x64):
+    points = np.linspace(-3, 3, 600)[:, None]
+    many = pl.output_gap(head(1.0), NORMAL, points, [10, 1000])
+    few = [pl.output_gap(head(1.0), NORMAL, part, [10, 1000]).value for part in np.split(points, 4)]
+    np.testing.assert_allclose(many.value, np.mean(few, axis=0), rtol=1e-9)
+
+
+def test_the_query_inside_counts_as_in_prompt_moments(x64):
+    points = np.array([[0.5], [1.5]])
+    for kind in ("exact", "asymptotic"):
+        gap = pl.output_gap(head(0.7), NORMAL, points, [4, 40], including_query=True, kind=kind)
+        single = [
+            pl.prompt_moments(head(0.7), NORMAL, z, [4, 40], including_query=True, kind=kind).mse
+            for z in points
+        ]
+        np.testing.assert_allclose(gap.value, np.mean(single, axis=0), rtol=1e-12)
+
+
+def test_the_leading_order_is_reached_and_diverges_beyond_one_half(x64):
+    calm = pl.output_gap(head(0.4, 3), normal(3), normal(3), [1e20], kind="asymptotic")
+    exact = pl.output_gap(head(0.4, 3), normal(3), normal(3), [1e20])
+    assert calm.value[0] == pytest.approx(exact.value[0], rel=1e-5)
+    assert np.isnan(calm.error[0])
+    # d = 1: (1 - 2 tau^2)^{-1/2} (1 + tau^2 / (1 - 2 tau^2)) / L
+    one = pl.output_gap(head(0.4), NORMAL, NORMAL, [100], kind="asymptotic").value[0]
+    assert one == pytest.approx((1 + 0.16 / 0.68) / math.sqrt(0.68) / 100, rel=1e-12)
+    wild = pl.output_gap(head(0.8), NORMAL, NORMAL, [100], kind="asymptotic")
+    assert np.isinf(wild.value[0])
+
+
+def test_the_leading_order_counts_the_part_of_the_sharpness_that_is_fixed(x64):
+    queries = pl.Gaussian([0.0, 1.0], [[0.04, 0.0], [0.0, 0.0]])
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    points = np.stack([0.2 * nodes, np.ones(40)], axis=1)
+    listed = pl.Empirical(points, weights / weights.sum())
+    for wrt in (None, "key_query"):
+        given = (head(0.8, 2), normal(2))
+        found = gap_of(*given, queries, [100], wrt, kind="asymptotic").value
+        expected = gap_of(*given, listed, [100], wrt, kind="asymptotic").value
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [1, 3])
+def test_isotropic_gradient_gaps_match_a_quadrature_over_the_chi_law(x64, dim):
+    nodes, weights = np.polynomial.legendre.leggauss(48)
+    radius = 4.5 * (nodes + 1)
+    density = 4.5 * weights * stats.chi.pdf(radius, dim)
+    points = radius[:, None] * np.eye(dim)[0]
+    lengths = np.array([3.0, 100.0])
+    single = [
+        pl.gradient_moments(head(0.6, dim), normal(dim), z, lengths, wrt="key_query").value
+        for z in points
+    ]
+    gap = pl.gradient_gap(head(0.6, dim), normal(dim), normal(dim), lengths, wrt="key_query")
+    np.testing.assert_allclose(gap.value, density @ np.array(single), rtol=1e-9)
+
+
+SHIFTED = [
+    ([0.0, 3.0], [1.0, 0.01]),
+    ([1.0, 3.0], [1.0, 0.01]),
+    ([0.0, 1.5], [0.3, 1e-6]),
+    ([2.0, 0.5], [0.5, 1e-12]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mean", "variances"), SHIFTED)
+def test_shifts_in_narrow_directions_match_a_rule_over_the_queries(x64, mean, variances):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(36)
+    grid = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
+    shares = np.outer(weights, weights).ravel()
+    kept = shares > 1e-13 * shares.max()
+    points = np.array(mean) + np.sqrt(variances) * grid[kept]
+    listed = pl.Empirical(points, shares[kept] / shares[kept].sum())
+    queries = pl.Gaussian(mean, np.diag(variances))
+    given = (head(0.6, 2), normal(2))
+    for lengths in ([10], [10, 1e6]):
+        gap = pl.output_gap(*given, queries, lengths)
+        np.testing.assert_allclose(
+            gap.value, pl.output_gap(*given, listed, lengths).value, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("variance", [1e-4, 1e-12, 1e-30])
+def test_concentrated_queries_have_the_gap_of_their_centre(x64, variance):
+    queries = pl.Gaussian([5.0], [[variance]])
+    gap = pl.output_gap(head(1.0), NORMAL, queries, [1, 1000])
+    centre = pl.output_gap(head(1.0), NORMAL, [[5.0]], [1, 1000])
+    np.testing.assert_allclose(gap.value, centre.value, rtol=max(100 * variance, 1e-10))
+
+
+def test_no_value_matrix_has_no_gap(x64):
+    nothing = pl.SoftmaxAttention([[1.0]], [[0.0]])
+    for kind in ("exact", "asymptotic", "bound"):
+        assert pl.output_gap(nothing, NORMAL, NORMAL, [10], kind=kind).value[0] == 0.0
+
+
+def test_estimates_at_infinity_alone_are_zero(x64):
+    options = {"kind": "estimate", "key": jax.random.key(0)}
+    assert pl.output_gap(head(0.5), NORMAL, NORMAL, [math.inf], **options).value[0] == 0.0
+
+
+def test_a_bound_scales_as_the_gap_does(x64):
+    key_query, value = np.array([[0.3, 0.1], [0.0, 0.4]]), np.array([[1.0, 2.0]])
+    ratios = []
+    for scale in (1.0, 10.0):
+        tokens = pl.Gaussian([1.0, 0.0], scale**2 * np.diag([1.0, 0.5]))
+        attention = pl.SoftmaxAttention(key_query / scale, value)
+        gaps = [
+            pl.gradient_gap(attention, tokens, normal(2), [50], wrt="key_query", kind=kind)
+            for kind in ("exact", "bound")
+        ]
+        ratios.append(gaps[1].value[0] / gaps[0].value[0])
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)
+
+
+def test_infinite_prompts_have_no_gap_and_the_relative_gap_has_the_limit_below(x64):
+    gap = pl.output_gap(head(0.5, 2), normal(2), normal(2), [10, math.inf])
+    assert gap.value[1] == gap.error[1] == 0.0
+    assert gap.limit_square == pytest.approx(0.25 * 2)
+    np.testing.assert_allclose(gap.relative, np.sqrt(gap.value / 0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [1, 4])
+@pytest.mark.parametrize("tau", [0.2, 0.7, 2.0])
+@pytest.mark.parametrize("wrt", [None, "value", "key_query"])
+def test_the_bound_is_above_the_exact_gap(x64, dim, tau, wrt):
+    lengths = np.array([1.0, 2.0, 10.0, 1e3, 1e6, 1e12])
+    given = (head(tau, dim), normal(dim), normal(dim), lengths, wrt)
+    exact, bound = (gap_of(*given, kind=kind) for kind in ("exact", "bound"))
+    assert (bound.value > exact.value).all()
+    assert bound.kind == "bound"
+
+
+def test_bounds_hold_for_listed_queries_other_tokens_and_other_queries(x64):
+    rng = np.random.default_rng(0)
+    attention = pl.SoftmaxAttention(0.5 * rng.normal(size=(2, 2)), rng.normal(size=(2, 2)))
+    points = rng.normal(size=(3, 2))
+    lengths = [1, 10, 1000]
+    for tokens in other_cases().values():
+        exact, bound = (
+            pl.output_gap(attention, tokens, points, lengths, kind=kind)
+            for kind in ("exact", "bound")
+        )
+        assert (bound.value > exact.value).all()
+    cube = pl.UniformCube([1.0, 1.0])
+    bound = pl.output_gap(attention, normal(2), cube, lengths, kind="bound")
+    few = np.asarray(cube.sample(50, key=jax.random.key(0)))
+    assert (bound.value > pl.output_gap(attention, normal(2), few, lengths).value).all()
+
+
+class Laplace(pl.AbstractMeasure):
+    """A user's own law, whose constant the library cannot know."""
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def log_laplace(self, tilt):
+        return jax.numpy.sum(tilt**2) / 8
+
+    def sample(self, length, *, key):
+        return 0.5 * jax.random.normal(key, (length, 1))
+
+
+def test_a_bound_for_a_users_own_law_asks_for_its_constant(x64):
+    own = Laplace()
+    with pytest.raises(ValueError, match=re.escape("Pass sub_gaussian=s.")):
+        pl.output_gap(head(0.5), own, NORMAL, [10], kind="bound")
+    given = pl.output_gap(head(0.5), own, NORMAL, [10], kind="bound", sub_gaussian=0.5)
+    known = pl.output_gap(head(0.5), pl.Gaussian([0.0], [[0.25]]), NORMAL, [10], kind="bound")
+    assert given.value[0] == pytest.approx(known.value[0])
+
+
+def test_exponents_of_every_case(x64):
+    assert pl.gap_exponent(head(0.5), NORMAL, NORMAL).value == 1.0
+    golden = pl.gap_exponent(head(1.0), NORMAL, NORMAL)
+    assert golden.value == pytest.approx((math.sqrt(5) - 1) / 2)
+    assert golden.tau == pytest.approx(1.0)
+    assert exponent(math.sqrt(0.5)) == pytest.approx(1.0)
+    assert exponent(math.sqrt(0.5) * (1 + 1e-9)) == pytest.approx(1.0)
+    assert exponent(50.0) == pytest.approx(1 / 2500, rel=1e-3)
+    tokens, queries, softmax, _ = random_case(0)
+    found = pl.gap_exponent(softmax, tokens, queries).tau
+    root = np.linalg.cholesky(np.asarray(tokens.cov))
+    matrix = root.T @ np.asarray(softmax.key_query) @ np.linalg.cholesky(np.asarray(queries.cov))
+    assert found == pytest.approx(np.linalg.norm(matrix, 2), rel=1e-10)
+    listed = pl.gap_exponent(softmax, tokens, np.ones((2, 4)))
+    assert (listed.value, listed.tau) == (1.0, 0.0)
+
+
+BAD = [
+    (
+        {"queries": np.ones((3, 2))},
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
+        "parameters take), got shape (3, 2).",
+    ),
+    (
+        {"queries": normal(2)},
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
+        "parameters take), got a measure of dimension 2.",
+    ),
+    ({"lengths": [10, 10]}, "`lengths` must increase, got 10 after 10. Sort them, each once."),
+    (
+        {"lengths": [0, 10]},
+        "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the "
+        "tokens of a prompt.",
+    ),
+    (
+        {"lengths": []},
+        "`lengths` must be a list of numbers, got shape (0,). Pass [10, 100, 1000].",
+    ),
+    (
+        {"queries": [0.5, 1.0]},
+        "`queries` must be a measure of dimension 1 or an array [n, 1] (what the attention's "
+        "parameters take), got shape (2,).",
+    ),
+    (
+        {"samples": 0},
+        "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
+    ),
+    (
+        {"kind": "limit"},
+        "`kind` must be one of 'auto', 'exact', 'asymptotic', 'bound', 'estimate', got 'limit'.",
+    ),
+    (
+        {"kind": "estimate"},
+        "`key` must be given for kind='estimate', got None. Pass key=jax.random.key(0) to simulate "
+        "prompts.",
+    ),
+    (
+        {"measure": pl.Rademacher([1.0])},
+        "`key` must be given for SoftmaxAttention over Rademacher tokens at Gaussian queries, "
+        "which has no exact gap here, got None. Pass key=jax.random.key(0) to simulate prompts, or "
+        "kind='bound'.",
+    ),
+    (
+        {"measure": pl.Rademacher([1.0]), "kind": "exact"},
+        "`kind` must be 'estimate' or 'bound' for SoftmaxAttention over Rademacher tokens at "
+        "Gaussian queries, got 'exact'.",
+    ),
+    (
+        {"sub_gaussian": -1.0},
+        "`sub_gaussian` must be a positive number, got -1.0. It is a scale, as a standard "
+        "deviation is.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), BAD)
+def test_bad_input_gets_one_clear_sentence(x64, changed, message):
+    given = {
+        "attention": head(0.5),
+        "measure": NORMAL,
+        "queries": NORMAL,
+        "lengths": [10, 100],
+        **changed,
+    }
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.output_gap(**given)
+
+
+def test_a_gap_curve_is_frozen_and_turns_into_plain_json(x64):
+    gap = pl.output_gap(head(0.8), NORMAL, NORMAL, [10, 100], kind="asymptotic")
+    assert gap.as_json()["value"] == [None, None]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        gap.kind = "exact"  # pyright: ignore[reportAttributeAccessIssue]
