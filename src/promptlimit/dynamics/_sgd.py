@@ -30,6 +30,7 @@ from promptlimit.results import (
     masked,
     remove_checkpoint,
     require_configuration,
+    require_named,
     run_name,
     save_run,
     unmasked,
@@ -130,6 +131,8 @@ def sgd(
         points=require_points(points),
         samples=int(samples),
     )
+    if folder is not None:
+        require_named(request.config())
     found = [_cell(request, cell, folder, int(every), watch) for cell in request.cells]
     return _training(request, found, plain=optimiser is None)
 

@@ -11,6 +11,7 @@ import optax
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit import __version__
 from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention, Factored, LinearAttention
 from promptlimit.dynamics._configuration import described
@@ -76,6 +77,7 @@ class TrainingRequest:
         members = [list(each) for each in cell] if cell is not None else list(self.lengths)
         return {
             "what": "sgd",
+            "version": __version__,
             "task": described(self.task),
             "starts": described(self.starts),
             "lengths": members,
@@ -85,6 +87,7 @@ class TrainingRequest:
             "learning_rate": self.learning_rate,
             "optimiser": self.label,
             "key": described(self.key),
+            "generator": str(jax.random.key_impl(self.key)),
             "own_prompts": self.own_prompts,
             "sampling": self.sampling,
             "packed": self.packed,

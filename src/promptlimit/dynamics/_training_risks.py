@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._descent import measured
+from promptlimit.dynamics._descent import measured, risks_along
 from promptlimit.dynamics._objective import (
     SHARPNESS_RANGES,
     Objective,
@@ -26,7 +26,7 @@ _PADDING = 16  # numbers of states are padded to a multiple of this, so that pro
 
 
 class Measured(NamedTuple):
-    """What is known of each state: the `Moments` of a flow, as NumPy arrays, [n, ...]."""
+    """What is known of each state, [n, ...]: the `Moments` of a flow, and a second risk."""
 
     key_query: np.ndarray
     value: np.ndarray
@@ -82,8 +82,10 @@ def measured_along(
         found = None
         for widest in SHARPNESS_RANGES:
             first, second = (yardstick.objective(kernel, length, shift, widest) for shift in (0, 1))
-            moments = measured(first, second, mover(first, double), jnp.asarray(safe))
-            found = Measured(*(np.array(each) for each in moments))
+            moving = mover(first, double)
+            moments = measured(first, moving, jnp.asarray(safe))
+            second_risk = risks_along(second, moving, jnp.asarray(safe))
+            found = Measured(*(np.array(each) for each in (*moments, second_risk)))
             if np.isfinite(np.asarray(found.risk)[well]).all():
                 break
     if found is None:
