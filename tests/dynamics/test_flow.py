@@ -390,51 +390,6 @@ def test_flow_time_of_the_papers_protocol() -> None:
         pl.flow_time(10, 0.0)
 
 
-def descended(
-    start: pl.SoftmaxAttention | pl.LinearAttention, seed: jax.Array, steps: int, rate: float
-) -> jax.Array:
-    """Return (U, v) after plain SGD on the mean squared error of fresh prompts, by hand."""
-
-    def loss(parameters: tuple[jax.Array, jax.Array], key: jax.Array) -> jax.Array:
-        key_query, value = parameters
-        keys = jax.random.split(key, 3)
-        weights = jax.random.normal(keys[0], (64, 2, 1))
-        x = jax.random.normal(keys[1], (64, 21, 2)) @ jnp.sqrt(
-            jnp.diag(jnp.diag(jnp.asarray(SIGMA)))
-        )
-        labels = x @ weights + 0.3 * jax.random.normal(keys[2], (64, 21, 1))
-        tokens = jnp.concatenate([x, labels], axis=2)
-        queries = tokens[:, -1].at[:, 2].set(0.0)
-        scores = jnp.einsum("bti,ij,bj->bt", tokens[:, :-1], key_query, queries)
-        read = jnp.einsum("bt,bti->bi", jax.nn.softmax(scores), tokens[:, :-1])
-        return jnp.mean((read @ value[-1] - labels[:, -1, 0]) ** 2)
-
-    def step(parameters: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple:
-        gradient = jax.grad(loss)(parameters, key)
-        return jax.tree.map(lambda p, g: p - rate * g, parameters, gradient), None
-
-    first = (jnp.asarray(start.key_query), jnp.asarray(start.value))
-    key_query, value = jax.lax.scan(step, first, jax.random.split(seed, steps))[0]
-    return jnp.concatenate([key_query, value[-1:]])
-
-
-@pytest.mark.slow
-def test_sgd_with_small_steps_follows_the_flow_within_its_own_noise(x64: None) -> None:
-    task = pl.LinearRegression(np.diag(np.diag(SIGMA)), noise_variance=0.09)
-    start = pl.block_start(task, 0.7)
-    steps, rate = 300, 0.004
-    time = pl.flow_time(steps, rate)
-    flow = pl.gradient_flow(task, start, 20, [0.0, time], points=4096)
-    begin, end = (np.concatenate([flow.key_query[i], flow.value[i][-1:]]) for i in (0, -1))
-    runs = jax.vmap(lambda seed: descended(start, seed, steps, rate))(
-        jax.random.split(jax.random.key(0), 24)
-    )
-    spread = np.std(runs, axis=0, ddof=1) / np.sqrt(24)
-    distance = np.abs(np.mean(runs, axis=0) - end)
-    assert np.linalg.norm(end - begin) > 0.3
-    assert (distance < 4 * spread + 0.01).all()
-
-
 def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
     task = pl.LinearRegression([[1.0]], noise_variance=0.1)
     best = pl.linear_optimum(task, 10)
