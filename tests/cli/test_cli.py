@@ -1,16 +1,21 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it: in a process of its own, or in this one where it refuses."""
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
+import jax
 import numpy as np
 import pytest
 
 import promptlimit
+from promptlimit.cli import main
 
+Refused: TypeAlias = Callable[..., str]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
@@ -22,6 +27,28 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
         cwd=folder,
         check=False,
     )
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Refused]:
+    """Run a command in this process, which must exit 1 without output, and return its message."""
+
+    def message(*arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["promptlimit", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = capsys.readouterr()
+        assert stopped.value.code == 1
+        assert printed.out == ""
+        # The console folds long lines at its width.
+        return " ".join(printed.err.split())
+
+    before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    yield message
+    jax.config.update("jax_enable_x64", before)
 
 
 def test_help_does_not_load_jax_or_numpy() -> None:
@@ -128,15 +155,11 @@ def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_gets_an_error_and_a_hint(
-    tmp_path: Path, arguments: list[str], error: str, hint: str
+    refused: Refused, tmp_path: Path, arguments: list[str], error: str, hint: str
 ) -> None:
     problem = {"key_query": [[1, 0], [0, 1]], "value": [[1, 0]], "query": [0, 0]}
     (tmp_path / "bad.json").write_text(json.dumps({**problem, "cov": [[1, 1], [0, 1]]}))
-    done = run(*arguments, folder=tmp_path)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    # The console folds long lines at its width.
-    assert " ".join(done.stderr.split()) == f"error: {error} hint: {hint}"
+    assert refused(*arguments) == f"error: {error} hint: {hint}"
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.json"]
 
 
@@ -312,12 +335,12 @@ def test_gap_and_length_of_files_with_gaussian_queries(tmp_path: Path) -> None:
         (["length", "--dim", "2", "--tolerance", "2"], "`tolerance` must be between 0 and 1"),
     ],
 )
-def test_gap_and_length_say_what_is_wrong(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 1
-    assert message in " ".join(done.stderr.split())
-    assert "hint:" in done.stderr
-    assert done.stdout == ""
+def test_gap_and_length_say_what_is_wrong(
+    refused: Refused, arguments: list[str], message: str
+) -> None:
+    found = refused(*arguments)
+    assert message in found
+    assert "hint:" in found
 
 
 @pytest.mark.slow
@@ -350,7 +373,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(tmp_path: Path) -> Non
         (("--time", "-1"), "--time must be positive and finite, got -1"),
     ],
 )
-def test_flow_refuses_bad_options_in_one_sentence(arguments: tuple[str, ...], error: str) -> None:
-    done = run("flow", *arguments)
-    assert done.returncode == 1
-    assert error in " ".join(done.stderr.split())
+def test_flow_refuses_bad_options_in_one_sentence(
+    refused: Refused, arguments: tuple[str, ...], error: str
+) -> None:
+    assert error in refused("flow", *arguments)

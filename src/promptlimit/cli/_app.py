@@ -26,10 +26,11 @@ app.command("doctor")(_doctor.doctor)
 app.command("reproduce")(_reproduce.reproduce)
 
 
-def _show_version(value: bool) -> None:
+def _show_version(value: bool) -> bool:
     if value:
         typer.echo(f"promptlimit {__version__}")
         raise typer.Exit
+    return value
 
 
 @app.callback()
