@@ -279,6 +279,21 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     assert (found.risks[..., 1] < found.risks[..., 0]).all()
 
 
+def test_a_step_on_another_task_descends_twice_its_risk() -> None:
+    r"""With $T=\frac cL\sum y_l\langle x_l,x_q\rangle$ the slope in c is $c\,E[A^2]-E[Ay]$."""
+    d, length, prior, noise, rate = 2, 4, 0.5, 0.1, 1e-4
+    covariates = pl.Gaussian(np.zeros(d), np.eye(d))
+    task = pl.CovariateRegression(covariates, noise_variance=noise, prior_variance=prior)
+    head = pl.LinearAttention(np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, 1.0]))
+    settings = {"steps": 2, "batch": 8192, "learning_rate": rate, "record": [0, 1, 2]}
+    found = pl.sgd(task, head, length, key=KEY, samples=16, **settings)
+    slope = prior * d * (1 + (d + 1) / length) + noise * d / length - prior * d
+    moved = np.diff(found.parameters["value"][0, 0, 0, :, -1, -1]) / (-2 * rate)
+    np.testing.assert_allclose(moved, slope, atol=0.2)
+    # Fresh prompts: little but chance parts two steps this short.
+    assert abs(moved[0] - moved[1]) > 0.005
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

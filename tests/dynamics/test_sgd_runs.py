@@ -23,14 +23,15 @@ from promptlimit.results import (
 )
 
 CODE = """
-import sys, time, jax, numpy as np, promptlimit as pl
+import sys, time, jax, numpy as np, optax, promptlimit as pl
 
 def train(folder, watch):
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
     starts = [lambda key, kernel=kernel: pl.uniform_factors(2, key=key, kernel=kernel)
               for kernel in ("softmax", "linear")]
     return pl.sgd(task, starts, [5, 9], steps=400, key=jax.random.key(3), batch=8, seeds=2,
-                  record=[0, 33, 400], points=256, folder=folder, every=30, watch=watch)
+                  record=[0, 33, 400], points=256, folder=folder, every=30, watch=watch,
+                  optimiser=optax.adam(1e-3), label="adam(1e-3)")
 """
 SLOW = CODE + "\ntrain(sys.argv[1], lambda progress: time.sleep(0.05))\n"
 
