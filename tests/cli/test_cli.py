@@ -148,6 +148,16 @@ def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
             "--kernels softmax",
         ),
         (
+            ["train", "--sampling", "tokens,law"],
+            "--sampling must be one of tokens, law, got 'tokens,law'",
+            "--sampling tokens",
+        ),
+        (
+            ["train", "--rate", "nan"],
+            "--rate must be positive and finite, got nan",
+            "--rate 0.001",
+        ),
+        (
             ["reproduce", "gausian-limit"],
             "there is no claim or figure 'gausian-limit'",
             "did you mean 'gaussian-limit'?",
@@ -256,6 +266,26 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(tmp_path:
     changed = run(*asked, "--covariance", "kms:0.5", folder=tmp_path)
     assert changed.returncode == 1
     assert "covariance: identity there, kms:0.5 here" in changed.stderr
+
+
+def test_train_notices_another_matrix_in_the_same_file(tmp_path: Path) -> None:
+    from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # no process for this
+
+    file, kept = tmp_path / "covariance.csv", []
+    for entry in (0.2, 0.3):
+        file.write_text(f"1,{entry}\n{entry},1\n")
+        kept.append(resolved_plan({"covariance": str(file)}, None).record())
+    assert kept[0] != kept[1]
+    assert kept[0]["held"]["covariance"] == [[1.0, 0.2], [0.2, 1.0]]
+
+
+def test_train_leaves_nothing_behind_when_it_is_refused(tmp_path: Path) -> None:
+    from promptlimit.cli._train import _trained  # noqa: PLC0415  # no process for this
+    from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # as above
+
+    with pytest.raises(ValueError, match="must be below 536870912, got 4000000000 times 128"):
+        _trained(resolved_plan({"lengths": "4000000000"}, None), tmp_path)
+    assert not (tmp_path / "train.json").exists()
 
 
 def test_reproduce_lists_what_it_knows() -> None:

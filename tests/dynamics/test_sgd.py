@@ -37,6 +37,11 @@ def start(kernel="softmax", dim=3):
 BOTH = [start("softmax"), start("linear")]
 
 
+def scaled(key):
+    with jax.enable_x64(True):
+        return dataclasses.replace(start()(key), scale=2.0)
+
+
 def test_words_are_those_of_the_published_generator() -> None:
     key = jax.random.key_data(KEY)
     counters = np.stack([np.arange(5), np.arange(5) + 2**32 - 5]).astype(np.uint32)
@@ -117,7 +122,13 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
     score, value = jnp.asarray(rng.normal(size=(2, 3, 3, 8, 4)), jnp.float32)
     task = LAWS["kms"]
     prompts = stream(task, lengths, 8, [KEY] * 3)
-    packed = jax.jit(lambda a, b: packed_sums(prompts, kernels, step, a, b))(score, value)
+    sums = jax.jit(lambda a, b: packed_sums(prompts, kernels, step, a, b))
+    packed = sums(score, value)
+    # What diverges at one length does not touch the others.
+    lost = sums(score.at[1].set(np.nan), value.at[1].set(np.inf))
+    for one, other in zip(packed, lost, strict=True):
+        np.testing.assert_array_equal(one[::2], other[::2])
+        assert np.isnan(other[1]).all()
     for i, length in enumerate(lengths):
         own = slice(i, i + 1)
         alone = token_sums(stream(task, (length,), 8, [KEY]), kernels, step, score[own], value[own])
@@ -233,15 +244,17 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
         LAWS["identity"],
         [large, start("linear")],
         5,
-        steps=40,
+        steps=15,
         key=KEY,
         learning_rate=0.05,
-        record=[0, 40],
+        record=range(16),
         points=256,
     )
     assert found.diverged[0, 0, 0] >= 0
     assert found.diverged[0, 1, 0] == -1
-    assert np.isnan(found.risks[0, 0, 0, -1])
+    well = np.isfinite(found.parameters["output"][0, 0, 0]).all(axis=(1, 2))
+    np.testing.assert_array_equal(np.flatnonzero(~well)[0], found.diverged[0, 0, 0])
+    assert np.isnan(found.risks[0, 0, 0, found.diverged[0, 0, 0] :]).all()
     assert np.isfinite(found.risks[0, 1, 0]).all()
     text = json.dumps(found.as_json(), allow_nan=False)
     assert [run["outcome"] for run in json.loads(text)["runs"]] == ["diverged", "finished"]
@@ -266,19 +279,57 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     assert (found.risks[..., 1] < found.risks[..., 0]).all()
 
 
+def test_a_step_on_another_task_descends_twice_its_risk() -> None:
+    r"""With $T=\frac cL\sum y_l\langle x_l,x_q\rangle$ the slope in c is $c\,E[A^2]-E[Ay]$."""
+    d, length, prior, noise, rate = 2, 4, 0.5, 0.1, 1e-4
+    covariates = pl.Gaussian(np.zeros(d), np.eye(d))
+    task = pl.CovariateRegression(covariates, noise_variance=noise, prior_variance=prior)
+    head = pl.LinearAttention(np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, 1.0]))
+    settings = {"steps": 2, "batch": 8192, "learning_rate": rate, "record": [0, 1, 2]}
+    found = pl.sgd(task, head, length, key=KEY, samples=16, **settings)
+    slope = prior * d * (1 + (d + 1) / length) + noise * d / length - prior * d
+    moved = np.diff(found.parameters["value"][0, 0, 0, :, -1, -1]) / (-2 * rate)
+    np.testing.assert_allclose(moved, slope, atol=0.2)
+    # Fresh prompts: little but chance parts two steps this short.
+    assert abs(moved[0] - moved[1]) > 0.005
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, "`steps` must be a whole number from 1 to 4294967294, got 0."),
+        ({"steps": 0}, "`steps` must be a whole number from 1 to 2147483647, got 0."),
         ({"sampling": "wishart"}, "`sampling` must be one of 'tokens', 'law', got 'wishart'."),
         ({"record": [3, 2]}, "`record` must be increasing whole numbers from 0 to 5, got [3, 2]."),
+        (
+            {"record": np.array([3, 2], np.uint8)},
+            "`record` must be increasing whole numbers from 0 to 5, got [3 2].",
+        ),
+        (
+            {"start": [start(), scaled]},
+            "`start` must hold attentions with one scale of the scores, got 0.5, 2. Train them in "
+            "calls of their own, with the same key.",
+        ),
+        (
+            {"samples": 0},
+            "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
+        ),
         ({"learning_rate": -1.0}, "`learning_rate` must be positive and finite, got -1.0."),
     ],
 )
 def test_bad_requests_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
-        pl.sgd(LAWS["identity"], start(), 5, **{"steps": 5, "key": KEY, **change})
+        pl.sgd(LAWS["identity"], length=5, **{"start": start(), "steps": 5, "key": KEY, **change})
     assert str(caught.value) == message
+
+
+def test_a_start_keeps_its_kernel_for_every_seed() -> None:
+    kernels = iter(("softmax", "linear"))
+
+    def either(key):
+        return start(next(kernels))(key)
+
+    with pytest.raises(ValueError, match="must return the same kernel for every key"):
+        pl.sgd(LAWS["identity"], either, 5, steps=5, key=KEY, seeds=2)
 
 
 def test_infinite_lengths_are_for_the_flow() -> None:

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 import promptlimit as pl
-from promptlimit.dynamics._batches import stream
+from promptlimit.dynamics import _batches, _chi_square, _law_sums
+from promptlimit.dynamics._batches import questions, stream
 from promptlimit.dynamics._chi_square import ATTEMPTS, chi_square
 from promptlimit.dynamics._law_sums import law_sums
 from promptlimit.dynamics._token_sums import token_sums
@@ -74,6 +75,29 @@ def test_chi_squares_have_their_law(degrees: int) -> None:
     found = chi_square(degrees, 20_000, (words[0], words[1]), jnp.uint32(0), 0)
     assert stats.kstest(np.asarray(found), stats.chi2(degrees).cdf).pvalue > 1e-4  # pyright: ignore[reportAttributeAccessIssue]
     assert ATTEMPTS * np.log10(0.05) < -10
+
+
+def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, step = stream(TASK, (3,), 2, [jax.random.key(0)]), jnp.uint32(0)
+    drawn = [np.arange(prompts.pairs * 3 * 2)]  # the tokens
+
+    def noted(key, step, index):
+        drawn.append(np.asarray(index).ravel())
+        return jnp.zeros(index.shape, jnp.complex64)
+
+    def noted_words(key, counter):
+        drawn.append(np.asarray(counter[1]).ravel())
+        return counter
+
+    for module in (_batches, _chi_square, _law_sums):
+        monkeypatch.setattr(module, "normal_pairs", noted)
+    monkeypatch.setattr(_chi_square, "threefry", noted_words)
+    questions(TASK, prompts, step)
+    _law_sums._rest(prompts, step)
+    _law_sums._lengths(prompts, step)
+    assert len(drawn) == 7  # tokens, questions, remainders, and twice two for the chi squares
+    numbers = np.concatenate(drawn)
+    assert np.unique(numbers).size == numbers.size
 
 
 @pytest.mark.slow

@@ -14,21 +14,24 @@ import pytest
 import promptlimit as pl
 from promptlimit.results import (
     ConfigurationError,
+    InputFileError,
     RunBusyError,
     load_checkpoint,
     locked,
     require_configuration,
+    save_checkpoint,
 )
 
 CODE = """
-import sys, time, jax, numpy as np, promptlimit as pl
+import sys, time, jax, numpy as np, optax, promptlimit as pl
 
 def train(folder, watch):
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
     starts = [lambda key, kernel=kernel: pl.uniform_factors(2, key=key, kernel=kernel)
               for kernel in ("softmax", "linear")]
     return pl.sgd(task, starts, [5, 9], steps=400, key=jax.random.key(3), batch=8, seeds=2,
-                  record=[0, 33, 400], points=256, folder=folder, every=30, watch=watch)
+                  record=[0, 33, 400], points=256, folder=folder, every=30, watch=watch,
+                  optimiser=optax.adam(1e-3), label="adam(1e-3)")
 """
 SLOW = CODE + "\ntrain(sys.argv[1], lambda progress: time.sleep(0.05))\n"
 
@@ -71,6 +74,29 @@ def test_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
     train(tmp_path / "killed", lambda progress: looked.append(progress.step))
     assert looked == []
     assert not list((tmp_path / "killed").glob("*/checkpoint.npz"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"step": np.array(7)}, "its step is 7 of 5"),
+        ({"step": np.array(-1)}, "its step is -1 of 5"),
+        ({"state": np.zeros(3)}, "'state' is float64[3] where float64[2] belongs"),
+        ({"state": np.zeros(2, np.float32)}, "'state' is float32[2] where float64[2] belongs"),
+        ({"more": np.zeros(2)}, "'more' is float64[2] where nothing belongs"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, change: dict, reason: str
+) -> None:
+    like = {"step": np.array(5), "state": np.zeros(2)}
+    save_checkpoint(tmp_path, {**like, **change})
+    with pytest.raises(InputFileError) as caught:
+        load_checkpoint(tmp_path, like)
+    assert str(caught.value) == (
+        f"{tmp_path / 'checkpoint.npz'} must be as it was written, but {reason}. Remove it to "
+        "start again."
+    )
 
 
 def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path) -> None:

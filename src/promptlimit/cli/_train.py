@@ -104,8 +104,9 @@ def _trained(plan: Plan, out: Path) -> "Training":
     )
 
     arguments = plan.arguments()
+    file, new = out / "train.json", not (out / "train.json").exists()
     try:
-        require_configuration(out / "train.json", plan.config)
+        require_configuration(file, plan.record())
         with shown() as watch:
             return plan.call(arguments, folder=out / "runs", watch=watch)
     except ConfigurationError as problem:
@@ -114,6 +115,14 @@ def _trained(plan: Plan, out: Path) -> "Training":
         raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
     except InputFileError as problem:
         raise CommandError(str(problem), "remove that folder to train again") from None
+    except OSError as problem:
+        raise CommandError(
+            f"--out must be a folder that can be written, but {problem}", "choose another folder"
+        ) from None
+    except ValueError:
+        if new:  # nothing was begun: what was refused must not stand in the way of what is right
+            file.unlink(missing_ok=True)
+        raise
 
 
 def _show_plan(plan: Plan, out: Path, as_json: bool) -> None:

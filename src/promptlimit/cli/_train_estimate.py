@@ -56,7 +56,7 @@ def _rate(arguments: Mapping[str, Any], length: int) -> float:
 def _finished(plan: Plan, out: Path) -> set[int]:
     """Return the lengths whose runs of this plan are finished in the folder."""
     try:
-        if json.loads((out / "train.json").read_text(encoding="utf-8")) != dict(plan.config):
+        if json.loads((out / "train.json").read_text(encoding="utf-8")) != plan.record():
             return set()
         done = [path.parent for path in (out / "runs").glob("*/done")]
         configs = [json.loads((path / "config.json").read_text(encoding="utf-8")) for path in done]

@@ -1,6 +1,7 @@
 """What `promptlimit train` is asked for: options over a TOML file over the paper's protocol."""
 
 import difflib
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ DEFAULTS: Mapping[str, Any] = {
     "every": 10_000,
     "seed": 0,
 }
+_COUNT = (1, 2**31 - 1, "from 1 to 2147483647")
+_RANGES: Mapping[str, tuple[float, float, str]] = {
+    **dict.fromkeys(("seeds", "steps", "dim", "batch", "every"), _COUNT),
+    "noise": (0.0, sys.float_info.max, "finite and not negative"),
+    "rate": (sys.float_info.min, sys.float_info.max, "positive and finite"),
+    "seed": (0, 2**63 - 1, "from 0 to 9223372036854775807"),
+}
+_LAWS = ("identity", "kms", "kms-as-coded")
 _TYPES = {name: type(value) for name, value in DEFAULTS.items()}
 
 
@@ -76,6 +85,14 @@ class Plan:
             "every": self.every,
         }
 
+    def record(self) -> dict[str, Any]:
+        """Return what `train.json` keeps: the options, and what a file of covariances held."""
+        if self.config["covariance"].partition(":")[0] in _LAWS:
+            return dict(self.config)
+        task = _task(self.config)
+        held = {name: getattr(task, name).tolist() for name in ("covariance", "query_covariance")}
+        return {**self.config, "held": held}
+
     @staticmethod
     def call(arguments: Mapping[str, Any], **more: Any) -> "Training":
         """Train."""
@@ -88,10 +105,11 @@ def resolved_plan(given: Mapping[str, Any], file: Path | None) -> Plan:
     """Return the plan: options given, else those of the file, else the paper's."""
     options = {**DEFAULTS, **(_from_file(file) if file is not None else {})}
     options |= {name: value for name, value in given.items() if value is not None}
+    _require_within_ranges(options)
     every = options.pop("every")
     options["lengths"] = _lengths(options["lengths"])
     options["kernels"] = _names("--kernels", options["kernels"], ("softmax", "linear"))
-    (options["sampling"],) = _names("--sampling", options["sampling"], ("tokens", "law"))[:1]
+    (options["sampling"],) = _names("--sampling", options["sampling"], ("tokens", "law"), most=1)
     return Plan(options, int(every))
 
 
@@ -137,13 +155,21 @@ def _lengths(text: str) -> list[int]:
     return sorted(set(found))
 
 
-def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+def _names(option: str, text: str, known: tuple[str, ...], most: int = 2) -> list[str]:
     found = list(dict.fromkeys(each.strip() for each in str(text).split(",")))
-    if not found or not set(found) <= set(known):
-        raise CommandError(
-            f"{option} must be among {', '.join(known)}, got '{text}'", f"{option} {known[0]}"
-        )
+    if len(found) > most or not set(found) <= set(known):
+        words = f"{'among' if most > 1 else 'one of'} {', '.join(known)}"
+        raise CommandError(f"{option} must be {words}, got '{text}'", f"{option} {known[0]}")
     return found
+
+
+def _require_within_ranges(options: Mapping[str, Any]) -> None:
+    """Refuse numbers that no training can take, wherever they come from."""
+    for name, (least, most, words) in _RANGES.items():
+        if not least <= options[name] <= most:
+            raise CommandError(
+                f"--{name} must be {words}, got {options[name]}", f"--{name} {DEFAULTS[name]}"
+            )
 
 
 def _task(config: Mapping[str, Any]) -> "LinearRegression":
@@ -154,7 +180,7 @@ def _task(config: Mapping[str, Any]) -> "LinearRegression":
     name, _, number = text.partition(":")
     if name == "identity" and not number:
         return protocol_task("identity", dim, noise=noise)
-    if name in ("kms", "kms-as-coded"):
+    if name in _LAWS[1:]:
         try:
             rho = float(number or 0.5)
         except ValueError:

@@ -48,8 +48,8 @@ def stream(
     largest = (dim + 2) * batch * max(lengths)
     if largest >= 2**32:
         raise ValueError(
-            f"`length` must be below {2**32 // ((dim + 2) * batch)} with batches of {batch}, got "
-            f"{max(lengths)}. Ask for smaller batches."
+            f"`length` times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
+            f"{batch}. Ask for smaller batches."
         )
     words = np.stack(
         [

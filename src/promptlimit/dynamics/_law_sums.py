@@ -43,7 +43,8 @@ def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame
     axis = jnp.zeros_like(score).at[..., 0].set(1.0)
     first = jnp.where(size > 0, score / jnp.where(size > 0, size, 1.0), axis)
     least = jax.nn.one_hot(jnp.argmin(jnp.abs(first), axis=-1), score.shape[-1], dtype=score.dtype)
-    aside, other = _without(first, value), _without(first, least)
+    # Twice: after one subtraction, what rounding leaves along e_1 may be as large as the rest.
+    aside, other = _without(first, _without(first, value)), _without(first, least)
     enough = _dot(aside, aside) > np.float32(1e-12) * _dot(value, value)
     second = jnp.where(enough, aside, other)
     second = second / jnp.linalg.norm(second, axis=-1, keepdims=True)

@@ -26,8 +26,8 @@ _RADIANS = np.float32(2.0**-32 * math.pi / 2)
 
 Words: TypeAlias = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
 
-LAST_STEP = 2**32 - 2
-"""The last step that has a counter of its own."""
+LAST_STEP = 2**31 - 1
+"""How many steps there are at most: what a signed word counts, with a counter for each."""
 
 
 def threefry(key: Words, counter: Words) -> Words:

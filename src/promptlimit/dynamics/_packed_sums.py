@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from promptlimit.dynamics._batches import EXACT, Stream
+from promptlimit.dynamics._batches import Stream
 from promptlimit.dynamics._normals import normal_pairs
 from promptlimit.dynamics._token_sums import Sums
 
@@ -67,7 +67,7 @@ def packed_sums(
         heads = [head for head, name in enumerate(kernels) if name == kernel]
         if heads:
             picked = np.array(heads)
-            found.append(sums(prompts, laid, planes, score[:, picked], value[:, picked]))
+            found.append(sums(laid, planes, score[:, picked], value[:, picked]))
             order += heads
     both = jnp.concatenate(found, axis=2)[:, :, np.argsort(order)]
     return Sums(both[0], both[1])
@@ -97,28 +97,27 @@ def _along(planes: list[Array], laid: Chunks, directions: Array) -> Float[Array,
 
 
 def _softmax(
-    prompts: Stream, laid: Chunks, planes: list[Array], score: Array, value: Array
+    laid: Chunks, planes: list[Array], score: Array, value: Array
 ) -> Float[Array, "2 members heads batch dim"]:
     s = jnp.where(laid.counts[None, None], _along(planes, laid, score), -np.inf)
     peaks = jnp.max(jnp.max(s, axis=-1)[..., laid.table], axis=-1)  # [heads, batch, members]
     e = jnp.exp(s - peaks[..., laid.member][..., None])
     t = _along(planes, laid, value)
     rows = [e, e * t, *(e * plane for plane in planes), *(e * t * plane for plane in planes)]
-    total, moment, *rest = _over_members(prompts, laid, rows)
+    total, moment, *rest = _over_members(laid, rows)
     mean = (moment / total)[..., None]
     first, second = (jnp.stack(part, axis=-1) / total[..., None] for part in _halves(rest))
     return jnp.stack([first, second - mean * first])
 
 
 def _linear(
-    prompts: Stream, laid: Chunks, planes: list[Array], score: Array, value: Array
+    laid: Chunks, planes: list[Array], score: Array, value: Array
 ) -> Float[Array, "2 members heads batch dim"]:
-    counts = (laid.counts[None, None] / np.array(prompts.lengths)[laid.member][:, None]).astype(
-        np.float32
-    )
+    lengths = np.bincount(laid.member, weights=laid.counts.sum(axis=1))
+    counts = (laid.counts / lengths[laid.member][:, None]).astype(np.float32)[None, None]
     s, t = (jnp.asarray(counts) * _along(planes, laid, each) for each in (score, value))
     rows = [each * plane for each in (s, t) for plane in planes]
-    found = _over_members(prompts, laid, rows)
+    found = _over_members(laid, rows)
     return jnp.stack([jnp.stack(part, axis=-1) for part in _halves(list(found))])
 
 
@@ -126,14 +125,16 @@ def _halves(rows: list[Array]) -> tuple[list[Array], list[Array]]:
     return rows[: len(rows) // 2], rows[len(rows) // 2 :]
 
 
-def _over_members(
-    prompts: Stream, laid: Chunks, rows: list[Array]
-) -> Float[Array, "rows members heads batch"]:
-    """Return sums over the tokens of each member: one reduction for all rows, one product."""
+def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members heads batch"]:
+    """Return sums over the tokens of each member: one reduction for all rows, one over chunks.
+
+    Chunks of other members are left out, not multiplied by zero: what has diverged stays alone.
+    """
     zeros = (np.float32(0.0),) * len(rows)
     within = jax.lax.reduce(
         tuple(rows), zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)), (3,)
     )
-    belongs = np.arange(len(prompts.lengths))[:, None] == laid.member
-    belongs = jnp.asarray(belongs.astype(np.float32))
-    return jnp.einsum("rhbc,mc->rmhb", jnp.stack(within), belongs, precision=EXACT)
+    parts = jnp.stack(within)[..., laid.table]  # [rows, heads, batch, members, most]
+    repeated = np.diff(laid.table, axis=1, prepend=-1) == 0
+    sums = jnp.sum(jnp.where(jnp.asarray(repeated), np.float32(0.0), parts), axis=-1)
+    return jnp.moveaxis(sums, -1, 1)

@@ -9,8 +9,9 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import Number
+from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._comparison import flow_time
-from promptlimit.dynamics._requests import require_positive
+from promptlimit.dynamics._requests import require_counts, require_positive
 from promptlimit.dynamics._training_gradients import Cell
 from promptlimit.dynamics._training_request import (
     Start,
@@ -104,6 +105,7 @@ def sgd(
     exact (1, 1, 2, 2) True
     """
     require_plan(task, sampling, steps=steps, batch=batch, seeds=seeds, every=every)
+    require_counts(0, samples)
     rate = float(learning_rate)
     require_positive(learning_rate=rate)
     lengths = require_lengths(length)
@@ -125,7 +127,7 @@ def sgd(
         optimiser=optax.sgd(rate) if optimiser is None else optimiser,
         label=("sgd" if optimiser is None else "given") if label is None else label,
         key=prompt_key,
-        own_prompts=bool(own_prompts) and seeds > 1,
+        own_prompts=bool(own_prompts),
         sampling=sampling,
         packed=bool(on_device) and sampling == "tokens",
         points=require_points(points),
@@ -139,7 +141,7 @@ def sgd(
 
 def _require_different(start: Start | Sequence[Start]) -> None:
     given = list(start) if isinstance(start, Sequence) else [start]
-    if not any(callable(each) and not hasattr(each, "token_dim") for each in given):
+    if all(isinstance(each, AbstractAttention) for each in given):
         raise ValueError(
             "`start` must be a function of a key for several seeds on the same prompts, got an "
             "attention: the runs would be one. Pass own_prompts=True, or such a function."

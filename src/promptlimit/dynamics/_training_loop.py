@@ -22,7 +22,7 @@ class State(NamedTuple):
     Attributes:
         parameters: the arrays that move, each [members, heads, ...].
         optimiser: what the optimiser remembers of each head.
-        diverged: the step that made a head's parameters infinite or NaN, -1 for none.
+        diverged: after how many steps a head's parameters were infinite or NaN, -1 for never.
     """
 
     parameters: Any
@@ -61,7 +61,7 @@ def advancer(
             changes, memory = update(slopes, state.optimiser, state.parameters)
             parameters = optax.apply_updates(state.parameters, changes)
         lost = (state.diverged < 0) & ~_finite(parameters)
-        diverged = jnp.where(lost, step.astype(jnp.int32), state.diverged)
+        diverged = jnp.where(lost, step.astype(jnp.int32) + 1, state.diverged)
         return State(parameters, memory, diverged)
 
     @eqx.filter_jit(donate="all")

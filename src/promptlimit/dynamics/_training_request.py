@@ -109,6 +109,12 @@ def resolved_starts(
     if not given:
         raise ValueError("`start` must hold at least one attention, got none.")
     keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
+    for each in given:
+        if not (isinstance(each, AbstractAttention) or callable(each)):
+            raise ValueError(
+                "`start` must be an attention, a function of a key that returns one, or a list of "
+                f"these, got {type(each).__name__}."
+            )
     found = tuple(
         tuple(each if isinstance(each, AbstractAttention) else each(one) for one in keys)
         for each in given
@@ -121,6 +127,18 @@ def resolved_starts(
         raise ValueError(
             "`start` must hold attentions whose arrays have the same names and shapes, got "
             f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
+        )
+    scales = {each.scale for row in found for each in row if isinstance(each, Factored)}
+    if len(scales) > 1:
+        listing = ", ".join(f"{scale:g}" for scale in sorted(scales))
+        raise ValueError(
+            f"`start` must hold attentions with one scale of the scores, got {listing}. Train them "
+            "in calls of their own, with the same key."
+        )
+    if any(len({_kernel(each) for each in row}) > 1 for row in found):
+        raise ValueError(
+            "`start` must return the same kernel for every key, got softmax and linear. Pass one "
+            "function for each kernel."
         )
     return found
 
@@ -151,11 +169,12 @@ def require_record(record: object, steps: int) -> NDArray[np.int64]:
         return np.unique(np.concatenate([[0], np.round(spaced)])).astype(np.int64)
     found = np.asarray(record)
     whole = found.ndim == 1 and found.size > 0 and found.dtype.kind in "iu"
+    found = found.astype(np.int64) if whole else found
     if not whole or (np.diff(found) <= 0).any() or found[0] < 0 or found[-1] > steps:
         raise ValueError(
             f"`record` must be increasing whole numbers from 0 to {steps}, got {record}."
         )
-    return found.astype(np.int64)
+    return found
 
 
 def require_plan(task: AbstractTask, sampling: str, **counts: int) -> None:

@@ -50,7 +50,7 @@ class Records(NamedTuple):
 
     Attributes:
         leaves: the arrays that move, each [members, heads, records, ...].
-        diverged: the step that made a head infinite, -1 for none, [members, heads].
+        diverged: after how many steps a head was infinite, -1 for never, [members, heads].
     """
 
     leaves: list[np.ndarray]
@@ -77,7 +77,7 @@ def trained(
         for leaf in jax.tree.leaves(state.parameters)
     ]
     step = 0
-    kept = None if folder is None else load_checkpoint(folder)
+    kept = None if folder is None else load_checkpoint(folder, _kept(state, request.steps, leaves))
     if kept is not None:
         state, step = unpacked_state(kept, state), int(kept["step"])
         leaves = [kept[f"records.{i}"] for i in range(len(leaves))]

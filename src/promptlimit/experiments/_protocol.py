@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from promptlimit._inputs import require_choice
 from promptlimit.experiments._regressions import correlated
 from promptlimit.tasks import LinearRegression
 
@@ -26,6 +27,7 @@ def protocol_task(
     >>> print(task.covariance[0, 0], task.covariance[1, 1].round(4), task.query_covariance[0, 1])
     1.0 1.433 0.0
     """
+    require_choice("name", name, ("identity", "kms", "kms-as-coded"))
     settings = {"noise_variance": noise, "prior_variance": 1.0 / dim}
     if name == "identity":
         return LinearRegression(np.eye(dim), **settings)

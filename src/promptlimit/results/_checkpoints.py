@@ -97,18 +97,42 @@ def save_checkpoint(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     write_bytes(path / _CHECKPOINT, buffer.getvalue())
 
 
-def load_checkpoint(path: Path) -> dict[str, np.ndarray] | None:
-    """Return the arrays of the last checkpoint, None when there is none."""
+def load_checkpoint(
+    path: Path, like: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray] | None:
+    """Return the arrays of the last checkpoint, None when there is none.
+
+    Args:
+        path: the folder of the run.
+        like: arrays with the names, shapes and types that belong there; `step` with the last one.
+    """
     if not (path / _CHECKPOINT).is_file():
         return None
     try:
         with np.load(path / _CHECKPOINT, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            found = {name: archive[name] for name in archive.files}
+            if like is not None:
+                _require_alike(found, like)
+            return found
     except Exception as problem:  # a damaged or hostile file may raise anything
         raise InputFileError(
             f"{path / _CHECKPOINT} must be as it was written, but {problem}. Remove it to start "
             "again."
         ) from None
+
+
+def _require_alike(found: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]) -> None:
+    """Refuse arrays with other names, shapes or types, or a step that the run does not have."""
+    for name in sorted(found.keys() | like.keys()):
+        here, there = (_kind(arrays.get(name)) for arrays in (like, found))
+        if here != there:
+            raise ValueError(f"'{name}' is {there} where {here} belongs")
+    if "step" in like and not 0 < int(found["step"]) <= int(like["step"]):
+        raise ValueError(f"its step is {int(found['step'])} of {int(like['step'])}")
+
+
+def _kind(array: np.ndarray | None) -> str:
+    return "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
 
 
 def remove_checkpoint(path: Path) -> None:

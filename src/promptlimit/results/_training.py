@@ -29,7 +29,7 @@ class Training:
             has diverged, or where the sharpness is beyond weight statistics.
         gradient_norms: $\|\nabla R_L\|$ in the matrices that moved.
         error: of `risks`: how far they are from those on an independent set of points or prompts.
-        diverged: the step that made a run infinite, -1 for none, [length, start, seed].
+        diverged: after how many steps a run was infinite, -1 for never, [length, start, seed].
         kind: of the risks: "exact", or "estimate" where prompts are simulated.
         config: all that decides the runs, as plain numbers and strings.
     """
