@@ -263,6 +263,8 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(tmp_path:
     assert len(stamps) in (1, 2)  # one where an accelerator packs the lengths
     assert run(*asked, folder=tmp_path).stdout == done.stdout
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    more = run(*asked, "--lengths", "5,6", folder=tmp_path)
+    assert more.returncode == 0, more.stderr
     changed = run(*asked, "--covariance", "kms:0.5", folder=tmp_path)
     assert changed.returncode == 1
     assert "covariance: identity there, kms:0.5 here" in changed.stderr

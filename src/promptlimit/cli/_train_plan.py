@@ -86,12 +86,16 @@ class Plan:
         }
 
     def record(self) -> dict[str, Any]:
-        """Return what `train.json` keeps: the options, and what a file of covariances held."""
+        """Return what `train.json` keeps: the options, and what a file of covariances held.
+
+        Lengths are left out: each is a cell of its own, and more may join.
+        """
+        options = {name: each for name, each in self.config.items() if name != "lengths"}
         if self.config["covariance"].partition(":")[0] in _LAWS:
-            return dict(self.config)
+            return options
         task = _task(self.config)
         held = {name: getattr(task, name).tolist() for name in ("covariance", "query_covariance")}
-        return {**self.config, "held": held}
+        return {**options, "held": held}
 
     @staticmethod
     def call(arguments: Mapping[str, Any], **more: Any) -> "Training":
