@@ -1,0 +1,173 @@
+"""A folder of results becomes the page of the reproduction."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from promptlimit.reporting.page._claims import claim_anchor, claim_section, claims_table, verdict_class
+from promptlimit.reporting.page._figures import figure_anchor, figure_section
+from promptlimit.reporting.page._html import Html, element, joined
+from promptlimit.reporting.page._night import night_rules
+from promptlimit.reporting.page._numbers import duration
+from promptlimit.reporting.page._shell import Entry, Page, Section, page_text
+from promptlimit.reporting.page._stored import (
+    StoredClaim,
+    StoredFigure,
+    StoredReport,
+    numbers_in,
+    parts,
+    read_report,
+)
+from promptlimit.results import Verdict, write_bytes
+
+PAGE = "index.html"
+CLAIMS = 19
+"""How many claims of the paper the reproduction numbers."""
+
+_PAPER = "Softmax as Linear Attention in the Large-Prompt Regime: a Measure-based Perspective"
+_MARKS = {"holds": "✓", "holds with a change": "≈", "does not hold": "✗", "not decidable here": "?"}
+
+
+def write_page(folder: Path) -> Path:
+    """Write `index.html` into a folder of results, from what is stored there, and return its path.
+
+    Nothing is computed: the same results give the same bytes. What cannot be read raises
+    `InputFileError` with one sentence; a drawing that cannot be shown is named on the page.
+    """
+    return write_report(read_report(folder), folder)
+
+
+def write_report(report: StoredReport, folder: Path) -> Path:
+    """Write the page of a report that was read already, and return its path."""
+    path = folder / PAGE
+    write_bytes(path, page_text(report_page(report)).encode())
+    return path
+
+
+def report_page(report: StoredReport) -> Page:
+    """Return the page: headline, table, the paper's figures, claim by claim, beyond, provenance."""
+    drawings = [figure.drawing for figure in report.figures if figure.drawing]
+    return Page(
+        title="The paper’s figures and claims, recomputed",
+        eyebrow="promptlimit",
+        lead=_lead(report.claims),
+        sections=tuple(_sections(report)),
+        foot=element(
+            "p",
+            "Written by ",
+            element("code", "promptlimit report"),
+            " from stored results. This file asks nothing of a network.",
+        ),
+        style=night_rules(drawings),
+    )
+
+
+def _sections(report: StoredReport) -> Iterable[Section]:
+    paper = [figure for figure in report.figures if not figure.beyond]
+    beyond = [figure for figure in report.figures if figure.beyond]
+    if report.claims:
+        yield Section("claims", "Claims", claims_table(report.claims))
+    if paper:
+        yield _figures("figures", "Figures", paper, "The figures of the paper, redrawn.")
+    if report.claims:
+        yield Section("evidence", "Evidence", _evidence(report), _claim_entries(report.claims))
+    if beyond:
+        words = "What the exact engine adds to the paper’s own figures."
+        yield _figures("beyond", "Beyond the paper", beyond, words)
+    if report.provenance:
+        yield Section("provenance", "Provenance", _provenance(report))
+
+
+def _lead(claims: Sequence[StoredClaim]) -> Html:
+    source = element(
+        "p",
+        "E. Boursier and C. Boyer, ",
+        element("cite", _PAPER),
+        ", ICML 2026.",
+        class_="source",
+    )
+    if not claims:
+        return source
+    as_expected = sum(claim.result.as_expected for claim in claims)
+    missing = max(0, CLAIMS - len(claims))
+    headline = element(
+        "p",
+        element("strong", f"{as_expected} of {len(claims)}"),
+        " verdicts as on record",
+        f"; {missing} of {CLAIMS} claims are not in this folder" if missing else "",
+        class_="headline" if as_expected == len(claims) else "headline alarm",
+    )
+    return joined(source, headline, _tally(claims))
+
+
+def _tally(claims: Sequence[StoredClaim]) -> Html:
+    counts = Counter(claim.result.verdict for claim in claims)
+    items = (
+        element(
+            "li",
+            element("strong", f"{counts[verdict]}"),
+            element("span", verdict),
+            class_=verdict_class(verdict),
+        )
+        for verdict in get_args(Verdict)
+        if counts[verdict]
+    )
+    return element("ul", *items, class_="tally")
+
+
+def _figures(anchor: str, title: str, figures: Sequence[StoredFigure], words: str) -> Section:
+    return Section(
+        anchor,
+        title,
+        joined(element("p", words, class_="intro"), *map(figure_section, figures)),
+        tuple(
+            Entry(figure_anchor(figure.name), figure.title, figure.reference) for figure in figures
+        ),
+    )
+
+
+def _evidence(report: StoredReport) -> Html:
+    words = element(
+        "p",
+        "Each number stands beside what it is held against. A control is a case where the statement "
+        "is known to be false: a test that does not notice it decides nothing.",
+        class_="intro",
+    )
+    return joined(
+        words,
+        *(claim_section(claim, _shown_with(claim, report.figures)) for claim in report.claims),
+    )
+
+
+def _shown_with(claim: StoredClaim, figures: Sequence[StoredFigure]) -> list[StoredFigure]:
+    """Return the figures of the paper a claim's reference names."""
+    reference = claim.result.reference
+    if "Figure" not in reference:
+        return []
+    wanted = set(numbers_in(reference[reference.index("Figure") :]))
+    return [
+        figure for figure in figures if not figure.beyond and wanted & set(numbers_in(figure.reference))
+    ]
+
+
+def _claim_entries(claims: Sequence[StoredClaim]) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            claim_anchor(claim.result),
+            f"{claim.result.number}. {claim.result.name.replace('-', ' ')}",
+            _MARKS[claim.result.verdict],
+            verdict_class(claim.result.verdict),
+        )
+        for claim in claims
+    )
+
+
+def _provenance(report: StoredReport) -> Html:
+    rows = []
+    for name, value in parts(report.provenance):
+        seconds = report.provenance.get("seconds")
+        if name == "seconds" and isinstance(seconds, int | float):
+            name, value = "time taken", duration(float(seconds))  # noqa: PLW2901
+        rows.append(joined(element("dt", name), element("dd", value)))
+    return element("dl", *rows, class_="facts")
