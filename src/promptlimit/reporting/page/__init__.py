@@ -1,7 +1,7 @@
 """Pages: one self-contained HTML file each, from stored results, with nothing computed.
 
-`Page`, `Section` and `Entry` say what is on a page and `page_text` writes it; `write_page` fills one
-from a folder of claims and figures.
+`Page`, `Section` and `Entry` say what is on a page and `page_text` writes it; `write_page` fills
+one from a folder of claims and figures.
 """
 
 from promptlimit.reporting.page._html import Html as Html

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from promptlimit.reporting.page._html import Html, element, joined
 from promptlimit.reporting.page._figures import figure_anchor
+from promptlimit.reporting.page._html import Html, element, joined
 from promptlimit.reporting.page._numbers import number
 from promptlimit.reporting.page._origin import origin_lines
 from promptlimit.reporting.page._stored import StoredClaim, StoredFigure

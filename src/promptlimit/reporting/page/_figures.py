@@ -38,13 +38,10 @@ def figure_section(figure: StoredFigure) -> Html:
 def _frame(figure: StoredFigure, anchor: str) -> Html:
     if figure.drawing is None:
         return element("p", figure.problem, class_="problem")
-    markup = figure.drawing.markup
-    if is_painted(figure.drawing):
-        markup = Html(markup.replace("<svg ", '<svg class="painted" ', 1))
     return element(
         "div",
-        markup,
-        class_="frame",
+        figure.drawing.markup,
+        class_="frame drawn painted" if is_painted(figure.drawing) else "frame drawn",
         tabindex="0",
         role="img",
         aria_label=figure.title,

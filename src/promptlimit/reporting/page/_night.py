@@ -31,7 +31,7 @@ def night_rules(drawings: Iterable[Drawing]) -> str:
 
 def _scope(colour: str, key: str) -> str:
     """Greys are ink wherever they are; hues and white are ink only where nothing is painted."""
-    return ".frame svg" if is_grey(colour) and key == "fill" else ".frame svg:not(.painted)"
+    return ".drawn" if is_grey(colour) and key == "fill" else ".drawn:not(.painted)"
 
 
 def is_grey(colour: str) -> bool:

@@ -5,7 +5,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from promptlimit.reporting.page._claims import claim_anchor, claim_section, claims_table, verdict_class
+from promptlimit.reporting.page._claims import (
+    claim_anchor,
+    claim_section,
+    claims_table,
+    verdict_class,
+)
 from promptlimit.reporting.page._figures import figure_anchor, figure_section
 from promptlimit.reporting.page._html import Html, element, joined
 from promptlimit.reporting.page._night import night_rules
@@ -26,6 +31,7 @@ CLAIMS = 19
 """How many claims of the paper the reproduction numbers."""
 
 _PAPER = "Softmax as Linear Attention in the Large-Prompt Regime: a Measure-based Perspective"
+_ARXIV = "2512.11784"
 _MARKS = {"holds": "✓", "holds with a change": "≈", "does not hold": "✗", "not decidable here": "?"}
 
 
@@ -82,20 +88,22 @@ def _sections(report: StoredReport) -> Iterable[Section]:
 def _lead(claims: Sequence[StoredClaim]) -> Html:
     source = element(
         "p",
-        "E. Boursier and C. Boyer, ",
+        "Boursier and Boyer, ",
         element("cite", _PAPER),
-        ", ICML 2026.",
+        ", ICML 2026, ",
+        element("a", f"arXiv:{_ARXIV}", href=f"https://arxiv.org/abs/{_ARXIV}", rel="noreferrer"),
         class_="source",
     )
     if not claims:
         return source
     as_expected = sum(claim.result.as_expected for claim in claims)
     missing = max(0, CLAIMS - len(claims))
+    words = f"{missing} of the paper’s {CLAIMS} claims are not in this folder"
     headline = element(
         "p",
         element("strong", f"{as_expected} of {len(claims)}"),
         " verdicts as on record",
-        f"; {missing} of {CLAIMS} claims are not in this folder" if missing else "",
+        element("span", words, class_="missing") if missing else "",
         class_="headline" if as_expected == len(claims) else "headline alarm",
     )
     return joined(source, headline, _tally(claims))
@@ -106,8 +114,8 @@ def _tally(claims: Sequence[StoredClaim]) -> Html:
     items = (
         element(
             "li",
-            element("strong", f"{counts[verdict]}"),
             element("span", verdict),
+            element("strong", f"{counts[verdict]}"),
             class_=verdict_class(verdict),
         )
         for verdict in get_args(Verdict)
@@ -130,8 +138,8 @@ def _figures(anchor: str, title: str, figures: Sequence[StoredFigure], words: st
 def _evidence(report: StoredReport) -> Html:
     words = element(
         "p",
-        "Each number stands beside what it is held against. A control is a case where the statement "
-        "is known to be false: a test that does not notice it decides nothing.",
+        "Each number stands beside what it is held against. A control is a case where the "
+        "statement is known to be false: a test that does not notice it decides nothing.",
         class_="intro",
     )
     return joined(
@@ -147,7 +155,9 @@ def _shown_with(claim: StoredClaim, figures: Sequence[StoredFigure]) -> list[Sto
         return []
     wanted = set(numbers_in(reference[reference.index("Figure") :]))
     return [
-        figure for figure in figures if not figure.beyond and wanted & set(numbers_in(figure.reference))
+        figure
+        for figure in figures
+        if not figure.beyond and wanted & set(numbers_in(figure.reference))
     ]
 
 

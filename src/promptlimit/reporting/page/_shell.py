@@ -49,7 +49,7 @@ class Page:
     eyebrow: str
     lead: Html
     sections: tuple[Section, ...]
-    foot: Html = Html()
+    foot: Html
     style: str = ""
 
 

@@ -1,9 +1,9 @@
 """A drawing from a file, made safe to stand inside a page.
 
-Only what a plot is made of passes: shapes, text, clips, and pictures held in the file itself. Style
-declarations become attributes one by one, so that the page can forbid inline styles altogether. What
-could run, load or be mistaken for the page's own parts makes the file refused as a whole: a drawing
-that holds a script is not the drawing that was written.
+Only what a plot is made of passes: shapes, text, clips, and pictures held in the file itself.
+Style declarations become attributes one by one, so that the page can forbid inline styles
+altogether. What could run, load or be mistaken for the page's own parts makes the file refused as a
+whole: a drawing that holds a script is not the drawing that was written.
 """
 
 import re

@@ -68,7 +68,7 @@ function chips(svg) {
     box.addEventListener("change", () => {
       for (const node of nodes) node.classList.toggle("hidden", !box.checked);
     });
-    return build("label", { className: "chip" }, box, swatch(nodes), label);
+    return build("label", { className: "chip drawn" }, box, swatch(nodes), label);
   });
   if (boxes.length < 4) return boxes;
   const all = build("button", { type: "button", textContent: "All or none" });
@@ -207,6 +207,16 @@ function zoomButtons(plot, view) {
     enlarger(plot, view));
 }
 
+function hintAtMore(frame) {
+  // On a small screen a figure is wider than its frame; its edge fades while there is more.
+  const look = () => {
+    const rest = frame.scrollWidth - frame.clientWidth - frame.scrollLeft;
+    frame.classList.toggle("more", rest > 4);
+  };
+  frame.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(frame);
+}
+
 function setUpFigure(plot) {
   const frame = plot.querySelector(".frame");
   if (!frame) return;
@@ -214,6 +224,7 @@ function setUpFigure(plot) {
   const view = new View(frame, svg);
   listenToKeys(view);
   listenToPointers(view);
+  hintAtMore(frame);
   frame.title = "+ and − zoom, arrows move, 0 shows the whole; so do a double click, a drag and Ctrl with the wheel";
   frame.after(build("div", { className: "tools" }, ...chips(svg), zoomButtons(plot, view)));
 }
