@@ -35,8 +35,8 @@ def _signed(text: str) -> Html:
 def duration(seconds: float) -> str:
     """Return a time span in words.
 
-    >>> duration(0.234), duration(8.1), duration(125), duration(7300)
-    ('0.23 s', '8 s', '2 min 5 s', '2 h 2 min')
+    >>> duration(0.234), duration(8.1), duration(125.0), duration(7300.0)
+    ('0.23 s', '8 s', '2 min 5 s', '2 h 1 min')
     """
     if not math.isfinite(seconds):
         return "unknown"

@@ -73,7 +73,7 @@ def _sections(report: StoredReport) -> Iterable[Section]:
     paper = [figure for figure in report.figures if not figure.beyond]
     beyond = [figure for figure in report.figures if figure.beyond]
     if report.claims:
-        yield Section("claims", "Claims", claims_table(report.claims))
+        yield Section("claims", "Claims", joined(_about_verdicts(), claims_table(report.claims)))
     if paper:
         yield _figures("figures", "Figures", paper, "The figures of the paper, redrawn.")
     if report.claims:
@@ -107,6 +107,15 @@ def _lead(claims: Sequence[StoredClaim]) -> Html:
         class_="headline" if as_expected == len(claims) else "headline alarm",
     )
     return joined(source, headline, _tally(claims))
+
+
+def _about_verdicts() -> Html:
+    return element(
+        "p",
+        "Every verdict follows from the numbers under Evidence. It is as on record when it is the "
+        "one the repository expects.",
+        class_="intro",
+    )
 
 
 def _tally(claims: Sequence[StoredClaim]) -> Html:

@@ -86,8 +86,9 @@ def read_report(folder: Path) -> StoredReport:
             f"{folder} must be a folder of results, but there is none of that name. "
             f"Make it with promptlimit reproduce --out {folder}"
         )
-    claims = [_claim(path) for path in _entries(folder / "claims")]
-    figures = [_figure(path, f"f{i}-") for i, path in enumerate(_entries(folder / "figures"))]
+    claims = [_claim(path) for path in _entries(folder / "claims", "json")]
+    drawn = _entries(folder / "figures", "json", "svg")
+    figures = [_figure(path, f"f{i}-") for i, path in enumerate(drawn)]
     if not claims and not figures:
         raise InputFileError(
             f"{folder} must hold claims/NAME.json or figures/NAME.json, but has neither. "
@@ -102,17 +103,16 @@ def read_report(folder: Path) -> StoredReport:
     )
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Return the results of a folder, by name; a figure may have no words yet, only a drawing."""
-    found = {path.stem: path.with_suffix(".json") for path in folder.glob("*.svg")}
-    found |= {path.stem: path for path in folder.glob("*.json")}
-    names = sorted(name for name in found if not name.startswith("."))
+def _entries(folder: Path, *endings: str) -> list[Path]:
+    """Return the .json of each result of a folder, by name, whichever of its files are there."""
+    found = (path.stem for ending in endings for path in folder.glob(f"*.{ending}"))
+    names = sorted({name for name in found if not name.startswith(".")})
     if len(names) > _MOST_FILES:
         raise InputFileError(
             f"{folder} must hold at most {_MOST_FILES} results, got {len(names)}. "
             "Move what does not belong there."
         )
-    return [found[name] for name in names]
+    return [folder / f"{name}.json" for name in names]
 
 
 def numbers_in(reference: str) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ def _drawing(path: Path, prefix: str) -> tuple[Drawing | None, str]:
     """Return the drawing, or why there is none: a page with one figure less is still a page."""
     name = f"{path.parent.name}/{path.name}"
     if not path.is_file():
-        return None, f"{name} is not in this folder. {_again(path)}"
+        return None, f"{name} is not in this folder. Run promptlimit reproduce {path.stem} again."
     try:
         return safe_drawing(_content(path, _SVG_LIMIT), prefix), ""
     except (SvgError, InputFileError) as problem:

@@ -217,12 +217,14 @@ class _Writer:
     def open_root(self, box: tuple[float, float, float, float]) -> None:
         """Open the `svg` element: its box alone says how large it is.
 
-        The joins and caps are those of the style sheet Matplotlib puts into its files.
+        The joins and caps are those of the style sheet Matplotlib puts into its files; what has
+        no fill of its own is black, and says so.
         """
+        self.colours["fill"].add("#000000")
         view = " ".join(f"{side:g}" for side in box)
         self.parts.append(
             f'<svg viewBox="{view}" width="{box[2]:g}" stroke-linejoin="round" '
-            'stroke-linecap="butt" aria-hidden="true" focusable="false">'
+            'stroke-linecap="butt" fill="#000000" aria-hidden="true" focusable="false">'
         )
 
     def write(self, node: ET.Element, *, parent_id: str) -> None:
