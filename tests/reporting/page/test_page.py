@@ -68,6 +68,7 @@ def test_the_page_holds_every_part(folder: Path) -> None:
         "3.2 × 10−7",
         "Controls, which must be noticed",
         "A remark.",
+        "Figure 1 · claim 4 · claim 12",
         "promptlimit x",
         "seed 3quick yesprotocol exacttook 12 shash 0123abcd",
         "Lines are exact; points are simulated.",

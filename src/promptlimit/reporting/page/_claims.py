@@ -1,10 +1,10 @@
 """A claim as a part of a page: its row in the table, and its section with every number."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from promptlimit.reporting.page._figures import figure_anchor
-from promptlimit.reporting.page._html import Html, element, joined
+from promptlimit.reporting.page._anchors import claim_anchor, figure_anchor
+from promptlimit.reporting.page._html import Html, element, joined, separated
 from promptlimit.reporting.page._numbers import number
 from promptlimit.reporting.page._origin import origin_lines
 from promptlimit.reporting.page._stored import StoredClaim, StoredFigure
@@ -16,11 +16,6 @@ _GROUPS = (
     ("amended", "As amended"),
     ("control", "Controls, which must be noticed"),
 )
-
-
-def claim_anchor(result: ClaimResult) -> str:
-    """Return where on the page a claim is."""
-    return f"claim-{result.number}"
 
 
 def verdict_class(verdict: str) -> str:
@@ -45,7 +40,7 @@ def claims_table(claims: Sequence[StoredClaim]) -> Html:
 
 
 def _row(result: ClaimResult) -> Html:
-    link = f"#{claim_anchor(result)}"
+    link = f"#{claim_anchor(result.number)}"
     return element(
         "tr",
         element("th", element("a", f"{result.number}", href=link), scope="row"),
@@ -66,13 +61,13 @@ def claim_section(claim: StoredClaim, figures: Sequence[StoredFigure]) -> Html:
     return element(
         "article",
         heading,
-        element("p", result.reference, _figure_links(figures), class_="reference"),
+        element("p", separated([result.reference, *_links(figures)]), class_="reference"),
         element("p", result.statement, class_="statement"),
         _checks(result.checks),
-        element("p", claim.note, class_="note") if claim.note else "",
+        *(element("p", note, class_="note") for note in claim.notes),
         origin_lines(claim.origin),
         class_="claim",
-        id=claim_anchor(result),
+        id=claim_anchor(result.number),
     )
 
 
@@ -87,12 +82,9 @@ def _badge(result: ClaimResult) -> Html:
     return joined(badge, element("span", f"on record: {result.expected}", class_="differs"))
 
 
-def _figure_links(figures: Sequence[StoredFigure]) -> Html:
-    links = (
-        joined(" · ", element("a", f"see {figure.title}", href=f"#{figure_anchor(figure.name)}"))
-        for figure in figures
-    )
-    return joined(*links)
+def _links(figures: Iterable[StoredFigure]) -> Iterator[Html]:
+    for figure in figures:
+        yield element("a", f"see {figure.title}", href=f"#{figure_anchor(figure.name)}")
 
 
 def _checks(checks: Sequence[Check]) -> Html:

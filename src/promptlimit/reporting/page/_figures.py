@@ -1,23 +1,22 @@
 """A figure as a part of a page: drawing, caption, files, origin."""
 
-import re
+from collections.abc import Sequence
 from urllib.parse import quote
 
-from promptlimit.reporting.page._html import Html, element, joined
+from promptlimit.reporting.page._anchors import claim_anchor, figure_anchor
+from promptlimit.reporting.page._html import Html, element, joined, separated
 from promptlimit.reporting.page._night import is_painted
 from promptlimit.reporting.page._origin import origin_lines
 from promptlimit.reporting.page._stored import StoredFigure
+from promptlimit.results import ClaimResult
 
 
-def figure_anchor(name: str) -> str:
-    """Return where on the page a figure is."""
-    return "figure-" + re.sub("[^A-Za-z0-9_-]", "-", name)
-
-
-def figure_section(figure: StoredFigure) -> Html:
-    """Return a figure with its title, drawing, caption, files and origin."""
+def figure_section(figure: StoredFigure, claims: Sequence[ClaimResult]) -> Html:
+    """Return a figure with its title, the claims beside it, drawing, caption, files and origin."""
     anchor = figure_anchor(figure.name)
-    reference = element("p", figure.reference, class_="reference") if figure.reference else ""
+    links = (element("a", f"claim {c.number}", href=f"#{claim_anchor(c.number)}") for c in claims)
+    above = [*([figure.reference] if figure.reference else []), *links]
+    reference = element("p", separated(above), class_="reference") if above else ""
     return element(
         "article",
         element("header", element("h3", figure.title)),

@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Iterable
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -26,6 +27,11 @@ def escaped(text: str) -> Html:
 def joined(*parts: str) -> Html:
     """Return the parts one after the other, those that are plain text escaped."""
     return Html("".join(escaped(part) for part in parts))
+
+
+def separated(parts: Iterable[str]) -> Html:
+    """Return the parts with a dot between them, those that are plain text escaped."""
+    return Html(" · ".join(escaped(part) for part in parts))
 
 
 def element(tag: str, *content: str, **attributes: str | bool | None) -> Html:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
+from promptlimit.reporting.page._anchors import claim_anchor, figure_anchor
 from promptlimit.reporting.page._claims import (
-    claim_anchor,
     claim_section,
     claims_table,
     verdict_class,
 )
-from promptlimit.reporting.page._figures import figure_anchor, figure_section
+from promptlimit.reporting.page._figures import figure_section
 from promptlimit.reporting.page._html import Html, element, joined
 from promptlimit.reporting.page._night import night_rules
 from promptlimit.reporting.page._numbers import duration
@@ -24,7 +24,7 @@ from promptlimit.reporting.page._stored import (
     parts,
     read_report,
 )
-from promptlimit.results import Verdict, write_bytes
+from promptlimit.results import ClaimResult, Verdict, write_bytes
 
 PAGE = "index.html"
 CLAIMS = 19
@@ -75,12 +75,13 @@ def _sections(report: StoredReport) -> Iterable[Section]:
     if report.claims:
         yield Section("claims", "Claims", joined(_about_verdicts(), claims_table(report.claims)))
     if paper:
-        yield _figures("figures", "Figures", paper, "The figures of the paper, redrawn.")
+        words = "The figures of the paper, redrawn."
+        yield _figures("figures", "Figures", words, paper, report.claims)
     if report.claims:
         yield Section("evidence", "Evidence", _evidence(report), _claim_entries(report.claims))
     if beyond:
         words = "What the exact engine adds to the paper’s own figures."
-        yield _figures("beyond", "Beyond the paper", beyond, words)
+        yield _figures("beyond", "Beyond the paper", words, beyond, report.claims)
     if report.provenance:
         yield Section("provenance", "Provenance", _provenance(report))
 
@@ -133,14 +134,21 @@ def _tally(claims: Sequence[StoredClaim]) -> Html:
     return element("ul", *items, class_="tally")
 
 
-def _figures(anchor: str, title: str, figures: Sequence[StoredFigure], words: str) -> Section:
+def _figures(
+    anchor: str,
+    title: str,
+    words: str,
+    figures: Sequence[StoredFigure],
+    claims: Sequence[StoredClaim],
+) -> Section:
     return Section(
         anchor,
         title,
-        joined(element("p", words, class_="intro"), *map(figure_section, figures)),
-        tuple(
-            Entry(figure_anchor(figure.name), figure.title, figure.reference) for figure in figures
+        joined(
+            element("p", words, class_="intro"),
+            *(figure_section(figure, _decided_with(figure, claims)) for figure in figures),
         ),
+        tuple(Entry(figure_anchor(figure.name), figure.title, _mark(figure)) for figure in figures),
     )
 
 
@@ -158,22 +166,33 @@ def _evidence(report: StoredReport) -> Html:
 
 
 def _shown_with(claim: StoredClaim, figures: Sequence[StoredFigure]) -> list[StoredFigure]:
-    """Return the figures of the paper a claim's reference names."""
-    reference = claim.result.reference
-    if "Figure" not in reference:
-        return []
-    wanted = set(numbers_in(reference[reference.index("Figure") :]))
-    return [
-        figure
-        for figure in figures
-        if not figure.beyond and wanted & set(numbers_in(figure.reference))
-    ]
+    return [figure for figure in figures if _belong(claim, figure)]
+
+
+def _decided_with(figure: StoredFigure, claims: Sequence[StoredClaim]) -> list[ClaimResult]:
+    return [claim.result for claim in claims if _belong(claim, figure)]
+
+
+def _belong(claim: StoredClaim, figure: StoredFigure) -> bool:
+    """Return whether a claim names a figure of the paper, or both the same of its results."""
+    stated, drawn = claim.result.reference, figure.reference
+    if "Figure" in stated and "Figure" in drawn:
+        return bool(set(_figure_numbers(stated)) & set(_figure_numbers(drawn)))
+    return bool(drawn) and drawn.partition(",")[0] == stated
+
+
+def _figure_numbers(reference: str) -> tuple[int, ...]:
+    return numbers_in(reference[reference.index("Figure") :])
+
+
+def _mark(figure: StoredFigure) -> str:
+    return figure.reference if figure.reference.startswith("Figure") else ""
 
 
 def _claim_entries(claims: Sequence[StoredClaim]) -> tuple[Entry, ...]:
     return tuple(
         Entry(
-            claim_anchor(claim.result),
+            claim_anchor(claim.result.number),
             f"{claim.result.number}. {claim.result.name.replace('-', ' ')}",
             _MARKS[claim.result.verdict],
             verdict_class(claim.result.verdict),

@@ -36,10 +36,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class StoredClaim:
-    """A decided claim, a note beside it that may be empty, and where it comes from."""
+    """A decided claim, notes beside it where there are some, and where it comes from."""
 
     result: ClaimResult
-    note: str
+    notes: tuple[str, ...]
     origin: Origin
 
 
@@ -151,7 +151,8 @@ def _claim(path: Path) -> StoredClaim:
                 f"its numbers say '{result.verdict}' where its verdict says "
                 f"'{str(content.get('verdict'))[:40]}'"
             )
-        return StoredClaim(result, _text(content, "note", ""), _origin(content))
+        notes = (_text(content, key, "") for key in ("evidence", "note"))
+        return StoredClaim(result, tuple(note for note in notes if note), _origin(content))
     except ValueError as problem:
         raise InputFileError(f"{path} must hold a claim, but {problem}. {_again(path)}") from None
 
