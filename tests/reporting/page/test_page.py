@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from promptlimit.cli._console import CommandError
+from promptlimit.cli._report import report
 from promptlimit.reporting import write_page
 from promptlimit.reporting.page import Entry, Html, Page, Section, element, page_text, read_report
 from promptlimit.results import InputFileError
@@ -74,7 +76,7 @@ def test_the_page_holds_every_part(folder: Path) -> None:
         "Lines are exact; points are simulated.",
         "Beyond the paper",
         "versionspromptlimit 0.1.0, jax 0.10.0",
-        "time taken5 min 1 s",
+        "seconds5 min 1 s",
     ):
         assert words in page.text, words
     assert page.tags.count("svg") == 2
@@ -204,9 +206,10 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(folder: Path)
         (b"\xff", "it is not UTF-8 text"),
         (b"[1]", "it is none"),
         (b"[" * 100_000, "it is nested too deep"),
+        (b'{"a":' * 30 + b"1" + b"}" * 30, "it is nested too deep"),
         (b'{"a":"' + b"x" * 1_000_000 + b'"}', "it is larger than 1 MB"),
     ],
-    ids=["empty", "bytes", "list", "deep", "large"],
+    ids=["empty", "bytes", "list", "very deep", "deep", "large"],
 )
 def test_a_file_that_is_no_json_object_is_named(folder: Path, content: bytes, reason: str) -> None:
     path = folder / "claims" / "bad.json"
@@ -231,6 +234,7 @@ def test_a_file_that_is_no_json_object_is_named(folder: Path, content: bytes, re
         ({"checks": [{"name": "a", "value": "1"}]}, "its 'value' is not a number"),
         ({"setting": []}, "its 'setting' is not an object"),
         ({"seconds": True}, "its 'seconds' is not a number"),
+        ({"seconds": 10**400}, "its 'seconds' is too large a number"),
     ],
 )
 def test_a_claim_that_is_none_is_named(folder: Path, changes: dict[str, Any], reason: str) -> None:
@@ -239,6 +243,20 @@ def test_a_claim_that_is_none_is_named(folder: Path, changes: dict[str, Any], re
     with pytest.raises(InputFileError, match=re.escape(reason)) as caught:
         write_page(folder)
     assert str(caught.value).startswith(f"{path} must hold a claim, but ")
+
+
+def test_provenance_without_a_time_that_is_one_is_named(folder: Path) -> None:
+    change(folder / "provenance.json", seconds="long")
+    with pytest.raises(InputFileError, match="but its 'seconds' is not a number"):
+        write_page(folder)
+
+
+def test_a_name_no_address_can_hold_is_quoted(folder: Path) -> None:
+    for path in sorted((folder / "figures").glob("gaps.*")):
+        path.rename(path.with_name(f'a "b#\udcff{path.suffix}'))
+    text = written(folder)
+    assert 'href="figures/a%20%22b%23%FF.pdf"' in text
+    assert 'id="figure-a--b--"' in text
 
 
 def test_two_claims_of_one_number_are_refused(folder: Path) -> None:
@@ -263,6 +281,13 @@ def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
     )
     with pytest.raises(InputFileError, match="absent must be a folder of results, but there is"):
         write_page(tmp_path / "absent")
+
+
+def test_the_command_says_what_is_wrong_with_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(CommandError) as caught:
+        report(tmp_path / "absent")
+    assert caught.value.message.startswith(f"{tmp_path / 'absent'} must be a folder of results")
+    assert caught.value.hint == "promptlimit reproduce --list names what can be made"
 
 
 def test_any_page_can_be_written_with_the_same_shell() -> None:

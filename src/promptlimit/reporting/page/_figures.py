@@ -1,5 +1,6 @@
 """A figure as a part of a page: drawing, caption, files, origin."""
 
+import os
 from collections.abc import Sequence
 from urllib.parse import quote
 
@@ -52,7 +53,9 @@ def _downloads(figure: StoredFigure) -> Html:
     if not figure.downloads:
         return Html()
     links = (
-        element("a", ending.upper(), href=f"figures/{quote(f'{figure.name}.{ending}', safe='')}")
+        element(
+            "a", ending.upper(), href=f"figures/{quote(os.fsencode(f'{figure.name}.{ending}'))}"
+        )
         for ending in figure.downloads
     )
     return element("p", element("span", "Files"), joined(*links), class_="downloads")

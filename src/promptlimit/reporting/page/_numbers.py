@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
     ('0.23 s', '8 s', '2 min 5 s', '2 h 1 min')
     """
     if not math.isfinite(seconds):
-        return "unknown"
+        return "an unknown time"
     if seconds < 1:
         return f"{seconds:.2g} s"
     whole = round(seconds)

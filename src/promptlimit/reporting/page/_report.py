@@ -202,10 +202,8 @@ def _claim_entries(claims: Sequence[StoredClaim]) -> tuple[Entry, ...]:
 
 
 def _provenance(report: StoredReport) -> Html:
-    rows = []
-    for name, value in parts(report.provenance):
-        seconds = report.provenance.get("seconds")
-        if name == "seconds" and isinstance(seconds, int | float):
-            name, value = "time taken", duration(float(seconds))  # noqa: PLW2901
-        rows.append(joined(element("dt", name), element("dd", value)))
+    known = dict(report.provenance)
+    if "seconds" in known:
+        known |= {"seconds": duration(known["seconds"])}
+    rows = (joined(element("dt", name), element("dd", value)) for name, value in parts(known))
     return element("dl", *rows, class_="facts")

@@ -11,7 +11,7 @@ from promptlimit.reporting.page._svg import Drawing, SvgError, safe_drawing
 from promptlimit.results import Check, ClaimResult, InputFileError, Verdict
 
 _JSON_LIMIT, _SVG_LIMIT = 1_000_000, 10_000_000
-_MOST_FILES = 300
+_MOST_FILES, _DEEPEST = 300, 20
 _ROLES, _RELATIONS = ("statement", "amended", "control"), ("<=", ">=")
 _SECTIONS = ("paper", "beyond")
 _DOWNLOADS = ("pdf", "png", "svg", "npz")
@@ -95,11 +95,10 @@ def read_report(folder: Path) -> StoredReport:
             f"Fill it with promptlimit reproduce --out {folder}"
         )
     _require_different_numbers(claims, folder)
-    provenance = folder / "provenance.json"
     return StoredReport(
         claims=tuple(sorted(claims, key=lambda claim: claim.result.number)),
         figures=tuple(sorted(figures, key=_place)),
-        provenance=_object(provenance) if provenance.is_file() else {},
+        provenance=_provenance(folder / "provenance.json"),
     )
 
 
@@ -218,6 +217,19 @@ def _drawing(path: Path, prefix: str) -> tuple[Drawing | None, str]:
         return None, f"{name} is not shown: {problem}. {_again(path)}"
 
 
+def _provenance(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = _object(path)
+    try:
+        return {**content, **{key: _number(content, key) for key in content if key == "seconds"}}
+    except ValueError as problem:
+        reason = f"{problem}. {_again(path)}"
+        raise InputFileError(
+            f"{path} must hold where the results come from, but {reason}"
+        ) from None
+
+
 def _origin(content: Mapping[str, Any]) -> Origin:
     setting = content.get("setting", {})
     if not isinstance(setting, Mapping):
@@ -244,10 +256,26 @@ def _object(path: Path) -> dict[str, Any]:
     except ValueError as problem:
         reason = f"{problem}"
     else:
-        if isinstance(content, dict):
+        if isinstance(content, dict) and _depth(content) <= _DEEPEST:
             return content
-        reason = "it is none"
+        reason = "it is nested too deep" if isinstance(content, dict) else "it is none"
     raise InputFileError(f"{path} must hold a JSON object, but {reason}. {_again(path)}")
+
+
+def _depth(content: object) -> int:
+    """Return how deep lists and objects are nested, up to one more than is allowed."""
+    level, depth = [content], 0
+    while level and depth <= _DEEPEST:
+        depth += 1
+        level = [child for part in level for child in _children(part)]
+    return depth
+
+
+def _children(part: object) -> Iterator[object]:
+    if isinstance(part, dict):
+        yield from part.values()
+    elif isinstance(part, list):
+        yield from part
 
 
 def _content(path: Path, limit: int) -> bytes:
@@ -277,7 +305,10 @@ def _number(content: Mapping[str, Any], key: str) -> float:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"its '{key}' is not a number")
-    return float(value) if abs(value) < 1e300 else math.copysign(math.inf, value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"its '{key}' is too large a number") from None
 
 
 def _whole(content: Mapping[str, Any], key: str) -> int:
