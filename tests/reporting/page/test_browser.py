@@ -156,7 +156,7 @@ def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
 
     assert look() == ("rgb(250, 249, 246)", "rgb(0, 0, 0)", "rgb(34, 34, 34)")
     opened.get_by_role("button", name="Dark").click()
-    assert look() == ("rgb(20, 22, 26)", "rgb(255, 255, 255)", "rgb(230, 230, 230)")
+    assert look() == ("rgb(20, 22, 26)", "rgb(226, 228, 232)", "rgb(226, 228, 232)")
     opened.emulate_media(media="print")
     assert look()[1:] == ("rgb(0, 0, 0)", "rgb(34, 34, 34)")
     opened.emulate_media(media="screen")

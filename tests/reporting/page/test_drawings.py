@@ -58,6 +58,15 @@ def test_a_picture_inside_the_file_and_a_font_in_short_are_kept() -> None:
     assert drawn.fills == {"#ff0000", "#000000"}
 
 
+def test_the_paint_of_a_shape_that_is_used_stands_with_its_use() -> None:
+    shapes = "<defs><path id='a' d='M0 0' stroke='#222222'/></defs><path id='b' fill='#00ff00'/>"
+    uses = "<use href='#a' stroke='#ff0000' fill='#0000ff'/><use href='#b'/>"
+    markup = safe_drawing(svg(shapes + uses), "p-").markup
+    assert '<path d="M0 0" id="p-0">' in markup
+    assert '<use stroke="#222222" fill="#0000ff" href="#p-0">' in markup
+    assert '<path fill="#00ff00" id="p-1">' in markup
+
+
 @pytest.mark.parametrize(
     ("inside", "reason"),
     [
@@ -127,13 +136,21 @@ def test_ink_is_readable_on_a_dark_page(colour: str) -> None:
     assert contrast(at_night(colour), "#1b1e24") >= 4.5
 
 
-def test_hues_that_are_light_enough_and_painted_white_stay() -> None:
-    assert at_night("#fde725") == "#fde725"
-    assert at_night("#ffffff") == "#ffffff"
-    assert is_grey("#b8b8b8")
+def test_greys_keep_the_contrast_they_had_on_white() -> None:
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=1e-3)  # a known pair
+    for colour in ("#eeeeee", "#b8b8b8", "#777777"):
+        before, after = contrast(colour, "#ffffff"), contrast(at_night(colour), "#1b1e24")
+        assert is_grey(colour)
+        assert before <= after < 1.06 * before
+
+
+def test_hues_keep_their_order_in_brightness() -> None:
+    viridis = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
+    looks = [contrast(at_night(colour), "#1b1e24") for colour in viridis]
+    assert looks == sorted(looks)
 
 
 def test_night_rules_name_each_colour_once(drawn: Drawing) -> None:
     rules = night_rules([drawn, drawn]).splitlines()
     assert len(rules) == len(set(rules))
-    assert '.drawn [fill="#222222"]{fill:light-dark(#222222,#e6e6e6)}' in rules
+    assert '.drawn [fill="#222222"]{fill:light-dark(#222222,' in "".join(rules)

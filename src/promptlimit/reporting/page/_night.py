@@ -1,5 +1,7 @@
 """Colours of figures for a dark page: the same hues, light enough to be read there."""
 
+import colorsys
+import math
 from collections.abc import Iterable
 
 from promptlimit.reporting.page._svg import Drawing
@@ -7,7 +9,8 @@ from promptlimit.reporting.page._svg import Drawing
 CARD_AT_NIGHT = "#1b1e24"
 """What figures lie on when the page is dark; the style sheet says the same."""
 
-_LEAST_CONTRAST = 4.5
+_LEAST_CONTRAST, _MOST_CONTRAST = 4.5, 13.0
+_PALER = 0.8
 _MOST_FILLS = 24
 
 
@@ -45,22 +48,30 @@ def is_grey(colour: str) -> bool:
 
 
 def at_night(colour: str, *, is_line: bool = False) -> str:
-    """Return a colour's look on the dark card: greys are turned round, hues lightened.
+    """Return a colour's look on the dark card.
 
-    White letters lie on something painted and stay; white lines are gaps, and close.
+    Greys have the contrast there that they had on white: what was ink is bright, what was a faint
+    grid is faint. Hues are lightened to a contrast that keeps their order. White letters lie on
+    something painted and stay; white lines are gaps, and close.
 
-    >>> at_night("#222222"), at_night("#ffffff"), at_night("#ffffff", is_line=True)
-    ('#e6e6e6', '#ffffff', '#1b1e24')
+    >>> at_night("#eeeeee"), at_night("#ffffff"), at_night("#ffffff", is_line=True)
+    ('#272a31', '#ffffff', '#1b1e24')
     """
-    channels = _channels(colour)
     if is_grey(colour):
-        if min(channels) >= 250:
+        if min(_channels(colour)) >= 250:
             return CARD_AT_NIGHT if is_line else colour
-        return _hex(255 - 0.75 * channel for channel in channels)
-    for step in range(21):
-        lighter = _hex(channel + (255 - channel) * step / 20 for channel in channels)
-        if contrast(lighter, CARD_AT_NIGHT) >= _LEAST_CONTRAST:
-            return lighter
+        return _lightened(CARD_AT_NIGHT, min(contrast(colour, "#ffffff"), _MOST_CONTRAST))
+    return _lightened(colour, math.hypot(contrast(colour, CARD_AT_NIGHT), _LEAST_CONTRAST))
+
+
+def _lightened(colour: str, wanted: float) -> str:
+    """Return the darkest shade of a colour with the contrast wanted, a little paler, or white."""
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(c / 255 for c in _channels(colour)))
+    for step in range(201):
+        lighter = lightness + (1 - lightness) * step / 200
+        shade = _hex(255 * c for c in colorsys.hls_to_rgb(hue, lighter, _PALER * saturation))
+        if contrast(shade, CARD_AT_NIGHT) >= wanted:
+            return shade
     return "#ffffff"
 
 

@@ -71,8 +71,7 @@ def safe_drawing(content: bytes, prefix: str) -> Drawing:
     root = _parsed(content)
     box = _view_box(root)
     nodes = list(_walk(root, 0))
-    names = _referred(nodes, prefix)
-    writer = _Writer(names)
+    writer = _Writer(_referred(nodes, prefix), _stored_paints(root))
     writer.open_root(box)
     for child in root:
         writer.write(child, parent_id="")
@@ -144,6 +143,20 @@ def _referred(nodes: list[ET.Element], prefix: str) -> dict[str, str]:
     return wanted
 
 
+def _stored_paints(root: ET.Element) -> dict[str, dict[str, str]]:
+    """Return the paints of shapes that are there only to be used, by id.
+
+    A style sheet cannot reach these where they are used, so they are written with the use. That
+    changes nothing else: a shape's own paint comes before that of its use.
+    """
+    return {
+        node.get("id", ""): {key: paint for key, paint in _attributes(node) if key in _PAINTS}
+        for store in root.iter(f"{_SVG}defs")
+        for node in store.iter()
+        if node.get("id") and node.tag.removeprefix(_SVG) in _SHAPES
+    }
+
+
 def _targets(node: ET.Element) -> Iterator[str]:
     link = _link(node)
     if link.startswith("#"):
@@ -208,11 +221,12 @@ def _checked(key: str, value: str) -> str:
 class _Writer:
     """Writes elements that passed, and gathers what the page wants to know of them."""
 
-    def __init__(self, names: dict[str, str]):
+    def __init__(self, names: dict[str, str], stored_paints: dict[str, dict[str, str]]):
         self.parts: list[str] = []
         self.colours: dict[str, set[str]] = {"fill": set(), "stroke": set()}
         self.series: list[str] = []
         self._names = names
+        self._stored_paints = stored_paints
 
     def open_root(self, box: tuple[float, float, float, float]) -> None:
         """Open the `svg` element: its box alone says how large it is.
@@ -233,7 +247,7 @@ class _Writer:
         if tag in _UNSHOWN:
             return
         name = node.get("id", "")
-        attributes = dict(_attributes(node))
+        attributes = self._painted(node, name)
         if parent_id.startswith("patch_") and attributes.get("fill") in _WHITE:
             attributes |= {"class": "paper"}
         if name.startswith(SERIES):
@@ -250,6 +264,13 @@ class _Writer:
         self.parts.append(">")
         self._write_content(node, tag, name)
         self.parts.append(f"</{tag}>")
+
+    def _painted(self, node: ET.Element, name: str) -> dict[str, str]:
+        """Return an element's attributes; stored shapes give their paints to those who use them."""
+        attributes = dict(_attributes(node))
+        if name in self._stored_paints:
+            return {key: value for key, value in attributes.items() if key not in _PAINTS}
+        return attributes | self._stored_paints.get(_link(node).removeprefix("#"), {})
 
     def _write_content(self, node: ET.Element, tag: str, name: str) -> None:
         lettered = tag in {"text", "tspan"}
