@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from promptlimit.reporting.page._anchors import claim_anchor, figure_anchor
 from promptlimit.reporting.page._html import Html, element, joined, separated
-from promptlimit.reporting.page._numbers import number
+from promptlimit.reporting.page._numbers import measured, number
 from promptlimit.reporting.page._origin import origin_lines
 from promptlimit.reporting.page._stored import StoredClaim, StoredFigure
 from promptlimit.results import Check, ClaimResult
@@ -104,14 +104,11 @@ def _group(name: str, checks: Iterable[Check]) -> Html:
 
 
 def _check(check: Check) -> Html:
-    value = number(check.value)
-    if check.error is not None:
-        value = joined(value, " ± ", number(check.error, 2))
     well = ("✓", "as it must be") if check.passed else ("✗", "not as it must be")
     return element(
         "tr",
         element("td", check.name),
-        element("td", value, class_="figure"),
+        element("td", measured(check.value, check.error), class_="figure"),
         element("td", f"{_SIGNS[check.relation]} ", number(check.tolerance), class_="figure"),
         element(
             "td",

@@ -99,7 +99,7 @@ def _lead(claims: Sequence[StoredClaim]) -> Html:
         return source
     as_expected = sum(claim.result.as_expected for claim in claims)
     missing = max(0, CLAIMS - len(claims))
-    words = f"{missing} of the paper’s {CLAIMS} claims are not in this folder"
+    words = f"not in this folder: {missing} of the paper’s {CLAIMS} claims"
     headline = element(
         "p",
         element("strong", f"{as_expected} of {len(claims)}"),
