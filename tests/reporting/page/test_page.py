@@ -76,7 +76,7 @@ def test_the_page_holds_every_part(folder: Path) -> None:
         "Lines are exact; points are simulated.",
         "Beyond the paper",
         "versionspromptlimit 0.1.0, jax 0.10.0",
-        "seconds5 min 1 s",
+        "took5 min 1 s",
     ):
         assert words in page.text, words
     assert page.tags.count("svg") == 2

@@ -202,8 +202,8 @@ def _claim_entries(claims: Sequence[StoredClaim]) -> tuple[Entry, ...]:
 
 
 def _provenance(report: StoredReport) -> Html:
-    known = dict(report.provenance)
-    if "seconds" in known:
-        known |= {"seconds": duration(known["seconds"])}
+    known = {key: value for key, value in report.provenance.items() if key != "seconds"}
+    if "seconds" in report.provenance:
+        known |= {"took": duration(report.provenance["seconds"])}
     rows = (joined(element("dt", name), element("dd", value)) for name, value in parts(known))
     return element("dl", *rows, class_="facts")
