@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from promptlimit import __version__
-from promptlimit.cli import _doctor, _flow, _gap, _length, _limit, _reproduce, _train
+from promptlimit.cli import _doctor, _flow, _gap, _length, _limit, _report, _reproduce, _train
 from promptlimit.cli._console import CommandError, print_error
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command("flow")(_flow.flow)
 app.command("train")(_train.train)
 app.command("doctor")(_doctor.doctor)
 app.command("reproduce")(_reproduce.reproduce)
+app.command("report")(_report.report)
 
 
 def _show_version(value: bool) -> bool:
