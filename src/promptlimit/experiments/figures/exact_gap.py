@@ -5,6 +5,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.experiments._registry import FigureRecipe
+from promptlimit.experiments._setting import Setting
 from promptlimit.finite import prompt_moments, weight_statistics
 from promptlimit.measures import Gaussian
 
@@ -27,8 +28,9 @@ def _simulated(sharpness: float, key: jax.Array) -> tuple[np.ndarray, np.ndarray
     return moments.mse, moments.error
 
 
-def compute(seed: int) -> dict[str, np.ndarray]:
+def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return curves, simulated points and the freezing line, relative to the squared limit."""
+    seed = setting.seed
     keys = jax.random.split(jax.random.key(seed), len(SHARPNESSES))
     points = [_simulated(float(s), key) for s, key in zip(SHARPNESSES, keys, strict=True)]
     squared = SHARPNESSES[:, None] ** 2
@@ -50,6 +52,8 @@ def compute(seed: int) -> dict[str, np.ndarray]:
 
 FIGURE = FigureRecipe(
     name="exact_gap",
+    title="The exact gap of a finite prompt",
+    reference="docs/finite.md",
     caption="Mean square error of softmax attention over L standard normal tokens, relative to the "
     "squared limit, for several sharpnesses. Lines are exact, by quadrature at a cost that does "
     "not depend on L; points are simulated prompts with two standard errors. Above the dashed "
