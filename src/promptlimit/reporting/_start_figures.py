@@ -1,0 +1,72 @@
+"""Figures 1 and 5: gaps between the two attentions at random starts, with the theory's slopes."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from promptlimit.reporting._panels import LAWS, laws_in, of_law, plain_lengths, selectable
+from promptlimit.reporting._theme import INK, LINEAR, SOFTMAX, THIRD
+
+_SERIES = {
+    "output": ("output", SOFTMAX, -1),
+    "batch": ("gradient, same batch", LINEAR, -1),
+    "population": ("gradient, population", THIRD, -2),
+}
+
+
+def draw_gaps(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return one panel for each law."""
+    laws = laws_in(data)
+    figure = Figure(figsize=(5.6 if len(laws) == 1 else 9.2, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(laws), sharey=True, squeeze=False)[0]
+    for axis, law in zip(axes, laws, strict=True):
+        found = of_law(data, law)
+        for name, (label, colour, slope) in _SERIES.items():
+            lengths = data["lengths"] if name == "output" else data["gradient_lengths"]
+            _series(axis, lengths, found[name], found[f"{name}_error"], label, colour, name)
+            _theory(axis, lengths, found[name].mean(axis=0), slope, label)
+        axis.set_yscale("log")
+        plain_lengths(axis)
+        axis.set_title(LAWS[law])
+    axes[0].set_ylabel("mean squared gap, softmax to linear")
+    axes[0].legend(loc="lower left", fontsize=9)
+    return figure
+
+
+def _series(
+    axis: Axes,
+    lengths: np.ndarray,
+    values: np.ndarray,
+    errors: np.ndarray,
+    label: str,
+    colour: str,
+    name: str,
+) -> None:
+    for row in values:
+        selectable(axis.plot(lengths, row, color=colour, linewidth=0.6, alpha=0.45), label)
+    mean = values.mean(axis=0)
+    if name == "batch":
+        error = 2 * np.sqrt((errors**2).sum(axis=0)) / len(errors)
+        drawn = axis.errorbar(
+            lengths, mean, yerr=error, fmt="o-", markersize=3.5, color=colour, label=label
+        )
+        selectable(list(drawn.lines[:1]) + list(drawn.lines[2]), label)
+    else:
+        marker = {"marker": "s", "markersize": 3.5} if name == "population" else {}
+        selectable(axis.plot(lengths, mean, color=colour, label=label, **marker), label)
+
+
+def _theory(axis: Axes, lengths: np.ndarray, mean: np.ndarray, slope: int, label: str) -> None:
+    """Draw the slope of the theory a little above the curve, with its exponent."""
+    line = 1.7 * mean[-1] * (lengths / lengths[-1]) ** float(slope)
+    selectable(axis.plot(lengths, line, color=INK, linewidth=0.9, dashes=(4, 3)), label)
+    note = axis.annotate(
+        f"$L^{{{slope}}}$",
+        (lengths[-1], line[-1]),
+        xytext=(4, 2),
+        textcoords="offset points",
+        fontsize=9,
+    )
+    selectable(note, label)

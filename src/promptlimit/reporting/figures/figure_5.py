@@ -1,0 +1,1 @@
+"""Figure 5 of the paper."""
