@@ -1,8 +1,8 @@
 r"""How far softmax is from linear attention at one random start: outputs and gradients (Figure 1).
 
-Both heads have the same factors and read the same prompt. Given the weights w and the query, a token
-has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard normal,
-so with $M=\frac1L\sum_lg_l^2$ the difference of the predictions is
+Both heads have the same factors and read the same prompt. Given the weights w and the query, a
+token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard
+normal, so with $M=\frac1L\sum_lg_l^2$ the difference of the predictions is
 $\alpha(A-\sigma M)+\beta\sum_l(p_l-\sigma g_l/L)\xi_l$, and
 
 $$E(\cdot)^2=\alpha^2\Big(E(A-\sigma)^2-\tfrac{2\sigma}L(E\,A+\sigma\,E\,\mathrm{Var}_p)
@@ -104,9 +104,8 @@ def population_gradient_gap(
     # The square of a noisy difference is too large by its variance; errors are two deviations.
     noise = sum(float((each**2).sum()) / 4 for each in errors)
     square = sum(float((each**2).sum()) for each in difference)
-    slack = 2 * np.sqrt(
-        sum(float((d**2 * e**2).sum()) / 4 for d, e in zip(difference, errors, strict=True))
-    )
+    pairs = zip(difference, errors, strict=True)
+    slack = np.sqrt(sum(float((each**2 * error**2).sum()) for each, error in pairs))
     return Gap(np.asarray(square - noise), np.asarray(slack))
 
 
@@ -129,7 +128,7 @@ def same_batch_gradient_gap(
         batch: prompts in a batch.
         batches: how many; the spread between them is the error.
     """
-    softmax, linear = _batch_gradients(task, starts, length, key, batch, batches)
+    softmax, linear = _batch_gradients(task, starts, length, jax.random.split(key, batches), batch)
     found = ((softmax - linear) ** 2).sum(axis=1)
     return Gap(found.mean(), found.std(ddof=1) / batches**0.5)
 
@@ -153,7 +152,7 @@ def gradient_noise(
         batch: prompts in a batch.
         batches: how many the estimate is from.
     """
-    (found,) = _batch_gradients(task, [head], length, key, batch, batches)
+    (found,) = _batch_gradients(task, [head], length, jax.random.split(key, batches), batch)
     return float(found.var(axis=0, ddof=1).sum())
 
 
@@ -161,9 +160,8 @@ def _batch_gradients(
     task: LinearRegression,
     heads: Sequence[Factored],
     length: int,
-    key: PRNGKeyArray,
+    keys: PRNGKeyArray,
     batch: int,
-    batches: int,
 ) -> list[np.ndarray]:
     """Return the gradients of R on batches all heads share, for each head [batch, parameter]."""
     laws = (
@@ -171,7 +169,6 @@ def _batch_gradients(
         jnp.asarray(np.linalg.cholesky(task.query_covariance)),
         jnp.sqrt(jnp.array([task.prior_variance, task.noise_variance])),
     )
-    keys = jax.random.split(key, batches)
     return [np.asarray(each) for each in _gradients(tuple(heads), laws, keys, length, batch)]
 
 

@@ -1,7 +1,7 @@
 """The training study behind Figures 2-4 and 6-8: flows from random starts, and descent beside them.
 
-Half the mean squared error descended by gradient flow to time 600 is what 300,000 steps at rate 1e-3
-approximate. Flows are exact over prompts; every trajectory is kept in the setting's folder, so that
+Half the mean squared error descended by gradient flow to time 600 is what 300,000 steps at rate
+1e-3 approximate. Flows are exact over prompts; every trajectory is kept in the setting's folder, so that
 figures and claims share it.
 """
 
@@ -18,7 +18,7 @@ from promptlimit.experiments._protocol import LENGTHS, protocol_task
 from promptlimit.experiments._setting import Setting
 from promptlimit.experiments._start_gap import gradient_noise
 from promptlimit.results import Training, Trajectory
-from promptlimit.tasks import LinearRegression, bayes_risk, linear_optimum
+from promptlimit.tasks import bayes_risk, linear_optimum
 
 LAWS = ("identity", "kms", "kms-as-coded")
 KERNELS = ("softmax", "linear")
@@ -208,12 +208,17 @@ def descent(setting: Setting, law: str) -> Training:
     )
 
 
+def noise_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which the effect of gradient noise is estimated."""
+    return (10,) if setting.quick else (10, 100)
+
+
 @functools.cache
 def noise_rise(setting: Setting, law: str) -> np.ndarray:
-    r"""Return by how much gradient noise lifts the final error, [kernel, length of `curves`].
+    r"""Return by how much gradient noise lifts the final error, [kernel, length of `noise_lengths`].
 
-    Descent at rate $\eta$ with batch gradients of covariance C settles where $H\Sigma+\Sigma H=\eta C$
-    for the Hessian H of what it descends, and that costs $\frac12\mathrm{tr}(H\Sigma)=
+    Descent at rate $\eta$ with batch gradients of covariance C settles where
+    $H\Sigma+\Sigma H=\eta C$ for the Hessian H of what it descends, and that costs $\frac12\mathrm{tr}(H\Sigma)=
     \frac\eta4\mathrm{tr}\,C$ in the mean. With the gradient of $R$, half of it, that is
     $\eta\,\mathrm{tr}\,C_R$.
     """
@@ -221,7 +226,7 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
     found = []
     for kernel in KERNELS:
         row = []
-        for length in curve_lengths(setting):
+        for length in noise_lengths(setting):
             last = flow(setting, law, kernel, length, start).parameters
             first = random_start(setting, start, kernel)
             head = Factored(kernel, *(last[name][-1] for name in _FACTORS), scale=first.scale)
@@ -232,8 +237,3 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
 
 
 _FACTORS = ("key_weight", "query_weight", "value_weight", "output")
-
-
-def task_of(law: str) -> LinearRegression:
-    """Return the regression of a law."""
-    return protocol_task(law)

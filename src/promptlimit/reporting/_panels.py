@@ -1,4 +1,4 @@
-"""What the paper's figures share: panels for covariance laws, colours for lengths, names to hide."""
+"""What the paper's figures share: panels for laws, colours for lengths, series to hide."""
 
 from collections.abc import Mapping
 

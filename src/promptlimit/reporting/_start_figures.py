@@ -25,7 +25,8 @@ def draw_gaps(data: Mapping[str, np.ndarray]) -> Figure:
         found = of_law(data, law)
         for name, (label, colour, slope) in _SERIES.items():
             lengths = data["lengths"] if name == "output" else data["gradient_lengths"]
-            _series(axis, lengths, found[name], found[f"{name}_error"], label, colour, name)
+            error = found["batch_error"] if name == "batch" else None
+            _series(axis, lengths, found[name], error, (label, colour))
             _theory(axis, lengths, found[name].mean(axis=0), slope, label)
         axis.set_yscale("log")
         plain_lengths(axis)
@@ -39,23 +40,22 @@ def _series(
     axis: Axes,
     lengths: np.ndarray,
     values: np.ndarray,
-    errors: np.ndarray,
-    label: str,
-    colour: str,
-    name: str,
+    errors: np.ndarray | None,
+    style: tuple[str, str],
 ) -> None:
+    """Draw single starts thin and their mean thick, with two standard errors where there are."""
+    label, colour = style
     for row in values:
         selectable(axis.plot(lengths, row, color=colour, linewidth=0.6, alpha=0.45), label)
     mean = values.mean(axis=0)
-    if name == "batch":
+    if errors is not None:
         error = 2 * np.sqrt((errors**2).sum(axis=0)) / len(errors)
         drawn = axis.errorbar(
             lengths, mean, yerr=error, fmt="o-", markersize=3.5, color=colour, label=label
         )
         selectable(list(drawn.lines[:1]) + list(drawn.lines[2]), label)
     else:
-        marker = {"marker": "s", "markersize": 3.5} if name == "population" else {}
-        selectable(axis.plot(lengths, mean, color=colour, label=label, **marker), label)
+        selectable(axis.plot(lengths, mean, color=colour, label=label), label)
 
 
 def _theory(axis: Axes, lengths: np.ndarray, mean: np.ndarray, slope: int, label: str) -> None:

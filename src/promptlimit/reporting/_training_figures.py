@@ -1,4 +1,4 @@
-"""Figures 2-4 and 6-8: risks at the end of training and along it, and how far two trainings part."""
+"""Figures 2-4 and 6-8: risks at the end of training and along it, and how far two part."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ def _end_panel(axis: Axes, found: Mapping[str, np.ndarray]) -> None:
     lengths, shown = found["lengths"], found["curve_lengths"]
     for row, (label, colour) in enumerate(_HEADS):
         errors = found["errors"][row]
-        rise = np.interp(np.log(lengths), np.log(shown), found["noise_rise"][row])
+        rise = np.interp(lengths, found["noise_lengths"], found["noise_rise"][row])
         band = axis.fill_between(lengths, errors, errors + 2 * rise, color=colour, alpha=0.3)
         band.set_linewidth(0)
         selectable(band, label)

@@ -15,8 +15,8 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
 FIGURE = FigureRecipe(
     name="figure_2",
     title="Risk after training against the length of the prompt, isotropic covariates",
-    caption="Mean squared error at the end of training (time 600, the flow of 300,000 steps at rate "
-    "0.001) for softmax and linear attention from the same random start, isotropic "
+    caption="Mean squared error at the end of training (time 600, the flow of 300,000 steps at "
+    "rate 0.001) for softmax and linear attention from the same random start, isotropic "
     "covariates, with the closed-form optimum of linear attention, the Bayes predictor (ridge "
     "regression) and the noise floor. Lines are gradient flows on exact risks; the rise that "
     "gradient noise adds to them at the paper's rate and batch is drawn as a band and is "
