@@ -1,5 +1,6 @@
 """The arrays behind the paper's figures, for one covariance law or several."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -35,6 +36,7 @@ def gap_lengths(setting: Setting) -> tuple[int, ...]:
     return (10, 100, 1000) if setting.quick else (10, 30, 100, 300, 1000)
 
 
+@functools.cache
 def start_gaps(setting: Setting, law: str) -> Arrays:
     """Return squared gaps between softmax and linear attention at random starts, [start, length].
 

@@ -16,9 +16,9 @@ FIGURE = FigureRecipe(
     name="figure_4",
     title="Risk along training, isotropic covariates",
     caption="Mean squared error along training, isotropic covariates, with softmax (left) and "
-    "linear attention (right). Thick lines: one start, followed by exact gradient flow; thin lines: "
-    "the other starts; dots: real training runs. Short bars at the right mark the least error "
-    "at each length; the dashed line is the noise floor.",
+    "linear attention (right). Thick lines: one start, followed by exact gradient flow; thin "
+    "lines: the other starts; dots: real training runs. Short bars at the right mark the least "
+    "error at each length; the dashed line is the noise floor.",
     compute=compute,
     section="paper",
     reference="Figure 4",
