@@ -16,12 +16,12 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     SeedOption,
-    item_progress,
     print_json,
     require_folder,
     use_double_precision,
 )
-from promptlimit.cli._reproduced import claim_item, figure_item, write_provenance
+from promptlimit.cli._reproduced import write_provenance
+from promptlimit.cli._workers import made
 
 if TYPE_CHECKING:
     from promptlimit.results import Check, ClaimResult
@@ -80,16 +80,10 @@ def reproduce(
     if names:
         claims, figures = _chosen(names, claims, figures)
     require_folder(out)
-    work = [] if figures_only else [(claim, claim_item) for claim in claims]
-    work += [(recipe, figure_item) for recipe in figures]
-    items = []
-    with item_progress([item.name for item, _ in work]) as (tell, finished):
-        folder = out / "runs" / experiments.engine_hash()
-        setting = experiments.Setting(**setting_words, folder=folder, tell=tell)
-        for item, make in work:
-            tell(item.name)
-            items.append(make(item, setting, out))
-            finished()
+    folder = out / "runs" / experiments.engine_hash()
+    setting = experiments.Setting(**setting_words, folder=folder)
+    wanted = [*(() if figures_only else claims), *figures]
+    items = made(wanted, setting, out, whole=not names)
     results = [item.result for item in items if item.result is not None]
     paths = [path for item in items if item.result is None for path in item.paths]
     paths.append(write_provenance(out, setting, items, began))

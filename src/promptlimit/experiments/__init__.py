@@ -21,3 +21,5 @@ from promptlimit.experiments._registry import figure_data as figure_data
 from promptlimit.experiments._regressions import correlated as correlated
 from promptlimit.experiments._regressions import flow_times as flow_times
 from promptlimit.experiments._setting import Setting as Setting
+from promptlimit.experiments._study import prepare as prepare
+from promptlimit.experiments._study import study_parts as study_parts

@@ -33,7 +33,7 @@ ANISOTROPIC = ("kms", "kms-as-coded")
 
 def gap_lengths(setting: Setting) -> tuple[int, ...]:
     """Return the lengths at which gradients are compared at the start."""
-    return (10, 100, 1000) if setting.quick else (10, 30, 100, 300, 1000)
+    return (10, 1000) if setting.quick else (10, 30, 100, 300, 1000)
 
 
 @functools.cache

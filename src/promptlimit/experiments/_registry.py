@@ -13,6 +13,8 @@ import numpy as np
 from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check, ClaimResult, Verdict
 
+_FIRST_OF_TRAINING = 13
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -36,6 +38,11 @@ class Claim:
     expected: Verdict = "holds"
     evidence: str = ""
 
+    @property
+    def of_training(self) -> bool:
+        """Whether it is about the experiments of the paper's section 6."""
+        return self.number >= _FIRST_OF_TRAINING
+
 
 @dataclass(frozen=True)
 class FigureRecipe:
@@ -56,6 +63,11 @@ class FigureRecipe:
     compute: Callable[[Setting], dict[str, np.ndarray]]
     section: Literal["paper", "beyond"] = "beyond"
     reference: str = ""
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is about the experiments of the paper's section 6."""
+        return self.section == "paper"
 
 
 def all_claims() -> tuple[Claim, ...]:

@@ -29,7 +29,7 @@ from promptlimit.tasks import LinearRegression, risk_gradient
 from promptlimit.tasks._points import Nodes, node_sets
 
 _REPLICATES = 4
-_GRID = 97
+_GRID = 49
 
 
 class Gap(NamedTuple):

@@ -173,6 +173,27 @@ def ends(setting: Setting, law: str) -> Ends:
     )
 
 
+def study_parts(setting: Setting) -> list[tuple[str, int]]:
+    """Return the parts in which the study can be prepared: a law with a length, 0 for descent."""
+    shown = curve_lengths(setting)
+    lengths = [*shown, *(n for n in end_lengths(setting) if n not in shown), 0]
+    return [(law, length) for law in LAWS for length in lengths]
+
+
+def prepare(setting: Setting, law: str, length: int) -> None:
+    """Compute one part of the study into the setting's folder."""
+    if length == 0:
+        descent(setting, law)
+        return
+    shown = length in curve_lengths(setting)
+    starts = [*range(start_count(setting))] if shown else [curves(setting, law).shown]
+    for start in starts:
+        for kernel in KERNELS:
+            flow(setting, law, kernel, length, start)
+    if shown:
+        flow(setting, law, "softmax", length, None)
+
+
 def descent_lengths(setting: Setting) -> tuple[int, ...]:
     """Return the lengths of the training runs: all of the paper's in the full protocol."""
     if setting.protocol == "full":

@@ -16,6 +16,8 @@ from promptlimit.results import Check
 _LAWS = {"kms": "as stated", "kms-as-coded": "as coded"}
 _NEAR = {"kms": (0.03, 0.01), "kms-as-coded": (0.1, 0.03)}
 
+_NARROWING_FROM = {"kms": 10, "kms-as-coded": 100}
+
 
 def slowness(setting: Setting, law: str) -> np.ndarray:
     """Return linear attention's least excess over the noise against the isotropic one's."""
@@ -49,8 +51,14 @@ def decide(setting: Setting) -> Sequence[Check]:
     for law, name in _LAWS.items():
         found, along = ends(setting, law), curves(setting, law)
         checks += [
+            Check(
+                f"{name}: share of starts that converge, smallest over heads and lengths",
+                float(along.converged.mean(axis=2).min()),
+                ">=",
+                0.25,
+            ),
             *slope_checks(setting, law, name),
-            *order_checks(found, name),
+            *order_checks(found, name, _NARROWING_FROM[law]),
             *floor_checks(found, name, _NEAR[law]),
             Check(
                 f"{name}: distance of converging trainings, from each length to the next: "
@@ -71,13 +79,6 @@ def decide(setting: Setting) -> Sequence[Check]:
             1.0,
             role="control",
         ),
-        Check(
-            "share of starts that are stuck at the end, as stated, softmax: largest over lengths",
-            float(1 - curves(setting, "kms").converged[0].mean(axis=1).min()),
-            ">=",
-            0.1,
-            role="control",
-        ),
     ]
 
 
@@ -90,7 +91,7 @@ CLAIM = Claim(
     decide=decide,
     expected="holds with a change",
     evidence="Slopes, order and distances are as stated under both laws, from starts that "
-    "converge. That the risk falls more slowly is seen under the law that a public copy of the "
+    "converge; under the law as coded the difference between the heads narrows from L = 100 on. That the risk falls more slowly is seen under the law that a public copy of the "
     "code draws (prompt covariates multiplied by the Cholesky factor twice, the query's never); "
     "under the law as stated it falls at the isotropic rate or a little faster.",
 )

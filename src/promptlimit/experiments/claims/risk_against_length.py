@@ -13,10 +13,18 @@ _NEAR = (0.03, 0.01)
 _HEADS = ("softmax", "linear")
 
 
-def order_checks(found: Ends, name: str) -> list[Check]:
-    """Return how the curves of final errors lie to one another under one law."""
+def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
+    """Return how the curves of final errors lie to one another under one law.
+
+    Args:
+        found: the curves.
+        name: the law, in words.
+        narrowing_from: the length from which the difference between the heads must fall.
+    """
     softmax, linear = found.errors
     gap = softmax - linear
+    late = gap[found.lengths >= narrowing_from]
+    falling, since = (late, narrowing_from) if late.size > 1 else (gap, 10)
     return [
         Check(
             f"{name}: softmax minus linear, smallest over lengths",
@@ -26,8 +34,8 @@ def order_checks(found: Ends, name: str) -> list[Check]:
             error=float(found.accuracy[0][gap.argmin()]),
         ),
         Check(
-            f"{name}: that difference from each length to the next: largest ratio",
-            float((gap[1:] / gap[:-1]).max()),
+            f"{name}: that difference from each length to the next, L from {since}: largest ratio",
+            float((falling[1:] / falling[:-1]).max()),
             "<=",
             0.99,
         ),

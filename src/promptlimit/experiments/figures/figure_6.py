@@ -20,7 +20,7 @@ FIGURE = FigureRecipe(
     "covariates (entries 2^-|i-j|), with the closed-form optimum of linear attention, the "
     "Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows on "
     "exact risks; the rise that gradient noise adds to them at the paper's rate and batch is "
-    "drawn as a band and is thinner than the lines. Rings are real training runs; crosses are "
+    "drawn as a band, hardly thicker than the lines. Rings are real training runs; crosses are "
     "starts that ended more than a tenth above the least excess. Left: the law as stated. "
     "Right: the law as a public copy of the code draws it, under which the prompt does not "
     "tell the query's covariance and errors fall more slowly. Grey: the optimum of linear "
