@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 
 from promptlimit.attention import Factored
@@ -160,7 +160,7 @@ def _batch_gradients(
     task: LinearRegression,
     heads: Sequence[Factored],
     length: int,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " n"],
     batch: int,
 ) -> list[np.ndarray]:
     """Return the gradients of R on batches all heads share, for each head [batch, parameter]."""
@@ -176,7 +176,7 @@ def _batch_gradients(
 def _gradients(
     heads: tuple[Factored, ...],
     laws: tuple[Array, Array, Array],
-    keys: PRNGKeyArray,
+    keys: Key[Array, " n"],
     length: int,
     batch: int,
 ) -> list[Array]:

@@ -91,7 +91,8 @@ CLAIM = Claim(
     decide=decide,
     expected="holds with a change",
     evidence="Slopes, order and distances are as stated under both laws, from starts that "
-    "converge; under the law as coded the difference between the heads narrows from L = 100 on. That the risk falls more slowly is seen under the law that a public copy of the "
-    "code draws (prompt covariates multiplied by the Cholesky factor twice, the query's never); "
-    "under the law as stated it falls at the isotropic rate or a little faster.",
+    "converge; under the law as coded the difference between the heads narrows from L = 100 on. "
+    "That the risk falls more slowly is seen under the law that a public copy of the code draws "
+    "(prompt covariates multiplied by the Cholesky factor twice, the query's never); under the "
+    "law as stated it falls at the isotropic rate or a little faster.",
 )

@@ -12,7 +12,7 @@ from promptlimit.results import Check
 _EARLY = 100_000
 
 
-def left_at(found: Curves, steps: float) -> np.ndarray:
+def left_at(found: Curves, steps: int) -> np.ndarray:
     """Return the share of the initial excess over the best that is left, [kernel, length]."""
     errors = found.errors[:, :, found.shown]
     excess = errors - found.best[..., None]

@@ -19,9 +19,9 @@ FIGURE = FigureRecipe(
     "rate 0.001) for softmax and linear attention from the same random start, isotropic "
     "covariates, with the closed-form optimum of linear attention, the Bayes predictor (ridge "
     "regression) and the noise floor. Lines are gradient flows on exact risks; the rise that "
-    "gradient noise adds to them at the paper's rate and batch is drawn as a band and is "
-    "thinner than the lines. Rings are real training runs; crosses are starts that ended more "
-    "than a tenth above the least excess.",
+    "gradient noise adds to them at the paper's rate and batch is drawn as a band, "
+    "hardly thicker than the lines. Rings are real training runs; crosses are starts that ended "
+    "more than a tenth above the least excess.",
     compute=compute,
     section="paper",
     reference="Figure 2",
