@@ -25,10 +25,12 @@ from promptlimit.experiments._study import (
     random_start,
     start_count,
 )
+from promptlimit.tasks import bayes_risk
 
 Arrays = dict[str, np.ndarray]
 
 ANISOTROPIC = ("kms", "kms-as-coded")
+_BETWEEN = np.unique(np.geomspace(10, 1000, 33).round())
 
 
 def gap_lengths(setting: Setting) -> tuple[int, ...]:
@@ -85,7 +87,8 @@ def end_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
                 "errors": at_end.errors,
                 "accuracy": at_end.accuracy,
                 "optimum": at_end.optimum,
-                "ridge": at_end.ridge,
+                "ridge_lengths": _BETWEEN,
+                "ridge": np.array([bayes_risk(protocol_task(law), n).mse for n in _BETWEEN]),
                 "floor": np.array(at_end.floor),
                 "curve_lengths": along.lengths,
                 "start_errors": along.errors[..., -1],

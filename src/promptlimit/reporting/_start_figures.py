@@ -10,10 +10,11 @@ from promptlimit.reporting._panels import LAWS, laws_in, of_law, plain_lengths, 
 from promptlimit.reporting._theme import INK, LINEAR, SOFTMAX, THIRD
 
 _SERIES = {
-    "output": ("output", SOFTMAX, -1),
-    "batch": ("gradient, same batch", LINEAR, -1),
-    "population": ("gradient, population", THIRD, -2),
+    "output": ("output", SOFTMAX, -1, 1.9),
+    "batch": ("gradient, same batch", LINEAR, -1, 0.35),
+    "population": ("gradient, population", THIRD, -2, 1.9),
 }
+"""Label, colour, the slope of the theory, and where its line lies relative to the curve."""
 
 
 def draw_gaps(data: Mapping[str, np.ndarray]) -> Figure:
@@ -23,11 +24,11 @@ def draw_gaps(data: Mapping[str, np.ndarray]) -> Figure:
     axes = figure.subplots(1, len(laws), sharey=True, squeeze=False)[0]
     for axis, law in zip(axes, laws, strict=True):
         found = of_law(data, law)
-        for name, (label, colour, slope) in _SERIES.items():
+        for name, (label, colour, slope, place) in _SERIES.items():
             lengths = data["lengths"] if name == "output" else data["gradient_lengths"]
             error = found["batch_error"] if name == "batch" else None
             _series(axis, lengths, found[name], error, (label, colour))
-            _theory(axis, lengths, found[name].mean(axis=0), slope, label)
+            _theory(axis, lengths, place * found[name].mean(axis=0)[-1], slope, label)
         axis.set_yscale("log")
         plain_lengths(axis)
         axis.set_title(LAWS[law])
@@ -58,14 +59,14 @@ def _series(
         selectable(axis.plot(lengths, mean, color=colour, label=label), label)
 
 
-def _theory(axis: Axes, lengths: np.ndarray, mean: np.ndarray, slope: int, label: str) -> None:
-    """Draw the slope of the theory a little above the curve, with its exponent."""
-    line = 1.7 * mean[-1] * (lengths / lengths[-1]) ** float(slope)
+def _theory(axis: Axes, lengths: np.ndarray, last: float, slope: int, label: str) -> None:
+    """Draw the slope of the theory beside the curve, with its exponent."""
+    line = last * (lengths / lengths[-1]) ** float(slope)
     selectable(axis.plot(lengths, line, color=INK, linewidth=0.9, dashes=(4, 3)), label)
     note = axis.annotate(
         f"$L^{{{slope}}}$",
         (lengths[-1], line[-1]),
-        xytext=(4, 2),
+        xytext=(4, -3),
         textcoords="offset points",
         fontsize=9,
     )

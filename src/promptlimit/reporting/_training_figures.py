@@ -67,7 +67,7 @@ def _end_panel(axis: Axes, found: Mapping[str, np.ndarray]) -> None:
         lengths, found["optimum"], ".", color=INK, markersize=3, label="linear optimum"
     )
     selectable(best, "linear optimum")
-    ridge = axis.plot(lengths, found["ridge"], color=THIRD, label="ridge (Bayes)")
+    ridge = axis.plot(found["ridge_lengths"], found["ridge"], color=THIRD, label="ridge (Bayes)")
     selectable(ridge, "ridge")
     floor = axis.axhline(
         float(found["floor"]), color=FOURTH, dashes=(4, 2), linewidth=1.2, label="noise floor"
