@@ -91,7 +91,7 @@ def draw_risks(data: Mapping[str, np.ndarray]) -> Figure:
             _dots(axis, found, found["trained_errors"][kernel])
             for length, best in zip(found["lengths"], found["best"][kernel], strict=True):
                 colour = length_colours(found["lengths"])[int(length)]
-                bar = axis.plot(1.03, best, "_", color=colour, transform=axis.get_yaxis_transform(),
+                bar = axis.plot(1.02, best, "_", color=colour, transform=axis.get_yaxis_transform(),
                                 markersize=8, markeredgewidth=2, clip_on=False)  # fmt: skip
                 selectable(bar, f"L = {length:g}")
             axis.axhline(float(found["floor"]), color=INK, dashes=(4, 2), linewidth=0.9)
@@ -99,6 +99,7 @@ def draw_risks(data: Mapping[str, np.ndarray]) -> Figure:
             _converged(axis, found, found["converged"][kernel].astype(bool))
             _plain_errors(axis)
             plain_steps(axis)
+            axis.set_xlim(1_000, 340_000)
             axis.label_outer()
         row[0].set_ylabel("mean squared error")
     return figure
