@@ -130,7 +130,7 @@ def test_items_come_back_in_the_order_they_were_asked_for(
 ) -> None:
     made = Counted()
     late = Claim(14, "late", "of training", "nowhere", lambda _: [Check("x", 9.0, "<=", 5.0)])
-    monkeypatch.setattr(_workers, "_on_several_cores", lambda: False)
+    monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
     items = _workers.made([late, made.claim], Setting(), tmp_path, whole=False)
     results = [item.result for item in items]
@@ -139,3 +139,20 @@ def test_items_come_back_in_the_order_they_were_asked_for(
 
 def test_the_command_names_what_differs_from_the_usual() -> None:
     assert command("x", Setting(seed=4, quick=True)) == "promptlimit reproduce x --quick --seed 4"
+
+
+def test_other_processes_get_theory_and_with_more_cores_two_laws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theory = [_workers._Work("claim", "a")]
+    training = [_workers._Work("part", law, n) for law in "xyz" for n in (10, 0)]
+    training.append(_workers._Work("figure", "b"))
+    for cores, queues in (
+        (1, []),
+        (2, [["a"]]),
+        (4, [["a"], ["y, L = 10"], ["z, L = 10"]]),
+    ):
+        monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        found = _workers._elsewhere(theory, training)
+        assert [[work.label for work in queue] for queue in found] == queues
+    assert _workers._elsewhere([], training) == []

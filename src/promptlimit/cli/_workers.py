@@ -1,9 +1,10 @@
-"""Claims and figures made one after the other, or on a CPU in two processes side by side."""
+"""Claims and figures made one after the other, or on several cores side by side."""
 
 import multiprocessing
 import os
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +14,8 @@ from promptlimit.cli._reproduced import Item, claim_item, figure_item
 
 if TYPE_CHECKING:
     from promptlimit.experiments import Claim, FigureRecipe, Setting
+
+_CORES_FOR_LAWS = 4
 
 
 class _Work(NamedTuple):
@@ -51,10 +54,19 @@ def made(
     training = [_work(item) for item in wanted if item.of_training]
     if whole and training and not _stored(training, setting, out):
         training = [*_parts(setting), *training]
-    queues = [queue for queue in (theory, training) if queue]
-    side_by_side = len(queues) > 1 and _on_several_cores()
-    done = _side_by_side(queues, setting, out) if side_by_side else _in_turn(queues, setting, out)
-    return [done[_work(item)] for item in wanted]
+    elsewhere = _elsewhere(theory, training)
+    done = _together([*training, *theory], elsewhere, setting, out)
+    return [item for work in map(_work, wanted) if (item := done[work]) is not None]
+
+
+def _elsewhere(theory: list[_Work], training: list[_Work]) -> list[list[_Work]]:
+    """Return what other processes do: theory beside training; with more cores, two laws."""
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2 or not theory or not training:
+        return []
+    flows = [work for work in training if work.kind == "part" and work.length]
+    laws = list(dict.fromkeys(work.name for work in flows))[1:] if cores >= _CORES_FOR_LAWS else []
+    return [theory, *([work for work in flows if work.name == law] for law in laws)]
 
 
 def _work(item: "Claim | FigureRecipe") -> _Work:
@@ -79,47 +91,61 @@ def _stored(training: Sequence[_Work], setting: "Setting", out: Path) -> bool:
     return all(seems_stored(work) for work in training)
 
 
-def _on_several_cores() -> bool:
-    """Return whether two processes help: an accelerator has one memory, to be held by one."""
-    import jax
+def _together(
+    order: Sequence[_Work], elsewhere: Sequence[list[_Work]], setting: "Setting", out: Path
+) -> dict[_Work, Item | None]:
+    """Do the work in order; what is done elsewhere is waited for when its turn comes."""
+    pools = [_pool() for _ in elsewhere]
+    try:
+        with item_progress([work.label for work in order]) as (tell, finished), _only_cpu():
+            delegated = {
+                work: pool.submit(_do, work, setting, out)
+                for pool, queue in zip(pools, elsewhere, strict=True)
+                for work in queue
+            }
+            for future in delegated.values():
+                future.add_done_callback(lambda _: finished())
+            return _in_order(order, delegated, replace(setting, tell=tell), out, finished)
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    return jax.default_backend() == "cpu" and len(os.sched_getaffinity(0)) > 1
 
-
-def _in_turn(queues: Sequence[list[_Work]], setting: "Setting", out: Path) -> dict:
-    work = [each for queue in queues for each in queue]
+def _in_order(
+    order: Sequence[_Work],
+    delegated: Mapping[_Work, Future],
+    setting: "Setting",
+    out: Path,
+    finished: Callable[[], None],
+) -> dict[_Work, Item | None]:
     done = {}
-    with item_progress([each.label for each in work]) as (tell, finished):
-        for each in work:
-            tell(each.label)
-            done[each] = _do(each, replace(setting, tell=tell), out)
+    for work in order:
+        setting.tell(work.label)
+        if work in delegated:
+            done[work] = delegated[work].result()
+        else:
+            done[work] = _do(work, setting, out)
             finished()
     return done
 
 
-def _side_by_side(queues: Sequence[list[_Work]], setting: "Setting", out: Path) -> dict:
-    """Do each queue in a process of its own; the first error ends both."""
+def _pool() -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
-    pools = [
-        ProcessPoolExecutor(1, mp_context=context, initializer=use_double_precision) for _ in queues
-    ]
-    done: dict[_Work, Item | None] = {}
+    return ProcessPoolExecutor(1, mp_context=context, initializer=use_double_precision)
+
+
+@contextmanager
+def _only_cpu() -> Iterator[None]:
+    """Let processes started now see no accelerator: its memory belongs to this one."""
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
     try:
-        waiting: dict[Future, _Work] = {
-            pool.submit(_do, work, setting, out): work
-            for pool, queue in zip(pools, queues, strict=True)
-            for work in queue
-        }
-        with item_progress([work.label for work in waiting.values()]) as (tell, finished):
-            for future in as_completed(waiting):
-                done[waiting[future]] = future.result()
-                running = [work.label for each, work in waiting.items() if each.running()]
-                tell(" | ".join(running[:2]))
-                finished()
+        yield
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-    return done
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before
 
 
 def _do(work: _Work, setting: "Setting", out: Path) -> Item | None:

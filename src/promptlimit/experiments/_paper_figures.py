@@ -23,7 +23,7 @@ from promptlimit.experiments._study import (
     noise_lengths,
     noise_rise,
     random_start,
-    start_count,
+    start_numbers,
 )
 from promptlimit.tasks import bayes_risk
 
@@ -46,7 +46,7 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
     """
     task, lengths = protocol_task(law), gap_lengths(setting)
     found: dict[str, list] = {"output": [], "population": [], "batch": []}
-    for index in range(start_count(setting)):
+    for index in start_numbers(setting):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
         key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
         setting.tell(f"gaps at start {index}: {law}")

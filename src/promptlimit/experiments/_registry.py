@@ -10,6 +10,7 @@ from typing import Literal
 import jax
 import numpy as np
 
+from promptlimit.experiments._devices import on_cpu
 from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check, ClaimResult, Verdict
 
@@ -84,7 +85,7 @@ def all_figures() -> tuple[FigureRecipe, ...]:
 
 def decide(claim: Claim, setting: Setting) -> ClaimResult:
     """Return the claim with its numbers, computed in double precision."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), on_cpu():
         checks = tuple(claim.decide(setting))
     return ClaimResult(
         number=claim.number,
@@ -99,7 +100,7 @@ def decide(claim: Claim, setting: Setting) -> ClaimResult:
 
 def figure_data(recipe: FigureRecipe, setting: Setting) -> dict[str, np.ndarray]:
     """Return the arrays a figure is drawn from, computed in double precision."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), on_cpu():
         return recipe.compute(setting)
 
 

@@ -51,7 +51,7 @@ def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
 def _of_different_starts(setting: Setting) -> float:
     """Return the slope of the population gradient gap between two starts, which does not fall."""
     task = protocol_task("identity")
-    pair = [random_start(setting, 0, "softmax"), random_start(setting, 1, "linear")]
+    pair = [random_start(setting, 0, "softmax"), random_start(setting, 2, "linear")]
     found = [float(population_gradient_gap(task, pair, length).value) for length in (10, 1000)]
     return float(np.log(found[1] / found[0]) / np.log(100.0))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._setting import Setting
-from promptlimit.experiments._study import CONVERGED, KERNELS, curves, flow, start_count
+from promptlimit.experiments._study import CONVERGED, KERNELS, curves, flow, start_numbers
 from promptlimit.results import Check
 
 _LENGTH = 1000
@@ -17,7 +17,7 @@ _SURE = 0.05
 def converging(setting: Setting) -> np.ndarray:
     """Return from which starts each head converges at L = 1000, Σ = I, [kernel, start]."""
     found = curves(setting, "identity")
-    starts = range(start_count(setting) if setting.quick else _STARTS)
+    starts = start_numbers(setting) if setting.quick else range(_STARTS)
     errors = [
         [2 * flow(setting, "identity", kernel, _LENGTH, start).risks[-1] for start in starts]
         for kernel in KERNELS

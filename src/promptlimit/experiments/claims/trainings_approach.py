@@ -65,7 +65,7 @@ def decide(setting: Setting) -> Sequence[Check]:
 
 def _between_starts(setting: Setting) -> float:
     """Return how far two starts of the linear head end from one another."""
-    a, b = (flow(setting, "identity", "linear", 1000, start).parameters for start in (0, 1))
+    a, b = (flow(setting, "identity", "linear", 1000, start).parameters for start in (0, 2))
     return float(sum(((a[name][-1] - b[name][-1]) ** 2).sum() for name in a))
 
 
