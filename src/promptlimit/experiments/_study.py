@@ -109,7 +109,7 @@ class Curves:
 
     @property
     def shown(self) -> int:
-        """Which start is the first to converge with both kernels at every length; else the first."""
+        """The place of the first start that converges at every length; else of the first."""
         return int(self.converged.all(axis=(0, 1)).argmax())
 
 
