@@ -21,12 +21,19 @@ CLAIMS = {claim.name: claim for claim in all_claims()}
 def test_claims_are_numbered_once_and_named_once() -> None:
     numbers = [claim.number for claim in all_claims()]
     assert numbers == sorted(set(numbers))
-    assert set(numbers) >= set(range(1, 13))
+    assert numbers == list(range(1, 20))
     assert len(CLAIMS) == len(numbers)
 
 
+def test_a_verdict_other_than_holds_comes_with_its_evidence() -> None:
+    for claim in all_claims():
+        assert bool(claim.evidence) == (claim.expected != "holds"), claim.name
+
+
+# Claims of training are decided by `promptlimit reproduce`, from runs too long for a test;
+# test_study.py says what flips them.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", [name for name in CLAIMS if not CLAIMS[name].of_training])
 def test_every_verdict_is_the_one_on_record(name: str) -> None:
     result = decide(CLAIMS[name], Setting())
     assert result.verdict == result.expected, [c for c in result.checks if not c.passed]
