@@ -94,10 +94,7 @@ def made_up(number: int) -> dict[str, np.ndarray]:
         (1, ["output", "gradient, same batch"]),
         (2, ["softmax", "linear", "ridge"]),
         (3, ["L = 10", "L = 1000"]),
-        (4, ["L = 10", "L = 1000"]),
-        (5, ["output"]),
         (6, ["linear optimum, isotropic"]),
-        (7, ["L = 100"]),
         (8, ["L = 100"]),
     ],
 )

@@ -16,6 +16,7 @@ from promptlimit.results import Check
 _LAWS = {"kms": "as stated", "kms-as-coded": "as coded"}
 _NEAR = {"kms": (0.03, 0.01), "kms-as-coded": (0.1, 0.03)}
 
+_SLOPE = {"kms": -0.5, "kms-as-coded": -0.3}
 _NARROWING_FROM = {"kms": 10, "kms-as-coded": 100}
 
 
@@ -59,7 +60,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ),
             *slope_checks(setting, law, name),
             *order_checks(found, name, _NARROWING_FROM[law]),
-            *floor_checks(found, name, _NEAR[law]),
+            *floor_checks(found, name, _NEAR[law], _SLOPE[law]),
             Check(
                 f"{name}: distance of converging trainings, from each length to the next: "
                 "largest ratio",

@@ -54,8 +54,17 @@ def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check
     ]
 
 
-def floor_checks(found: Ends, name: str, near: tuple[float, float] = _NEAR) -> list[Check]:
-    """Return how far above the noise both heads end at the longest prompts."""
+def floor_checks(
+    found: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
+) -> list[Check]:
+    """Return how far above the noise both heads end at the longest prompts, and how they fall.
+
+    Args:
+        found: the curves.
+        name: the law, in words.
+        near: how close to the noise softmax and linear attention must come.
+        slope: how fast their excess must fall at least, in a log-log plot.
+    """
     checks = []
     for head, errors, most in zip(_HEADS, found.errors, near, strict=True):
         excess = errors - found.floor
@@ -66,7 +75,7 @@ def floor_checks(found: Ends, name: str, near: tuple[float, float] = _NEAR) -> l
                 f"{name}: {head}, slope of the excess from L = 10 to 1000",
                 float(np.log(excess[-1] / excess[0]) / steps),
                 "<=",
-                -0.5,
+                slope,
             ),
         ]
     return checks
