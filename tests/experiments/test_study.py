@@ -16,12 +16,11 @@ from promptlimit.experiments._start_gap import (
     same_batch_gradient_gap,
     squared_output_gap,
 )
-from promptlimit.experiments._study import Curves, Ends, block_factors
+from promptlimit.experiments._study import TIMES, Curves, Ends, block_factors
 from promptlimit.tasks import LinearRegression
 
 CLAIMS = {claim.name: claim for claim in all_claims()}
 LENGTHS = np.array([10, 100, 1000])
-TIMES = 48
 
 
 def simulated_output_gap(
@@ -81,11 +80,11 @@ def test_the_block_start_in_factors_is_the_one_of_the_theory() -> None:
 
 def made_up_curves() -> Curves:
     """Two starts of which the second is stuck with linear attention at the longest length."""
-    fall = np.exp(-np.arange(TIMES) / 4.0)
+    fall = np.exp(-TIMES / 40.0)
     best = np.array([[0.7, 0.26, 0.12], [0.5, 0.16, 0.107]])
     errors = best[..., None, None] + (1.0 - best[..., None, None]) * fall * np.ones((2, 1))
     errors[1, 2, 1] += 0.08
-    distances = np.array([5.0, 0.5, 0.05])[:, None, None] * np.ones((3, 2, TIMES))
+    distances = np.array([5.0, 0.5, 0.05])[:, None, None] * np.ones((3, 2, TIMES.size))
     distances[2, 1] = 9.0
     return Curves(LENGTHS, errors, distances, best, 0.1)
 

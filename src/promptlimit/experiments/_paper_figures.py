@@ -15,12 +15,12 @@ from promptlimit.experiments._start_gap import (
 )
 from promptlimit.experiments._study import (
     KERNELS,
+    NOISE_LENGTHS,
     RATE,
     TIMES,
     curves,
     descent,
     ends,
-    noise_lengths,
     noise_rise,
     random_start,
     start_numbers,
@@ -93,13 +93,14 @@ def end_arrays(setting: Setting, laws: Sequence[str]) -> Arrays:
                 "curve_lengths": along.lengths,
                 "start_errors": along.errors[..., -1],
                 "converged": along.converged,
-                "noise_lengths": np.array(noise_lengths(setting)),
-                "noise_rise": noise_rise(setting, law),
                 "trained_lengths": np.array(trained.lengths),
                 "trained": 2 * trained.risks[:, :, 0, -1].T,
                 "trained_time": trained.times[-1:],
             },
         )
+        if not setting.quick:
+            noise = {"lengths": np.array(NOISE_LENGTHS), "rise": noise_rise(setting, law)}
+            arrays |= _named(law, {f"noise_{name}": array for name, array in noise.items()})
     if "identity" not in laws:
         arrays["isotropic_optimum"] = ends(setting, "identity").optimum
     return arrays

@@ -29,7 +29,8 @@ from promptlimit.tasks import LinearRegression, risk_gradient
 from promptlimit.tasks._points import Nodes, node_sets
 
 _REPLICATES = 4
-_GRID = 49
+_GRID = 16
+"""Knots of the splines for each unit of sharpness."""
 
 
 class Gap(NamedTuple):
@@ -77,14 +78,21 @@ def _mean_gap(
 
 def _statistics(sigma: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the factors of alpha² and beta², [length, point], by splines in the sharpness."""
-    grid = np.linspace(0.0, float(sigma.max()), _GRID)[:, None]
+    along, across = _splines(float(np.ceil(sigma.max())), tuple(lengths))
+    return along(sigma).T, across(sigma).T
+
+
+@functools.cache
+def _splines(largest: float, lengths: tuple[int, ...]) -> tuple[CubicSpline, CubicSpline]:
+    """Return both factors as functions of the sharpness, from 0 to `largest`."""
+    grid = np.linspace(0.0, largest, 1 + _GRID * int(largest))[:, None]
     L = np.asarray(lengths, dtype=np.float64)
     found = weight_statistics(grid, L)
     S2, A = found.participation, found.mean_score
     spread = 1 + grid**2 * (2 * found.cubic_participation - S2) - found.score_error
     along = found.score_error - 2 * grid / L * (A + grid * spread) + 2 * grid**2 / L
     across = S2 - 2 * grid / L * A + grid**2 / L
-    return tuple(CubicSpline(grid[:, 0], each)(sigma).T for each in (along, across))
+    return CubicSpline(grid[:, 0], along), CubicSpline(grid[:, 0], across)
 
 
 def population_gradient_gap(

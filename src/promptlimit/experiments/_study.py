@@ -25,6 +25,9 @@ LAWS = ("identity", "kms", "kms-as-coded")
 KERNELS = ("softmax", "linear")
 DIM, RATE, BATCH, STEPS = 5, 1e-3, 128, 300_000
 TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 47)])
+NOISE_LENGTHS = (10, 100)
+"""The lengths at which the effect of gradient noise is estimated."""
+
 CONVERGED = 1.1
 """A start converged when its excess over the noise is within a tenth of the best one's."""
 
@@ -241,14 +244,9 @@ def descent(setting: Setting, law: str) -> Training:
         )
 
 
-def noise_lengths(setting: Setting) -> tuple[int, ...]:
-    """Return the lengths at which the effect of gradient noise is estimated."""
-    return (10,) if setting.quick else (10, 100)
-
-
 @functools.cache
 def noise_rise(setting: Setting, law: str) -> np.ndarray:
-    r"""Return by how much gradient noise lifts the final error, [kernel, `noise_lengths`].
+    r"""Return by how much gradient noise lifts the final error, [kernel, `NOISE_LENGTHS`].
 
     Descent at rate $\eta$ with batch gradients of covariance C settles where
     $H\Sigma+\Sigma H=\eta C$ for the Hessian H of what it descends, and that costs
@@ -259,7 +257,7 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
     found = []
     for kernel in KERNELS:
         row = []
-        for length in noise_lengths(setting):
+        for length in NOISE_LENGTHS:
             last = flow(setting, law, kernel, length, start).parameters
             first = random_start(setting, start, kernel)
             head = Factored(kernel, *(last[name][-1] for name in _FACTORS), scale=first.scale)

@@ -44,10 +44,11 @@ def _end_panel(axis: Axes, found: Mapping[str, np.ndarray]) -> None:
     lengths, shown = found["lengths"], found["curve_lengths"]
     for row, (label, colour) in enumerate(_HEADS):
         errors = found["errors"][row]
-        rise = np.interp(lengths, found["noise_lengths"], found["noise_rise"][row])
-        band = axis.fill_between(lengths, errors, errors + 2 * rise, color=colour, alpha=0.3)
-        band.set_linewidth(0)
-        selectable(band, label)
+        if "noise_rise" in found:
+            rise = np.interp(lengths, found["noise_lengths"], found["noise_rise"][row])
+            band = axis.fill_between(lengths, errors, errors + 2 * rise, color=colour, alpha=0.3)
+            band.set_linewidth(0)
+            selectable(band, label)
         selectable(axis.plot(lengths, errors, color=colour, label=f"{label}, flow"), label)
         stuck = found["converged"][row] == 0
         at = np.broadcast_to(shown[:, None], stuck.shape)[stuck]
@@ -115,10 +116,10 @@ def draw_distances(data: Mapping[str, np.ndarray]) -> Figure:
         _curves(axis, data["steps"], found, found["distances"])
         _dots(axis, found, found["trained_distances"])
         axis.set_yscale("log")
-        axis.set_ylim(1e-6, None)
         axis.set_title(LAWS[law])
         _converged(axis, found, found["converged"].astype(bool).all(axis=0))
         plain_steps(axis)
+    axes[0].set_ylim(bottom=1e-6)
     axes[0].set_ylabel("squared distance of the factors")
     return figure
 
