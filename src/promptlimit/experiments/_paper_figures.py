@@ -46,7 +46,7 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
     """
     task, lengths = protocol_task(law), gap_lengths(setting)
     found: dict[str, list] = {"output": [], "population": [], "batch": []}
-    for index in start_numbers(setting):
+    for index in start_numbers(setting, law):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
         key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
         setting.tell(f"gaps at start {index}: {law}")

@@ -6,6 +6,7 @@ that figures and claims share it.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import jax
@@ -45,9 +46,11 @@ def end_lengths(setting: Setting) -> tuple[int, ...]:
     return curve_lengths(setting) if setting.quick else LENGTHS
 
 
-def start_numbers(setting: Setting) -> tuple[int, ...]:
-    """Return which random starts are followed."""
-    return (0, 2) if setting.quick else (0, 1, 2, 3)
+def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
+    """Return which random starts are followed; quick, one alone under the law as coded."""
+    if setting.quick:
+        return (2,) if law == "kms-as-coded" else (0, 2)
+    return (0, 1, 2, 3)
 
 
 def random_start(setting: Setting, index: int, kernel: str) -> Factored:
@@ -58,7 +61,7 @@ def random_start(setting: Setting, index: int, kernel: str) -> Factored:
 
 def block_factors(kernel: str = "softmax") -> Factored:
     r"""Return a start in the blocks of Assumption 5.1, in factors: $A=I/2$, $b=1/2$."""
-    scale = (DIM + 1) ** -0.5
+    scale = 1.0 / math.sqrt(DIM + 1)  # to the last bit that of random starts: one program for both
     inside = jnp.diag(jnp.array([1.0] * DIM + [0.0])) * (0.5 / scale) ** 0.5
     last = jnp.zeros((DIM + 1, DIM + 1)).at[DIM, DIM].set(0.5**0.5)
     return Factored(kernel, inside, inside, last, last[DIM:], scale=scale)
@@ -121,7 +124,7 @@ def curves(setting: Setting, law: str) -> Curves:
     """Return the flows of a law from all starts."""
     task, lengths = protocol_task(law), curve_lengths(setting)
     runs = [
-        [[flow(setting, law, k, n, i) for i in start_numbers(setting)] for n in lengths]
+        [[flow(setting, law, k, n, i) for i in start_numbers(setting, law)] for n in lengths]
         for k in KERNELS
     ]
     distances = [
@@ -183,7 +186,7 @@ def ends(setting: Setting, law: str) -> Ends:
 
 def shown_start(setting: Setting, law: str) -> int:
     """Return the number of the start that stands for a law in figures of final errors."""
-    return start_numbers(setting)[curves(setting, law).shown]
+    return start_numbers(setting, law)[curves(setting, law).shown]
 
 
 def study_parts(setting: Setting) -> list[tuple[str, int]]:
@@ -199,7 +202,7 @@ def prepare(setting: Setting, law: str, length: int) -> None:
         descent(setting, law)
         return
     shown = length in curve_lengths(setting)
-    starts = start_numbers(setting) if shown else [shown_start(setting, law)]
+    starts = start_numbers(setting, law) if shown else [shown_start(setting, law)]
     for start in starts:
         for kernel in KERNELS:
             flow(setting, law, kernel, length, start)

@@ -17,7 +17,7 @@ _SURE = 0.05
 def converging(setting: Setting) -> np.ndarray:
     """Return from which starts each head converges at L = 1000, Σ = I, [kernel, start]."""
     found = curves(setting, "identity")
-    starts = start_numbers(setting) if setting.quick else range(_STARTS)
+    starts = start_numbers(setting, "identity") if setting.quick else range(_STARTS)
     errors = [
         [2 * flow(setting, "identity", kernel, _LENGTH, start).risks[-1] for start in starts]
         for kernel in KERNELS
