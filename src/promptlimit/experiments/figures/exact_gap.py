@@ -30,7 +30,7 @@ def _simulated(sharpness: float, key: jax.Array, samples: int) -> tuple[np.ndarr
 
 def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return curves, simulated points and the freezing line, relative to the squared limit."""
-    seed, samples = setting.seed, 200 if setting.quick else 2000
+    seed, samples = setting.seed, 2000
     keys = jax.random.split(jax.random.key(seed), len(SHARPNESSES))
     points = [_simulated(float(s), key, samples) for s, key in zip(SHARPNESSES, keys, strict=True)]
     squared = SHARPNESSES[:, None] ** 2

@@ -17,9 +17,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     problem = standard_gap_problem(5, 0.4)
     lengths = _LENGTHS[::3] if setting.quick else _LENGTHS
     report = gap_report(problem, lengths, wrt=None, samples=0, seed=seed)
-    drawn = gap_report(
-        problem, _SIMULATED, wrt=None, samples=200 if setting.quick else 2000, seed=seed
-    )
+    drawn = gap_report(problem, _SIMULATED, wrt=None, samples=2000, seed=seed)
     simulated = drawn.curve("estimate")
     if simulated is None:
         raise AssertionError("short prompts can always be simulated")
