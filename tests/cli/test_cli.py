@@ -224,10 +224,11 @@ def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (printed,) = json.loads(done.stdout)["claims"]
     written = json.loads((tmp_path / "r" / "claims" / "linear-is-the-limit.json").read_text())
-    assert written == {"seed": 0, **printed}
+    assert {name: written[name] for name in printed} == printed
+    assert written["command"] == "promptlimit reproduce linear-is-the-limit --seed 0"
     assert printed["verdict"] == "holds"
     drawn = sorted(path.name for path in (tmp_path / "r" / "figures").iterdir())
-    assert drawn == ["growing_prompt.pdf", "growing_prompt.png", "growing_prompt.svg"]
+    assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "pdf", "png", "svg")]
 
 
 @pytest.mark.slow

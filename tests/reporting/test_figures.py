@@ -1,17 +1,106 @@
 """Every figure draws, in every format, to the same bytes each time."""
 
+import numpy as np
 import pytest
 
-from promptlimit.experiments import FigureRecipe, all_figures, figure_data
+from promptlimit.experiments import FigureRecipe, Setting, all_figures, figure_data
 from promptlimit.reporting import FORMATS, draw, render
+
+BEYOND = [recipe for recipe in all_figures() if recipe.section == "beyond"]
+LENGTHS = np.array([10.0, 100.0, 1000.0])
+STEPS = np.geomspace(100.0, 3e5, 12)
+
+
+def test_every_figure_of_the_paper_has_a_recipe() -> None:
+    paper = [recipe for recipe in all_figures() if recipe.section == "paper"]
+    assert [recipe.name for recipe in paper] == [f"figure_{number}" for number in range(1, 9)]
+    for recipe in all_figures():
+        assert recipe.caption.endswith(".")
+        assert recipe.title
+        assert recipe.reference
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", all_figures(), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", BEYOND, ids=lambda recipe: recipe.name)
 def test_a_figure_is_drawn_from_its_data_to_the_same_bytes(recipe: FigureRecipe) -> None:
-    data = figure_data(recipe, seed=0)
-    assert recipe.caption.endswith(".")
+    data = figure_data(recipe, Setting(quick=True))
     for kind in FORMATS:
         first, second = (render(draw(recipe.name, data), kind) for _ in range(2))
         assert first == second
         assert len(first) > 5_000
+
+
+def gaps() -> dict[str, np.ndarray]:
+    fall = np.ones((2, 1)) / LENGTHS
+    rows = {name: power * fall for name, power in (("output", 1.0), ("batch", 0.5))}
+    rows["population"] = fall**2
+    return rows | {f"{name}_error": 0.1 * rows[name] for name in rows}
+
+
+def ends() -> dict[str, np.ndarray]:
+    errors = 0.1 + np.array([[6.0], [3.0]]) / LENGTHS
+    return {
+        "lengths": LENGTHS,
+        "errors": errors,
+        "accuracy": 0 * errors,
+        "optimum": errors[1],
+        "ridge_lengths": LENGTHS,
+        "ridge": 0.1 + 0.5 / LENGTHS,
+        "floor": np.array(0.1),
+        "curve_lengths": LENGTHS,
+        "start_errors": errors[..., None] * np.array([1.0, 1.3]),
+        "converged": np.array([[[1.0, 0.0]] * 3] * 2),
+        "noise_lengths": LENGTHS[:1],
+        "noise_rise": np.full((2, 1), 1e-3),
+        "trained_lengths": LENGTHS[:1],
+        "trained": errors[:, :1],
+        "trained_time": np.array([600.0]),
+    }
+
+
+def training() -> dict[str, np.ndarray]:
+    errors = np.ones((2, 3, 2, 1)) / (1 + STEPS / 1e4)
+    return {
+        "lengths": LENGTHS,
+        "errors": 0.1 + errors,
+        "distances": errors[0],
+        "best": np.full((2, 3), 0.12),
+        "floor": np.array(0.1),
+        "converged": np.ones((2, 3, 2)),
+        "shown": np.array(1.0),
+        "trained_lengths": LENGTHS[:1],
+        "trained_steps": STEPS,
+        "trained_errors": 0.1 + errors[:, :1, 0],
+        "trained_distances": errors[0, :1, 0],
+    }
+
+
+def made_up(number: int) -> dict[str, np.ndarray]:
+    """Return arrays as the recipe of a figure computes them, for its laws."""
+    laws = ("identity",) if number <= 4 else ("kms", "kms-as-coded")
+    kind = (number - 1) % 4
+    shared: dict[str, np.ndarray] = {"lengths": LENGTHS, "gradient_lengths": LENGTHS}
+    if kind == 1:
+        shared = {"isotropic_optimum": 0.1 + 2.0 / LENGTHS} if number > 4 else {}
+    if kind > 1:
+        shared = {"steps": STEPS}
+    of_law = (gaps, ends, training, training)[kind]()
+    return shared | {f"{law}.{name}": array for law in laws for name, array in of_law.items()}
+
+
+@pytest.mark.parametrize(
+    ("number", "series"),
+    [
+        (1, ["output", "gradient, same batch"]),
+        (2, ["softmax", "linear", "ridge"]),
+        (3, ["L = 10", "L = 1000"]),
+        (6, ["linear optimum, isotropic"]),
+        (8, ["L = 100"]),
+    ],
+)
+def test_a_figure_of_the_paper_names_what_a_reader_may_hide(number: int, series: list[str]) -> None:
+    data = made_up(number)
+    first, second = (render(draw(f"figure_{number}", data), "svg") for _ in range(2))
+    assert first == second
+    for label in series:
+        assert f'id="series:{label}"'.encode() in first

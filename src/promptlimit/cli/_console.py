@@ -9,7 +9,14 @@ from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 Item = TypeVar("Item")
 
@@ -73,19 +80,40 @@ def use_double_precision() -> None:
     jax.config.update("jax_enable_x64", True)
 
 
-def with_progress(what: str, items: Sequence, work: Callable[..., Item]) -> list[Item]:
-    """Do the work item by item, with a bar on standard error when that is a terminal."""
+@contextmanager
+def item_progress(names: Sequence[str]) -> Iterator[tuple[Callable[[str], None], Callable]]:
+    """Show a bar over items on standard error, when that is a terminal, with the time left.
+
+    Yields a function to say what is being done, and one to call when an item is finished.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
-    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
-        task = progress.add_task(what, total=len(items))
-        results = []
+    with Progress(
+        *columns,
+        console=ERR,
+        transient=True,
+        disable=not ERR.is_terminal,
+        speed_estimate_period=1e4,
+    ) as progress:
+        task = progress.add_task("", total=len(names))
+        yield (
+            lambda words: progress.update(task, description=words),
+            lambda: progress.advance(task),
+        )
+
+
+def with_progress(what: str, items: Sequence, work: Callable[..., Item]) -> list[Item]:
+    """Do the work item by item, with a bar on standard error when that is a terminal."""
+    results = []
+    with item_progress([item.name for item in items]) as (tell, finished):
         for item in items:
-            progress.update(task, description=f"{what}: {item.name}")
+            tell(f"{what}: {item.name}")
             results.append(work(item))
-            progress.advance(task)
+            finished()
     return results

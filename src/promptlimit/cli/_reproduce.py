@@ -1,6 +1,7 @@
 """`promptlimit reproduce`: decide the paper's claims and redraw the figures."""
 
 import difflib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,9 +19,9 @@ from promptlimit.cli._console import (
     print_json,
     require_folder,
     use_double_precision,
-    with_progress,
 )
-from promptlimit.cli._drawing import write_figure
+from promptlimit.cli._reproduced import write_provenance
+from promptlimit.cli._workers import made
 
 if TYPE_CHECKING:
     from promptlimit.results import Check, ClaimResult
@@ -38,6 +39,18 @@ def reproduce(
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="Claims by number or name, figures by name."),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Do less, in about a minute; the verdicts stand.")
+    ] = False,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            "--protocol",
+            metavar="HOW",
+            help="exact: gradient flows and short training runs; full: also the paper's whole "
+            "training protocol.",
+        ),
+    ] = "exact",
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where claims and figures go.")
     ] = Path("report"),
@@ -50,14 +63,17 @@ def reproduce(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide the claims of the paper, each with its numbers, tolerances and negative controls.
+    """Decide the claims of the paper, redraw its figures, and write both on one page.
 
+    What is in the folder already, from the same code and the same options, is not computed again.
     Exits 0 when every verdict is the one on record, 1 otherwise.
     """
+    setting_words = {"seed": seed, "quick": quick, "protocol": _protocol(protocol)}
     use_double_precision()
     from promptlimit import experiments
-    from promptlimit.results import write_json
+    from promptlimit.reporting import write_page
 
+    began = time.monotonic()
     claims, figures = experiments.all_claims(), experiments.all_figures()
     if list_items:
         _list(claims, figures)
@@ -65,26 +81,30 @@ def reproduce(
     if names:
         claims, figures = _chosen(names, claims, figures)
     require_folder(out)
-
-    def decided(claim: experiments.Claim) -> "ClaimResult":
-        result = experiments.decide(claim, seed=seed)
-        write_json(out / "claims" / f"{claim.name}.json", {"seed": seed, **result.as_json()})
-        return result
-
-    results = with_progress("claims", () if figures_only else claims, decided)
-    drawn = with_progress(
-        "figures",
-        figures,
-        lambda recipe: write_figure(recipe.name, experiments.figure_data(recipe, seed=seed), out),
-    )
+    folder = out / "runs" / experiments.engine_hash()
+    setting = experiments.Setting(**setting_words, folder=folder)
+    wanted = [*(() if figures_only else claims), *figures]
+    items = made(wanted, setting, out, whole=not names)
+    results = [item.result for item in items if item.result is not None]
+    paths = [path for item in items if item.result is None for path in item.paths]
+    paths.append(write_provenance(out, setting, items, began))
+    paths.append(write_page(out))
     if as_json:
         print_json({"seed": seed, "claims": [result.as_json() for result in results]})
     else:
         for result in results:
             _print_claim(result)
-        _print_summary(results, [path for paths in drawn for path in paths], out)
+        _print_summary(results, paths, out)
     if not all(result.as_expected for result in results):
         raise typer.Exit(1)
+
+
+def _protocol(word: str) -> str:
+    if word not in ("exact", "full"):
+        raise CommandError(
+            f"--protocol must be exact or full, got '{word}'", "full takes minutes on a GPU"
+        )
+    return word
 
 
 def _list(claims: Sequence, figures: Sequence) -> None:
@@ -92,7 +112,7 @@ def _list(claims: Sequence, figures: Sequence) -> None:
     for claim in claims:
         table.add_row(f"{claim.number}", claim.name, claim.reference)
     for recipe in figures:
-        table.add_row("", recipe.name, "figure")
+        table.add_row("", recipe.name, recipe.title)
     OUT.print(table)
 
 
@@ -120,6 +140,8 @@ def _print_claim(result: "ClaimResult") -> None:
     for check in result.checks:
         table.add_row("  ", *_check_row(check))
     OUT.print(table)
+    if result.evidence:
+        OUT.print(Padding(escape(result.evidence), (0, 0, 0, 3)))
     news = "" if result.as_expected else f" (on record: {result.expected})"
     OUT.print(f"   verdict: [{colour}]{result.verdict}[/]{news}\n")
 

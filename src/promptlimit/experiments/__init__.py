@@ -1,5 +1,7 @@
 """Experiments: problems a user brings, claims of the paper, and the data behind the figures."""
 
+from promptlimit.experiments._fingerprint import engine_hash as engine_hash
+from promptlimit.experiments._fingerprint import item_hash as item_hash
 from promptlimit.experiments._gap_problems import GapProblem as GapProblem
 from promptlimit.experiments._gap_problems import example_gap_problem as example_gap_problem
 from promptlimit.experiments._gap_problems import gap_problem_from_arrays as gap_problem_from_arrays
@@ -18,3 +20,6 @@ from promptlimit.experiments._registry import decide as decide
 from promptlimit.experiments._registry import figure_data as figure_data
 from promptlimit.experiments._regressions import correlated as correlated
 from promptlimit.experiments._regressions import flow_times as flow_times
+from promptlimit.experiments._setting import Setting as Setting
+from promptlimit.experiments._study import prepare as prepare
+from promptlimit.experiments._study import study_parts as study_parts

@@ -5,11 +5,16 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Literal
 
 import jax
 import numpy as np
 
+from promptlimit.experiments._devices import on_cpu
+from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check, ClaimResult, Verdict
+
+_FIRST_OF_TRAINING = 13
 
 
 @dataclass(frozen=True)
@@ -21,16 +26,23 @@ class Claim:
         name: a short name for the command line.
         statement: what is claimed, in one sentence.
         reference: where the paper claims it.
-        decide: the numbers that decide it, from a seed.
+        decide: the numbers that decide it, in a setting.
         expected: the verdict on record; anything else is news.
+        evidence: why the verdict on record is not "holds", in a few sentences.
     """
 
     number: int
     name: str
     statement: str
     reference: str
-    decide: Callable[[int], Sequence[Check]]
+    decide: Callable[[Setting], Sequence[Check]]
     expected: Verdict = "holds"
+    evidence: str = ""
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is about the experiments of the paper's section 6."""
+        return self.number >= _FIRST_OF_TRAINING
 
 
 @dataclass(frozen=True)
@@ -39,13 +51,24 @@ class FigureRecipe:
 
     Attributes:
         name: a short name, shared with the module of `reporting.figures` that draws it.
+        title: what it is about, in a few words.
         caption: what the figure shows.
-        compute: the arrays it is drawn from, from a seed.
+        compute: the arrays it is drawn from, in a setting.
+        section: whether the paper has this figure, or it goes beyond the paper.
+        reference: the figure of the paper, or where the quantity is defined.
     """
 
     name: str
+    title: str
     caption: str
-    compute: Callable[[int], dict[str, np.ndarray]]
+    compute: Callable[[Setting], dict[str, np.ndarray]]
+    section: Literal["paper", "beyond"] = "beyond"
+    reference: str = ""
+
+    @property
+    def of_training(self) -> bool:
+        """Whether it is about the experiments of the paper's section 6."""
+        return self.section == "paper"
 
 
 def all_claims() -> tuple[Claim, ...]:
@@ -55,14 +78,15 @@ def all_claims() -> tuple[Claim, ...]:
 
 
 def all_figures() -> tuple[FigureRecipe, ...]:
-    """Return every figure, by name."""
-    return tuple(module.FIGURE for module in _modules("promptlimit.experiments.figures"))
+    """Return every figure: those of the paper, then those beyond it, by name."""
+    found = [module.FIGURE for module in _modules("promptlimit.experiments.figures")]
+    return tuple(sorted(found, key=lambda recipe: (recipe.section == "beyond", recipe.name)))
 
 
-def decide(claim: Claim, *, seed: int) -> ClaimResult:
+def decide(claim: Claim, setting: Setting) -> ClaimResult:
     """Return the claim with its numbers, computed in double precision."""
-    with jax.enable_x64(True):
-        checks = tuple(claim.decide(seed))
+    with jax.enable_x64(True), on_cpu():
+        checks = tuple(claim.decide(setting))
     return ClaimResult(
         number=claim.number,
         name=claim.name,
@@ -70,13 +94,14 @@ def decide(claim: Claim, *, seed: int) -> ClaimResult:
         reference=claim.reference,
         expected=claim.expected,
         checks=checks,
+        evidence=claim.evidence,
     )
 
 
-def figure_data(recipe: FigureRecipe, *, seed: int) -> dict[str, np.ndarray]:
+def figure_data(recipe: FigureRecipe, setting: Setting) -> dict[str, np.ndarray]:
     """Return the arrays a figure is drawn from, computed in double precision."""
-    with jax.enable_x64(True):
-        return recipe.compute(seed)
+    with jax.enable_x64(True), on_cpu():
+        return recipe.compute(setting)
 
 
 def _modules(package: str) -> list[ModuleType]:

@@ -10,6 +10,10 @@ INK, FAINT = "#222222", "#b8b8b8"
 LIMIT, CONTRAST = "#d55e00", "#0072b2"
 """Vermilion for a limit and blue for what is held against it (Okabe and Ito's palette)."""
 
+SOFTMAX, LINEAR = LIMIT, CONTRAST
+THIRD, FOURTH = "#009e73", "#cc79a7"
+"""Bluish green and reddish purple of the same palette, for what stands beside the two heads."""
+
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -17,8 +21,12 @@ _RC: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 11,
+    "axes.grid": True,
+    "axes.axisbelow": True,
     "figure.dpi": 150,
     "font.size": 10,
+    "grid.color": "#ececec",
+    "grid.linewidth": 0.7,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "pdf.fonttype": 42,

@@ -11,6 +11,7 @@ from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
 from promptlimit.results._claims import Verdict as Verdict
 from promptlimit.results._files import InputFileError as InputFileError
+from promptlimit.results._files import numbers_in_archive as numbers_in_archive
 from promptlimit.results._files import read_arrays as read_arrays
 from promptlimit.results._files import write_bytes as write_bytes
 from promptlimit.results._files import write_json as write_json

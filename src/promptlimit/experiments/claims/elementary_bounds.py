@@ -11,6 +11,7 @@ from scipy.stats import chi2
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.experiments._ensembles import random_parameters
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.measures import (
     AbstractMeasure,
     Empirical,
@@ -84,8 +85,9 @@ def _distance_outside(kernel: type, rng: np.random.Generator, key: jax.Array) ->
     return worst
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return the bounds' tightest cases, and controls that break them."""
+    seed = setting.seed
     rng, key = np.random.default_rng(seed), jax.random.key(seed)
     ratio = max(_limit_over_bound(rng, law, proxy) for law, proxy in _sub_gaussian_laws())
     shifted = Gaussian(np.ones(_DIM), np.eye(_DIM))

@@ -22,6 +22,7 @@ from promptlimit.experiments._regressions import (
     regression,
     start,
 )
+from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check, Trajectory
 from promptlimit.tasks import linear_optimum
 
@@ -35,8 +36,9 @@ def _distance(flow: Trajectory, key_query: object, value: object) -> float:
     return float(max(np.abs(end).max() for end in ends))
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return the distances of flows from what the theory says they keep and where they end."""
+    seed = setting.seed
     rng = np.random.default_rng(seed)
     theta = rng.normal(size=(DIM, DIM))
     task, noisy = regression(), regression(noise=_NOISE)

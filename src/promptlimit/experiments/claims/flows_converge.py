@@ -8,14 +8,16 @@ import numpy as np
 from promptlimit.dynamics import ball_gap, gradient_flow, limit_band, trajectory_gap
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._regressions import LENGTHS, POINTS, TIMES, regression, start
+from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check
 
 _EXCESS = 0.05
 _SHORT = 3  # how many of the times the band is measured at, before exp(βt) takes over
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return distances of flows, the band of Lemma E.1, rises of the risk and risks at the end."""
+    seed = setting.seed
     task = regression()
     first = start(task)
     limit = gradient_flow(task, first, np.inf, TIMES)

@@ -9,6 +9,7 @@ import numpy as np
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.experiments._ensembles import random_gaussian, random_parameters, relative_error
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.measures import Affine, Gaussian, Rademacher
 from promptlimit.results import Check
 
@@ -78,8 +79,9 @@ def _rademacher_departure(rng: np.random.Generator) -> float:
     return relative_error(np.asarray(SoftmaxAttention(u, v)(prompt, z)), formula)
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return the errors of Lemma 2.1 for regular and singular covariances."""
+    seed = setting.seed
     rng = np.random.default_rng(seed)
     library, definition = _affine_errors(rng, rank=_DIM)
     singular_library, singular_definition = _affine_errors(rng, rank=1)

@@ -8,6 +8,7 @@ import numpy as np
 from promptlimit.attention import Factored
 from promptlimit.experiments._ensembles import relative_error
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.results import Check
 
@@ -48,8 +49,9 @@ def _differences(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray
     return result
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return the errors of the closed forms against automatic and finite differentiation."""
+    seed = setting.seed
     rng = np.random.default_rng(seed)
     k, q = rng.normal(size=(2, _HEAD_DIM, _DIM)) / 2
     v, z = rng.normal(size=(_OUTPUTS, _DIM)), rng.normal(size=_DIM)

@@ -10,6 +10,7 @@ from promptlimit.concentration import gradient_gap
 from promptlimit.experiments._ensembles import random_gaussian, random_parameters
 from promptlimit.experiments._gap_problems import standard_gap_problem
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.experiments.claims.output_gap import gap_over_bound, local_slopes
 from promptlimit.finite import gradient_moments
 from promptlimit.results import Check
@@ -104,8 +105,9 @@ def simulated(seed: int) -> list[Check]:
     return _checks("value", seed)
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return slopes of the exact gradient gaps, and those gaps against simulated prompts."""
+    seed = setting.seed
     return [
         *simulated(seed),
         *_checks("key_query", seed + 1),

@@ -17,6 +17,7 @@ from promptlimit.experiments._regressions import (
     regression,
     start,
 )
+from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, bayes_risk
 
@@ -52,8 +53,9 @@ def _with_covariance(
     ]
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return excess risks at the end of flows, and a start from which none falls."""
+    seed = setting.seed
     rng = np.random.default_rng(seed)
     task, alike = regression(), regression(np.eye(DIM))
     floor = bayes_risk(task, np.inf).value

@@ -7,6 +7,7 @@ import numpy as np
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.experiments._ensembles import random_gaussian, random_parameters
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.measures import AbstractMeasure, Gaussian, Rademacher
 from promptlimit.results import Check
 
@@ -20,8 +21,9 @@ def _difference(prompt: AbstractMeasure, u: np.ndarray, v: np.ndarray, z: np.nda
     return float(np.linalg.norm(softmax - linear))
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return the differences with the mean absent, present but unread, and read."""
+    seed = setting.seed
     rng = np.random.default_rng(seed)
     absent, unread, read, smallest = 0.0, 0.0, 0.0, np.inf
     for _ in range(_PROBLEMS):

@@ -10,6 +10,7 @@ from promptlimit.concentration import gap_exponent, gradient_gap, output_gap
 from promptlimit.experiments._ensembles import random_gaussian, random_parameters
 from promptlimit.experiments._gap_problems import standard_gap_problem
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.finite import prompt_moments, weight_statistics
 from promptlimit.results import Check
 
@@ -78,8 +79,9 @@ def simulated(seed: int) -> list[Check]:
     ]
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return slopes of the exact gap, and the exact gap against simulated prompts."""
+    seed = setting.seed
     one_token = standard_gap_problem(1, 1.0)
     at_one = output_gap(one_token.attention, one_token.measure, one_token.queries, [1]).value[0]
     gaps = weight_statistics(_SHARPNESSES[:, None], _LENGTHS).score_error

@@ -6,6 +6,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.experiments.claims.output_gap import local_slopes
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import Gaussian
@@ -32,7 +33,7 @@ def _slopes(key_query: float, variance: float) -> tuple[float, float]:
     return slopes[0], slopes[1]
 
 
-def decide(seed: int) -> Sequence[Check]:  # noqa: ARG001  # nothing is random here
+def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is random here
     """Return the slopes of the exact gap with and without the query, and where they must differ."""
     outside, inside = _slopes(key_query=0.5, variance=1.0)
     broad_outside, broad_inside = _slopes(key_query=5.0, variance=0.01)

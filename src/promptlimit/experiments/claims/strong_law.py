@@ -8,6 +8,7 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.experiments._registry import Claim
+from promptlimit.experiments._setting import Setting
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher, UniformSphere
 from promptlimit.results import Check
 
@@ -37,8 +38,9 @@ def _predicted_variance(law: AbstractMeasure) -> float:
     return float(np.trace(_V @ spread @ _V.T))
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return how far growing prompts stray from the limit, in units of the predicted deviation."""
+    seed = setting.seed
     laws = {
         "Gaussian": Gaussian([0.5, -0.25], [[1.0, 0.4], [0.4, 0.5]]),
         "two-valued": Rademacher([1.0, 1.0]),

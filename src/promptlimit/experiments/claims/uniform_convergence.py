@@ -8,13 +8,15 @@ import numpy as np
 from promptlimit.dynamics import ball_gap
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._regressions import LENGTHS, POINTS, regression
+from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check
 
 _RADIUS = 0.5
 
 
-def decide(seed: int) -> Sequence[Check]:
+def decide(setting: Setting) -> Sequence[Check]:
     """Return the largest gaps met on a ball, as the prompt grows and as the ball does."""
+    seed = setting.seed
     task, key = regression(), jax.random.key(seed)
     gaps = [ball_gap(task, length, _RADIUS, key=key, points=POINTS) for length in LENGTHS]
     wide = ball_gap(task, LENGTHS[1], 2 * _RADIUS, key=key, points=POINTS)

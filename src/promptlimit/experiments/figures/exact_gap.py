@@ -5,6 +5,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.experiments._registry import FigureRecipe
+from promptlimit.experiments._setting import Setting
 from promptlimit.finite import prompt_moments, weight_statistics
 from promptlimit.measures import Gaussian
 
@@ -13,7 +14,7 @@ _LENGTHS = np.unique(np.logspace(0, 12, 121).round())
 _SIMULATED = np.array([1.0, 4.0, 16.0, 64.0, 256.0, 1024.0])
 
 
-def _simulated(sharpness: float, key: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+def _simulated(sharpness: float, key: jax.Array, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return simulated squared gaps and their standard errors."""
     moments = prompt_moments(
         SoftmaxAttention([[1.0]], [[1.0]]),
@@ -22,15 +23,16 @@ def _simulated(sharpness: float, key: jax.Array) -> tuple[np.ndarray, np.ndarray
         _SIMULATED,
         kind="estimate",
         key=key,
-        samples=2000,
+        samples=samples,
     )
     return moments.mse, moments.error
 
 
-def compute(seed: int) -> dict[str, np.ndarray]:
+def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return curves, simulated points and the freezing line, relative to the squared limit."""
+    seed, samples = setting.seed, 2000
     keys = jax.random.split(jax.random.key(seed), len(SHARPNESSES))
-    points = [_simulated(float(s), key) for s, key in zip(SHARPNESSES, keys, strict=True)]
+    points = [_simulated(float(s), key, samples) for s, key in zip(SHARPNESSES, keys, strict=True)]
     squared = SHARPNESSES[:, None] ** 2
     exact = weight_statistics(SHARPNESSES[:, None], _LENGTHS).score_error / squared
     freezing = np.linspace(1.5, 7.4, 60)
@@ -50,6 +52,8 @@ def compute(seed: int) -> dict[str, np.ndarray]:
 
 FIGURE = FigureRecipe(
     name="exact_gap",
+    title="The exact gap of a finite prompt",
+    reference="docs/finite.md",
     caption="Mean square error of softmax attention over L standard normal tokens, relative to the "
     "squared limit, for several sharpnesses. Lines are exact, by quadrature at a cost that does "
     "not depend on L; points are simulated prompts with two standard errors. Above the dashed "

@@ -6,6 +6,7 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.experiments._registry import FigureRecipe
+from promptlimit.experiments._setting import Setting
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher
 
 LENGTHS = (10, 100, 1_000, 100_000)
@@ -28,8 +29,9 @@ def _maps(law: AbstractMeasure, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def compute(seed: int) -> dict[str, np.ndarray]:
+def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return both panels' curves."""
+    seed = setting.seed
     panels = {"gaussian": Gaussian([0.0], [[1.0]]), "two_valued": Rademacher([1.0])}
     arrays = {"queries": _QUERIES, "lengths": np.array(LENGTHS)}
     for index, (panel, law) in enumerate(panels.items()):
@@ -39,6 +41,8 @@ def compute(seed: int) -> dict[str, np.ndarray]:
 
 FIGURE = FigureRecipe(
     name="growing_prompt",
+    title="Attention over a growing prompt",
+    reference="Lemma 2.1",
     caption="Softmax attention of one growing prompt as a function of the query. Over Gaussian "
     "tokens the map straightens: its limit is linear attention. Over two-valued tokens, of the "
     "same mean and variance, it converges just as surely, but to tanh.",

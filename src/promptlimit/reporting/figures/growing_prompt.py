@@ -31,7 +31,7 @@ def _panel(axis: Axes, data: Mapping[str, np.ndarray], panel: str) -> None:
     lengths, queries = data["lengths"], data["queries"]
     greys = mpl.colormaps["Greys"](np.linspace(0.3, 0.85, len(lengths)))
     for length, curve, grey in zip(lengths, data[f"{panel}_finite"], greys, strict=True):
-        axis.plot(queries, curve, color=grey, label=f"{length:,} tokens", linewidth=1.2)
+        axis.plot(queries, curve, color=grey, label=f"{int(length):,} tokens", linewidth=1.2)
     axis.plot(queries, data[f"{panel}_linear"], color=CONTRAST, label="linear attention")
     axis.plot(
         queries, data[f"{panel}_limit"], color=LIMIT, label="softmax limit", dashes=(4, 2), zorder=5

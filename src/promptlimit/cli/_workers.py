@@ -1,0 +1,161 @@
+"""Claims and figures made one after the other, or on several cores side by side."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from promptlimit.cli._console import item_progress, use_double_precision
+from promptlimit.cli._reproduced import Item, claim_item, figure_item
+
+if TYPE_CHECKING:
+    from promptlimit.experiments import Claim, FigureRecipe, Setting
+
+_CORES_FOR_LAWS = 4
+
+
+class _Work(NamedTuple):
+    """One thing to do.
+
+    Attributes:
+        kind: "claim", "figure", or "part" for a part of the training study.
+        name: of the claim or figure; the law of a part.
+        length: of a part.
+    """
+
+    kind: str
+    name: str
+    length: int = 0
+
+    @property
+    def label(self) -> str:
+        """What it is, in words."""
+        if self.kind != "part":
+            return self.name
+        return f"{self.name}, " + (f"L = {self.length}" if self.length else "training runs")
+
+
+def made(
+    wanted: "Sequence[Claim | FigureRecipe]", setting: "Setting", out: Path, *, whole: bool
+) -> list[Item]:
+    """Return the items, in their order, each read from disk or made now.
+
+    Args:
+        wanted: claims and figures.
+        setting: theirs.
+        out: where they go.
+        whole: whether the study of training is prepared part by part first, for progress.
+    """
+    theory = [_work(item) for item in wanted if not item.of_training]
+    training = [_work(item) for item in wanted if item.of_training]
+    if whole and training and not _stored(training, setting, out):
+        training = [*_parts(setting), *training]
+    elsewhere = _elsewhere(theory, training)
+    done = _together([*training, *theory], elsewhere, setting, out)
+    return [item for work in map(_work, wanted) if (item := done[work]) is not None]
+
+
+def _elsewhere(theory: list[_Work], training: list[_Work]) -> list[list[_Work]]:
+    """Return what other processes do: theory beside training; with more cores, two laws."""
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2 or not theory or not training:
+        return []
+    flows = [work for work in training if work.kind == "part" and work.length]
+    laws = list(dict.fromkeys(work.name for work in flows))[1:] if cores >= _CORES_FOR_LAWS else []
+    return [theory, *([work for work in flows if work.name == law] for law in laws)]
+
+
+def _work(item: "Claim | FigureRecipe") -> _Work:
+    return _Work("claim" if hasattr(item, "number") else "figure", item.name)
+
+
+def _parts(setting: "Setting") -> list[_Work]:
+    from promptlimit.experiments import study_parts
+
+    return [_Work("part", law, length) for law, length in study_parts(setting)]
+
+
+def _stored(training: Sequence[_Work], setting: "Setting", out: Path) -> bool:
+    """Return whether all items seem to be on disk, so that there is nothing to prepare."""
+    from promptlimit.experiments import item_hash
+
+    def seems_stored(work: _Work) -> bool:
+        path = out / f"{work.kind}s" / f"{work.name}.json"
+        name = item_hash(work.kind, work.name, setting)
+        return path.is_file() and name.encode() in path.read_bytes()
+
+    return all(seems_stored(work) for work in training)
+
+
+def _together(
+    order: Sequence[_Work], elsewhere: Sequence[list[_Work]], setting: "Setting", out: Path
+) -> dict[_Work, Item | None]:
+    """Do the work in order; what is done elsewhere is waited for when its turn comes."""
+    pools = [_pool() for _ in elsewhere]
+    try:
+        with item_progress([work.label for work in order]) as (tell, finished), _only_cpu():
+            delegated = {
+                work: pool.submit(_do, work, setting, out)
+                for pool, queue in zip(pools, elsewhere, strict=True)
+                for work in queue
+            }
+            for future in delegated.values():
+                future.add_done_callback(lambda _: finished())
+            return _in_order(order, delegated, replace(setting, tell=tell), out, finished)
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_order(
+    order: Sequence[_Work],
+    delegated: Mapping[_Work, Future],
+    setting: "Setting",
+    out: Path,
+    finished: Callable[[], None],
+) -> dict[_Work, Item | None]:
+    done = {}
+    for work in order:
+        setting.tell(work.label)
+        if work in delegated:
+            done[work] = delegated[work].result()
+        else:
+            done[work] = _do(work, setting, out)
+            finished()
+    return done
+
+
+def _pool() -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=context, initializer=use_double_precision)
+
+
+@contextmanager
+def _only_cpu() -> Iterator[None]:
+    """Let processes started now see no accelerator: its memory belongs to this one."""
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before
+
+
+def _do(work: _Work, setting: "Setting", out: Path) -> Item | None:
+    from promptlimit import experiments
+
+    if work.kind == "part":
+        experiments.prepare(setting, work.name, work.length)
+        return None
+    if work.kind == "claim":
+        (claim,) = (each for each in experiments.all_claims() if each.name == work.name)
+        return claim_item(claim, setting, out)
+    (recipe,) = (each for each in experiments.all_figures() if each.name == work.name)
+    return figure_item(recipe, setting, out)

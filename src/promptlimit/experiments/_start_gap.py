@@ -1,0 +1,222 @@
+r"""How far softmax is from linear attention at one random start: outputs and gradients (Figure 1).
+
+Both heads have the same factors and read the same prompt. Given the weights w and the query, a
+token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard
+normal, so with $M=\frac1L\sum_lg_l^2$ the difference of the predictions is
+$\alpha(A-\sigma M)+\beta\sum_l(p_l-\sigma g_l/L)\xi_l$, and
+
+$$E(\cdot)^2=\alpha^2\Big(E(A-\sigma)^2-\tfrac{2\sigma}L(E\,A+\sigma\,E\,\mathrm{Var}_p)
++\tfrac{2\sigma^2}L\Big)+\beta^2\Big(E\,S_2-\tfrac{2\sigma}LE\,A+\tfrac{\sigma^2}L\Big).$$
+
+The covariance of $A$ and $M$ is by Stein's identity, $L\,E[A(M-1)]=E\sum_lg_l\partial_lA=E\,A+
+\sigma\,E\,\mathrm{Var}_p$, and $E\,\mathrm{Var}_p=1+\sigma^2(2E\,S_3-E\,S_2)-E(A-\sigma)^2$.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Key, PRNGKeyArray
+from scipy.interpolate import CubicSpline
+
+from promptlimit.attention import Factored
+from promptlimit.finite import weight_statistics
+from promptlimit.tasks import LinearRegression, risk_gradient
+from promptlimit.tasks._points import Nodes, node_sets
+
+_REPLICATES = 4
+_GRID = 16
+"""Knots of the splines for each unit of sharpness."""
+
+
+class Gap(NamedTuple):
+    """A squared gap at each length, and its standard error."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+
+def squared_output_gap(
+    task: LinearRegression, start: Factored, lengths: Sequence[int], points: int = 4096
+) -> Gap:
+    r"""Return $E(T^{soft}_L-T^{lin}_L)^2$ of the predictions over prompts and queries, exactly.
+
+    Args:
+        task: the law of prompts and queries.
+        start: the factors that both heads share.
+        lengths: $L$, several.
+        points: of quadrature over weights and queries; the error is the spread of four sets.
+    """
+    merged = start.merged()
+    found = []
+    for replicate in range(_REPLICATES):
+        nodes = next(node_sets(task, points, replicate))
+        found.append(_mean_gap(task, merged.key_query, merged.value[-1], nodes, lengths))
+    each = np.stack(found)
+    return Gap(each.mean(axis=0), each.std(axis=0, ddof=1) / _REPLICATES**0.5)
+
+
+def _mean_gap(
+    task: LinearRegression, key_query: Array, value: Array, nodes: Nodes, lengths: Sequence[int]
+) -> np.ndarray:
+    """Return the gap averaged over the nodes, at each length."""
+    U, v = np.asarray(key_query), np.asarray(value)
+    dim, noise = nodes.root.shape[0], task.noise_variance
+    tilt = U[:, :dim] @ nodes.query
+    p = nodes.root @ tilt[:dim] + tilt[dim] * nodes.weights
+    r = (nodes.root @ v[:dim])[:, None] + v[dim] * nodes.weights
+    sigma = np.sqrt((p**2).sum(axis=0) + noise * tilt[dim] ** 2)
+    alpha = ((p * r).sum(axis=0) + noise * v[dim] * tilt[dim]) / sigma
+    beta2 = (r**2).sum(axis=0) + noise * v[dim] ** 2 - alpha**2
+    along, across = _statistics(sigma, lengths)
+    return (alpha**2 * along + beta2 * across).mean(axis=1)
+
+
+def _statistics(sigma: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors of alpha² and beta², [length, point], by splines in the sharpness."""
+    along, across = _splines(float(np.ceil(sigma.max())), tuple(lengths))
+    return along(sigma).T, across(sigma).T
+
+
+@functools.cache
+def _splines(largest: float, lengths: tuple[int, ...]) -> tuple[CubicSpline, CubicSpline]:
+    """Return both factors as functions of the sharpness, from 0 to `largest`."""
+    grid = np.linspace(0.0, largest, 1 + _GRID * int(largest))[:, None]
+    L = np.asarray(lengths, dtype=np.float64)
+    found = weight_statistics(grid, L)
+    S2, A = found.participation, found.mean_score
+    spread = 1 + grid**2 * (2 * found.cubic_participation - S2) - found.score_error
+    along = found.score_error - 2 * grid / L * (A + grid * spread) + 2 * grid**2 / L
+    across = S2 - 2 * grid / L * A + grid**2 / L
+    return CubicSpline(grid[:, 0], along), CubicSpline(grid[:, 0], across)
+
+
+def population_gradient_gap(
+    task: LinearRegression, starts: Sequence[Factored], length: int, points: int = 1024
+) -> Gap:
+    r"""Return $\|\nabla R^{soft}_L-\nabla R^{lin}_L\|^2$ over all factors, exactly.
+
+    Args:
+        task: the law of prompts and queries.
+        starts: the factors as a softmax and as a linear head.
+        length: $L$.
+        points: of quadrature, in each of eight replicates.
+    """
+    softmax, linear = (risk_gradient(each, task, length, points=points) for each in starts)
+    difference = [softmax.value[name] - linear.value[name] for name in softmax.value]
+    errors = list(softmax.error.values())
+    # The square of a noisy difference is too large by its variance; errors are two deviations.
+    noise = sum(float((each**2).sum()) / 4 for each in errors)
+    square = sum(float((each**2).sum()) for each in difference)
+    pairs = zip(difference, errors, strict=True)
+    slack = np.sqrt(sum(float((each**2 * error**2).sum()) for each, error in pairs))
+    return Gap(np.asarray(square - noise), np.asarray(slack))
+
+
+def same_batch_gradient_gap(
+    task: LinearRegression,
+    starts: Sequence[Factored],
+    length: int,
+    *,
+    key: PRNGKeyArray,
+    batch: int = 128,
+    batches: int = 32,
+) -> Gap:
+    r"""Return the mean squared distance of the two gradients of $R$ on a batch they share.
+
+    Args:
+        task: the law of prompts and queries.
+        starts: the factors as a softmax and as a linear head.
+        length: $L$.
+        key: randomness.
+        batch: prompts in a batch.
+        batches: how many; the spread between them is the error.
+    """
+    softmax, linear = _batch_gradients(task, starts, length, jax.random.split(key, batches), batch)
+    found = ((softmax - linear) ** 2).sum(axis=1)
+    return Gap(found.mean(), found.std(ddof=1) / batches**0.5)
+
+
+def gradient_noise(
+    task: LinearRegression,
+    head: Factored,
+    length: int,
+    *,
+    key: PRNGKeyArray,
+    batch: int = 128,
+    batches: int = 32,
+) -> float:
+    r"""Return the trace of the covariance of the gradient of $R$ on a batch, estimated.
+
+    Args:
+        task: the law of prompts and queries.
+        head: where the gradient is taken.
+        length: $L$.
+        key: randomness.
+        batch: prompts in a batch.
+        batches: how many the estimate is from.
+    """
+    (found,) = _batch_gradients(task, [head], length, jax.random.split(key, batches), batch)
+    return float(found.var(axis=0, ddof=1).sum())
+
+
+def _batch_gradients(
+    task: LinearRegression,
+    heads: Sequence[Factored],
+    length: int,
+    keys: Key[Array, " n"],
+    batch: int,
+) -> list[np.ndarray]:
+    """Return the gradients of R on batches all heads share, for each head [batch, parameter]."""
+    laws = (
+        jnp.asarray(np.linalg.cholesky(task.covariance)),
+        jnp.asarray(np.linalg.cholesky(task.query_covariance)),
+        jnp.sqrt(jnp.array([task.prior_variance, task.noise_variance])),
+    )
+    return [np.asarray(each) for each in _gradients(tuple(heads), laws, keys, length, batch)]
+
+
+@functools.partial(jax.jit, static_argnames=("length", "batch"))
+def _gradients(
+    heads: tuple[Factored, ...],
+    laws: tuple[Array, Array, Array],
+    keys: Key[Array, " n"],
+    length: int,
+    batch: int,
+) -> list[Array]:
+    def of_one(key: PRNGKeyArray) -> list[Array]:
+        drawn = _prompts(laws, key, length, batch)
+        return [ravel_pytree(jax.grad(_batch_risk)(head, *drawn))[0] for head in heads]
+
+    return jax.lax.map(of_one, keys)
+
+
+def _prompts(
+    laws: tuple[Array, Array, Array], key: PRNGKeyArray, length: int, batch: int
+) -> tuple[Array, Array, Array]:
+    """Return tokens [batch, length, d + 1], queries [batch, d + 1] and their labels [batch]."""
+    factor, query_factor, (prior, noise) = laws
+    dim = factor.shape[0]
+    keys = jax.random.split(key, 5)
+    w = prior * jax.random.normal(keys[0], (batch, dim))
+    x = jax.random.normal(keys[1], (batch, length, dim)) @ factor.T
+    y = jnp.einsum("bld,bd->bl", x, w) + noise * jax.random.normal(keys[2], (batch, length))
+    query = jax.random.normal(keys[3], (batch, dim)) @ query_factor.T
+    target = (query * w).sum(axis=1) + noise * jax.random.normal(keys[4], (batch,))
+    masked = jnp.concatenate([query, jnp.zeros((batch, 1))], axis=1)
+    return jnp.concatenate([x, y[..., None]], axis=2), masked, target
+
+
+def _batch_risk(head: Factored, tokens: Array, queries: Array, target: Array) -> Array:
+    """Return half the mean squared error on a batch, written out as in a training script."""
+    keys, asked = tokens @ head.key_weight.T, queries @ head.query_weight.T
+    scores = head.scale * jnp.einsum("blk,bk->bl", keys, asked)
+    softmax = head.kernel == "softmax"
+    weights = jax.nn.softmax(scores) if softmax else scores / tokens.shape[1]
+    read = jnp.einsum("bl,blk->bk", weights, tokens @ head.value_weight.T)
+    outputs = read if head.output is None else read @ head.output.T
+    return 0.5 * jnp.mean((outputs[:, -1] - target) ** 2)

@@ -1,0 +1,5 @@
+"""Figure 3 of the paper."""
+
+from promptlimit.reporting._training_figures import draw_distances
+
+draw = draw_distances

@@ -1,0 +1,158 @@
+"""Claims and figures on disk: made once, made again when damaged or when the setting changes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from promptlimit.cli import _reproduced, _workers
+from promptlimit.cli._reproduced import claim_item, command, figure_item, write_provenance
+from promptlimit.experiments import Claim, FigureRecipe, Setting
+from promptlimit.results import Check, ClaimResult
+
+
+class Counted:
+    """A claim and a figure that count how often they are computed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.claim = Claim(3, "made-up", "a statement", "nowhere", self._decide, "holds", "why")
+        self.recipe = FigureRecipe("made_up", "title", "A caption.", self._compute, "paper", "Fig")
+
+    def _decide(self, setting: Setting) -> list[Check]:
+        self.count += 1
+        return [Check("a number", float(setting.seed), "<=", 5.0, error=0.5)]
+
+    def _compute(self, setting: Setting) -> dict[str, np.ndarray]:
+        self.count += 1
+        return {"values": np.array([1.0, np.nan, float(setting.seed)])}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, np.ndarray]]:
+    """What figures are drawn from; nothing is drawn."""
+    found: list[dict[str, np.ndarray]] = []
+    monkeypatch.setattr(
+        _reproduced, "write_figure", lambda name, data, out: [found.append(data)][:0]
+    )
+    return found
+
+
+def test_a_claim_is_decided_once_and_again_for_another_seed(tmp_path: Path) -> None:
+    made = Counted()
+    first, second = (claim_item(made.claim, Setting(), tmp_path) for _ in range(2))
+    assert (first.fresh, second.fresh, made.count) == (True, False, 1)
+    assert first.result == second.result
+    assert claim_item(made.claim, Setting(seed=1), tmp_path).fresh
+    assert claim_item(made.claim, Setting(seed=1, quick=True), tmp_path).fresh
+    assert claim_item(made.claim, Setting(seed=1, protocol="full"), tmp_path).fresh
+    stored = json.loads((tmp_path / "claims" / "made-up.json").read_text())
+    assert stored["setting"] == {"seed": 1, "quick": False, "protocol": "full"}
+    assert stored["command"] == "promptlimit reproduce made-up --protocol full --seed 1"
+    assert set(stored) >= {"seconds", "hash", "verdict", "checks", "evidence"}
+
+
+def tampered(key: str, value: object) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        content = json.loads(text)
+        content[key] = value
+        return json.dumps(content)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-20],
+        lambda text: "[]",
+        lambda text: "[" * 100_000,
+        tampered("verdict", "does not hold"),
+        tampered("checks", [{"name": "a number"}]),
+        tampered("checks", 3),
+        tampered("number", "3"),
+        tampered("expected", "yes"),
+    ],
+)
+def test_a_damaged_claim_is_decided_again(damage: Callable[[str], str], tmp_path: Path) -> None:
+    made = Counted()
+    claim_item(made.claim, Setting(), tmp_path)
+    path = tmp_path / "claims" / "made-up.json"
+    path.write_text(damage(path.read_text()))
+    again = claim_item(made.claim, Setting(), tmp_path)
+    assert again.fresh
+    assert again.result is not None
+    assert again.result.verdict == "holds"
+    assert not claim_item(made.claim, Setting(), tmp_path).fresh
+
+
+def test_a_figure_is_computed_once_and_drawn_from_what_is_stored(
+    tmp_path: Path, drawn: list[dict[str, np.ndarray]]
+) -> None:
+    made = Counted()
+    assert figure_item(made.recipe, Setting(seed=2), tmp_path).fresh
+    assert not figure_item(made.recipe, Setting(seed=2), tmp_path).fresh
+    assert made.count == 1
+    for data in drawn:
+        np.testing.assert_array_equal(data["values"], [1.0, np.nan, 2.0])
+    about = json.loads((tmp_path / "figures" / "made_up.json").read_text())
+    assert about["section"] == "paper"
+    assert {"name", "title", "caption", "reference", "hash", "command", "seconds"} <= set(about)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_a_figure_without_its_arrays_is_computed_again(
+    damage: Callable[[Path], object], tmp_path: Path, drawn: list[dict[str, np.ndarray]]
+) -> None:
+    made = Counted()
+    figure_item(made.recipe, Setting(), tmp_path)
+    damage(tmp_path / "figures" / "made_up.npz")
+    assert figure_item(made.recipe, Setting(), tmp_path).fresh
+    assert len(drawn) == 2
+
+
+def test_provenance_stays_when_nothing_is_new(tmp_path: Path) -> None:
+    made = Counted()
+    item = claim_item(made.claim, Setting(), tmp_path)
+    path = write_provenance(tmp_path, Setting(), [item], 0.0)
+    before = path.read_bytes()
+    write_provenance(tmp_path, Setting(), [item._replace(fresh=False)], 0.0)
+    assert path.read_bytes() == before
+    assert set(json.loads(before)) == {
+        "versions", "python", "device", "setting", "started", "seconds", "hash",
+    }  # fmt: skip
+
+
+def test_items_come_back_in_the_order_they_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Counted()
+    late = Claim(14, "late", "of training", "nowhere", lambda _: [Check("x", 9.0, "<=", 5.0)])
+    monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
+    items = _workers.made([late, made.claim], Setting(), tmp_path, whole=False)
+    results = [item.result for item in items]
+    assert [each.name for each in results if isinstance(each, ClaimResult)] == ["late", "made-up"]
+
+
+def test_the_command_names_what_differs_from_the_usual() -> None:
+    assert command("x", Setting(seed=4, quick=True)) == "promptlimit reproduce x --quick --seed 4"
+
+
+def test_other_processes_get_theory_and_with_more_cores_two_laws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theory = [_workers._Work("claim", "a")]
+    training = [_workers._Work("part", law, n) for law in "xyz" for n in (10, 0)]
+    training.append(_workers._Work("figure", "b"))
+    for cores, queues in (
+        (1, []),
+        (2, [["a"]]),
+        (4, [["a"], ["y, L = 10"], ["z, L = 10"]]),
+    ):
+        monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        found = _workers._elsewhere(theory, training)
+        assert [[work.label for work in queue] for queue in found] == queues
+    assert _workers._elsewhere([], training) == []

@@ -1,0 +1,248 @@
+"""The training study: gaps against simulated prompts, and claims that notice planted errors."""
+
+import dataclasses
+import importlib
+
+import jax
+import numpy as np
+import pytest
+
+from promptlimit.attention import Factored
+from promptlimit.dynamics import uniform_factors
+from promptlimit.experiments import Setting, all_claims, decide, protocol_task
+from promptlimit.experiments._protocol import LENGTHS as PROTOCOL_LENGTHS
+from promptlimit.experiments._start_gap import (
+    population_gradient_gap,
+    same_batch_gradient_gap,
+    squared_output_gap,
+)
+from promptlimit.experiments._study import TIMES, Curves, Ends, block_factors
+from promptlimit.tasks import LinearRegression
+
+CLAIMS = {claim.name: claim for claim in all_claims()}
+LENGTHS = np.array([10, 100, 1000])
+
+
+def simulated_output_gap(
+    task: LinearRegression, start: Factored, length: int, prompts: int
+) -> tuple[float, float]:
+    """Draw whole prompts in NumPy and return the mean squared gap with its standard error."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        U, v = np.asarray(start.merged().key_query), np.asarray(start.merged().value)[-1]
+    dim = task.covariance.shape[0]
+    w = np.sqrt(task.prior_variance) * rng.normal(size=(prompts, dim))
+    x = rng.normal(size=(prompts, length, dim)) @ np.linalg.cholesky(task.covariance).T
+    noise = np.sqrt(task.noise_variance) * rng.normal(size=(prompts, length))
+    z = np.concatenate([x, (np.einsum("nld,nd->nl", x, w) + noise)[..., None]], axis=2)
+    query = rng.normal(size=(prompts, dim)) @ np.linalg.cholesky(task.query_covariance).T
+    scores, values = np.einsum("nlk,nk->nl", z, query @ U[:, :dim].T), z @ v
+    weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    squared = ((weights * values).sum(axis=1) - (scores * values).mean(axis=1)) ** 2
+    return squared.mean(), squared.std() / np.sqrt(prompts)
+
+
+@pytest.mark.slow
+def test_the_exact_output_gap_is_that_of_simulated_prompts() -> None:
+    task = protocol_task("kms-as-coded")
+    with jax.enable_x64(True):
+        drawn = uniform_factors(5, key=jax.random.key(3))
+        key, query, value = (2 * each for each in jax.tree.leaves(drawn)[:3])
+        sharp = Factored("softmax", key, query, value, drawn.output, scale=drawn.scale)
+        exact = squared_output_gap(task, sharp, [1, 2, 7], points=2048)
+    for length, value, own in zip((1, 2, 7), exact.value, exact.error, strict=True):
+        mean, error = simulated_output_gap(task, sharp, length, 40_000)
+        assert abs(value - mean) < 4 * np.hypot(error, own)
+        assert error < 0.1 * mean
+
+
+@pytest.mark.slow
+def test_gradients_on_large_batches_are_those_of_the_population() -> None:
+    task = protocol_task("identity", dim=2)
+    with jax.enable_x64(True):
+        pair = [uniform_factors(2, key=jax.random.key(0), kernel=k) for k in ("softmax", "linear")]
+        exact = population_gradient_gap(task, pair, 3)
+        found = same_batch_gradient_gap(
+            task, pair, 3, key=jax.random.key(1), batch=20_000, batches=4
+        )
+    # The gap of a batch exceeds that of the population by the variance of the difference.
+    assert float(exact.value) < found.value < 1.2 * float(exact.value)
+
+
+def test_the_block_start_in_factors_is_the_one_of_the_theory() -> None:
+    with jax.enable_x64(True):
+        merged = block_factors().merged()
+    expected = np.diag([0.5] * 5 + [0.0])
+    np.testing.assert_allclose(merged.key_query, expected, atol=1e-15)
+    np.testing.assert_allclose(merged.value, [[0, 0, 0, 0, 0, 0.5]], atol=1e-15)
+
+
+def made_up_curves() -> Curves:
+    """Two starts of which the second is stuck with linear attention at the longest length."""
+    fall = np.exp(-TIMES / 40.0)
+    best = np.array([[0.7, 0.26, 0.12], [0.5, 0.16, 0.107]])
+    errors = best[..., None, None] + (1.0 - best[..., None, None]) * fall * np.ones((2, 1))
+    errors[1, 2, 1] += 0.08
+    distances = np.array([5.0, 0.5, 0.05])[:, None, None] * np.ones((3, 2, TIMES.size))
+    distances[2, 1] = 9.0
+    return Curves(LENGTHS, errors, distances, best, 0.1)
+
+
+def made_up_ends() -> Ends:
+    optimum = 0.1 + 6.5 / (LENGTHS + 6.5)
+    softmax = 0.1 + 20.0 / (LENGTHS + 23.0)
+    errors = np.array([softmax, optimum])
+    return Ends(LENGTHS, errors, 0 * errors, optimum, 0.1 + 0.5 / LENGTHS, 0.1)
+
+
+def claim_module(name: str):
+    return importlib.import_module(f"promptlimit.experiments.claims.{name}")
+
+
+def verdict(name: str) -> str:
+    return decide(CLAIMS[name], Setting()).verdict
+
+
+def with_made_up(monkeypatch: pytest.MonkeyPatch, module: str, **functions: object) -> None:
+    for name, value in functions.items():
+        monkeypatch.setattr(claim_module(module), name, lambda *_, value=value: value)
+
+
+def test_a_start_converges_within_a_tenth_of_the_least_excess() -> None:
+    found = made_up_curves()
+    assert found.converged.sum() == found.converged.size - 1
+    assert not found.converged[1, 2, 1]
+    assert found.shown == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, "holds"),
+        ({"errors": [[0.45, 0.15, 0.104], [0.494, 0.161, 0.1065]]}, "does not hold"),
+        ({"ridge": np.array([0.6, 0.2, 0.11])}, "does not hold"),
+        ({"optimum": np.array([0.4, 0.15, 0.105])}, "does not hold"),
+    ],
+)
+def test_claim_14_follows_the_order_of_the_curves(
+    change: dict, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = {name: np.asarray(value) for name, value in change.items()}
+    found = dataclasses.replace(made_up_ends(), **changed)
+    with_made_up(
+        monkeypatch,
+        "risk_against_length",
+        ends=found,
+        curves=made_up_curves(),
+        training_distance=0.01,
+    )
+    assert verdict("risk-against-length") == expected
+
+
+def test_claim_14_notices_training_that_does_not_follow_the_flow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_made_up(
+        monkeypatch,
+        "risk_against_length",
+        ends=made_up_ends(),
+        curves=made_up_curves(),
+        training_distance=0.1,
+    )
+    assert verdict("risk-against-length") == "does not hold"
+
+
+def test_claim_15_notices_trainings_that_part_with_the_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = made_up_curves()
+    with_made_up(monkeypatch, "trainings_approach", curves=found, _between_starts=5.0)
+    assert verdict("trainings-approach") == "holds with a change"
+    apart = dataclasses.replace(found, distances=found.distances[::-1].copy())
+    with_made_up(monkeypatch, "trainings_approach", curves=apart)
+    assert verdict("trainings-approach") == "does not hold"
+
+
+def test_claim_16_notices_slow_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made_up_curves()
+    with_made_up(monkeypatch, "fast_training", curves=found)
+    assert verdict("fast-training") == "holds"
+    slow = found.best[..., None, None] + (found.errors - found.best[..., None, None]) ** 0.1
+    with_made_up(monkeypatch, "fast_training", curves=dataclasses.replace(found, errors=slow))
+    assert verdict("fast-training") == "does not hold"
+
+
+def test_claim_17_notices_starts_that_never_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made_up_curves()
+    with_made_up(monkeypatch, "random_starts", curves=found)
+    assert verdict("random-starts") == "holds with a change"
+    with_made_up(
+        monkeypatch, "random_starts", curves=dataclasses.replace(found, errors=found.errors + 0.2)
+    )
+    assert verdict("random-starts") == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("softmax", "linear", "expected"),
+    [
+        ([True, True, False], [False, True, False], "not decidable here"),
+        ([True] * 8, [False] * 8, "holds"),
+        ([False] * 8, [True] * 8, "does not hold"),
+    ],
+)
+def test_claim_18_is_decided_by_starts_that_tell_the_heads_apart(
+    softmax: list, linear: list, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_made_up(monkeypatch, "stable_training", converging=np.array([softmax, linear]))
+    assert verdict("stable-training") == expected
+
+
+def made_up_gaps(exponents: tuple[float, float, float]) -> dict[str, np.ndarray]:
+    """Return gaps of two starts that fall with the given powers of the length."""
+    gaps = {}
+    for name, power in zip(("output", "batch", "population"), exponents, strict=True):
+        lengths = np.asarray(PROTOCOL_LENGTHS if name == "output" else (10, 30, 100, 300, 1000))
+        gaps[name] = np.ones((2, 1)) * lengths.astype(float) ** power
+        gaps[f"{name}_error"] = 0.05 * gaps[name]
+    return gaps
+
+
+@pytest.mark.parametrize(
+    ("exponents", "expected"),
+    [
+        ((-1.0, -1.0, -2.0), "holds"),
+        ((0.0, -1.0, -2.0), "does not hold"),
+        ((-1.0, -1.5, -2.0), "does not hold"),
+        ((-1.0, -1.0, -1.0), "does not hold"),
+    ],
+)
+def test_claim_13_follows_the_slopes(
+    exponents: tuple, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_made_up(
+        monkeypatch,
+        "gaps_at_the_start",
+        start_gaps=made_up_gaps(exponents),
+        _of_different_starts=0.0,
+    )
+    assert verdict("gaps-at-the-start") == expected
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [(3.0, "holds with a change"), (1.0, "does not hold")],
+)
+def test_claim_19_depends_on_the_law_as_coded(
+    factor: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made_up_ends()
+    stretched = {
+        name: 0.1 + factor * (getattr(found, name) - 0.1) for name in ("errors", "optimum")
+    }
+    coded = dataclasses.replace(found, **stretched)
+    module = claim_module("anisotropic_training")
+    monkeypatch.setattr(module, "ends", lambda _, law: coded if law.endswith("coded") else found)
+    monkeypatch.setattr(module, "curves", lambda *_: made_up_curves())
+    gaps = claim_module("gaps_at_the_start")
+    monkeypatch.setattr(gaps, "start_gaps", lambda *_: made_up_gaps((-1.0, -1.0, -2.0)))
+    assert verdict("anisotropic-training") == expected
