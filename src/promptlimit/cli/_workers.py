@@ -60,12 +60,12 @@ def made(
 
 
 def _elsewhere(theory: list[_Work], training: list[_Work]) -> list[list[_Work]]:
-    """Return what other processes do: theory beside training; with more cores, two laws."""
+    """Return what other processes do: theory beside training; with more cores, each law's flows."""
     cores = len(os.sched_getaffinity(0))
     if cores < 2 or not theory or not training:
         return []
     flows = [work for work in training if work.kind == "part" and work.length]
-    laws = list(dict.fromkeys(work.name for work in flows))[1:] if cores >= _CORES_FOR_LAWS else []
+    laws = dict.fromkeys(work.name for work in flows) if cores >= _CORES_FOR_LAWS else ()
     return [theory, *([work for work in flows if work.name == law] for law in laws)]
 
 

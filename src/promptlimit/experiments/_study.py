@@ -190,9 +190,12 @@ def shown_start(setting: Setting, law: str) -> int:
 
 
 def study_parts(setting: Setting) -> list[tuple[str, int]]:
-    """Return the parts in which the study can be prepared: a law with a length, 0 for descent."""
+    """Return the parts in which the study can be prepared: a law with a length, 0 for descent.
+
+    Descent begins where the curves have chosen its start, beside the flows at other lengths.
+    """
     shown = curve_lengths(setting)
-    lengths = [*shown, *(n for n in end_lengths(setting) if n not in shown), 0]
+    lengths = [*shown, 0, *(n for n in end_lengths(setting) if n not in shown)]
     return [(law, length) for law in LAWS for length in lengths]
 
 
