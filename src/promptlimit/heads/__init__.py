@@ -1,0 +1,35 @@
+"""Attention heads of trained transformers, measured against the theory.
+
+Names load on first use. Opening a model needs the packages of the extra `heads`; heads brought by
+hand, `Head(queries, keys, values)`, need nothing more.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from promptlimit.heads._config import Architecture as Architecture
+    from promptlimit.heads._extra import MissingExtraError as MissingExtraError
+    from promptlimit.heads._head import Head as Head
+    from promptlimit.heads._model import Model as Model
+    from promptlimit.heads._model import load as load
+
+_HOME = {
+    "Architecture": "_config",
+    "Head": "_head",
+    "MissingExtraError": "_extra",
+    "Model": "_model",
+    "load": "_model",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'promptlimit.heads' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"promptlimit.heads.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)
