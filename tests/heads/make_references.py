@@ -62,7 +62,7 @@ def main() -> None:
         arrays["minilm_ids"] = ids
         arrays["minilm_hidden"] = found["hidden"][:, COLUMNS]
         arrays["minilm_context"] = found["context"][:, :, COLUMNS]
-    np.savez_compressed(Path(__file__).parent / "references.npz", **arrays)
+    np.savez_compressed(Path(__file__).parent / "references.npz", **arrays)  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

@@ -8,18 +8,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from promptlimit.heads._atlas import atlas as atlas
     from promptlimit.heads._config import Architecture as Architecture
+    from promptlimit.heads._export import export_maps as export_maps
     from promptlimit.heads._extra import MissingExtraError as MissingExtraError
     from promptlimit.heads._head import Head as Head
     from promptlimit.heads._model import Model as Model
     from promptlimit.heads._model import load as load
+    from promptlimit.heads._replace import replacement_curve as replacement_curve
 
 _HOME = {
     "Architecture": "_config",
     "Head": "_head",
     "MissingExtraError": "_extra",
     "Model": "_model",
+    "atlas": "_atlas",
+    "export_maps": "_export",
     "load": "_model",
+    "replacement_curve": "_replace",
 }
 
 

@@ -43,7 +43,7 @@ def members(
     points = points - points.mean(axis=0, keepdims=True)
     centres = _start(points, clusters, key)
 
-    def step(_: int, centres: Array) -> Array:
+    def step(_: object, centres: Array) -> Array:
         chosen = _nearest(points, centres)
         counts = chosen.sum(axis=0)[:, None]
         return jnp.where(counts > 0, chosen.T @ points / jnp.maximum(counts, 1.0), centres)

@@ -7,6 +7,7 @@ import numpy as np
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.heads._clusters import clusters_of
+from promptlimit.heads._corpus import head_attention
 from promptlimit.measures import Empirical, Gaussian, Mixture
 
 
@@ -71,9 +72,7 @@ class Head:
     @property
     def attention(self) -> SoftmaxAttention:
         r"""The head as attention on tokens $(k,v)$: $U=$ scale $(I\ 0)^\top$, $V=(0\ I)$."""
-        d, e = self.keys.shape[1], self.values.shape[1]
-        key_query = self.scale * np.eye(d + e, d)
-        return SoftmaxAttention(key_query, np.eye(e, d + e, k=d))
+        return head_attention(self.keys.shape[1], self.values.shape[1], self.scale)
 
     def tokens(self, position: int | None = None) -> Empirical:
         """Return the prompt itself; of a causal head, the one that ends at `position`."""
@@ -89,14 +88,14 @@ class Head:
         Keys are close when the scores that the queries give them are.
         """
         label = np.asarray(clusters_of(self.queries, self.keys, clusters, seed=seed)).argmax(axis=1)
-        prompt = self._prompt(position).astype(np.float64)
+        prompt = self._prompt(position)
         label = label[: len(prompt)]
         kept = [prompt[label == c] for c in range(clusters) if (label == c).any()]
         shares = np.array([len(part) for part in kept]) / len(prompt)
         return Mixture(shares, [_fitted(part) for part in kept])
 
     def outputs(self) -> np.ndarray:
-        """Return what the head answers to each query, by the textbook formula in doubles, [n, e]."""
+        """Return the answer to each query, by the textbook formula in double precision, [n, e]."""
         queries, keys = self.queries.astype(np.float64), self.keys.astype(np.float64)
         scores = self.scale * queries @ keys.T
         if self.causal:
@@ -113,11 +112,10 @@ class Head:
         end = len(self.keys) if position is None or not self.causal else position + 1
         if not 1 <= end <= len(self.keys):
             raise ValueError(f"`position` must be from 0 to {len(self.keys) - 1}, got {position}.")
-        return np.concatenate([self.keys, self.values], axis=1)[:end]
+        return np.concatenate([self.keys, self.values], axis=1)[:end].astype(np.float64)
 
 
 def _fitted(tokens: np.ndarray) -> Gaussian:
-    tokens = tokens.astype(np.float64)
     centred = tokens - tokens.mean(axis=0)
     return Gaussian(tokens.mean(axis=0), centred.T @ centred / len(tokens))
 

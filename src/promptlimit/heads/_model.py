@@ -65,9 +65,7 @@ class Model:
 
     def final(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> Array:
         """Return the residual stream after the last layer, before the final norm, [n, hidden]."""
-        hidden = jnp.zeros(0)
-        for _, _, hidden in self.layer_outputs(ids, replacements):
-            pass
+        *_, (_, _, hidden) = self.layer_outputs(ids, replacements)
         return hidden
 
     def hidden(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> Array:

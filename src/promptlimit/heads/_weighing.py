@@ -5,7 +5,7 @@ token j. The limits of the theory know the prompt through moments only, and yet 
 weighings of the same tokens, because a sample's covariance is a sum over its tokens:
 
     uniform    w_j = 1/n
-    Gaussian   w_j = (1 + s_j - s)/n                       since m_v + C_vk t = mean of (1 + s_j - s) v_j
+    Gaussian   w_j = (1 + s_j - s)/n                       as m_v + C_vk t = mean (1 + s_j - s) v_j
     mixture    w_j = r_c (1 + s_j - s_c)/n_c for j in c    r_c ∝ n_c exp(s_c + var_c/2)
 
 with s, s_c the mean scores of the prompt and of cluster c, n and n_c their numbers of tokens. A
@@ -38,7 +38,7 @@ def uniform_weights(scores: Scores, inside: Inside) -> Scores:
 
 
 def gaussian_weights(scores: Scores, inside: Inside) -> Scores:
-    r"""Return the weights of the limit over $N(m,\Gamma)$ with this prompt's moments (Lemma 2.1)."""
+    r"""Return the weights of the limit over $N(m,\Gamma)$, the prompt's moments (Lemma 2.1)."""
     share = uniform_weights(scores, inside)
     centre = (share * scores).sum(axis=1, keepdims=True)
     return share * (1.0 + scores - centre)
