@@ -39,14 +39,15 @@ def test_every_limit_is_attention_on_the_measure_it_names(causal: bool) -> None:
     }
     for row in rows:
         position = row if causal else None
-        prompts = {
-            "tokens": head.tokens(position),
-            "gaussian": head.gaussian(position),
-            "mixture": head.mixture(3, seed=5, position=position),
-        }
-        for name, prompt in prompts.items():
-            with jax.enable_x64(True):
-                expected = head.attention(prompt, head.queries[row].astype(np.float64))
+        with jax.enable_x64(True):
+            prompts = {
+                "tokens": head.tokens(position),
+                "gaussian": head.gaussian(position),
+                "mixture": head.mixture(3, seed=5, position=position),
+            }
+            query = head.queries[row].astype(np.float64)
+            answers = {name: head.attention(prompt, query) for name, prompt in prompts.items()}
+        for name, expected in answers.items():
             found = np.asarray(weights[name])[row] @ head.values
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5, err_msg=name)
         np.testing.assert_allclose(
@@ -112,7 +113,7 @@ def gaussian_layer(heads: int, length: int) -> tuple[LayerHeads, CorpusMap, np.n
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
-    layer, corpus, _ = gaussian_layer(heads=150, length=64)
+    layer, corpus, _ = gaussian_layer(heads=500, length=64)
     table = prediction(8 if causal else 64, 64)
     found = measured(
         layer,

@@ -53,7 +53,7 @@ def members(
 
 def _start(points: Array, clusters: int, key: Array) -> Array:
     keys = jax.random.split(key, clusters)
-    first = points[jax.random.randint(keys[0], (), 0, points.shape[0])]
+    first = points[jax.random.randint(keys[0], (), 0, points.shape[0], jnp.int32)]
     centres = jnp.broadcast_to(first[None], (clusters, points.shape[1]))
     for index in range(1, clusters):
         far = _squared_distances(points, centres).min(axis=1)
