@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
     from promptlimit.heads._config import Architecture as Architecture
+    from promptlimit.heads._example import INSTALL_MODEL as INSTALL_MODEL
+    from promptlimit.heads._example import example_folder as example_folder
+    from promptlimit.heads._example import example_texts as example_texts
     from promptlimit.heads._export import export_maps as export_maps
     from promptlimit.heads._extra import MissingExtraError as MissingExtraError
     from promptlimit.heads._head import Head as Head
@@ -20,9 +23,12 @@ if TYPE_CHECKING:
 _HOME = {
     "Architecture": "_config",
     "Head": "_head",
+    "INSTALL_MODEL": "_example",
     "MissingExtraError": "_extra",
     "Model": "_model",
     "atlas": "_atlas",
+    "example_folder": "_example",
+    "example_texts": "_example",
     "export_maps": "_export",
     "load": "_model",
     "replacement_curve": "_replace",

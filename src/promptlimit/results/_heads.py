@@ -89,6 +89,15 @@ class HeadAtlas:
             for index in np.argsort(-self.r2["gaussian"], axis=None, kind="stable")
         ]
 
+    @property
+    def rank_correlation(self) -> float:
+        """Spearman's correlation, over heads, of the median sharpness with the Gaussian R²."""
+        ranks = [
+            np.argsort(np.argsort(values, axis=None)).astype(float)
+            for values in (self.median_sharpness, self.r2["gaussian"])
+        ]
+        return float(np.corrcoef(*ranks)[0, 1]) if self.linear.size > 1 else math.nan
+
     def rows(self) -> Iterator[dict[str, float | int | str]]:
         """Yield one flat record a head."""
         regime = self.regime
