@@ -8,7 +8,7 @@ import pytest
 import promptlimit as pl
 from promptlimit.heads import Head
 from promptlimit.heads import _weighing as weighing  # pyright: ignore[reportPrivateUsage]
-from promptlimit.heads._clusters import clusters_of  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._clusters import clusters_of, sinks_of  # pyright: ignore[reportPrivateUsage]
 from promptlimit.heads._forward import LayerHeads  # pyright: ignore[reportPrivateUsage]
 from promptlimit.heads._measure import (  # pyright: ignore[reportPrivateUsage]
     CorpusMap,
@@ -36,6 +36,9 @@ def test_every_limit_is_attention_on_the_measure_it_names(causal: bool) -> None:
         "tokens": weighing.softmax_weights(scores, inside),
         "gaussian": weighing.gaussian_weights(scores, inside),
         "mixture": weighing.mixture_weights(scores, inside, members),
+        "sinks": weighing.mixture_weights(
+            scores, inside, sinks_of(head.queries, head.keys, head.scale, 2)
+        ),
     }
     for row in rows:
         position = row if causal else None
@@ -44,6 +47,7 @@ def test_every_limit_is_attention_on_the_measure_it_names(causal: bool) -> None:
                 "tokens": head.tokens(position),
                 "gaussian": head.gaussian(position),
                 "mixture": head.mixture(3, seed=5, position=position),
+                "sinks": head.with_sinks(2, position=position),
             }
             query = head.queries[row].astype(np.float64)
             answers = {name: head.attention(prompt, query) for name, prompt in prompts.items()}
@@ -127,6 +131,7 @@ def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
         causal=causal,
         shortest=8,
         clusters=2,
+        sinks=2,
     )
     sums = {name: np.asarray(value, np.float64) for name, value in found.items()}
 
@@ -149,7 +154,7 @@ def test_the_predicted_error_is_that_of_prompt_moments() -> None:
     head = Head(*(np.asarray(part[0]) for part in layer), scale=1.0)
     found = measured(
         layer, jnp.float32(1.0), corpus, prediction(64, 64), jax.random.key(0),
-        causal=False, shortest=8, clusters=2,
+        causal=False, shortest=8, clusters=2, sinks=2,
     )  # fmt: skip
     with jax.enable_x64(True):
         law = head.gaussian()
@@ -191,3 +196,14 @@ def test_a_causal_prompt_needs_its_end() -> None:
         head.tokens(24)
     with pytest.raises(ValueError, match="`clusters` must be from 1 to the 24 tokens, got 25"):
         head.mixture(25, position=3)
+
+
+def test_sinks_are_the_keys_that_queries_prefer() -> None:
+    rng = np.random.default_rng(4)
+    queries, keys = rng.normal(size=(40, 2)) + np.array([2.0, 0.0]), 0.1 * rng.normal(size=(30, 2))
+    keys[17], keys[3] = (3.0, 0.0), (-3.0, 0.0)
+    assert np.asarray(sinks_of(queries, keys, 1.0, 1))[:, 0].argmax() == 17
+    with pytest.raises(
+        ValueError, match="`sinks` must be from 0 to fewer than the 30 tokens, got 30"
+    ):
+        sinks_of(queries, keys, 1.0, 30)

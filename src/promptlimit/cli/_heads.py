@@ -53,6 +53,9 @@ def heads(
     clusters: Annotated[
         int, typer.Option("--clusters", min=1, help="Gaussians in the mixture.")
     ] = 4,
+    sinks: Annotated[
+        int, typer.Option("--sinks", min=0, help="Tokens that are atoms beside one Gaussian.")
+    ] = 8,
     replace: Annotated[
         bool,
         typer.Option("--replace/--no-replace", help="Replace heads by their limits and compare."),
@@ -81,7 +84,8 @@ def heads(
         with _progress() as report:
             atlases = {
                 name: atlas(
-                    model, content, window=window, windows=windows, clusters=clusters, seed=seed,
+                    model, content, window=window, windows=windows, clusters=clusters, sinks=sinks,
+                    seed=seed,
                     progress=report,
                 )
                 for name, content in texts.items()
@@ -194,13 +198,13 @@ def _print_atlas(name: str, result: "HeadAtlas") -> None:
         OUT.print("Keys are taken after rotation; a law is averaged over the prompt's positions.")
     table = Table(box=None, pad_edge=False)
     for heading in (
-        "layer", "head", "regime", "σ² median", "5-95%", "tokens", "predicted",
-        "R² uniform", "Gaussian", "mixture", "affine", "1-R² predicted", "length",
+        "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
+        "uniform", "Gauss", "sinks", "mixture", "affine", "(pred.)", "length",
     ):  # fmt: skip
-        table.add_column(heading, justify="left" if heading == "regime" else "right")
+        table.add_column(heading, justify="left" if heading == "regime" else "right", no_wrap=True)
     for row in result.rows():
         table.add_row(*_cells(row))
-    OUT.print(table)
+    OUT.print(table, width=max(OUT.width, 110))
     _print_regimes(result)
 
 
@@ -208,13 +212,16 @@ def _cells(row: dict) -> tuple[str, ...]:
     return (
         str(row["layer"]),
         str(row["head"]),
-        row["regime"],
+        row["regime"][:6],
         f"{row['sharpness_median']:.3g}",
         f"{row['sharpness_q05']:.2g}-{row['sharpness_q95']:.2g}",
         f"{row['effective_tokens']:.3g}",
         f"{row['effective_tokens_predicted']:.3g}",
-        *(f"{row[f'r2_{name}']:.2f}" for name in ("uniform", "gaussian", "mixture", "affine")),
-        f"{row['error_predicted']:.2f}",
+        *(
+            f"{row[f'r2_{name}']:.2f}"
+            for name in ("uniform", "gaussian", "sinks", "mixture", "affine")
+        ),
+        f"{1 - row['error_predicted']:.2f}",
         f"{row['length_needed']:.2g}",
     )
 
@@ -227,10 +234,13 @@ def _print_regimes(result: "HeadAtlas") -> None:
         if chosen.any():
             medians = ", ".join(
                 f"{name} {_median(result.r2[name][chosen]):.2f}"
-                for name in ("uniform", "gaussian", "mixture", "affine")
+                for name in ("uniform", "gaussian", "sinks", "mixture", "affine")
             )
             OUT.print(f"{regime}: {int(chosen.sum())} heads, median R²: {medians}")
-    OUT.print(f"rank correlation of sharpness and R²: {result.rank_correlation:.2f}")
+    found = ", ".join(
+        f"{name} {result.rank_correlation(name):.2f}" for name in ("gaussian", "sinks")
+    )
+    OUT.print(f"rank correlation of sharpness and R²: {found}")
 
 
 def _print_curve(curve: "HeadReplacement") -> None:

@@ -39,6 +39,7 @@ def atlas(
     window: int | None = None,
     windows: int | None = None,
     clusters: int = 4,
+    sinks: int = 8,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> HeadAtlas:
@@ -58,6 +59,7 @@ def atlas(
         window: tokens of a prompt; as many as the model takes, at most 512, unless given.
         windows: the most windows to read.
         clusters: number of Gaussians in the mixture.
+        sinks: number of tokens that are atoms beside one Gaussian.
         seed: of the clusters' starts.
         progress: called as the work goes on.
     """
@@ -67,6 +69,10 @@ def atlas(
         raise ValueError(
             f"`clusters` must be from 1 to a quarter of the window, {size // 4}, got {clusters}."
         )
+    if isinstance(sinks, bool) or not 0 <= sinks <= size // 4:
+        raise ValueError(
+            f"`sinks` must be from 0 to a quarter of the window, {size // 4}, got {sinks}."
+        )
     report = progress or (lambda *_: None)
     shortest = max(4, size // 8) if model.shape.causal else size
     table = prediction(shortest, size)
@@ -75,7 +81,7 @@ def atlas(
 
     def one_window(index: int) -> dict[str, np.ndarray]:
         here = jax.random.fold_in(key, index)
-        layers = list(_measured(model, cut[index], moments, table, here, shortest, clusters))
+        layers = list(_measured(model, cut[index], moments, table, here, shortest, clusters, sinks))
         stacked = {
             name: np.stack([np.asarray(layer[name], np.float64) for layer in layers])
             for name in layers[0]
@@ -84,7 +90,7 @@ def atlas(
 
     found = list(_in_threads(one_window, len(cut), "measuring heads", report))
     parts = {name: np.stack([window[name] for window in found]) for name in found[0]}
-    return _assembled(model, parts, moments, size=size, clusters=clusters)
+    return _assembled(model, parts, moments, size=size, clusters=clusters, sinks=sinks)
 
 
 def _in_threads(
@@ -122,6 +128,7 @@ def _measured(  # noqa: PLR0917 - what one window needs, in the order of its use
     key: jax.Array,
     shortest: int,
     clusters: int,
+    sinks: int,
 ) -> Iterator[dict[str, jax.Array]]:
     """Yield what one window shows of each layer; the corpus is the other windows, if any."""
     for layer, (heads, _, _) in enumerate(model.layer_outputs(ids)):
@@ -139,6 +146,7 @@ def _measured(  # noqa: PLR0917 - what one window needs, in the order of its use
             causal=model.shape.causal,
             shortest=shortest,
             clusters=clusters,
+            sinks=sinks,
         )
 
 
@@ -146,8 +154,10 @@ def _assembled(
     model: Model,
     parts: dict[str, np.ndarray],
     moments: list[CorpusMoments],
+    *,
     size: int,
     clusters: int,
+    sinks: int,
 ) -> HeadAtlas:
     """Return the means over windows; errors and variations are summed before they are divided."""
     total = parts["total"].sum(axis=0)
@@ -160,6 +170,7 @@ def _assembled(
         window=size,
         windows=len(parts["total"]),
         clusters=clusters,
+        sinks=sinks,
         causal=model.shape.causal,
         rotary=model.shape.rotary,
         parity=model.parity,

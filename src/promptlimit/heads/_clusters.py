@@ -51,6 +51,35 @@ def members(
     return _nearest(points, jax.lax.fori_loop(0, _STEPS, step, centres))
 
 
+def sink_members(
+    queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int
+) -> Float[Array, "length parts"]:
+    r"""Return the membership of keys when the most attractive ones are parts of their own.
+
+    How much a key attracts is $E_qe^{\langle q,k\rangle}$ with the scale, for Gaussian queries:
+    the log-Laplace transform of the queries' law at k, $\langle m_q,k\rangle+k^\top C_qk/2$. The
+    other keys are the last part.
+    """
+    centre = queries.mean(axis=0)
+    spread = scale * (keys @ (queries - centre[None]).T)
+    attraction = scale * (keys @ centre) + 0.5 * (spread**2).mean(axis=1)
+    _, chosen = jax.lax.top_k(attraction, sinks)
+    atoms = jax.nn.one_hot(chosen, keys.shape[0], dtype=keys.dtype).T
+    return jnp.concatenate([atoms, 1.0 - atoms.sum(axis=1, keepdims=True)], axis=1)
+
+
+def sinks_of(
+    queries: ArrayLike, keys: ArrayLike, scale: float, sinks: int
+) -> Float[Array, "length parts"]:
+    """Return `sink_members` of a user's arrays."""
+    rows = jnp.asarray(keys, jnp.float32)
+    if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
+        raise ValueError(
+            f"`sinks` must be from 0 to fewer than the {rows.shape[0]} tokens, got {sinks}."
+        )
+    return sink_members(jnp.asarray(queries, jnp.float32), rows, jnp.float32(scale), sinks)
+
+
 def _start(points: Array, clusters: int, key: Array) -> Array:
     keys = jax.random.split(key, clusters)
     first = points[jax.random.randint(keys[0], (), 0, points.shape[0], jnp.int32)]

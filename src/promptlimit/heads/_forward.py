@@ -10,12 +10,14 @@ from jaxtyping import Array, Float, Int
 
 from promptlimit.heads import _bert, _gpt2, _llama
 from promptlimit.heads._blocks import Weights, join_heads
+from promptlimit.heads._clusters import sink_members
 from promptlimit.heads._config import Architecture
 from promptlimit.heads._families import ForwardPass
 from promptlimit.heads._weighing import (
     gaussian_weights,
     in_blocks,
     inside_of,
+    mixture_weights,
     softmax_weights,
     uniform_weights,
 )
@@ -27,8 +29,10 @@ FORWARD: dict[str, ForwardPass] = {
 }
 PREFIXES = {"bert": _bert.PREFIXES, "gpt2": _gpt2.PREFIXES, "llama": _llama.PREFIXES}
 
-WAYS = ("softmax", "uniform", "gaussian", "corpus")
+WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
 """How a head may answer: as trained, or by a limit; the place in this list is its number."""
+SINKS = 8
+"""Tokens kept as atoms by the way "sinks"."""
 
 
 class Replacement(NamedTuple):
@@ -94,7 +98,12 @@ def _head_output(
     def mapped() -> Array:
         return head.queries @ replacement.matrix.T + replacement.shift[None]
 
-    ways = [weighed(softmax_weights), weighed(uniform_weights), weighed(gaussian_weights), mapped]
+    def parked(scores: Array, inside: Array) -> Array:
+        count = min(SINKS, head.keys.shape[0] - 1)
+        return mixture_weights(scores, inside, sink_members(head.queries, head.keys, scale, count))
+
+    by_tokens = [softmax_weights, uniform_weights, gaussian_weights]
+    ways = [*map(weighed, by_tokens), mapped, weighed(parked)]
     return jax.lax.switch(replacement.way, ways)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import SoftmaxAttention
-from promptlimit.heads._clusters import clusters_of
+from promptlimit.heads._clusters import clusters_of, sinks_of
 from promptlimit.heads._corpus import head_attention
 from promptlimit.measures import Empirical, Gaussian, Mixture
 
@@ -88,11 +88,24 @@ class Head:
         Keys are close when the scores that the queries give them are.
         """
         label = np.asarray(clusters_of(self.queries, self.keys, clusters, seed=seed)).argmax(axis=1)
+        return self._by_parts(label, position)
+
+    def _by_parts(self, label: np.ndarray, position: int | None) -> Mixture:
+        """Return the mixture of the Gaussians with the moments of each part of the prompt."""
         prompt = self._prompt(position)
         label = label[: len(prompt)]
-        kept = [prompt[label == c] for c in range(clusters) if (label == c).any()]
+        kept = [prompt[label == part] for part in np.unique(label)]
         shares = np.array([len(part) for part in kept]) / len(prompt)
         return Mixture(shares, [_fitted(part) for part in kept])
+
+    def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
+        """Return the mixture of the most attractive tokens, as atoms, and a Gaussian for the rest.
+
+        Trained heads often park their attention on a few tokens; the others may still look
+        Gaussian.
+        """
+        parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
+        return self._by_parts(parts, position)
 
     def outputs(self) -> np.ndarray:
         """Return the answer to each query, by the textbook formula in double precision, [n, e]."""

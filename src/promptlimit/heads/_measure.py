@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from promptlimit.heads._clusters import members
+from promptlimit.heads._clusters import members, sink_members
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._prediction import Prediction
 from promptlimit.heads._weighing import (
@@ -20,7 +20,16 @@ from promptlimit.heads._weighing import (
 )
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-LIMITS = ("uniform", "gaussian", "gaussian_finite", "mixture", "corpus", "corpus_finite", "affine")
+LIMITS = (
+    "uniform",
+    "gaussian",
+    "gaussian_finite",
+    "sinks",
+    "mixture",
+    "corpus",
+    "corpus_finite",
+    "affine",
+)
 """What is held against the head; `affine` is the best affine map of the query, fitted."""
 EVERY = 8
 """Of so many queries one is kept to predict the error at other lengths."""
@@ -44,10 +53,11 @@ class _Rows(NamedTuple):
     softmax: Array
     uniform: Array
     gaussian: Array
+    sinks: Array
     mixture: Array
 
 
-@functools.partial(jax.jit, static_argnames=("causal", "shortest", "clusters"))
+@functools.partial(jax.jit, static_argnames=("causal", "shortest", "clusters", "sinks"))
 def measured(
     heads: LayerHeads,
     scale: Float[Array, ""],
@@ -58,6 +68,7 @@ def measured(
     causal: bool,
     shortest: int,
     clusters: int,
+    sinks: int,
 ) -> dict[str, Array]:
     """Return the measurements of one prompt, one row a head, heads one after the other.
 
@@ -70,15 +81,17 @@ def measured(
         causal: whether a query sees the tokens up to its own.
         shortest: the shortest prompt of a causal head that is looked at.
         clusters: number of Gaussians in the mixture.
+        sinks: number of tokens that are atoms beside one Gaussian.
     """
 
     def one(given: tuple[LayerHeads, CorpusMap, Array]) -> dict[str, Array]:
         head, limit, head_key = given
         chosen = members(head.queries, head.keys, clusters, head_key)
+        parked = sink_members(head.queries, head.keys, scale, sinks)
 
         def rows(queries: Array, positions: Array) -> _Rows:
             inside = inside_of(positions, head.keys.shape[0], causal=causal)
-            return _rows(scale * (queries @ head.keys.T), inside, head.values, chosen)
+            return _rows(scale * (queries @ head.keys.T), inside, head.values, parked, chosen)
 
         found = in_blocks(rows, head.queries)
         n, first = head.queries.shape[0], shortest - 1 if causal else 0
@@ -96,6 +109,7 @@ def _rows(
     scores: Float[Array, "n length"],
     inside: Bool[Array, "n length"],
     values: Float[Array, "length e"],
+    parked: Float[Array, "length parts"],
     chosen: Float[Array, "length clusters"],
 ) -> _Rows:
     softmax, uniform = softmax_weights(scores, inside), uniform_weights(scores, inside)
@@ -112,6 +126,7 @@ def _rows(
         softmax=softmax @ values,
         uniform=mean,
         gaussian=gaussian_weights(scores, inside) @ values,
+        sinks=mixture_weights(scores, inside, parked) @ values,
         mixture=mixture_weights(scores, inside, chosen) @ values,
     )
 
@@ -126,6 +141,7 @@ def _summary(
         "uniform": rows.uniform,
         "gaussian": rows.gaussian,
         "gaussian_finite": rows.uniform + left * (rows.gaussian - rows.uniform),
+        "sinks": rows.sinks,
         "mixture": rows.mixture,
         "corpus": corpus.shift[None] + pull,
         "corpus_finite": corpus.shift[None] + left * pull,

@@ -13,10 +13,11 @@ from promptlimit.heads._windows import TextOrIds, windows_of
 from promptlimit.results import HeadAtlas, HeadReplacement
 
 CURVES = {
-    "gaussian, most linear first": ("gaussian", "atlas"),
+    "sinks, most linear first": ("sinks", "sinks"),
+    "gaussian, most linear first": ("gaussian", "gaussian"),
     "gaussian, random order": ("gaussian", "random"),
-    "uniform, most linear first": ("uniform", "atlas"),
-    "corpus, most linear first": ("corpus", "atlas"),
+    "uniform, most linear first": ("uniform", "gaussian"),
+    "corpus, most linear first": ("corpus", "gaussian"),
 }
 """What is drawn: how replaced heads answer, and in which order they are replaced."""
 _POINTS = 13
@@ -35,8 +36,9 @@ def replacement_curve(
     """Return the model's output as more and more heads are replaced by their limits.
 
     A head with its Gaussian limit needs the prompt's moments, a state that does not grow, where
-    softmax needs all keys and values; with the limit of the corpus it needs no state at all. The
-    controls replace heads in random order, and by uniform attention.
+    softmax needs all keys and values; with sinks it keeps eight tokens more; with the limit of the
+    corpus it needs no state at all. The controls replace heads in random order, and by uniform
+    attention.
 
     For an encoder the output is the mean of the last hidden state, compared by cosine with that of
     the model as trained; for a causal model it is the loss.
@@ -59,8 +61,9 @@ def replacement_curve(
         )
     cut = windows_of(model, text_or_ids, window=atlas.window)[-windows:]
     numbers = _checked_counts(counts, shape.layers * shape.heads)
-    random = np.random.default_rng(seed).permutation(len(atlas.order))
-    orders = {"atlas": atlas.order, "random": [atlas.order[index] for index in random]}
+    orders = {limit: atlas.order(limit) for limit in ("gaussian", "sinks")}
+    shuffled = np.random.default_rng(seed).permutation(len(orders["gaussian"]))
+    orders["random"] = [orders["gaussian"][index] for index in shuffled]
     trained = [model.embedding(ids) for ids in cut] if not shape.causal else []
     report = progress or (lambda *_: None)
     curves = {name: np.empty((len(numbers), len(cut))) for name in CURVES}

@@ -21,7 +21,8 @@ class HeadAtlas:
         model_type: its family, as in config.json.
         window: tokens of a prompt, L.
         windows: number of prompts.
-        clusters: number of Gaussians in the mixture.
+        clusters: number of Gaussians in the limit "mixture".
+        sinks: number of tokens that are atoms beside one Gaussian in the limit "sinks".
         causal: whether a query's prompt ends with the query.
         rotary: whether keys were taken after rotation, their law averaged over positions.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers].
@@ -51,6 +52,7 @@ class HeadAtlas:
     window: int
     windows: int
     clusters: int
+    sinks: int
     causal: bool
     rotary: bool
     parity: np.ndarray
@@ -80,21 +82,19 @@ class HeadAtlas:
         order = self.median_sharpness / math.log(self.window)
         return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
 
-    @property
-    def order(self) -> list[tuple[int, int]]:
-        """Heads (layer, head) from the one its Gaussian limit explains best to the worst."""
+    def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
+        """Return the heads (layer, head) from the one a limit explains best to the worst."""
         heads = self.linear.shape[1]
         return [
             (int(index) // heads, int(index) % heads)
-            for index in np.argsort(-self.r2["gaussian"], axis=None, kind="stable")
+            for index in np.argsort(-self.r2[limit], axis=None, kind="stable")
         ]
 
-    @property
-    def rank_correlation(self) -> float:
-        """Spearman's correlation, over heads, of the median sharpness with the Gaussian R²."""
+    def rank_correlation(self, limit: str = "gaussian") -> float:
+        """Return Spearman's correlation, over heads, of the median sharpness with a limit's R²."""
         ranks = [
             np.argsort(np.argsort(values, axis=None)).astype(float)
-            for values in (self.median_sharpness, self.r2["gaussian"])
+            for values in (self.median_sharpness, self.r2[limit])
         ]
         return float(np.corrcoef(*ranks)[0, 1]) if self.linear.size > 1 else math.nan
 
@@ -134,7 +134,16 @@ class HeadAtlas:
     def as_json(self) -> dict[str, object]:
         """Return everything as plain values; what is infinite is None."""
         heads = [{name: _finite(value) for name, value in row.items()} for row in self.rows()]
-        names = ("model", "model_type", "window", "windows", "clusters", "causal", "rotary")
+        names = (
+            "model",
+            "model_type",
+            "window",
+            "windows",
+            "clusters",
+            "sinks",
+            "causal",
+            "rotary",
+        )
         settings = {name: getattr(self, name) for name in names}
         return settings | {"parity": [float(error) for error in self.parity], "heads": heads}
 

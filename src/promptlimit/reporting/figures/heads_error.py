@@ -23,7 +23,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     left.scatter(*tokens, c=colours, s=20, linewidths=0.4, edgecolors="white", zorder=3)
     left.set_xlabel("predicted for Gaussian tokens")
     left.set_ylabel("measured")
-    left.set_title("effective tokens")
+    left.set_title("effective tokens (lighter: later layer)")
     predicted = data["error_predicted"].ravel()
     own, corpus = 1.0 - data["r2_gaussian"].ravel(), 1.0 - data["r2_corpus"].ravel()
     _diagonal(right, np.concatenate([predicted, own, corpus]))
@@ -44,7 +44,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     right.set_xlabel("predicted for Gaussian tokens")
     right.set_ylabel("measured")
     right.set_title("share left unexplained, $1-R^2$")
-    right.legend(loc="lower right")
+    right.legend(loc="upper left", fontsize=9)
     return figure
 
 

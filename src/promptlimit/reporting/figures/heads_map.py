@@ -1,6 +1,6 @@
 """Layers and heads of a model, coloured by sharpness and by what the Gaussian limit explains."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,14 +22,16 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     )
     left.set_ylabel("layer")
     if layers * heads <= 240:
-        _write(
-            left, sharpness, norm, lambda x: f"{x:.0f}" if x >= 10 else f"{x:.1f}", dark_high=True
-        )
+        _write(left, sharpness, norm, _rounded, dark_high=True)
         _write(
             right, data["r2_gaussian"], Normalize(0.0, 1.0),
             lambda x: "<0" if x < 0 else f"{x:.2f}"[1:] if x < 0.995 else "1", dark_high=False,
         )  # fmt: skip
     return figure
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title: str) -> None:
@@ -47,7 +49,14 @@ def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title:
         figure.colorbar(image, ax=axis, extend=extend, pad=0.02)
 
 
-def _write(axis: Axes, values: np.ndarray, norm: Normalize, text, *, dark_high: bool) -> None:
+def _write(
+    axis: Axes,
+    values: np.ndarray,
+    norm: Normalize,
+    text: Callable[[float], str],
+    *,
+    dark_high: bool,
+) -> None:
     for layer, head in np.ndindex(values.shape):
         value = values[layer, head]
         high = float(norm(np.clip(value, norm.vmin, norm.vmax))) > 0.55

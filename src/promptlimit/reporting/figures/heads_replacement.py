@@ -7,14 +7,11 @@ from matplotlib.figure import Figure
 
 from promptlimit.reporting._theme import CONTRAST, FAINT, INK, LIMIT
 
+_KEPT = "#009e73"
 _STYLES = {
-    "gaussian, most linear first": (
-        LIMIT,
-        (None, None),
-        "o",
-        "Gaussian limit, most linear heads first",
-    ),
-    "gaussian, random order": (LIMIT, (2, 2), "o", "Gaussian limit, heads in random order"),
+    "sinks, most linear first": (_KEPT, (None, None), "D", "Gaussian limit, eight tokens kept"),
+    "gaussian, most linear first": (LIMIT, (None, None), "o", "Gaussian limit"),
+    "gaussian, random order": (LIMIT, (2, 2), "o", "the same, heads in random order"),
     "corpus, most linear first": (CONTRAST, (None, None), "s", "fixed affine map of the corpus"),
     "uniform, most linear first": (INK, (1, 1.5), "^", "uniform attention"),
 }
@@ -40,8 +37,8 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     if np.isfinite(baseline):
         axis.axhline(baseline, color=FAINT, linewidth=1.0, dashes=(4, 2))
         words = "another window's embedding" if cosine else "a uniform guess"
-        axis.annotate(words, (100.0, baseline), ha="right", va="bottom", color=INK, fontsize=9)
+        axis.annotate(words, (40.0, baseline), ha="left", va="bottom", color=INK, fontsize=9)
     axis.set_xlabel("heads replaced, per cent")
     axis.set_ylabel("cosine with the trained model's embedding" if cosine else "loss, nats a token")
-    axis.legend(loc="lower left" if cosine else "upper left")
+    axis.legend(loc="lower left" if cosine else "upper left", fontsize=9)
     return figure
