@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from promptlimit.heads._model import Model as Model
     from promptlimit.heads._model import load as load
     from promptlimit.heads._replace import replacement_curve as replacement_curve
+    from promptlimit.results import HeadAtlas as HeadAtlas
+    from promptlimit.results import HeadReplacement as HeadReplacement
 
 _HOME = {
     "Architecture": "_config",
     "Head": "_head",
+    "HeadAtlas": "_atlas",
+    "HeadReplacement": "_replace",
     "INSTALL_MODEL": "_example",
     "MissingExtraError": "_extra",
     "Model": "_model",

@@ -196,5 +196,5 @@ class HeadReplacement:
         return {"counts": self.counts, **plain, **curves}
 
 
-def _finite(value: float | str) -> float | int | str | None:
+def _finite(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - run-time checks
     return None if isinstance(value, float) and not math.isfinite(value) else value
