@@ -128,7 +128,7 @@ def test_text_and_ids_that_cannot_be_read(model: pl.heads.Model) -> None:
         (IDS, {"sinks": -1}, "`sinks` must be from 0 to a quarter of the window, 6, got -1"),
     ):
         with pytest.raises(ValueError, match=message):
-            pl.heads.atlas(model, given, **({"window": WINDOW, "sinks": 2} | options))
+            pl.heads.atlas(model, given, **({"window": WINDOW, "sinks": 2} | options))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.slow

@@ -96,7 +96,7 @@ class HeadAtlas:
             np.argsort(np.argsort(values, axis=None)).astype(float)
             for values in (self.median_sharpness, self.r2[limit])
         ]
-        return float(np.corrcoef(*ranks)[0, 1]) if self.linear.size > 1 else math.nan
+        return float(np.corrcoef(np.stack(ranks))[0, 1]) if self.linear.size > 1 else math.nan
 
     def rows(self) -> Iterator[dict[str, float | int | str]]:
         """Yield one flat record a head."""

@@ -59,7 +59,7 @@ def _write(
 ) -> None:
     for layer, head in np.ndindex(values.shape):
         value = values[layer, head]
-        high = float(norm(np.clip(value, norm.vmin, norm.vmax))) > 0.55
+        high = float(norm(float(np.clip(value, norm.vmin, norm.vmax)))) > 0.55
         axis.annotate(
             text(value), (head, layer), ha="center", va="center", fontsize=6.5,
             color="white" if high == dark_high else "#222222",
