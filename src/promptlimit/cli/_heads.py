@@ -28,6 +28,11 @@ _FIGURES = ("heads_phase", "heads_map", "heads_error")
 _CHARACTERS = 24
 """Characters read for each token wanted; a longer file is read no further."""
 
+_HEADINGS = (
+    "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
+    "R² uniform", "Gauss", "(pred.)", "sinks", "mixture", "affine", "length",
+)  # fmt: skip
+
 Report = Callable[[str, int, int], None]
 
 
@@ -196,15 +201,10 @@ def _print_atlas(name: str, result: "HeadAtlas") -> None:
     )
     if result.rotary:
         OUT.print("Keys are taken after rotation; a law is averaged over the prompt's positions.")
-    table = Table(box=None, pad_edge=False)
-    for heading in (
-        "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
-        "uniform", "Gauss", "sinks", "mixture", "affine", "(pred.)", "length",
-    ):  # fmt: skip
-        table.add_column(heading, justify="left" if heading == "regime" else "right", no_wrap=True)
-    for row in result.rows():
-        table.add_row(*_cells(row))
-    OUT.print(table, width=max(OUT.width, 110))
+    rows = [_HEADINGS, *(_cells(row) for row in result.rows())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    for row in rows:
+        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     _print_regimes(result)
 
 
@@ -212,16 +212,14 @@ def _cells(row: dict) -> tuple[str, ...]:
     return (
         str(row["layer"]),
         str(row["head"]),
-        row["regime"][:6],
+        row["regime"],
         f"{row['sharpness_median']:.3g}",
         f"{row['sharpness_q05']:.2g}-{row['sharpness_q95']:.2g}",
         f"{row['effective_tokens']:.3g}",
         f"{row['effective_tokens_predicted']:.3g}",
-        *(
-            f"{row[f'r2_{name}']:.2f}"
-            for name in ("uniform", "gaussian", "sinks", "mixture", "affine")
-        ),
+        *(f"{row[f'r2_{name}']:.2f}" for name in ("uniform", "gaussian")),
         f"{1 - row['error_predicted']:.2f}",
+        *(f"{row[f'r2_{name}']:.2f}" for name in ("sinks", "mixture", "affine")),
         f"{row['length_needed']:.2g}",
     )
 

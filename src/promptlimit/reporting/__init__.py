@@ -3,3 +3,4 @@
 from promptlimit.reporting._drawing import FORMATS as FORMATS
 from promptlimit.reporting._drawing import draw as draw
 from promptlimit.reporting._drawing import render as render
+from promptlimit.reporting.page import write_page as write_page

@@ -37,7 +37,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     if np.isfinite(baseline):
         axis.axhline(baseline, color=FAINT, linewidth=1.0, dashes=(4, 2))
         words = "another window's embedding" if cosine else "a uniform guess"
-        axis.annotate(words, (40.0, baseline), ha="left", va="bottom", color=INK, fontsize=9)
+        axis.annotate(words, (0.0, baseline), ha="left", va="top", color=INK, fontsize=9)
     axis.set_xlabel("heads replaced, per cent")
     axis.set_ylabel("cosine with the trained model's embedding" if cosine else "loss, nats a token")
     axis.legend(loc="lower left" if cosine else "upper left", fontsize=9)

@@ -1,0 +1,66 @@
+"""Numbers as a reader writes them."""
+
+import math
+
+from promptlimit.reporting.page._html import Html, element, joined
+
+
+def measured(value: float, error: float | None) -> Html:
+    """Return a number with its error, when it has one, both written alike.
+
+    >>> measured(0.0134, 0.00034), measured(2.0e-7, 3.1e-8)
+    ('0.0134 ± 0.00034', '2 × 10<sup>−7</sup> ± 3.1 × 10<sup>−8</sup>')
+    """
+    if error is None:
+        return number(value)
+    least = 1e-7 if _is_plain(value, 1e-3) else 1e-3
+    return joined(number(value), " ± ", number(error, 2, least))
+
+
+def number(value: float, digits: int = 3, least: float = 1e-3) -> Html:
+    """Return a number to some digits, with a power of ten below `least` and from 1e5 on.
+
+    >>> number(0.0123), number(1.2e-7), number(-3e12)
+    ('0.0123', '1.2 × 10<sup>−7</sup>', '−3 × 10<sup>12</sup>')
+    """
+    if math.isnan(value):
+        return Html("not a number")
+    if math.isinf(value):
+        return Html("∞" if value > 0 else "−∞")
+    if _is_plain(value, least):
+        decimals = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        text = f"{value:.{decimals}f}"
+        return _signed(text.rstrip("0").rstrip(".") if "." in text else text)
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    power = element("sup", _signed(str(int(exponent))))
+    if mantissa in {"1", "-1"}:
+        return joined(_signed(mantissa.removesuffix("1")), "10", power)
+    return joined(_signed(mantissa), " × 10", power)
+
+
+def _is_plain(value: float, least: float) -> bool:
+    return value == 0 or least <= abs(value) < 1e5
+
+
+def _signed(text: str) -> Html:
+    return Html(text.replace("-", "−"))
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in words.
+
+    >>> duration(0.234), duration(8.1), duration(125.0), duration(7300.0)
+    ('0.23 s', '8 s', '2 min 5 s', '2 h 1 min')
+    """
+    if not math.isfinite(seconds):
+        return "an unknown time"
+    if seconds < 1:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

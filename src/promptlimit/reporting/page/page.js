@@ -1,0 +1,234 @@
+"use strict";
+// Three things a reader can do: choose the light, choose what a figure shows, look closer at it.
+// Without this script the page is complete, only still.
+
+function build(tag, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
+}
+
+// --- light ---------------------------------------------------------------------------------------
+function remembered(value) {
+  try {
+    if (value) localStorage.setItem("theme", value);
+    return localStorage.getItem("theme");
+  } catch {
+    return null; // Some browsers keep nothing for files.
+  }
+}
+
+function setUpLight(button) {
+  const root = document.documentElement;
+  const atNight = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme || (atNight.matches ? "dark" : "light")) === "dark";
+  const label = () => { button.textContent = isDark() ? "Light" : "Dark"; };
+  const before = remembered();
+  if (before === "dark" || before === "light") root.dataset.theme = before;
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    remembered(root.dataset.theme);
+    label();
+  });
+  atNight.addEventListener("change", label);
+  button.hidden = false;
+  label();
+}
+
+// --- which series a figure shows -----------------------------------------------------------------
+function seriesOf(svg) {
+  const groups = new Map();
+  for (const node of svg.querySelectorAll("[data-series]")) {
+    const label = node.dataset.series;
+    groups.set(label, [...(groups.get(label) || []), node]);
+  }
+  return groups;
+}
+
+function swatch(nodes) {
+  const inked = nodes.flatMap((node) => [node, ...node.querySelectorAll("*")]);
+  const paint = (key) => inked.map((node) => node.getAttribute(key)).find((c) => c && c !== "none");
+  const stroke = paint("stroke"), fill = paint("fill");
+  const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  icon.setAttribute("viewBox", "0 0 22 10");
+  icon.setAttribute("aria-hidden", "true");
+  line.setAttribute("d", "M0 5H22");
+  line.setAttribute("stroke-width", stroke ? "3" : "8");
+  line.setAttribute("stroke", stroke || fill || "currentColor");
+  icon.append(line);
+  return icon;
+}
+
+function chips(svg) {
+  const groups = [...seriesOf(svg)];
+  if (groups.length < 2) return [];
+  const boxes = groups.map(([label, nodes]) => {
+    const box = build("input", { type: "checkbox", checked: true });
+    box.addEventListener("change", () => {
+      for (const node of nodes) node.classList.toggle("hidden", !box.checked);
+    });
+    return build("label", { className: "chip drawn" }, box, swatch(nodes), label);
+  });
+  if (boxes.length < 4) return boxes;
+  const all = build("button", { type: "button", textContent: "All or none" });
+  all.addEventListener("click", () => {
+    const inputs = boxes.map((chip) => chip.querySelector("input"));
+    const show = !inputs.every((input) => input.checked);
+    for (const input of inputs) {
+      input.checked = show;
+      input.dispatchEvent(new Event("change"));
+    }
+  });
+  return [...boxes, all];
+}
+
+// --- a closer look -------------------------------------------------------------------------------
+class View {
+  // The part of a drawing that is seen: its viewBox, kept inside the whole.
+  constructor(frame, svg) {
+    this.frame = frame;
+    this.svg = svg;
+    this.whole = svg.viewBox.baseVal;
+    this.whole = { x: this.whole.x, y: this.whole.y, width: this.whole.width, height: this.whole.height };
+    this.reset();
+  }
+  get scale() { return this.whole.width / this.box.width; }
+  reset() { this.show({ ...this.whole }); }
+  show(box) {
+    const { whole } = this;
+    box.x = Math.min(Math.max(box.x, whole.x), whole.x + whole.width - box.width);
+    box.y = Math.min(Math.max(box.y, whole.y), whole.y + whole.height - box.height);
+    this.box = box;
+    this.svg.setAttribute("viewBox", `${box.x} ${box.y} ${box.width} ${box.height}`);
+    this.frame.classList.toggle("zoomed", this.scale > 1.001);
+  }
+  point(event) {
+    // Where on the drawing a pointer is, as shares of what is seen.
+    const area = this.svg.getBoundingClientRect();
+    return [(event.clientX - area.x) / area.width, (event.clientY - area.y) / area.height];
+  }
+  zoom(factor, [across, down] = [0.5, 0.5]) {
+    const { box, whole } = this;
+    const scale = Math.min(Math.max(this.scale * factor, 1), 40);
+    const width = whole.width / scale, height = whole.height / scale;
+    this.show({
+      x: box.x + across * (box.width - width),
+      y: box.y + down * (box.height - height),
+      width,
+      height,
+    });
+  }
+  pan(across, down) {
+    const { box } = this;
+    this.show({ ...box, x: box.x + across * box.width, y: box.y + down * box.height });
+  }
+}
+
+function listenToKeys(view) {
+  const moves = { ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, -0.1], ArrowDown: [0, 0.1] };
+  view.frame.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "+" || event.key === "=") view.zoom(1.4);
+    else if (event.key === "-") view.zoom(1 / 1.4);
+    else if (event.key === "0") view.reset();
+    else if (moves[event.key] && view.scale > 1.001) view.pan(...moves[event.key]);
+    else return;
+    event.preventDefault();
+  });
+}
+
+function listenToPointers(view) {
+  const { frame } = view;
+  const fingers = new Map();
+  const spread = () => {
+    const [one, other] = [...fingers.values()];
+    return Math.hypot(one.clientX - other.clientX, one.clientY - other.clientY);
+  };
+  frame.addEventListener("wheel", (event) => {
+    // The wheel alone scrolls the page, except where the figure is all there is.
+    if (!event.ctrlKey && !event.metaKey && !frame.closest("dialog")) return;
+    event.preventDefault();
+    view.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.002)), view.point(event));
+  }, { passive: false });
+  frame.addEventListener("dblclick", (event) => view.zoom(2, view.point(event)));
+  frame.addEventListener("pointerdown", (event) => {
+    fingers.set(event.pointerId, event);
+    if (view.scale > 1.001) frame.setPointerCapture(event.pointerId);
+  });
+  frame.addEventListener("pointermove", (event) => {
+    const before = fingers.get(event.pointerId);
+    if (!before) return;
+    const wide = fingers.size === 2 ? spread() : 0;
+    const [x0, y0] = view.point(before), [x1, y1] = view.point(event);
+    fingers.set(event.pointerId, event);
+    if (wide) view.zoom(spread() / wide, view.point(event));
+    else if (view.scale > 1.001) view.pan(x0 - x1, y0 - y1);
+  });
+  for (const end of ["pointerup", "pointercancel", "pointerleave"]) {
+    frame.addEventListener(end, (event) => fingers.delete(event.pointerId));
+  }
+}
+
+function enlarger(plot, view) {
+  const button = build("button", { type: "button", textContent: "Enlarge" });
+  button.addEventListener("click", () => {
+    const open = plot.closest("dialog");
+    if (open) return open.close();
+    const place = build("span");
+    const dialog = build("dialog");
+    plot.replaceWith(place);
+    dialog.append(plot);
+    document.body.append(dialog);
+    dialog.addEventListener("close", () => {
+      place.replaceWith(plot);
+      dialog.remove();
+      view.reset();
+      button.textContent = "Enlarge";
+      button.focus();
+    });
+    button.textContent = "Close";
+    dialog.showModal();
+    view.frame.focus();
+  });
+  return button;
+}
+
+function zoomButtons(plot, view) {
+  const button = (text, label, act) => {
+    const made = build("button", { type: "button", textContent: text, ariaLabel: label, title: label });
+    made.addEventListener("click", act);
+    return made;
+  };
+  return build("div", { className: "zoom" },
+    button("−", "Zoom out", () => view.zoom(1 / 1.5)),
+    button("+", "Zoom in", () => view.zoom(1.5)),
+    button("Reset", "Show the whole figure", () => view.reset()),
+    enlarger(plot, view));
+}
+
+function hintAtMore(frame) {
+  // On a small screen a figure is wider than its frame; its edge fades while there is more.
+  const look = () => {
+    const rest = frame.scrollWidth - frame.clientWidth - frame.scrollLeft;
+    frame.classList.toggle("more", rest > 4);
+  };
+  frame.addEventListener("scroll", look, { passive: true });
+  new ResizeObserver(look).observe(frame);
+}
+
+function setUpFigure(plot) {
+  const frame = plot.querySelector(".frame");
+  if (!frame) return;
+  const svg = frame.querySelector("svg");
+  const view = new View(frame, svg);
+  listenToKeys(view);
+  listenToPointers(view);
+  hintAtMore(frame);
+  frame.title = "+ and − zoom, arrows move, 0 shows the whole; so do a double click, a drag and Ctrl with the wheel";
+  frame.after(build("div", { className: "tools" }, ...chips(svg), zoomButtons(plot, view)));
+}
+
+setUpLight(document.querySelector(".theme"));
+document.querySelectorAll(".plot").forEach(setUpFigure);
+if (matchMedia("(max-width: 68rem)").matches) document.querySelector(".contents details").open = false;

@@ -1,0 +1,172 @@
+"""The page in a real browser: from disk, alone, and in a reader's hands."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
+
+from promptlimit.reporting import write_page
+from reporting.page.stored_results import claim, plot, write_results
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not CHROMIUM, reason="no Chromium was found; on Debian: apt-get install chromium"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return where the page of a small folder of results lies."""
+    drawing = plot()
+    folder = write_results(
+        tmp_path_factory.mktemp("page") / "report",
+        claims=[claim(number) for number in range(1, 20)],
+        drawings={"gaps": drawing, "more": drawing},
+    )
+    return write_page(folder).as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Return one browser for all tests; root may only run it without its sandbox."""
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """Open the page at a width, and afterwards see that it was quiet and stayed at home."""
+    width = getattr(request, "param", 1280)
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="light")
+    context.set_default_timeout(15_000)
+    page = context.new_page()
+    asked: list[str] = []
+    troubles: list[str] = []
+
+    def note_request(made: Request) -> None:
+        asked.append(made.url)
+
+    def note_message(message: ConsoleMessage) -> None:
+        troubles.append(message.text)
+
+    page.on("request", note_request)
+    page.on("console", note_message)
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.goto(address)
+    yield page
+    assert troubles == []
+    assert [url for url in asked if not url.startswith("data:")] == [address]
+    context.close()
+
+
+def area(shown: Locator) -> float:
+    box = shown.bounding_box()
+    return box["width"] * box["height"] if box else 0.0
+
+
+def test_figures_and_claims_are_seen(opened: Page, tmp_path: Path) -> None:
+    assert opened.title() == "The paper’s figures and claims, recomputed"
+    assert "19 of 19 verdicts as on record" in opened.locator(".headline").inner_text()
+    assert opened.locator("article.claim").count() == 19
+    drawings = opened.locator(".frame > svg")
+    assert drawings.count() == 2
+    for i in range(2):
+        assert area(drawings.nth(i)) > 400 * 200
+        assert area(drawings.nth(i).locator("[data-series]").first) > 0
+    opened.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert (tmp_path / "page.png").stat().st_size > 50_000
+
+
+def test_the_table_leads_to_the_evidence(opened: Page) -> None:
+    opened.locator(".claims a", has_text="17").first.click()
+    expect(opened.locator("#claim-17 h3")).to_be_in_viewport()
+
+
+def test_a_curve_can_be_hidden_and_shown(opened: Page) -> None:
+    figure = opened.locator("#figure-gaps")
+    curve = figure.locator(".frame [data-series='L = 10']")
+    box = figure.get_by_label("L = 10", exact=True)
+    assert figure.get_by_label("L = 1000 <b>").is_checked()
+    assert curve.is_visible()
+    box.uncheck()
+    assert not curve.is_visible()
+    assert opened.locator("#figure-more .frame [data-series='L = 10']").is_visible()
+    box.check()
+    assert curve.is_visible()
+
+
+def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened: Page) -> None:
+    figure = opened.locator("#figure-gaps")
+    drawing = figure.locator(".frame > svg")
+
+    def seen() -> list[float]:
+        return [float(part) for part in str(drawing.get_attribute("viewBox")).split()]
+
+    whole = seen()
+    figure.get_by_role("button", name="Zoom in").click()
+    assert seen()[2] == pytest.approx(whole[2] / 1.5)
+    figure.locator(".frame").focus()
+    before = seen()
+    opened.keyboard.press("ArrowRight")
+    assert seen()[0] > before[0]
+    opened.keyboard.press("0")
+    assert seen() == whole
+    opened.keyboard.press("+")
+    assert seen()[2] == pytest.approx(whole[2] / 1.4)
+    figure.get_by_role("button", name="Show the whole figure").click()
+    figure.get_by_role("button", name="Enlarge").click()
+    enlarged = opened.locator("dialog .frame > svg")
+    assert area(enlarged) > 1000 * 400
+    enlarged.hover()
+    opened.mouse.wheel(0, -300)
+    expect(opened.locator("dialog .frame")).to_have_class("frame drawn zoomed")
+    opened.keyboard.press("Escape")
+    expect(opened.locator("dialog")).to_have_count(0)
+    assert seen() == whole
+    assert area(figure.locator(".frame > svg")) > 400 * 200
+
+
+def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
+    colour = "element => getComputedStyle(element).{}"
+    letters = opened.locator("#figure-gaps .frame text, #figure-gaps .frame text *").first
+    line = opened.locator("#figure-gaps [data-series='L = 1000 <b>'] path").first
+
+    def look() -> tuple[str, str, str]:
+        body = opened.locator("body").evaluate(colour.format("backgroundColor"))
+        return body, letters.evaluate(colour.format("fill")), line.evaluate(colour.format("stroke"))
+
+    assert look() == ("rgb(250, 249, 246)", "rgb(0, 0, 0)", "rgb(34, 34, 34)")
+    opened.get_by_role("button", name="Dark").click()
+    assert look() == ("rgb(20, 22, 26)", "rgb(226, 228, 232)", "rgb(226, 228, 232)")
+    opened.emulate_media(media="print")
+    assert look()[1:] == ("rgb(0, 0, 0)", "rgb(34, 34, 34)")
+    opened.emulate_media(media="screen")
+    opened.get_by_role("button", name="Light").click()
+    assert look()[0] == "rgb(250, 249, 246)"
+
+
+@pytest.mark.parametrize("opened", [375, 820], indirect=True)
+def test_nothing_runs_over_the_edge_of_a_small_screen(opened: Page, tmp_path: Path) -> None:
+    width, seen = opened.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width == seen
+    opened.screenshot(path=tmp_path / "narrow.png")
+    assert (tmp_path / "narrow.png").stat().st_size > 10_000
