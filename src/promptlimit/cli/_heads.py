@@ -180,18 +180,28 @@ def _say_parity(model: "Model") -> None:
 
 def _write(out: Path, atlases: "dict[str, HeadAtlas]", curve: "HeadReplacement | None") -> None:
     from promptlimit.heads import export_maps
+    from promptlimit.reporting.page import write_heads_page
     from promptlimit.results import write_bytes, write_json
 
+    drawn: dict[str, list[Path]] = {}
     for name, result in atlases.items():
         folder = out / name
         write_json(folder / "atlas.json", result.as_json())
         write_bytes(folder / "atlas.csv", result.as_csv().encode())
         export_maps(result, folder / "maps.safetensors")
         for figure in _FIGURES:
-            write_figure(figure, result.as_arrays(), folder)
+            drawn[f"{name}/{figure}"] = write_figure(figure, result.as_arrays(), folder)
     if curve is not None:
         write_json(out / "replacement.json", curve.as_json())
-        write_figure("heads_replacement", curve.as_arrays(), out)
+        drawn["heads_replacement"] = write_figure("heads_replacement", curve.as_arrays(), out)
+    drawings = {
+        name: path.read_bytes()
+        for name, paths in drawn.items()
+        for path in paths
+        if path.suffix == ".svg"
+    }
+    page = write_heads_page(out, atlases, curve, drawings)
+    ERR.print(str(page), markup=False)
 
 
 def _print_atlas(name: str, result: "HeadAtlas") -> None:
@@ -228,13 +238,14 @@ def _print_regimes(result: "HeadAtlas") -> None:
     from promptlimit.results import REGIMES
 
     for regime in REGIMES:
-        chosen = result.regime == regime
-        if chosen.any():
-            medians = ", ".join(
-                f"{name} {_median(result.r2[name][chosen]):.2f}"
+        medians = result.median_r2(regime)
+        if medians:
+            words = ", ".join(
+                f"{name} {medians[name]:.2f}"
                 for name in ("uniform", "gaussian", "sinks", "mixture", "affine")
             )
-            OUT.print(f"{regime}: {int(chosen.sum())} heads, median R²: {medians}")
+            count = int((result.regime == regime).sum())
+            typer.echo(f"{regime}: {count} heads, median R²: {words}")
     found = ", ".join(
         f"{name} {result.rank_correlation(name):.2f}" for name in ("gaussian", "sinks")
     )

@@ -90,6 +90,13 @@ class HeadAtlas:
             for index in np.argsort(-self.r2[limit], axis=None, kind="stable")
         ]
 
+    def median_r2(self, regime: str) -> dict[str, float]:
+        """Return the median R² of every limit over the heads of a regime; nothing without heads."""
+        chosen = self.regime == regime
+        if not chosen.any():
+            return {}
+        return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
+
     def rank_correlation(self, limit: str = "gaussian") -> float:
         """Return Spearman's correlation, over heads, of the median sharpness with a limit's R²."""
         ranks = [
