@@ -28,8 +28,7 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     folder, text = small_model(tmp_path / "model"), tmp_path / "letters.txt"
     text.write_text(" ".join(WORDS[(i * i + 3 * i) % 26] for i in range(100)))
     out = tmp_path / "out"
-    options = {"window": 24, "clusters": 2, "sinks": 2}
-    command.heads(folder, [text], out=out, as_json=True, **options)
+    command.heads(folder, [text], window=24, clusters=2, sinks=2, out=out, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["texts"]["letters"]["windows"] == 4
     assert len(found["texts"]["letters"]["heads"]) == 8

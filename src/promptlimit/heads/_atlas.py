@@ -1,7 +1,7 @@
 """Every head of a model measured against its limits, on a text cut into windows."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -27,7 +27,11 @@ Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
+Kept = dict[int, list[LayerHeads]]
+"""Heads of the first windows, by their number."""
+
 _THREADS = 4
+_MEMORY = 512 * 2**20
 ACCURATE = 0.1
 """Share of a head's variation that the limit may miss at the length called needed."""
 
@@ -76,12 +80,14 @@ def atlas(
     report = progress or (lambda *_: None)
     shortest = max(4, size // 8) if model.shape.causal else size
     table = prediction(shortest, size)
-    moments = _corpus_moments(model, cut, report)
+    kept: Kept = {}
+    moments = _corpus_moments(model, cut, kept, report)
     key = jax.random.key(seed)
 
     def one_window(index: int) -> dict[str, np.ndarray]:
         here = jax.random.fold_in(key, index)
-        layers = list(_measured(model, cut[index], moments, table, here, shortest, clusters, sinks))
+        heads = kept.pop(index, None) or _heads_of(model, cut[index])
+        layers = list(_measured(model, heads, moments, table, here, shortest, clusters, sinks))
         stacked = {
             name: np.stack([np.asarray(layer[name], np.float64) for layer in layers])
             for name in layers[0]
@@ -104,11 +110,24 @@ def _in_threads(
             yield result
 
 
-def _corpus_moments(model: Model, cut: np.ndarray, report: Progress) -> list[CorpusMoments]:
-    """Return the moments of each layer's tokens and queries, summed over all windows."""
+def _heads_of(model: Model, ids: np.ndarray) -> Iterator[LayerHeads]:
+    return (heads for heads, _, _ in model.layer_outputs(ids))
+
+
+def _corpus_moments(
+    model: Model, cut: np.ndarray, kept: Kept, report: Progress
+) -> list[CorpusMoments]:
+    """Return the moments of each layer's tokens and queries, summed over all windows.
+
+    The heads of the first windows are kept for the second reading, as many as the memory allows.
+    """
+    shape = model.shape
+    room = _MEMORY // (12 * shape.layers * shape.heads * shape.head_dim * cut.shape[1])
 
     def one_window(index: int) -> list[CorpusMoments]:
-        return [_moments(heads) for heads, _, _ in model.layer_outputs(cut[index])]
+        if index < room:
+            kept[index] = list(_heads_of(model, cut[index]))
+        return [_moments(heads) for heads in kept.get(index) or _heads_of(model, cut[index])]
 
     total: list[CorpusMoments] = []
     for here in _in_threads(one_window, len(cut), "reading the text", report):
@@ -122,7 +141,7 @@ def _moments(heads: LayerHeads) -> CorpusMoments:
 
 def _measured(  # noqa: PLR0917 - what one window needs, in the order of its use
     model: Model,
-    ids: np.ndarray,
+    every_layer: Iterable[LayerHeads],
     total: list[CorpusMoments],
     table: Prediction,
     key: jax.Array,
@@ -131,8 +150,8 @@ def _measured(  # noqa: PLR0917 - what one window needs, in the order of its use
     sinks: int,
 ) -> Iterator[dict[str, jax.Array]]:
     """Yield what one window shows of each layer; the corpus is the other windows, if any."""
-    for layer, (heads, _, _) in enumerate(model.layer_outputs(ids)):
-        alone = total[layer].count == len(ids)
+    for layer, heads in enumerate(every_layer):
+        alone = total[layer].count == heads.keys.shape[1]
         corpus = total[layer] if alone else total[layer] - _moments(heads)
         maps = (
             jnp.asarray(part, jnp.float32) for part in corpus.affine_maps(model.shape.scale(layer))

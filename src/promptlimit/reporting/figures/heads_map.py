@@ -58,7 +58,7 @@ def _write(
     dark_high: bool,
 ) -> None:
     for layer, head in np.ndindex(values.shape):
-        value = values[layer, head]
+        value = float(values[layer, head])
         high = float(norm(float(np.clip(value, norm.vmin, norm.vmax)))) > 0.55
         axis.annotate(
             text(value), (head, layer), ha="center", va="center", fontsize=6.5,
