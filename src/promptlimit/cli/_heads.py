@@ -1,5 +1,6 @@
 """`promptlimit heads`: which heads of a trained transformer are already linear?"""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,10 +82,12 @@ def heads(
     folder = _folder(model_dir, example)
     tokens = (windows + 8) * (window or 512)
     texts = _texts(text or [], example, _CHARACTERS * tokens)
-    from promptlimit.heads import MissingExtraError, atlas, load, replacement_curve
+    from promptlimit.heads import EXAMPLE, MissingExtraError, atlas, load, replacement_curve
 
     try:
         model = load(folder)
+        if example:
+            model = dataclasses.replace(model, name=EXAMPLE)
         _say_parity(model)
         with _progress() as report:
             atlases = {

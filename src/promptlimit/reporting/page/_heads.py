@@ -31,8 +31,9 @@ _COLUMNS = (
     ("tokens", "effective_tokens", 3), ("predicted", "effective_tokens_predicted", 3),
     ("uniform", "r2_uniform", 2), ("Gaussian", "r2_gaussian", 2), ("sinks", "r2_sinks", 2),
     ("mixture", "r2_mixture", 2), ("affine, fitted", "r2_affine", 2),
-    ("length", "length_needed", 2),
+    ("length", "length_needed", 3),
 )  # fmt: skip
+_STYLE = ".scroll { margin-bottom: 1.8rem; overflow-x: auto; } details { margin-bottom: 2.4rem; }"
 _SUMMED = ("uniform", "gaussian", "sinks", "mixture", "affine")
 
 
@@ -76,7 +77,7 @@ def heads_page(
         lead=_lead(first, list(atlases)),
         sections=tuple(sections),
         foot=element("p", "Written by ", element("code", "promptlimit heads"), "."),
-        style=night_rules(safe.values()),
+        style=f"{night_rules(safe.values())}\n{_STYLE}",
     )
 
 
@@ -84,7 +85,8 @@ def _lead(atlas: HeadAtlas, texts: Sequence[str]) -> Html:
     layers, heads = atlas.linear.shape
     words = (
         f"{layers} layers of {heads} heads ({atlas.model_type}) on {len(texts)} texts, prompts of "
-        f"{atlas.window} tokens. Attention rebuilt from the heads to {atlas.parity.max():.1e}."
+        f"{atlas.window} tokens. Attention was rebuilt from the heads to within "
+        f"{atlas.parity.max():.0e} of itself."
     )
     rotary = "Keys are taken after rotation; a law is averaged over the prompt’s positions."
     return joined(
@@ -131,14 +133,14 @@ def _regimes(atlas: HeadAtlas) -> Html:
     for regime in REGIMES:
         medians = atlas.median_r2(regime)
         if medians:
-            cells = (element("td", number(medians[name], 2)) for name in _SUMMED)
+            cells = (element("td", _two_digits(medians[name])) for name in _SUMMED)
             count = element("td", str(int((atlas.regime == regime).sum())))
             rows.append(element("tr", element("th", regime, scope="row"), count, *cells))
     heads = ("regime", "heads", "uniform", "Gaussian", "sinks", "mixture", "affine, fitted")
     words = (
         f"{atlas.windows} prompts. Median R² of each limit by regime; rank correlation of "
-        f"sharpness and R²: Gaussian {atlas.rank_correlation():.2f}, with sinks "
-        f"{atlas.rank_correlation('sinks'):.2f}."
+        f"sharpness and R²: Gaussian {_two_digits(atlas.rank_correlation())}, with sinks "
+        f"{_two_digits(atlas.rank_correlation('sinks'))}."
     )
     return joined(element("p", words, class_="intro"), _table(heads, rows))
 
@@ -153,7 +155,13 @@ def _every_head(atlas: HeadAtlas) -> Html:
 
 
 def _cell(value: float | int | str, digits: int) -> str:  # noqa: PYI041 - run-time checks
+    if digits == 2:
+        return _two_digits(float(value))
     return number(float(value), digits) if digits else str(value)
+
+
+def _two_digits(value: float) -> str:
+    return f"{value:.2f}".replace("-", "−")
 
 
 def _table(headings: Sequence[str], rows: Sequence[Html]) -> Html:
