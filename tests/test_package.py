@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_public_name_loads_and_is_what_it_says() -> None:
     for name in set(dir(pl)) - {"__version__"}:
-        assert getattr(pl, name).__name__ == name
+        assert getattr(pl, name).__name__.removeprefix("promptlimit.") == name
 
 
 def test_lazy_names_and_typed_names_are_the_same() -> None:
@@ -23,7 +23,8 @@ def test_lazy_names_and_typed_names_are_the_same() -> None:
     typed = {
         alias.asname
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("promptlimit.")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").partition(".")[0] == "promptlimit"
         for alias in node.names
     }
     assert typed == set(dir(pl)) - {"__version__"}

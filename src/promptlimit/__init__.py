@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from promptlimit import heads as heads
     from promptlimit.attention import AbstractAttention as AbstractAttention
     from promptlimit.attention import Factored as Factored
     from promptlimit.attention import LinearAttention as LinearAttention
@@ -98,7 +99,13 @@ _HOME = {
 }
 
 
+_PACKAGES = ("heads",)
+"""Packages whose names are reached through them: `promptlimit.heads.load`."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _PACKAGES:
+        return importlib.import_module(f"promptlimit.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'promptlimit' has no attribute '{name}'")
     value = getattr(importlib.import_module(f"promptlimit.{_HOME[name]}"), name)
@@ -107,4 +114,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__"])
+    return sorted([*_HOME, *_PACKAGES, "__version__"])

@@ -6,7 +6,17 @@ from typing import Annotated
 import typer
 
 from promptlimit import __version__
-from promptlimit.cli import _doctor, _flow, _gap, _length, _limit, _report, _reproduce, _train
+from promptlimit.cli import (
+    _doctor,
+    _flow,
+    _gap,
+    _heads,
+    _length,
+    _limit,
+    _report,
+    _reproduce,
+    _train,
+)
 from promptlimit.cli._console import CommandError, print_error
 
 app = typer.Typer(
@@ -22,6 +32,7 @@ app.command("gap")(_gap.gap)
 app.command("length")(_length.length)
 app.command("flow")(_flow.flow)
 app.command("train")(_train.train)
+app.command("heads")(_heads.heads)
 app.command("doctor")(_doctor.doctor)
 app.command("reproduce")(_reproduce.reproduce)
 app.command("report")(_report.report)

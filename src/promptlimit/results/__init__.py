@@ -19,6 +19,9 @@ from promptlimit.results._gaps import GapCurve as GapCurve
 from promptlimit.results._gaps import GapExponent as GapExponent
 from promptlimit.results._gaps import GapReport as GapReport
 from promptlimit.results._gaps import RequiredLength as RequiredLength
+from promptlimit.results._heads import REGIMES as REGIMES
+from promptlimit.results._heads import HeadAtlas as HeadAtlas
+from promptlimit.results._heads import HeadReplacement as HeadReplacement
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments

@@ -4,6 +4,8 @@
 one from a folder of claims and figures.
 """
 
+from promptlimit.reporting.page._heads import heads_page as heads_page
+from promptlimit.reporting.page._heads import write_heads_page as write_heads_page
 from promptlimit.reporting.page._html import Html as Html
 from promptlimit.reporting.page._html import element as element
 from promptlimit.reporting.page._html import joined as joined

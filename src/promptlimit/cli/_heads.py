@@ -1,0 +1,274 @@
+"""`promptlimit heads`: which heads of a trained transformer are already linear?"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from promptlimit.cli._console import (
+    ERR,
+    OUT,
+    CommandError,
+    JsonOption,
+    SeedOption,
+    print_json,
+    require_folder,
+)
+from promptlimit.cli._drawing import write_figure
+
+if TYPE_CHECKING:
+    from promptlimit.heads import Model
+    from promptlimit.results import HeadAtlas, HeadReplacement
+
+_FIGURES = ("heads_phase", "heads_map", "heads_error")
+_CHARACTERS = 24
+"""Characters read for each token wanted; a longer file is read no further."""
+
+_HEADINGS = (
+    "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
+    "R² uniform", "Gauss", "(pred.)", "sinks", "mixture", "affine", "length",
+)  # fmt: skip
+
+Report = Callable[[str, int, int], None]
+
+
+def heads(
+    model_dir: Annotated[
+        Path | None,
+        typer.Argument(help="Folder with config.json, model.safetensors and tokenizer.json."),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", metavar="FILE", help="A text to read; give several, one by one."),
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="A sentence encoder on two texts of this Python.")
+    ] = False,
+    window: Annotated[
+        int | None,
+        typer.Option("--window", min=8, help="Tokens of a prompt (the model's most, up to 512)."),
+    ] = None,
+    windows: Annotated[
+        int, typer.Option("--windows", min=1, help="The most prompts to cut from a text.")
+    ] = 24,
+    clusters: Annotated[
+        int, typer.Option("--clusters", min=1, help="Gaussians in the mixture.")
+    ] = 4,
+    sinks: Annotated[
+        int, typer.Option("--sinks", min=0, help="Tokens that are atoms beside one Gaussian.")
+    ] = 8,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace/--no-replace", help="Replace heads by their limits and compare."),
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Write tables, maps and figures there."),
+    ] = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure every attention head of a trained model against its infinite-prompt limits.
+
+    A head whose sharpness is small against 2 ln L is linear attention in disguise.
+    """
+    if out is not None:
+        require_folder(out)
+    folder = _folder(model_dir, example)
+    tokens = (windows + 8) * (window or 512)
+    texts = _texts(text or [], example, _CHARACTERS * tokens)
+    from promptlimit.heads import EXAMPLE, MissingExtraError, atlas, load, replacement_curve
+
+    try:
+        model = load(folder)
+        if example:
+            model = dataclasses.replace(model, name=EXAMPLE)
+        _say_parity(model)
+        with _progress() as report:
+            atlases = {
+                name: atlas(
+                    model, content, window=window, windows=windows, clusters=clusters, sinks=sinks,
+                    seed=seed,
+                    progress=report,
+                )
+                for name, content in texts.items()
+            }  # fmt: skip
+            first = next(iter(texts))
+            curve = (
+                replacement_curve(model, texts[first], atlases[first], seed=seed, progress=report)
+                if replace
+                else None
+            )
+    except MissingExtraError as problem:
+        raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
+    except ValueError as refusal:
+        raise CommandError(str(refusal), "promptlimit heads --help") from None
+    if out is not None:
+        _write(out, atlases, curve)
+    if as_json:
+        found = {name: result.as_json() for name, result in atlases.items()}
+        print_json({"texts": found, "replacement": None if curve is None else curve.as_json()})
+        return
+    for name, result in atlases.items():
+        _print_atlas(name, result)
+    if curve is not None:
+        _print_curve(curve)
+
+
+def _folder(model_dir: Path | None, example: bool) -> Path:
+    if example == (model_dir is not None):
+        raise CommandError(
+            "MODEL_DIR or --example must be given, and not both", "promptlimit heads --example"
+        )
+    if model_dir is not None:
+        return model_dir
+    from promptlimit.heads import INSTALL_MODEL, example_folder
+
+    folder = example_folder()
+    if folder is None:
+        raise CommandError("the example's model is not installed", INSTALL_MODEL)
+    return folder
+
+
+def _texts(paths: list[Path], example: bool, most: int) -> dict[str, str]:
+    """Return the texts by name, each no longer than can be used."""
+    if example and not paths:
+        from promptlimit.heads import example_texts
+
+        return {name: content[:most] for name, content in example_texts().items()}
+    if not paths:
+        raise CommandError("--text must name a file", "promptlimit heads MODEL_DIR --text FILE")
+    texts: dict[str, str] = {}
+    for path in paths:
+        try:
+            with path.open(encoding="utf-8") as file:
+                content = file.read(most)
+        except (OSError, UnicodeDecodeError) as problem:
+            reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+            raise CommandError(
+                f"--text must be a readable text file, got {path}: {reason}", "convert it to UTF-8"
+            ) from None
+        name = path.stem
+        if name in texts:
+            raise CommandError(f"--text must have different names, got {name} twice", "rename one")
+        texts[name] = content
+    return texts
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """Show how far the work is, on standard error when that is a terminal."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
+
+
+def _say_parity(model: "Model") -> None:
+    ERR.print(
+        f"{model.name}: {model.shape.layers} layers of {model.shape.heads} heads; attention "
+        f"rebuilt from the heads to {model.parity.max():.1e}",
+        markup=False,
+    )
+
+
+def _write(out: Path, atlases: "dict[str, HeadAtlas]", curve: "HeadReplacement | None") -> None:
+    from promptlimit.heads import export_maps
+    from promptlimit.reporting.page import write_heads_page
+    from promptlimit.results import write_bytes, write_json
+
+    drawn: dict[str, list[Path]] = {}
+    for name, result in atlases.items():
+        folder = out / name
+        write_json(folder / "atlas.json", result.as_json())
+        write_bytes(folder / "atlas.csv", result.as_csv().encode())
+        export_maps(result, folder / "maps.safetensors")
+        for figure in _FIGURES:
+            drawn[f"{name}/{figure}"] = write_figure(figure, result.as_arrays(), folder)
+    if curve is not None:
+        write_json(out / "replacement.json", curve.as_json())
+        drawn["heads_replacement"] = write_figure("heads_replacement", curve.as_arrays(), out)
+    drawings = {
+        name: path.read_bytes()
+        for name, paths in drawn.items()
+        for path in paths
+        if path.suffix == ".svg"
+    }
+    page = write_heads_page(out, atlases, curve, drawings)
+    ERR.print(str(page), markup=False)
+
+
+def _print_atlas(name: str, result: "HeadAtlas") -> None:
+    OUT.print(
+        f"\n[bold]{name}[/]: {result.windows} prompts of {result.window} tokens, "
+        f"median R² error {_median(result.r2_error):.2g}"
+    )
+    if result.rotary:
+        OUT.print("Keys are taken after rotation; a law is averaged over the prompt's positions.")
+    rows = [_HEADINGS, *(_cells(row) for row in result.rows())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    for row in rows:
+        typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    _print_regimes(result)
+
+
+def _cells(row: dict) -> tuple[str, ...]:
+    return (
+        str(row["layer"]),
+        str(row["head"]),
+        row["regime"],
+        f"{row['sharpness_median']:.3g}",
+        f"{row['sharpness_q05']:.2g}-{row['sharpness_q95']:.2g}",
+        f"{row['effective_tokens']:.3g}",
+        f"{row['effective_tokens_predicted']:.3g}",
+        *(f"{row[f'r2_{name}']:.2f}" for name in ("uniform", "gaussian")),
+        f"{1 - row['error_predicted']:.2f}",
+        *(f"{row[f'r2_{name}']:.2f}" for name in ("sinks", "mixture", "affine")),
+        f"{row['length_needed']:.2g}",
+    )
+
+
+def _print_regimes(result: "HeadAtlas") -> None:
+    from promptlimit.results import REGIMES
+
+    for regime in REGIMES:
+        medians = result.median_r2(regime)
+        if medians:
+            words = ", ".join(
+                f"{name} {medians[name]:.2f}"
+                for name in ("uniform", "gaussian", "sinks", "mixture", "affine")
+            )
+            count = int((result.regime == regime).sum())
+            typer.echo(f"{regime}: {count} heads, median R²: {words}")
+    found = ", ".join(
+        f"{name} {result.rank_correlation(name):.2f}" for name in ("gaussian", "sinks")
+    )
+    OUT.print(f"rank correlation of sharpness and R²: {found}")
+
+
+def _print_curve(curve: "HeadReplacement") -> None:
+    OUT.print(f"\n[bold]heads replaced[/], {curve.measure}; baseline {curve.baseline:.3g}")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("heads", justify="right")
+    for name in curve.curves:
+        table.add_column(name, justify="right")
+    for index, count in enumerate(curve.counts):
+        table.add_row(
+            str(count), *(f"{values[index].mean():.4f}" for values in curve.curves.values())
+        )
+    OUT.print(table)
+
+
+def _median(values) -> float:
+    import numpy as np
+
+    return float(np.median(values))

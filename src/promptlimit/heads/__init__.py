@@ -1,0 +1,53 @@
+"""Attention heads of trained transformers, measured against the theory.
+
+Names load on first use. Opening a model needs the packages of the extra `heads`; heads brought by
+hand, `Head(queries, keys, values)`, need nothing more.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from promptlimit.heads._atlas import atlas as atlas
+    from promptlimit.heads._config import Architecture as Architecture
+    from promptlimit.heads._example import EXAMPLE as EXAMPLE
+    from promptlimit.heads._example import INSTALL_MODEL as INSTALL_MODEL
+    from promptlimit.heads._example import example_folder as example_folder
+    from promptlimit.heads._example import example_texts as example_texts
+    from promptlimit.heads._export import export_maps as export_maps
+    from promptlimit.heads._extra import MissingExtraError as MissingExtraError
+    from promptlimit.heads._head import Head as Head
+    from promptlimit.heads._model import Model as Model
+    from promptlimit.heads._model import load as load
+    from promptlimit.heads._replace import replacement_curve as replacement_curve
+    from promptlimit.results import HeadAtlas as HeadAtlas
+    from promptlimit.results import HeadReplacement as HeadReplacement
+
+_HOME = {
+    "Architecture": "_config",
+    "EXAMPLE": "_example",
+    "Head": "_head",
+    "HeadAtlas": "_atlas",
+    "HeadReplacement": "_replace",
+    "INSTALL_MODEL": "_example",
+    "MissingExtraError": "_extra",
+    "Model": "_model",
+    "atlas": "_atlas",
+    "example_folder": "_example",
+    "example_texts": "_example",
+    "export_maps": "_export",
+    "load": "_model",
+    "replacement_curve": "_replace",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'promptlimit.heads' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"promptlimit.heads.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -1,0 +1,111 @@
+"""Moments of a head's tokens and queries over many prompts, and the affine map they amount to."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.heads._forward import LayerHeads
+from promptlimit.measures import Gaussian
+
+
+class PromptMoments(NamedTuple):
+    """Means of one prompt's tokens (key, value) and queries, and sums of squares about them."""
+
+    token_mean: Float[Array, "heads t"]
+    token_scatter: Float[Array, "heads t t"]
+    query_mean: Float[Array, "heads d"]
+    query_scatter: Float[Array, "heads d d"]
+
+
+@jax.jit
+def prompt_moments_of(heads: LayerHeads) -> PromptMoments:
+    """Return the moments of every head of a layer over one prompt."""
+    tokens = jnp.concatenate([heads.keys, heads.values], axis=2)
+    return PromptMoments(*_mean_and_scatter(tokens), *_mean_and_scatter(heads.queries))
+
+
+def _mean_and_scatter(rows: Array) -> tuple[Array, Array]:
+    mean = rows.mean(axis=1)
+    centred = rows - mean[:, None]
+    return mean, jnp.einsum("hni,hnj->hij", centred, centred)
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusMoments:
+    """Sums over the tokens of many prompts, for the heads of one layer, in doubles.
+
+    Attributes:
+        count: number of tokens.
+        tokens: sums of tokens (key, value), [heads, t].
+        token_squares: sums of their outer squares, [heads, t, t].
+        queries: the same for queries, [heads, d].
+        query_squares: [heads, d, d].
+    """
+
+    count: int
+    tokens: np.ndarray
+    token_squares: np.ndarray
+    queries: np.ndarray
+    query_squares: np.ndarray
+
+    def __add__(self, other: "CorpusMoments") -> "CorpusMoments":
+        return CorpusMoments(*(a + b for a, b in zip(_parts(self), _parts(other), strict=True)))
+
+    def __sub__(self, other: "CorpusMoments") -> "CorpusMoments":
+        return CorpusMoments(*(a - b for a, b in zip(_parts(self), _parts(other), strict=True)))
+
+    def token_law(self, head: int) -> Gaussian:
+        """Return the Gaussian with the moments of a head's tokens."""
+        return _gaussian(self.count, self.tokens[head], self.token_squares[head])
+
+    def key_law(self, head: int) -> Gaussian:
+        """Return the Gaussian with the moments of a head's keys: scores depend on no more."""
+        d = self.queries.shape[1]
+        return _gaussian(self.count, self.tokens[head, :d], self.token_squares[head, :d, :d])
+
+    def query_law(self, head: int) -> Gaussian:
+        """Return the Gaussian with the moments of a head's queries."""
+        return _gaussian(self.count, self.queries[head], self.query_squares[head])
+
+    def affine_maps(self, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
+
+        $M=$ scale $C_{vk}$ and $b=m_v$ (Lemma 2.1).
+        """
+        d = self.queries.shape[1]
+        mean = self.tokens / self.count
+        cross = self.token_squares[:, d:, :d] / self.count
+        return scale * (cross - mean[:, d:, None] * mean[:, None, :d]), mean[:, d:]
+
+
+def corpus_moments(moments: PromptMoments, count: int) -> CorpusMoments:
+    """Return one prompt's moments as sums that add up with those of others."""
+    arrays = [np.asarray(part, np.float64) for part in moments]
+    sums: list[np.ndarray] = []
+    for mean, scatter in (arrays[:2], arrays[2:]):
+        symmetric = 0.5 * (scatter + scatter.swapaxes(1, 2))
+        sums += [count * mean, symmetric + count * mean[:, :, None] * mean[:, None]]
+    return CorpusMoments(count, *sums)
+
+
+def head_attention(keys: int, values: int, scale: float) -> SoftmaxAttention:
+    r"""Return a head as attention on tokens $(k,v)$: $U=$ scale $(I\ 0)^\top$, $V=(0\ I)$."""
+    width = keys + values
+    return SoftmaxAttention(scale * np.eye(width, keys), np.eye(values, width, k=keys))
+
+
+def _parts(moments: CorpusMoments) -> tuple:
+    return tuple(getattr(moments, field.name) for field in dataclasses.fields(moments))
+
+
+def _gaussian(count: int, total: np.ndarray, squares: np.ndarray) -> Gaussian:
+    """Return the Gaussian of these sums; rounding may not leave a negative variance."""
+    mean = total / count
+    variances, axes = np.linalg.eigh(squares / count - np.outer(mean, mean))
+    cov = (axes * np.maximum(variances, 0.0)) @ axes.T
+    return Gaussian(mean, 0.5 * (cov + cov.T))

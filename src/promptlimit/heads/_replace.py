@@ -1,0 +1,127 @@
+"""What happens to a model when its heads answer by their limits."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.heads._forward import WAYS, Replacement
+from promptlimit.heads._model import Model
+from promptlimit.heads._windows import TextOrIds, windows_of
+from promptlimit.results import HeadAtlas, HeadReplacement
+
+CURVES = {
+    "sinks, most linear first": ("sinks", "sinks"),
+    "gaussian, most linear first": ("gaussian", "gaussian"),
+    "gaussian, random order": ("gaussian", "random"),
+    "uniform, most linear first": ("uniform", "gaussian"),
+    "corpus, most linear first": ("corpus", "gaussian"),
+}
+"""What is drawn: how replaced heads answer, and in which order they are replaced."""
+_POINTS = 13
+
+
+def replacement_curve(
+    model: Model,
+    text_or_ids: TextOrIds,
+    atlas: HeadAtlas,
+    *,
+    windows: int = 4,
+    counts: Sequence[int] | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> HeadReplacement:
+    """Return the model's output as more and more heads are replaced by their limits.
+
+    A head with its Gaussian limit needs the prompt's moments, a state that does not grow, where
+    softmax needs all keys and values; with sinks it keeps eight tokens more; with the limit of the
+    corpus it needs no state at all. The controls replace heads in random order, and by uniform
+    attention.
+
+    For an encoder the output is the mean of the last hidden state, compared by cosine with that of
+    the model as trained; for a causal model it is the loss.
+
+    Args:
+        model: from `load`.
+        text_or_ids: a text, token ids, or windows; the last of them are used, so that a longer text
+            than the atlas has read is judged on what the atlas has not seen.
+        atlas: of the same model: it orders the heads.
+        windows: number of prompts.
+        counts: numbers of heads to replace, from 0 to all.
+        seed: of the random order.
+        progress: called as the work goes on.
+    """
+    shape = model.shape
+    if atlas.linear.shape != (shape.layers, shape.heads):
+        raise ValueError(
+            f"`atlas` must be of this model's {shape.layers} layers of {shape.heads} heads, "
+            f"got {atlas.linear.shape[0]} of {atlas.linear.shape[1]}."
+        )
+    cut = windows_of(model, text_or_ids, window=atlas.window)[-windows:]
+    numbers = _checked_counts(counts, shape.layers * shape.heads)
+    orders = {limit: atlas.order(limit) for limit in ("gaussian", "sinks")}
+    shuffled = np.random.default_rng(seed).permutation(len(orders["gaussian"]))
+    orders["random"] = [orders["gaussian"][index] for index in shuffled]
+    trained = [model.embedding(ids) for ids in cut] if not shape.causal else []
+    report = progress or (lambda *_: None)
+    curves = {name: np.empty((len(numbers), len(cut))) for name in CURVES}
+    steps = list(itertools.product(CURVES, range(len(numbers))))
+    for done, (label, index) in enumerate(steps):
+        report("replacing heads", done, len(steps))
+        way, order = CURVES[label]
+        ways = _ways(model, atlas, orders[order][: numbers[index]], way)
+        for place, ids in enumerate(cut):
+            curves[label][index, place] = (
+                model.loss(ids, ways)
+                if shape.causal
+                else float(model.embedding(ids, ways) @ trained[place])
+            )
+    report("replacing heads", len(steps), len(steps))
+    return HeadReplacement(
+        model=model.name,
+        measure="loss" if shape.causal else "cosine",
+        window=atlas.window,
+        counts=np.array(numbers),
+        curves=curves,
+        baseline=math.log(shape.vocabulary) if shape.causal else _unrelated(trained),
+    )
+
+
+def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
+    if counts is None:
+        return sorted({round(share * every) for share in np.linspace(0, 1, _POINTS)})
+    for count in counts:
+        if isinstance(count, bool) or not 0 <= count <= every:
+            raise ValueError(f"`counts` must be from 0 to all {every} heads, got {count}.")
+    return sorted(set(counts))
+
+
+def _ways(
+    model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
+) -> list[Replacement]:
+    """Return how each head of each layer answers."""
+    number = np.zeros(atlas.linear.shape, np.int32)
+    for place in replaced:
+        number[place] = WAYS.index(way)
+    return [
+        Replacement(
+            jnp.asarray(number[layer]),
+            jnp.asarray(atlas.matrix[layer], jnp.float32),
+            jnp.asarray(atlas.shift[layer], jnp.float32),
+        )
+        for layer in range(model.shape.layers)
+    ]
+
+
+def _unrelated(embeddings: Sequence[np.ndarray]) -> float:
+    """Return the mean cosine of different windows' embeddings; NaN for a single window."""
+    stacked = np.stack(embeddings)
+    count = len(stacked)
+    cosines = stacked @ stacked.T
+    return (
+        float((cosines.sum() - np.trace(cosines)) / (count * (count - 1)))
+        if count > 1
+        else math.nan
+    )

@@ -1,0 +1,54 @@
+"""What Gaussian tokens of a head's moments would do, against what its own tokens do."""
+
+from collections.abc import Mapping
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from promptlimit.reporting._theme import FAINT
+
+_COLOURS = "viridis"
+
+
+def draw(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return the figure: effective tokens on the left, share left unexplained on the right."""
+    figure = Figure(figsize=(8.6, 4.1), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    layers, heads = data["r2_gaussian"].shape
+    colours = mpl.colormaps[_COLOURS](np.repeat(np.linspace(0, 1, max(layers, 2))[:layers], heads))
+    tokens = data["effective_tokens_predicted"].ravel(), data["effective_tokens"].ravel()
+    _diagonal(left, np.concatenate(tokens))
+    left.scatter(*tokens, c=colours, s=20, linewidths=0.4, edgecolors="white", zorder=3)
+    left.set_xlabel("predicted for Gaussian tokens")
+    left.set_ylabel("measured")
+    left.set_title("effective tokens (lighter: later layer)")
+    predicted = data["error_predicted"].ravel()
+    own, corpus = 1.0 - data["r2_gaussian"].ravel(), 1.0 - data["r2_corpus"].ravel()
+    _diagonal(right, np.concatenate([predicted, own, corpus]))
+    right.scatter(
+        predicted,
+        corpus,
+        marker="x",
+        s=14,
+        linewidths=0.8,
+        color=FAINT,
+        label="moments of other windows",
+    )
+    right.scatter(
+        predicted, own, c=colours, s=20, linewidths=0.4, edgecolors="white", zorder=3,
+        label="moments of the prompt itself",
+    )  # fmt: skip
+    right.axhline(1.0, color=FAINT, linewidth=0.8, zorder=0)
+    right.set_xlabel("predicted for Gaussian tokens")
+    right.set_ylabel("measured")
+    right.set_title("share left unexplained, $1-R^2$")
+    right.legend(loc="upper left", fontsize=9)
+    return figure
+
+
+def _diagonal(axis: Axes, values: np.ndarray) -> None:
+    ends = np.array([0.7 * values.min(), 1.4 * values.max()])
+    axis.plot(ends, ends, color=FAINT, linewidth=1.0, dashes=(4, 2), zorder=0)
+    axis.set(xscale="log", yscale="log")

@@ -1,0 +1,66 @@
+"""Layers and heads of a model, coloured by sharpness and by what the Gaussian limit explains."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+
+
+def draw(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return the figure: two heat-maps beside each other."""
+    layers, heads = data["r2_gaussian"].shape
+    height = 1.5 + 0.32 * min(layers, 40)
+    figure = Figure(figsize=(8.6, height), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    sharpness = data["sharpness"][..., 2]
+    norm = LogNorm(max(sharpness.min(), 1e-2), min(sharpness.max(), 1e2))
+    _panel(left, sharpness, "magma_r", norm, r"sharpness $\sigma^2$, median over queries")
+    _panel(
+        right, data["r2_gaussian"], "viridis", Normalize(0.0, 1.0), "$R^2$ of the Gaussian limit"
+    )
+    left.set_ylabel("layer")
+    if layers * heads <= 240:
+        _write(left, sharpness, norm, _rounded, dark_high=True)
+        _write(
+            right, data["r2_gaussian"], Normalize(0.0, 1.0),
+            lambda x: "<0" if x < 0 else f"{x:.2f}"[1:] if x < 0.995 else "1", dark_high=False,
+        )  # fmt: skip
+    return figure
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title: str) -> None:
+    image = axis.imshow(values, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    axis.set_title(title)
+    axis.set_xlabel("head")
+    layers, heads = values.shape
+    axis.set_xticks(np.arange(0, heads, max(1, heads // 12)))
+    axis.set_yticks(np.arange(0, layers, max(1, layers // 12)))
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+    extend = "both" if isinstance(norm, LogNorm) else "min"
+    figure = axis.get_figure()
+    if isinstance(figure, Figure):
+        figure.colorbar(image, ax=axis, extend=extend, pad=0.02)
+
+
+def _write(
+    axis: Axes,
+    values: np.ndarray,
+    norm: Normalize,
+    text: Callable[[float], str],
+    *,
+    dark_high: bool,
+) -> None:
+    for layer, head in np.ndindex(values.shape):
+        value = float(values[layer, head])
+        high = float(norm(float(np.clip(value, norm.vmin, norm.vmax)))) > 0.55
+        axis.annotate(
+            text(value), (head, layer), ha="center", va="center", fontsize=6.5,
+            color="white" if high == dark_high else "#222222",
+        )  # fmt: skip

@@ -1,0 +1,207 @@
+"""What was measured of the heads of a trained transformer, and of replacing them."""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+REGIMES = ("linear", "concentrating", "frozen")
+_QUANTILE_NAMES = ("q05", "q25", "median", "q75", "q95")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadAtlas:
+    r"""Every head of a model on one text; arrays are [layers, heads] unless said otherwise.
+
+    Attributes:
+        model: the name of the model's folder.
+        model_type: its family, as in config.json.
+        window: tokens of a prompt, L.
+        windows: number of prompts.
+        clusters: number of Gaussians in the limit "mixture".
+        sinks: number of tokens that are atoms beside one Gaussian in the limit "sinks".
+        causal: whether a query's prompt ends with the query.
+        rotary: whether keys were taken after rotation, their law averaged over positions.
+        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
+        sharpness: $\sigma^2=q^\top\mathrm{Cov}(k)q$ with the head's scale, its quantiles over
+            queries (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
+        linear: share of queries with $\sigma^2\le\frac23\ln L$.
+        frozen: share of queries with $\sigma^2>2\ln L$.
+        effective_tokens: $1/\overline{S_2}$, measured.
+        effective_tokens_predicted: the same for Gaussian tokens of that sharpness.
+        skewness: of the scores of one query, averaged over queries; 0 for Gaussian scores.
+        kurtosis: the same for the excess kurtosis.
+        r2: share of the head's variation over queries that a limit explains, by the limit's name.
+            A limit may do worse than the mean answer: there is no lower bound.
+        r2_error: standard error of `r2["gaussian"]` over windows; infinite for one window.
+        error_predicted: share of the variation that independent Gaussian tokens would leave
+            unexplained, exactly.
+        length_needed: length from which a tenth is left unexplained, for Gaussian tokens; infinite
+            beyond $2^{40}$.
+        exponent: $\kappa$ of the squared gap's $L^{-\kappa}$ for Gaussian tokens and queries.
+        matrix: $M$ of the Gaussian limit $q\mapsto Mq+b$ with the whole text's moments, the scale
+            of the scores included, [layers, heads, e, d].
+        shift: $b$, [layers, heads, e].
+    """
+
+    model: str
+    model_type: str
+    window: int
+    windows: int
+    clusters: int
+    sinks: int
+    causal: bool
+    rotary: bool
+    parity: np.ndarray
+    sharpness: np.ndarray
+    linear: np.ndarray
+    frozen: np.ndarray
+    effective_tokens: np.ndarray
+    effective_tokens_predicted: np.ndarray
+    skewness: np.ndarray
+    kurtosis: np.ndarray
+    r2: Mapping[str, np.ndarray]
+    r2_error: np.ndarray
+    error_predicted: np.ndarray
+    length_needed: np.ndarray
+    exponent: np.ndarray
+    matrix: np.ndarray
+    shift: np.ndarray
+
+    @property
+    def median_sharpness(self) -> np.ndarray:
+        r"""The middle of $\sigma^2$ over queries: the order parameter of a head."""
+        return self.sharpness[..., 2]
+
+    @property
+    def regime(self) -> np.ndarray:
+        r"""Names of the regimes: the median $\sigma^2$ against $\frac23\ln L$ and $2\ln L$."""
+        order = self.median_sharpness / math.log(self.window)
+        return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
+
+    def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
+        """Return the heads (layer, head) from the one a limit explains best to the worst."""
+        heads = self.linear.shape[1]
+        return [
+            (int(index) // heads, int(index) % heads)
+            for index in np.argsort(-self.r2[limit], axis=None, kind="stable")
+        ]
+
+    def median_r2(self, regime: str) -> dict[str, float]:
+        """Return the median R² of every limit over the heads of a regime; nothing without heads."""
+        chosen = self.regime == regime
+        if not chosen.any():
+            return {}
+        return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
+
+    def rank_correlation(self, limit: str = "gaussian") -> float:
+        """Return Spearman's correlation, over heads, of the median sharpness with a limit's R²."""
+        ranks = [
+            np.argsort(np.argsort(values, axis=None)).astype(float)
+            for values in (self.median_sharpness, self.r2[limit])
+        ]
+        return float(np.corrcoef(np.stack(ranks))[0, 1]) if self.linear.size > 1 else math.nan
+
+    def rows(self) -> Iterator[dict[str, float | int | str]]:
+        """Yield one flat record a head."""
+        regime = self.regime
+        for layer, head in np.ndindex(self.linear.shape):
+            here = (layer, head)
+            quantiles = zip(_QUANTILE_NAMES, self.sharpness[here], strict=True)
+            yield {
+                "layer": layer,
+                "head": head,
+                "regime": str(regime[here]),
+                **{f"sharpness_{name}": float(value) for name, value in quantiles},
+                "linear_share": float(self.linear[here]),
+                "frozen_share": float(self.frozen[here]),
+                "effective_tokens": float(self.effective_tokens[here]),
+                "effective_tokens_predicted": float(self.effective_tokens_predicted[here]),
+                "skewness": float(self.skewness[here]),
+                "kurtosis": float(self.kurtosis[here]),
+                **{f"r2_{name}": float(value[here]) for name, value in self.r2.items()},
+                "r2_gaussian_error": float(self.r2_error[here]),
+                "error_predicted": float(self.error_predicted[here]),
+                "length_needed": float(self.length_needed[here]),
+                "exponent": float(self.exponent[here]),
+            }
+
+    def as_csv(self) -> str:
+        """Return a table with one line a head."""
+        rows = list(self.rows())
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as plain values; what is infinite is None."""
+        heads = [{name: _finite(value) for name, value in row.items()} for row in self.rows()]
+        names = (
+            "model",
+            "model_type",
+            "window",
+            "windows",
+            "clusters",
+            "sinks",
+            "causal",
+            "rotary",
+        )
+        settings = {name: getattr(self, name) for name in names}
+        return settings | {"parity": [float(error) for error in self.parity], "heads": heads}
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return what figures need, by name."""
+        plain = {
+            field.name: np.asarray(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in {"r2", "matrix", "shift"}
+        }
+        return plain | {f"r2_{name}": value for name, value in self.r2.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadReplacement:
+    """What a model's output does when more and more heads answer by a limit.
+
+    Attributes:
+        model: the name of the model's folder.
+        measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
+        window: tokens of a prompt.
+        counts: numbers of heads replaced, [n].
+        curves: by name, one value for every count and window, [n, windows].
+        baseline: what an unrelated answer would give: the mean cosine of different windows'
+            embeddings, or the loss of a uniform guess.
+    """
+
+    model: str
+    measure: str
+    window: int
+    counts: np.ndarray
+    curves: Mapping[str, np.ndarray]
+    baseline: float
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as plain values."""
+        return {
+            "model": self.model,
+            "measure": self.measure,
+            "window": self.window,
+            "counts": [int(count) for count in self.counts],
+            "baseline": _finite(float(self.baseline)),
+            "curves": {name: values.tolist() for name, values in self.curves.items()},
+        }
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return what figures need, by name."""
+        plain = {"measure": np.array(self.measure), "baseline": np.array(self.baseline)}
+        curves = {f"curve_{name}": values for name, values in self.curves.items()}
+        return {"counts": self.counts, **plain, **curves}
+
+
+def _finite(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - run-time checks
+    return None if isinstance(value, float) and not math.isfinite(value) else value

