@@ -35,7 +35,7 @@ def test_a_verdict_other_than_holds_comes_with_its_evidence() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CLAIMS if not CLAIMS[name].of_training])
 def test_every_verdict_is_the_one_on_record(name: str) -> None:
-    result = decide(CLAIMS[name], Setting())
+    result = decide(CLAIMS[name], Setting(quick=True))
     assert result.verdict == result.expected, [c for c in result.checks if not c.passed]
     assert any(check.role == "control" for check in result.checks)
 
@@ -84,7 +84,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_error_turns_the_claim_red(name: str, planting: pytest.MonkeyPatch) -> None:
     planting.setattr(kernels, "_KERNELS", read_with(PLANTED[name]))
-    assert decide(CLAIMS[name], Setting()).verdict == "does not hold"
+    assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"
 
 
 def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
@@ -148,7 +148,7 @@ def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.Monk
         return dataclasses.replace(found, mse=found.mse + (0.001 if including_query else 0.0))
 
     monkeypatch.setattr(module, "prompt_moments", heavy)
-    assert decide(CLAIMS["query-in-the-prompt"], Setting()).verdict == "does not hold"
+    assert decide(CLAIMS["query-in-the-prompt"], Setting(quick=True)).verdict == "does not hold"
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_a_wrong_push_forward_turns_claim_1_red(planting: pytest.MonkeyPatch) ->
         return Gaussian(matrix @ prompt.location, matrix @ prompt.covariance @ matrix.T)
 
     planting.setattr(heads.AbstractAttention, "push_forward", shifted)
-    assert decide(CLAIMS["gaussian-limit"], Setting()).verdict == "does not hold"
+    assert decide(CLAIMS["gaussian-limit"], Setting(quick=True)).verdict == "does not hold"
 
 
 def limit_off_by_a_thousandth(task, alpha, theta=None):
@@ -191,4 +191,4 @@ def test_a_planted_error_in_a_flow_turns_its_claim_red(
 ) -> None:
     module = importlib.import_module(f"promptlimit.experiments.claims.{name.replace('-', '_')}")
     monkeypatch.setattr(module, function, planted)
-    assert decide(CLAIMS[name], Setting()).verdict == "does not hold"
+    assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"

@@ -35,7 +35,7 @@ _BETWEEN = np.unique(np.geomspace(10, 1000, 33).round())
 
 def gap_lengths(setting: Setting) -> tuple[int, ...]:
     """Return the lengths at which gradients are compared at the start."""
-    return (10, 1000) if setting.quick else (10, 30, 100, 300, 1000)
+    return (10, 200) if setting.quick else (10, 30, 100, 300, 1000)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.dynamics import block_start
+from promptlimit.experiments._setting import Setting
 from promptlimit.tasks import LinearRegression
 
 DIM = 3
@@ -21,6 +22,11 @@ def correlated(dim: int = DIM, correlation: float = 0.5) -> np.ndarray:
     r"""Return the Kac-Murdock-Szegő covariance $\Sigma_{ij}=\rho^{|i-j|}$; the identity at 0."""
     index = np.arange(dim)
     return correlation ** np.abs(index[:, None] - index)
+
+
+def claim_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which the claims on training compare flows and risks."""
+    return LENGTHS[::3] if setting.quick else LENGTHS
 
 
 def flow_times(end: float, count: int = 63) -> np.ndarray:

@@ -7,7 +7,14 @@ import numpy as np
 
 from promptlimit.dynamics import ball_gap, gradient_flow, limit_band, trajectory_gap
 from promptlimit.experiments._registry import Claim
-from promptlimit.experiments._regressions import LENGTHS, POINTS, TIMES, regression, start
+from promptlimit.experiments._regressions import (
+    LENGTHS,
+    POINTS,
+    TIMES,
+    claim_lengths,
+    regression,
+    start,
+)
 from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check
 
@@ -18,10 +25,10 @@ _SHORT = 3  # how many of the times the band is measured at, before exp(βt) tak
 def decide(setting: Setting) -> Sequence[Check]:
     """Return distances of flows, the band of Lemma E.1, rises of the risk and risks at the end."""
     seed = setting.seed
-    task = regression()
+    task, lengths = regression(), claim_lengths(setting)
     first = start(task)
     limit = gradient_flow(task, first, np.inf, TIMES)
-    flows = [gradient_flow(task, first, length, TIMES, points=POINTS) for length in LENGTHS]
+    flows = [gradient_flow(task, first, length, TIMES, points=POINTS) for length in lengths]
     gaps = np.array([trajectory_gap(flow, limit).merged for flow in flows])
     farthest = gaps[:, :-1].max(axis=1)
     norms = np.sqrt((limit.key_query**2 + limit.value**2).sum(axis=(1, 2)))
@@ -30,7 +37,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         limit_band(
             flow, limit, ball_gap(task, length, radius, key=jax.random.key(seed), points=POINTS)
         )
-        for flow, length in zip(flows, LENGTHS, strict=True)
+        for flow, length in zip(flows, lengths, strict=True)
     ]
     outside = [float((band.distance[1:_SHORT] / band.bound[1:_SHORT]).max()) for band in bands]
     excess = np.array([flow.risks[-1] for flow in flows]) - limit.risks[-1]

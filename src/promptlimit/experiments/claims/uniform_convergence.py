@@ -7,7 +7,7 @@ import numpy as np
 
 from promptlimit.dynamics import ball_gap
 from promptlimit.experiments._registry import Claim
-from promptlimit.experiments._regressions import LENGTHS, POINTS, regression
+from promptlimit.experiments._regressions import POINTS, claim_lengths, regression
 from promptlimit.experiments._setting import Setting
 from promptlimit.results import Check
 
@@ -18,8 +18,9 @@ def decide(setting: Setting) -> Sequence[Check]:
     """Return the largest gaps met on a ball, as the prompt grows and as the ball does."""
     seed = setting.seed
     task, key = regression(), jax.random.key(seed)
-    gaps = [ball_gap(task, length, _RADIUS, key=key, points=POINTS) for length in LENGTHS]
-    wide = ball_gap(task, LENGTHS[1], 2 * _RADIUS, key=key, points=POINTS)
+    lengths = claim_lengths(setting)
+    gaps = [ball_gap(task, length, _RADIUS, key=key, points=POINTS) for length in lengths]
+    wide = ball_gap(task, lengths[0], 2 * _RADIUS, key=key, points=POINTS)
     risks, slopes = (
         np.array([getattr(gap, name) for gap in gaps]) for name in ("risk", "gradient")
     )
@@ -43,8 +44,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             0.5,
         ),
         Check(
-            "gradient gap at L = 100 on a ball twice as wide, over that on the ball",
-            wide.gradient / gaps[1].gradient,
+            "gradient gap at L = 10 on a ball twice as wide, over that on the ball",
+            wide.gradient / gaps[0].gradient,
             ">=",
             4.0,
             role="control",
