@@ -201,12 +201,11 @@ def _prompts(
     """Return tokens [batch, length, d + 1], queries [batch, d + 1] and their labels [batch]."""
     factor, query_factor, (prior, noise) = laws
     dim = factor.shape[0]
-    keys = jax.random.split(key, 5)
-    w = prior * jax.random.normal(keys[0], (batch, dim))
-    x = jax.random.normal(keys[1], (batch, length, dim)) @ factor.T
-    y = jnp.einsum("bld,bd->bl", x, w) + noise * jax.random.normal(keys[2], (batch, length))
-    query = jax.random.normal(keys[3], (batch, dim)) @ query_factor.T
-    target = (query * w).sum(axis=1) + noise * jax.random.normal(keys[4], (batch,))
+    drawn = jax.random.normal(key, (batch, length + 2, dim + 1))
+    w = prior * drawn[:, -1, :dim]
+    x, query = drawn[:, :length, :dim] @ factor.T, drawn[:, -2, :dim] @ query_factor.T
+    y = jnp.einsum("bld,bd->bl", x, w) + noise * drawn[:, :length, dim]
+    target = (query * w).sum(axis=1) + noise * drawn[:, -2, dim]
     masked = jnp.concatenate([query, jnp.zeros((batch, 1))], axis=1)
     return jnp.concatenate([x, y[..., None]], axis=2), masked, target
 
