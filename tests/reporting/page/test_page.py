@@ -156,6 +156,18 @@ def test_a_drawing_with_a_script_is_left_out_with_the_reason_in_its_place(folder
     assert Outline(text).tags.count("svg") == 1
 
 
+def test_results_of_several_settings_are_not_shown_as_one(folder: Path) -> None:
+    assert "Made in the quick setting" in written(folder)
+    change(folder / "figures" / "more.json", setting={"seed": 7, "quick": False, "x": EVIL})
+    text = Outline(written(folder)).text
+    assert "Not all results here come from one setting: 3 with seed 3, quick yes" in text
+    assert "; 1 with seed 7, quick no" in text
+    assert "Made in the quick setting" not in text
+    for path in folder.glob("*/*.json"):
+        change(path, setting={"seed": 3, "quick": False})
+    assert "setting:" not in Outline(written(folder)).text
+
+
 def test_parts_that_are_not_there_are_left_out(folder: Path) -> None:
     (folder / "provenance.json").unlink()
     for path in (folder / "claims").iterdir():
