@@ -1,6 +1,7 @@
 """The page says what the files say, and nothing in a file can say more than words."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -282,6 +283,14 @@ def test_a_figure_of_no_known_section_is_named(folder: Path) -> None:
     path.write_text(json.dumps(figure_words("gaps", section="elsewhere")))
     with pytest.raises(InputFileError, match="its 'section' is none of paper, beyond"):
         write_page(folder)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "claims" / "pipe.json")
+    with pytest.raises(
+        InputFileError, match=r"pipe\.json must hold a JSON object, but it is no file"
+    ):
+        read_report(folder)
 
 
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
