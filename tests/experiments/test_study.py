@@ -180,6 +180,10 @@ def test_claim_17_notices_starts_that_never_arrive(monkeypatch: pytest.MonkeyPat
         monkeypatch, "random_starts", curves=dataclasses.replace(found, errors=found.errors + 0.2)
     )
     assert verdict("random-starts") == "does not hold"
+    above = dataclasses.replace(found, best=0.1 + 1.2 * (found.best - 0.1))
+    with_made_up(monkeypatch, "random_starts", curves=above)
+    assert verdict("random-starts") == "does not hold"
+    with_made_up(monkeypatch, "random_starts", curves=found)
     with_made_up(monkeypatch, "random_starts", _from_zero=0.11)
     assert verdict("random-starts") == "not decidable here"
 

@@ -41,6 +41,13 @@ def decide(setting: Setting) -> Sequence[Check]:
             role="amended",
         ),
         Check(
+            "and smallest ratio: none goes below the theory's",
+            float(ratio.min()),
+            ">=",
+            0.99,
+            role="amended",
+        ),
+        Check(
             "linear attention from a start at 0, a saddle: final excess over the least, L = 1000",
             float((_from_zero(setting) - found.floor) / (found.best[1, -1] - found.floor)),
             ">=",
