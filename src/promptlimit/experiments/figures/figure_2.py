@@ -20,7 +20,7 @@ FIGURE = FigureRecipe(
     "covariates, with the closed-form optimum of linear attention, the Bayes predictor (ridge "
     "regression) and the noise floor. Lines are gradient flows on exact risks; bands, hardly "
     "thicker than the lines, are twice the mean rise that gradient noise adds at the paper's rate "
-    "and batch, estimated at L = 10 and 100 and taken to stay beyond. Rings are real training runs, "
+    "and batch, estimated at L = 10 and 100 and held beyond. Rings are real training runs, "
     "at ten times that rate unless the protocol is full; crosses are starts that ended more than a "
     "tenth above the least excess.",
     compute=compute,

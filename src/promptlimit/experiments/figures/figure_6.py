@@ -19,7 +19,7 @@ FIGURE = FigureRecipe(
     "rate 0.001) for softmax and linear attention from the same random start, anisotropic "
     "covariates (entries 2^-|i-j|), with the closed-form optimum of linear attention, the "
     "Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows on "
-    "exact risks; bands, hardly thicker than the lines, are twice the mean rise that gradient noise "
+    "exact risks; bands, hardly thicker than the lines, are twice the mean rise gradient noise "
     "adds at the paper's rate and batch, estimated at L = 10 and 100 and taken to stay beyond. "
     "Rings are real training runs, at ten times that rate unless the protocol is full; crosses are "
     "starts that ended more than a tenth above the least excess. Left: the law as stated. "
