@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from promptlimit.cli import _reproduced, _workers
-from promptlimit.cli._reproduced import claim_item, command, figure_item, write_provenance
+from promptlimit.cli._console import CommandError
+from promptlimit.cli._reproduced import Item, claim_item, command, figure_item, write_provenance
 from promptlimit.experiments import Claim, FigureRecipe, Setting
 from promptlimit.results import Check, ClaimResult
 
@@ -116,13 +119,40 @@ def test_a_figure_without_its_arrays_is_computed_again(
 def test_provenance_stays_when_nothing_is_new(tmp_path: Path) -> None:
     made = Counted()
     item = claim_item(made.claim, Setting(), tmp_path)
-    path = write_provenance(tmp_path, Setting(), [item], 0.0)
+    path = write_provenance(tmp_path, Setting(), [item], 0.0, whole=True)
     before = path.read_bytes()
-    write_provenance(tmp_path, Setting(), [item._replace(fresh=False)], 0.0)
+    write_provenance(tmp_path, Setting(), [item._replace(fresh=False)], 0.0, whole=True)
     assert path.read_bytes() == before
     assert set(json.loads(before)) == {
-        "versions", "python", "device", "setting", "started", "seconds", "hash",
+        "versions", "device", "setting", "started", "seconds", "hash", "computed",
     }  # fmt: skip
+
+
+def test_a_part_made_later_leaves_the_provenance_of_the_whole(tmp_path: Path) -> None:
+    part = Item("abc", True, [tmp_path / "made-up.json"], None)
+    path = write_provenance(tmp_path, Setting(), [part, part], 0.0, whole=True)
+    whole = json.loads(path.read_text())
+    write_provenance(tmp_path, Setting(), [part._replace(fresh=False)], 0.0, whole=False)
+    assert json.loads(path.read_text()) == whole
+    write_provenance(tmp_path, Setting(seed=1), [part], 0.0, whole=False)
+    later = json.loads(path.read_text())
+    assert {key: later[key] for key in whole} == whole
+    assert set(later["later"]) == {"made-up"}
+
+
+def test_a_damaged_provenance_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text('{"later": 3}')
+    part = Item("abc", False, [tmp_path / "made-up.json"], None)
+    path = write_provenance(tmp_path, Setting(), [part], 0.0, whole=False)
+    assert json.loads(path.read_text())["computed"].startswith("0 of 1")
+
+
+def test_a_worker_that_was_killed_is_named_with_the_way_out() -> None:
+    future: Future = Future()
+    future.set_exception(BrokenProcessPool())
+    with pytest.raises(CommandError, match="'identity, L = 10' was ended") as caught:
+        _workers._awaited(_workers._Work("part", "identity", 10), future)
+    assert "same command" in caught.value.hint
 
 
 def test_items_come_back_in_the_order_they_were_asked_for(
@@ -141,7 +171,7 @@ def test_the_command_names_what_differs_from_the_usual() -> None:
     assert command("x", Setting(seed=4, quick=True)) == "promptlimit reproduce x --quick --seed 4"
 
 
-def test_other_processes_get_theory_and_with_more_cores_two_laws(
+def test_other_processes_get_theory_and_with_more_cores_each_law(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     theory = [_workers._Work("claim", "a")]
@@ -150,7 +180,7 @@ def test_other_processes_get_theory_and_with_more_cores_two_laws(
     for cores, queues in (
         (1, []),
         (2, [["a"]]),
-        (4, [["a"], ["y, L = 10"], ["z, L = 10"]]),
+        (4, [["a"], ["x, L = 10"], ["y, L = 10"], ["z, L = 10"]]),
     ):
         monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
         found = _workers._elsewhere(theory, training)

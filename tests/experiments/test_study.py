@@ -174,12 +174,18 @@ def test_claim_16_notices_slow_training(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_claim_17_notices_starts_that_never_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made_up_curves()
-    with_made_up(monkeypatch, "random_starts", curves=found)
+    with_made_up(monkeypatch, "random_starts", curves=found, _from_zero=1.1)
     assert verdict("random-starts") == "holds with a change"
     with_made_up(
         monkeypatch, "random_starts", curves=dataclasses.replace(found, errors=found.errors + 0.2)
     )
     assert verdict("random-starts") == "does not hold"
+    above = dataclasses.replace(found, best=0.1 + 1.2 * (found.best - 0.1))
+    with_made_up(monkeypatch, "random_starts", curves=above)
+    assert verdict("random-starts") == "does not hold"
+    with_made_up(monkeypatch, "random_starts", curves=found)
+    with_made_up(monkeypatch, "random_starts", _from_zero=0.11)
+    assert verdict("random-starts") == "not decidable here"
 
 
 @pytest.mark.parametrize(
@@ -188,6 +194,7 @@ def test_claim_17_notices_starts_that_never_arrive(monkeypatch: pytest.MonkeyPat
         ([True, True, False], [False, True, False], "not decidable here"),
         ([True] * 8, [False] * 8, "holds"),
         ([False] * 8, [True] * 8, "does not hold"),
+        ([True] * 4 + [False] * 3, [False] * 4 + [True] * 3, "does not hold"),
     ],
 )
 def test_claim_18_is_decided_by_starts_that_tell_the_heads_apart(

@@ -87,13 +87,14 @@ def reproduce(
     items = made(wanted, setting, out, whole=not names)
     results = [item.result for item in items if item.result is not None]
     paths = [path for item in items if item.result is None for path in item.paths]
-    paths.append(write_provenance(out, setting, items, began))
-    paths.append(write_page(out))
+    paths.append(write_provenance(out, setting, items, began, whole=not names and not figures_only))
     if as_json:
         print_json({"seed": seed, "claims": [result.as_json() for result in results]})
     else:
         for result in results:
             _print_claim(result)
+    paths.append(write_page(out))  # last: what others left in the folder may stop it
+    if not as_json:
         _print_summary(results, paths, out)
     if not all(result.as_expected for result in results):
         raise typer.Exit(1)

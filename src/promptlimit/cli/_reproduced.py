@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from promptlimit import __version__
 from promptlimit.cli._console import ERR
 from promptlimit.cli._drawing import write_figure
 
@@ -71,32 +72,60 @@ def figure_item(recipe: "FigureRecipe", setting: "Setting", out: Path) -> Item:
     return Item(name, fresh, [*write_figure(recipe.name, data, out), arrays, about], None)
 
 
-def write_provenance(out: Path, setting: "Setting", items: Sequence[Item], began: float) -> Path:
-    """Write where and when the items came from; that of an earlier run stays if nothing is new."""
+def write_provenance(
+    out: Path, setting: "Setting", items: Sequence[Item], began: float, *, whole: bool
+) -> Path:
+    """Write where and when the items came from; that of an earlier run stays if nothing is new.
+
+    Args:
+        out: the folder of the items.
+        setting: theirs.
+        items: all that were asked for.
+        began: when, by the monotonic clock.
+        whole: whether they are the whole reproduction. A part of it, made later, is added to the
+            provenance of the whole and does not take its place.
+    """
+    from promptlimit.results import run_name, write_json
+
+    path = out / "provenance.json"
+    name = run_name({"items": sorted(item.hash for item in items)})
+    fresh = [item for item in items if item.fresh]
+    before = _stored(path, None, dict) if path.is_file() else None
+    if before and not fresh and (not whole or before["hash"] == name):
+        return path
+    content = {**_run_facts(setting, began), "hash": name}
+    content["computed"] = f"{len(fresh)} of {len(items)} items, the others were stored"
+    if len(fresh) == len(items):
+        content["computed"] = f"all {len(items)} items"
+    if before and not whole:
+        earlier = before.get("later")
+        later = {item.paths[-1].stem: _in_short(content) for item in fresh}
+        content = {**before, "later": {**(earlier if isinstance(earlier, dict) else {}), **later}}
+    write_json(path, content)
+    return path
+
+
+def _run_facts(setting: "Setting", began: float) -> dict[str, Any]:
+    """Return when, where and with what a run was made that ends now."""
     import os
 
     import jax
 
-    from promptlimit.results import environment, run_name, write_json
+    from promptlimit.results import environment
 
-    path = out / "provenance.json"
-    name = run_name({"items": sorted(item.hash for item in items)})
-    if not any(item.fresh for item in items) and _stored(path, name, bool):
-        return path
     device = jax.devices()[0]
-    versions = environment()
     seconds = time.monotonic() - began
-    content = {
-        "versions": versions,
-        "python": versions["python"],
+    return {
+        "versions": {**environment(), "promptlimit": __version__},
         "device": f"{device.platform}: {device.device_kind}, {os.cpu_count()} CPU cores",
         "setting": setting.as_json(),
         "started": datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
-        "hash": name,
     }
-    write_json(path, content)
-    return path
+
+
+def _in_short(run: Mapping[str, Any]) -> str:
+    return f"{run['started']} on {run['device']}"
 
 
 def _about(item: str, setting: "Setting", name: str, began: float) -> dict[str, object]:
@@ -115,15 +144,19 @@ def command(item: str, setting: "Setting") -> str:
     return f"promptlimit reproduce {item}{quick}{protocol} --seed {setting.seed}"
 
 
-def _stored(path: Path, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return what `read` makes of a stored item with that hash; None where it must be made."""
+def _stored(path: Path, name: str | None, read: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return what `read` makes of a stored item with that hash; None where it must be made.
+
+    Without a name, any hash will do.
+    """
     from promptlimit.results import InputFileError
 
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        return read(content) if content["hash"] == name else None
+        stored = content["hash"]
+        return read(content) if name in (None, stored) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputFileError):
         ERR.print("note:", f"{path} is damaged and is made again", markup=False)
         return None

@@ -2,14 +2,17 @@
 
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from promptlimit.cli._console import item_progress, use_double_precision
+from promptlimit.cli._console import CommandError, item_progress, use_double_precision
 from promptlimit.cli._reproduced import Item, claim_item, figure_item
 
 if TYPE_CHECKING:
@@ -122,16 +125,40 @@ def _in_order(
     for work in order:
         setting.tell(work.label)
         if work in delegated:
-            done[work] = delegated[work].result()
+            done[work] = _awaited(work, delegated[work])
         else:
             done[work] = _do(work, setting, out)
             finished()
     return done
 
 
+def _awaited(work: _Work, future: Future) -> Item | None:
+    try:
+        return future.result()
+    except BrokenProcessPool as problem:
+        raise CommandError(
+            f"the process that was to compute '{work.label}' was ended from outside",
+            "memory may have run out; the same command goes on from what is stored",
+        ) from problem
+
+
 def _pool() -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=use_double_precision)
+    return ProcessPoolExecutor(
+        1, mp_context=context, initializer=_set_up_worker, initargs=(os.getpid(),)
+    )
+
+
+def _set_up_worker(parent: int) -> None:
+    """Make this process ready to compute, and let it end when the one that started it is gone."""
+    threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
+    use_double_precision()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)  # nobody is left to tell; files are written whole or not at all
 
 
 @contextmanager

@@ -74,10 +74,10 @@ def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None
     setting.tell(f"flow: {law}, {kernel}, L = {length}, {where}")
     first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
     with jax.enable_x64(True), on_cpu():
-        return _followed(setting, protocol_task(law), first, length)
+        return followed(setting, protocol_task(law), first, length)
 
 
-def _followed(setting: Setting, task: LinearRegression, first: Factored, length: int) -> Trajectory:
+def followed(setting: Setting, task: LinearRegression, first: Factored, length: int) -> Trajectory:
     """Return the flow on as few points as carry it: a flow may follow too few out of bounds."""
     usual = 2048 if setting.quick else 4096
     for points in (usual, 4 * usual):

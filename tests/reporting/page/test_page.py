@@ -1,6 +1,7 @@
 """The page says what the files say, and nothing in a file can say more than words."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -156,6 +157,18 @@ def test_a_drawing_with_a_script_is_left_out_with_the_reason_in_its_place(folder
     assert Outline(text).tags.count("svg") == 1
 
 
+def test_results_of_several_settings_are_not_shown_as_one(folder: Path) -> None:
+    assert "Made in the quick setting" in written(folder)
+    change(folder / "figures" / "more.json", setting={"seed": 7, "quick": False, "x": EVIL})
+    text = Outline(written(folder)).text
+    assert "Not all results here come from one setting: 3 with seed 3, quick yes" in text
+    assert "; 1 with seed 7, quick no" in text
+    assert "Made in the quick setting" not in text
+    for path in folder.glob("*/*.json"):
+        change(path, setting={"seed": 3, "quick": False})
+    assert "setting:" not in Outline(written(folder)).text
+
+
 def test_parts_that_are_not_there_are_left_out(folder: Path) -> None:
     (folder / "provenance.json").unlink()
     for path in (folder / "claims").iterdir():
@@ -270,6 +283,14 @@ def test_a_figure_of_no_known_section_is_named(folder: Path) -> None:
     path.write_text(json.dumps(figure_words("gaps", section="elsewhere")))
     with pytest.raises(InputFileError, match="its 'section' is none of paper, beyond"):
         write_page(folder)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "claims" / "pipe.json")
+    with pytest.raises(
+        InputFileError, match=r"pipe\.json must hold a JSON object, but it is no file"
+    ):
+        read_report(folder)
 
 
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:

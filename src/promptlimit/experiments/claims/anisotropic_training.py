@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from promptlimit.experiments._protocol import protocol_task
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._setting import Setting
 from promptlimit.experiments._study import curves, ends
@@ -12,6 +13,7 @@ from promptlimit.experiments.claims.gaps_at_the_start import slope_checks
 from promptlimit.experiments.claims.risk_against_length import floor_checks, order_checks
 from promptlimit.experiments.claims.trainings_approach import largest_ratio, of_converging
 from promptlimit.results import Check
+from promptlimit.tasks import LinearRegression, linear_optimum
 
 _LAWS = {"kms": "as stated", "kms-as-coded": "as coded"}
 _NEAR = {"kms": (0.03, 0.01), "kms-as-coded": (0.1, 0.03)}
@@ -46,6 +48,20 @@ def _slower(setting: Setting, law: str) -> list[Check]:
     ]
 
 
+def _on_a_line() -> float:
+    """Return the same ratio for a covariance that is far from isotropic, yet easier."""
+    isotropic = protocol_task("identity")
+    line = LinearRegression(
+        np.diag([4.6, 0.1, 0.1, 0.1, 0.1]),
+        noise_variance=isotropic.noise_variance,
+        prior_variance=isotropic.prior_variance,
+    )
+    excess = [
+        linear_optimum(task, 1000).risk.mse - task.noise_variance for task in (line, isotropic)
+    ]
+    return excess[0] / excess[1]
+
+
 def decide(setting: Setting) -> Sequence[Check]:
     """Return the checks of claims 13 to 15 under both laws, and which of them is slower."""
     checks = []
@@ -66,7 +82,7 @@ def decide(setting: Setting) -> Sequence[Check]:
                 "largest ratio",
                 largest_ratio(of_converging(along)),
                 "<=",
-                1.0,
+                0.9,
             ),
         ]
     amended = [*checks, *_slower(setting, "kms-as-coded")]
@@ -74,8 +90,9 @@ def decide(setting: Setting) -> Sequence[Check]:
         *[dataclasses.replace(check, role="amended") for check in amended],
         *_slower(setting, "kms"),
         Check(
-            "isotropic against itself: least excess over the isotropic one, L = 1000",
-            float(slowness(setting, "identity")[-1]),
+            "covariates almost on a line, of the same trace: least excess of linear attention over "
+            "the isotropic one, L = 1000",
+            _on_a_line(),
             "<=",
             1.0,
             role="control",
@@ -92,7 +109,9 @@ CLAIM = Claim(
     decide=decide,
     expected="holds with a change",
     evidence="Slopes, order and distances are as stated under both laws, from starts that "
-    "converge; under the law as coded the difference between the heads narrows from L = 100 on. "
+    "converge; under the law as coded the difference between the heads narrows from L = 100 on "
+    "only, and both are held to a slower approach to the noise floor, set once it had been seen. "
+    "Distances are the largest along training; before that, the curves of two lengths may cross. "
     "That the risk falls more slowly is seen under the law that a public copy of the code draws "
     "(prompt covariates multiplied by the Cholesky factor twice, the query's never); under the "
     "law as stated it falls at the isotropic rate or a little faster.",

@@ -26,7 +26,8 @@ def decide(setting: Setting) -> Sequence[Check]:
     found = curves(setting, "identity")
     return [
         Check(
-            "share of the initial excess that is left after 100,000 of 300,000 steps: largest",
+            "from a start that converges: share of the initial excess that is left after 100,000 "
+            "of 300,000 steps, largest",
             float(left_at(found, _EARLY).max()),
             "<=",
             0.05,

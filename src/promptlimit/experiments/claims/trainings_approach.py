@@ -36,7 +36,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             "largest ratio",
             largest_ratio(farthest(found)),
             "<=",
-            1.0,
+            0.99,
         ),
         Check(
             "starts from which both heads converge at every length",

@@ -18,10 +18,11 @@ FIGURE = FigureRecipe(
     caption="Mean squared error at the end of training (time 600, the flow of 300,000 steps at "
     "rate 0.001) for softmax and linear attention from the same random start, isotropic "
     "covariates, with the closed-form optimum of linear attention, the Bayes predictor (ridge "
-    "regression) and the noise floor. Lines are gradient flows on exact risks; the rise that "
-    "gradient noise adds to them at the paper's rate and batch is drawn as a band, "
-    "hardly thicker than the lines. Rings are real training runs; crosses are starts that ended "
-    "more than a tenth above the least excess.",
+    "regression) and the noise floor. Lines are gradient flows on exact risks; bands, hardly "
+    "thicker than the lines, are twice the mean rise that gradient noise adds at the paper's rate "
+    "and batch, estimated at L = 10 and 100 and held beyond. Rings are real training runs, "
+    "at ten times that rate unless the protocol is full; crosses are starts that ended more than a "
+    "tenth above the least excess.",
     compute=compute,
     section="paper",
     reference="Figure 2",

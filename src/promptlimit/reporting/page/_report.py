@@ -57,7 +57,7 @@ def report_page(report: StoredReport) -> Page:
     return Page(
         title="The paper’s figures and claims, recomputed",
         eyebrow="promptlimit",
-        lead=_lead(report.claims),
+        lead=joined(_lead(report.claims), _about_settings(report)),
         sections=tuple(_sections(report)),
         foot=element(
             "p",
@@ -75,7 +75,10 @@ def _sections(report: StoredReport) -> Iterable[Section]:
     if report.claims:
         yield Section("claims", "Claims", joined(_about_verdicts(), claims_table(report.claims)))
     if paper:
-        words = "The figures of the paper, redrawn."
+        words = (
+            "The figures of the paper, redrawn. The time beside a figure leaves out the flows and "
+            "training runs that it shares with others."
+        )
         yield _figures("figures", "Figures", words, paper, report.claims)
     if report.claims:
         yield Section("evidence", "Evidence", _evidence(report), _claim_entries(report.claims))
@@ -108,6 +111,23 @@ def _lead(claims: Sequence[StoredClaim]) -> Html:
         class_="headline" if as_expected == len(claims) else "headline alarm",
     )
     return joined(source, headline, _tally(claims))
+
+
+def _about_settings(report: StoredReport) -> Html:
+    """Return a warning where results come from several settings, or from the quick one."""
+    origins = [result.origin for result in (*report.claims, *report.figures)]
+    counts = Counter(tuple(parts(origin.setting)) for origin in origins if origin.setting)
+    if len(counts) > 1:
+        each = (
+            f"{count} with {', '.join(f'{name} {value}' for name, value in setting)}"
+            for setting, count in sorted(counts.items())
+        )
+        words = f"Not all results here come from one setting: {'; '.join(each)}."
+        return element("p", words, class_="problem")
+    if any(origin.setting.get("quick") is True for origin in origins):
+        words = "Made in the quick setting: fewer lengths, starts and draws than without it."
+        return element("p", words, class_="note")
+    return Html()
 
 
 def _about_verdicts() -> Html:

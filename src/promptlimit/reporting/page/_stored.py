@@ -83,7 +83,7 @@ def read_report(folder: Path) -> StoredReport:
     """Return what a folder of results holds, or raise `InputFileError` with one sentence."""
     if not folder.is_dir():
         raise InputFileError(
-            f"{folder} must be a folder of results, but there is none of that name. "
+            f"{folder} must be a folder of results, but there is no such folder. "
             f"Make it with promptlimit reproduce --out {folder}"
         )
     claims = [_claim(path) for path in _entries(folder / "claims", "json")]
@@ -279,6 +279,8 @@ def _children(part: object) -> Iterator[object]:
 
 
 def _content(path: Path, limit: int) -> bytes:
+    if not path.is_file():
+        raise InputFileError("it is no file")
     with path.open("rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
