@@ -15,7 +15,7 @@ import pytest
 import promptlimit
 from promptlimit.cli import main
 
-Refused: TypeAlias = Callable[..., str]
+Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
@@ -30,25 +30,32 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 
 
 @pytest.fixture
-def refused(
+def here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Refused]:
-    """Run a command in this process, which must exit 1 without output, and return its message."""
+) -> Iterator[Here]:
+    """Run commands in this process, in an empty folder; double precision ends with the test."""
 
-    def message(*arguments: str) -> str:
+    def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["promptlimit", *arguments])
         with pytest.raises(SystemExit) as stopped:
             main()
         printed = capsys.readouterr()
-        assert stopped.value.code == 1
-        assert printed.out == ""
-        # The console folds long lines at its width.
-        return " ".join(printed.err.split())
+        code = stopped.value.code
+        return subprocess.CompletedProcess(
+            arguments, code if isinstance(code, int) else 0, printed.out, printed.err
+        )
 
     before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    yield message
+    yield run_here
     jax.config.update("jax_enable_x64", before)
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the message of a command that must exit 1 without output, unfolded."""
+    assert done.returncode == 1
+    assert done.stdout == ""
+    return " ".join(done.stderr.split())
 
 
 def test_help_does_not_load_jax_or_numpy() -> None:
@@ -165,11 +172,11 @@ def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_gets_an_error_and_a_hint(
-    refused: Refused, tmp_path: Path, arguments: list[str], error: str, hint: str
+    here: Here, tmp_path: Path, arguments: list[str], error: str, hint: str
 ) -> None:
     problem = {"key_query": [[1, 0], [0, 1]], "value": [[1, 0]], "query": [0, 0]}
     (tmp_path / "bad.json").write_text(json.dumps({**problem, "cov": [[1, 1], [0, 1]]}))
-    assert refused(*arguments) == f"error: {error} hint: {hint}"
+    assert refused(here(*arguments)) == f"error: {error} hint: {hint}"
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.json"]
 
 
@@ -251,10 +258,12 @@ main()
 
 
 @pytest.mark.slow
-def test_train_keeps_runs_skips_them_and_refuses_another_configuration(tmp_path: Path) -> None:
+def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
+    here: Here, tmp_path: Path
+) -> None:
     (tmp_path / "few.toml").write_text('steps = 30\nlengths = [3, 5]\nkernels = ["linear"]\n')
     asked = ["train", "--config", "few.toml", "--seeds", "2", "--dim", "2", "--json"]
-    done = run(*asked, folder=tmp_path)
+    done = here(*asked)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [each["length"] for each in result["runs"]] == [3, 3, 5, 5]
@@ -262,11 +271,11 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(tmp_path:
     assert all(each["outcome"] == "finished" for each in result["runs"])
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "training").glob("runs/*/done")}
     assert len(stamps) in (1, 2)  # one where an accelerator packs the lengths
-    assert run(*asked, folder=tmp_path).stdout == done.stdout
+    assert here(*asked).stdout == done.stdout
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
-    more = run(*asked, "--lengths", "5,6", folder=tmp_path)
+    more = here(*asked, "--lengths", "5,6")
     assert more.returncode == 0, more.stderr
-    changed = run(*asked, "--covariance", "kms:0.5", folder=tmp_path)
+    changed = here(*asked, "--covariance", "kms:0.5")
     assert changed.returncode == 1
     assert "covariance: identity there, kms:0.5 here" in changed.stderr
 
@@ -291,8 +300,8 @@ def test_train_leaves_nothing_behind_when_it_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "train.json").exists()
 
 
-def test_reproduce_lists_what_it_knows() -> None:
-    listing = run("reproduce", "--list").stdout
+def test_reproduce_lists_what_it_knows(here: Here) -> None:
+    listing = here("reproduce", "--list").stdout
     for name in ("gaussian-limit", "gradient-formulas", "growing_prompt"):
         assert name in listing
 
@@ -312,8 +321,8 @@ def test_every_command_and_option_is_documented() -> None:
                     assert f"`{flag}" in section, f"docs/cli.md does not explain {name} {flag}"
 
 
-def test_gap_of_the_standard_case_as_json(tmp_path: Path) -> None:
-    done = run(
+def test_gap_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
+    done = here(
         *("gap", "--dim", "2", "--sharpness", "0.4", "--lengths", "10,1e6", "--samples", "50"),
         *("--json", "--out", str(tmp_path)),
     )
@@ -329,7 +338,7 @@ def test_gap_of_the_standard_case_as_json(tmp_path: Path) -> None:
         assert (tmp_path / f"gap.{extension}").stat().st_size > 5_000
 
 
-def test_gap_and_length_of_files_with_gaussian_queries(tmp_path: Path) -> None:
+def test_gap_and_length_of_files_with_gaussian_queries(here: Here, tmp_path: Path) -> None:
     np.savez(
         tmp_path / "problem.npz",
         key_weight=np.eye(2),
@@ -338,14 +347,13 @@ def test_gap_and_length_of_files_with_gaussian_queries(tmp_path: Path) -> None:
         cov=np.eye(2),
         query_cov=np.eye(2),
     )
-    done = run(
+    done = here(
         *("gap", "problem.npz", "--wrt", "key_weight", "--samples", "0", "--lengths", "1,100"),
-        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert "exact" in done.stdout
     assert "simulated" not in done.stdout
-    done = run("length", "problem.npz", "--tolerance", "0.1", "--json", folder=tmp_path)
+    done = here("length", "problem.npz", "--tolerance", "0.1", "--json")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads(done.stdout)["lengths"]
     assert found["length"]["exact"] < found["length"]["asymptotic"] < found["length"]["bound"]
@@ -368,18 +376,16 @@ def test_gap_and_length_of_files_with_gaussian_queries(tmp_path: Path) -> None:
         (["length", "--dim", "2", "--tolerance", "2"], "`tolerance` must be between 0 and 1"),
     ],
 )
-def test_gap_and_length_say_what_is_wrong(
-    refused: Refused, arguments: list[str], message: str
-) -> None:
-    found = refused(*arguments)
+def test_gap_and_length_say_what_is_wrong(here: Here, arguments: list[str], message: str) -> None:
+    found = refused(here(*arguments))
     assert message in found
     assert "hint:" in found
 
 
 @pytest.mark.slow
-def test_flow_keeps_its_trajectories_and_reads_them_again(tmp_path: Path) -> None:
+def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: Path) -> None:
     arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")
-    done = run(*arguments, "--out", "f", "--json", folder=tmp_path)
+    done = here(*arguments, "--out", "f", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     report = json.loads(done.stdout)
@@ -390,7 +396,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(tmp_path: Path) -> Non
     kept = sorted((tmp_path / "f" / "trajectories").iterdir())
     assert len(kept) == 3
     before = [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept]
-    again = run(*arguments, "--out", "f", "--json", folder=tmp_path)
+    again = here(*arguments, "--out", "f", "--json")
     assert json.loads(again.stdout) == report
     assert [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept] == before
     assert (tmp_path / "f" / "figures" / "flow.png").stat().st_size > 5_000
@@ -407,6 +413,6 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(tmp_path: Path) -> Non
     ],
 )
 def test_flow_refuses_bad_options_in_one_sentence(
-    refused: Refused, arguments: tuple[str, ...], error: str
+    here: Here, arguments: tuple[str, ...], error: str
 ) -> None:
-    assert error in refused("flow", *arguments)
+    assert error in refused(here("flow", *arguments))

@@ -408,10 +408,9 @@ def test_a_start_near_the_saddle_has_not_arrived() -> None:
 
 @pytest.mark.slow
 def test_a_flow_that_follows_its_points_is_warned_of() -> None:
-    task = pl.LinearRegression([[1.0]], noise_variance=0.1)
-    start = pl.SoftmaxAttention(np.diag([12.0, 0.0]), np.diag([0.0, 0.3]))
+    start = pl.SoftmaxAttention(np.diag([5.0, 5.0, 0.0]), np.diag([0.0, 0.0, 2.0]))
     with pytest.warns(UnreliableErrorWarning, match="Raise `points`"):
-        flow = pl.gradient_flow(task, start, 5, [0.0, 0.01], points=16)
+        flow = pl.gradient_flow(TASK, start, 5, [0.0, 0.01], points=POINTS)
     assert (flow.error > 0).all()
 
 

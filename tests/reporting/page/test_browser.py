@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
+
 from playwright.sync_api import (
     Browser,
     ConsoleMessage,
