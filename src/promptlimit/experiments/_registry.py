@@ -56,6 +56,7 @@ class FigureRecipe:
         compute: the arrays it is drawn from, in a setting.
         section: whether the paper has this figure, or it goes beyond the paper.
         reference: the figure of the paper, or where the quantity is defined.
+        after_training: whether it needs the training study though the paper has no such figure.
     """
 
     name: str
@@ -64,11 +65,12 @@ class FigureRecipe:
     compute: Callable[[Setting], dict[str, np.ndarray]]
     section: Literal["paper", "beyond"] = "beyond"
     reference: str = ""
+    after_training: bool = False
 
     @property
     def of_training(self) -> bool:
         """Whether it is about the experiments of the paper's section 6."""
-        return self.section == "paper"
+        return self.section == "paper" or self.after_training
 
 
 def all_claims() -> tuple[Claim, ...]:
