@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from promptlimit.reporting._theme import FAINT, INK
 
 _LOWEST = -0.5
+_SHOWN = 1e-6
+"""Heads of smaller sharpness lie below the picture."""
 _COLOURS = "viridis"
 
 
@@ -29,7 +31,9 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     _explained(panels[0], data, "gaussian", "Gaussian limit", norm)
     _explained(panels[1], data, "sinks", sinks, norm)
     plane.set_yscale("log")
-    plane.set_ylim(0.7 * sharpness.min(), 1.4 * max(sharpness.max(), 3 * np.log(window)))
+    plane.set_ylim(
+        0.7 * max(sharpness.min(), _SHOWN), 1.4 * max(sharpness.max(), 3 * np.log(window))
+    )
     bar = figure.colorbar(
         ScalarMappable(norm, mpl.colormaps[_COLOURS]), ax=[plane, *panels], pad=0.01,
         ticks=np.arange(0, layers, max(1, layers // 8)),
