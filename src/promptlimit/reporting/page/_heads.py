@@ -13,7 +13,8 @@ from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement, write_bytes
 _CAPTIONS = {
     "heads_phase": (
         "Sharpness and the limits",
-        "Each dot is a head. Left: its sharpness at the length of the prompts; middle and right: "
+        "Each dot is a head. Left: its sharpness at the length of the prompts (layers side by "
+        "side, for the eye); middle and right: "
         "the share of its variation over queries that a limit explains.",
     ),
     "heads_map": ("Layer by layer", "Sharpness, and what the Gaussian limit explains."),
@@ -69,7 +70,8 @@ def heads_page(
     sections = [_text_section(name, atlas, safe) for name, atlas in atlases.items()]
     if replacement is not None:
         figure = _figure("heads_replacement", safe["heads_replacement"], "replacement-figure")
-        sections.append(Section("replacement", "Replacing heads", figure))
+        body = joined(_judged_on(replacement, next(iter(atlases))), figure)
+        sections.append(Section("replacement", "Replacing heads", body))
     first = next(iter(atlases.values()))
     return Page(
         title=f"The heads of {first.model}",
@@ -126,6 +128,16 @@ def _figure(name: str, drawing: Drawing, anchor: str) -> Html:
         class_="figure-section",
         id=anchor,
     )
+
+
+def _judged_on(replacement: HeadReplacement, text: str) -> Html:
+    prompts = next(iter(replacement.curves.values())).shape[1]
+    read = f"{replacement.read_before} of which" if replacement.read_before else "none of which"
+    words = (
+        f"Judged on {prompts} prompts of the text {text}, {read} the atlas had read. Each limit "
+        "has its own order, the best explained heads first; one random order serves both."
+    )
+    return element("p", words, class_="intro")
 
 
 def _regimes(atlas: HeadAtlas) -> Html:
