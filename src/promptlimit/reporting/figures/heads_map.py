@@ -7,6 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+_DARK = "#221133"
+"""Letters on pale cells; a grey would turn bright on a dark page, where the cells stay pale."""
+
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: two heat-maps beside each other."""
@@ -75,5 +78,5 @@ def _write(
         high = float(norm(float(np.clip(value, norm.vmin, norm.vmax)))) > 0.55
         axis.annotate(
             text(value), (head, layer), ha="center", va="center", fontsize=6.5,
-            color="white" if high == dark_high else "#222222",
+            color="white" if high == dark_high else _DARK,
         )  # fmt: skip
