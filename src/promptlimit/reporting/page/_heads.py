@@ -67,7 +67,10 @@ def heads_page(
         name: safe_drawing(content, f"drawing-{index}-")
         for index, (name, content) in enumerate(drawings.items())
     }
-    sections = [_text_section(name, atlas, safe) for name, atlas in atlases.items()]
+    sections = [
+        _text_section(f"text-{index}", name, atlas, safe)
+        for index, (name, atlas) in enumerate(atlases.items(), start=1)
+    ]
     if replacement is not None:
         figure = _figure("heads_replacement", safe["heads_replacement"], "replacement-figure")
         body = joined(_judged_on(replacement, next(iter(atlases))), figure)
@@ -86,7 +89,7 @@ def heads_page(
 def _lead(atlas: HeadAtlas, texts: Sequence[str]) -> Html:
     layers, heads = atlas.linear.shape
     words = (
-        f"{layers} layers of {heads} heads ({atlas.model_type}) on {len(texts)} texts, prompts of "
+        f"{layers} layers of {heads} heads ({atlas.model_type}) on {_counted(texts)}, prompts of "
         f"{atlas.window} tokens. Attention was rebuilt from the heads to within "
         f"{atlas.parity.max():.0e} of itself."
     )
@@ -97,8 +100,13 @@ def _lead(atlas: HeadAtlas, texts: Sequence[str]) -> Html:
     )
 
 
-def _text_section(name: str, atlas: HeadAtlas, drawings: Mapping[str, Drawing]) -> Section:
-    anchor = f"text-{name}"
+def _counted(texts: Sequence[str]) -> str:
+    return "one text" if len(texts) == 1 else f"{len(texts)} texts"
+
+
+def _text_section(
+    anchor: str, name: str, atlas: HeadAtlas, drawings: Mapping[str, Drawing]
+) -> Section:
     names = [figure for figure in _CAPTIONS if f"{name}/{figure}" in drawings]
     figures = [
         _figure(figure, drawings[f"{name}/{figure}"], f"{anchor}-{figure}") for figure in names
