@@ -23,8 +23,9 @@ def small_model(folder: Path) -> Path:
 
 
 def test_the_command_writes_tables_maps_figures_and_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
     folder, text = small_model(tmp_path / "model"), tmp_path / "letters.txt"
     text.write_text(" ".join(WORDS[(i * i + 3 * i) % 26] for i in range(100)))
     out = tmp_path / "out"
@@ -34,10 +35,11 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     assert len(found["texts"]["letters"]["heads"]) == 8
     assert found["replacement"]["curves"]["gaussian, random order"][0] == pytest.approx([1] * 4)
     names = {path.name for path in out.rglob("*") if path.is_file()}
-    assert {"atlas.csv", "atlas.json", "maps.safetensors", "heads_phase.png", "index.html"} <= names
-    assert {"heads_map.svg", "heads_error.pdf", "heads_replacement.png"} <= names
+    assert {"atlas.csv", "atlas.json", "maps.safetensors", "heads_phase.svg", "index.html"} <= names
+    assert {"heads_map.svg", "heads_error.svg", "heads_replacement.svg"} <= names
     page = (out / "index.html").read_text()
     assert "The heads of model" in page
+    assert "Judged on 4 prompts of the text letters, 4 of which the atlas had read." in page
     assert page.count("<svg") == 4
 
 
@@ -47,7 +49,7 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
         (None, [], False, "MODEL_DIR or --example must be given, and not both", "heads --example"),
         ("DIR", [], True, "MODEL_DIR or --example must be given, and not both", "heads --example"),
         ("DIR", [], False, "--text must name a file", "promptlimit heads MODEL_DIR --text FILE"),
-        ("DIR", ["gone"], False, "got gone: No such file or directory", "convert it to UTF-8"),
+        ("DIR", ["gone"], False, "got gone: No such file or directory", "name a file that"),
         ("DIR", [__file__], False, "DIR must be a folder with config.json", "heads --help"),
         ("DIR", [__file__] * 2, False, "must have different names, got test_command", "rename one"),
     ],
@@ -60,6 +62,34 @@ def test_wrong_requests_get_an_error_and_a_hint(
         command.heads(folder, [Path(text) for text in texts], example)
     assert message in refusal.value.message
     assert hint in refusal.value.hint
+
+
+def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    folder = small_model(tmp_path)
+    long, short, latin = (tmp_path / f"{name}.txt" for name in ("long", "short", "latin"))
+    long.write_text("a " * 99)
+    short.write_text("a b c")
+    latin.write_bytes(b"\xe9")
+    with pytest.raises(CommandError) as refusal:
+        command.heads(folder, [long, short], window=24)
+    assert "the text 'short' must fill a window of 24 tokens, got 3" in refusal.value.message
+    with pytest.raises(CommandError, match="it is not UTF-8") as refusal:
+        command.heads(folder, [latin])
+    assert refusal.value.hint == "convert it to UTF-8"
+    words = json.loads((folder / "tokenizer.json").read_text())
+    words["model"] |= {"unk_token": "gone"}
+    (folder / "tokenizer.json").write_text(json.dumps(words))
+    short.write_text("ä " * 99)
+    with pytest.raises(CommandError, match="the text 'short' must be a text that"):
+        command.heads(folder, [short], window=24)
+
+
+def test_windows_are_left_to_judge_replacements_by() -> None:
+    assert command._read(30, 24, judged=True) == 24
+    assert command._read(26, 24, judged=True) == 22
+    assert command._read(8, 24, judged=True) == 4
+    assert command._read(7, 24, judged=True) == 24
+    assert command._read(26, 24, judged=False) == 24
 
 
 def test_without_its_model_the_example_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def index_of(names: dict[str, str]) -> Callable[[Path], None]:
         (changed_config(num_hidden_layers=3), "must hold the tensor 'encoder.layer.2.* does not belong"),
         (changed_config(hidden_act="swish9"), "the activation in config.json must be one of .*swish9"),
         (changed_config(position_embedding_type="relative_key"), "must be 'absolute', got 'relative_key'"),
-        (changed_config(layer_norm_eps=0), "`layer_norm_eps` in config.json must be positive, got 0"),
+        (changed_config(layer_norm_eps=0), "`layer_norm_eps` in config.json must be positive and below .*, got 0"),
         (changed_tensor("encoder.layer.1.output.dense.bias", None), "must hold the tensor 'encoder.layer.1"),
         (changed_tensor("embeddings.LayerNorm.bias", np.zeros(16, np.int8)), "must be of type F64.*got I8"),
         (changed_tensor("embeddings.LayerNorm.bias", np.full(16, np.nan, np.float32)), "must be finite"),
@@ -77,6 +77,9 @@ def index_of(names: dict[str, str]) -> Callable[[Path], None]:
         (index_of({"a": "/etc/passwd"}), "Nothing outside the folder is opened"),
         (index_of({"a": "gone.safetensors"}), "gone.safetensors must be a file, but there is none"),
         (index_of({}), "must hold a 'weight_map'"),
+        (changed_config(layer_norm_eps=10**400), "`layer_norm_eps` in config.json must be positive and below 1e.30, got 1000"),
+        (changed_config(model_type="roberta", pad_token_id=40), "must exceed the 41 that come before the first token"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json must be a tokenizer, but"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_loaded_is_refused_in_a_sentence(
@@ -94,6 +97,8 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(
     [
         ({"rope_scaling": {"rope_type": "yarn"}}, "must be plain rotary positions, got 'yarn'"),
         ({"num_key_value_heads": 3}, "`num_key_value_heads` in config.json must divide the 4 heads, got 3"),
+        ({"rope_scaling": {"type": ["x"]}}, r"must be plain rotary positions, got \['x'\]"),
+        ({"head_dim": 7}, "must be even for rotary positions, got 7"),
         ({"mlp_bias": "yes"}, "`mlp_bias` in config.json must be true or false, got 'yes'"),
     ],
 )  # fmt: skip
@@ -133,3 +138,22 @@ def test_shards_and_half_precision_give_the_same_model(tmp_path: Path) -> None:
     save_file(halves, tmp_path / "whole" / "model.safetensors")
     half = pl.heads.load(tmp_path / "whole")
     assert 0 < np.abs(np.asarray(half.hidden(IDS)) - np.asarray(whole.hidden(IDS))).max() < 0.1
+
+
+def test_old_names_of_norms_are_understood(tmp_path: Path) -> None:
+    new = pl.heads.load(write_model(tmp_path, "bert")).hidden(IDS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for ending, old in (("weight", "gamma"), ("bias", "beta")):
+        for name in [name for name in tensors if name.endswith(f"LayerNorm.{ending}")]:
+            tensors[name.replace(ending, old)] = tensors.pop(name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(pl.heads.load(tmp_path).hidden(IDS), new)
+
+
+def test_a_model_without_its_last_matrix_has_no_loss(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "llama")
+    changed_tensor("lm_head.weight", None)(folder)
+    model = pl.heads.load(folder)
+    assert not model.predicts
+    with pytest.raises(ValueError, match=r"`model` must hold .* to have a loss"):
+        model.loss(IDS)

@@ -120,7 +120,7 @@ def gaussian_layer(heads: int, length: int) -> tuple[LayerHeads, CorpusMap, np.n
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
-    layer, corpus, _ = gaussian_layer(heads=500, length=64)
+    layer, corpus, _ = gaussian_layer(heads=400, length=64)
     table = prediction(8 if causal else 64, 64)
     found = measured(
         layer,

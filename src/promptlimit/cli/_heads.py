@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -22,10 +23,15 @@ from promptlimit.cli._console import (
 from promptlimit.cli._drawing import write_figure
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from promptlimit.heads import Model
     from promptlimit.results import HeadAtlas, HeadReplacement
 
 _FIGURES = ("heads_phase", "heads_map", "heads_error")
+_JUDGED = 4
+"""Windows on which replaced heads are judged, left out of the atlas where the text has twice as
+many."""
 _CHARACTERS = 24
 """Characters read for each token wanted; a longer file is read no further."""
 
@@ -82,28 +88,39 @@ def heads(
     folder = _folder(model_dir, example)
     tokens = (windows + 8) * (window or 512)
     texts = _texts(text or [], example, _CHARACTERS * tokens)
-    from promptlimit.heads import EXAMPLE, MissingExtraError, atlas, load, replacement_curve
+    from promptlimit.heads import (
+        EXAMPLE,
+        MissingExtraError,
+        atlas,
+        load,
+        replacement_curve,
+    )
 
     try:
         model = load(folder)
         if example:
             model = dataclasses.replace(model, name=EXAMPLE)
         _say_parity(model)
+        _require_loss(model, replace)
+        prompts = {name: _prompts(model, name, content, window) for name, content in texts.items()}
+        first = next(iter(texts))
         with _progress() as report:
             atlases = {
                 name: atlas(
-                    model, content, window=window, windows=windows, clusters=clusters, sinks=sinks,
-                    seed=seed,
+                    model, ids, window=ids.shape[1],
+                    windows=_read(len(ids), windows, judged=replace and name == first),
+                    clusters=clusters, sinks=sinks, seed=seed, progress=report,
+                )
+                for name, ids in prompts.items()
+            }  # fmt: skip
+            curve = (
+                replacement_curve(
+                    model, prompts[first], atlases[first], windows=_JUDGED, seed=seed,
                     progress=report,
                 )
-                for name, content in texts.items()
-            }  # fmt: skip
-            first = next(iter(texts))
-            curve = (
-                replacement_curve(model, texts[first], atlases[first], seed=seed, progress=report)
                 if replace
                 else None
-            )
+            )  # fmt: skip
     except MissingExtraError as problem:
         raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
     except ValueError as refusal:
@@ -118,6 +135,32 @@ def heads(
         _print_atlas(name, result)
     if curve is not None:
         _print_curve(curve)
+
+
+def _require_loss(model: "Model", replace: bool) -> None:
+    if replace and model.shape.causal and not model.predicts:
+        raise CommandError(
+            f"{model.name} must hold lm_head.weight for its loss to be compared, but it does not",
+            "--no-replace, or save the model with its head for causal language modelling",
+        )
+
+
+def _prompts(model: "Model", name: str, content: str, window: int | None) -> "np.ndarray":
+    """Return a text cut into windows of token ids, or say which text cannot be."""
+    from promptlimit.heads import windows_of
+
+    try:
+        return windows_of(model, content, window=window)
+    except ValueError as refusal:
+        words = str(refusal).replace("`text_or_ids`", f"the text '{name}'")
+        raise CommandError(
+            words.replace("`window`", "--window"), "promptlimit heads --help"
+        ) from None
+
+
+def _read(there: int, most: int, *, judged: bool) -> int:
+    """Return how many windows the atlas reads: the last few are left to judge replacements by."""
+    return min(most, there - _JUDGED) if judged and there >= 2 * _JUDGED else most
 
 
 def _folder(model_dir: Path | None, example: bool) -> Path:
@@ -149,11 +192,13 @@ def _texts(paths: list[Path], example: bool, most: int) -> dict[str, str]:
             with path.open(encoding="utf-8") as file:
                 content = file.read(most)
         except (OSError, UnicodeDecodeError) as problem:
-            reason = problem.strerror if isinstance(problem, OSError) else "it is not UTF-8"
+            read = isinstance(problem, UnicodeDecodeError)
+            reason = "it is not UTF-8" if read else problem.strerror
             raise CommandError(
-                f"--text must be a readable text file, got {path}: {reason}", "convert it to UTF-8"
+                f"--text must be a readable text file, got {path}: {reason}",
+                "convert it to UTF-8" if read else "name a file that can be read",
             ) from None
-        name = path.stem
+        name = path.stem.strip(".") or "text"
         if name in texts:
             raise CommandError(f"--text must have different names, got {name} twice", "rename one")
         texts[name] = content
@@ -178,6 +223,7 @@ def _say_parity(model: "Model") -> None:
         f"{model.name}: {model.shape.layers} layers of {model.shape.heads} heads; attention "
         f"rebuilt from the heads to {model.parity.max():.1e}",
         markup=False,
+        soft_wrap=True,
     )
 
 
@@ -204,12 +250,12 @@ def _write(out: Path, atlases: "dict[str, HeadAtlas]", curve: "HeadReplacement |
         if path.suffix == ".svg"
     }
     page = write_heads_page(out, atlases, curve, drawings)
-    ERR.print(str(page), markup=False)
+    ERR.print(str(page), markup=False, soft_wrap=True)
 
 
 def _print_atlas(name: str, result: "HeadAtlas") -> None:
     OUT.print(
-        f"\n[bold]{name}[/]: {result.windows} prompts of {result.window} tokens, "
+        f"\n[bold]{escape(name)}[/]: {result.windows} prompts of {result.window} tokens, "
         f"median R² error {_median(result.r2_error):.2g}"
     )
     if result.rotary:
@@ -256,7 +302,11 @@ def _print_regimes(result: "HeadAtlas") -> None:
 
 
 def _print_curve(curve: "HeadReplacement") -> None:
-    OUT.print(f"\n[bold]heads replaced[/], {curve.measure}; baseline {curve.baseline:.3g}")
+    prompts = next(iter(curve.curves.values())).shape[1]
+    OUT.print(
+        f"\n[bold]heads replaced[/], {curve.measure}; baseline {curve.baseline:.3g}; "
+        f"{prompts} prompts, {curve.read_before} of which the atlas had read"
+    )
     table = Table(box=None, pad_edge=False)
     table.add_column("heads", justify="right")
     for name in curve.curves:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from promptlimit.heads._model import Model as Model
     from promptlimit.heads._model import load as load
     from promptlimit.heads._replace import replacement_curve as replacement_curve
+    from promptlimit.heads._windows import windows_of as windows_of
     from promptlimit.results import HeadAtlas as HeadAtlas
     from promptlimit.results import HeadReplacement as HeadReplacement
 
@@ -38,6 +39,7 @@ _HOME = {
     "export_maps": "_export",
     "load": "_model",
     "replacement_curve": "_replace",
+    "windows_of": "_windows",
 }
 
 

@@ -67,8 +67,10 @@ def atlas(
         seed: of the clusters' starts.
         progress: called as the work goes on.
     """
-    size = min(512, model.shape.positions) if window is None else window
-    cut = windows_of(model, text_or_ids, window=size, at_most=windows)
+    if isinstance(windows, bool) or (windows is not None and windows < 1):
+        raise ValueError(f"`windows` must be at least 1, got {windows}.")
+    cut = windows_of(model, text_or_ids, window=window, at_most=windows)
+    size = cut.shape[1]
     if isinstance(clusters, bool) or not 1 <= clusters <= size // 4:
         raise ValueError(
             f"`clusters` must be from 1 to a quarter of the window, {size // 4}, got {clusters}."
@@ -180,7 +182,9 @@ def _assembled(
 ) -> HeadAtlas:
     """Return the means over windows; errors and variations are summed before they are divided."""
     total = parts["total"].sum(axis=0)
-    share = {name: parts[f"error_{name}"].sum(axis=0) / total for name in (*LIMITS, "predicted")}
+    share = {
+        name: _ratio(parts[f"error_{name}"].sum(axis=0), total) for name in (*LIMITS, "predicted")
+    }
     mean = {name: value.mean(axis=0) for name, value in parts.items()}
     maps = [here.affine_maps(model.shape.scale(layer)) for layer, here in enumerate(moments)]
     return HeadAtlas(
@@ -232,25 +236,34 @@ def _with_affine_error(here: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return here | {"error_affine": np.maximum(here["total"] - explained, 0.0)}
 
 
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return the share of a variation; NaN for a head that answers every query alike."""
+    return part / np.where(whole > 0, whole, np.nan)
+
+
 def _jackknife(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the standard error of a ratio of sums over windows; infinite for a single window."""
     count = len(errors)
     if count == 1:
         return np.full(errors.shape[1:], np.inf)
-    without = (errors.sum(axis=0) - errors) / (totals.sum(axis=0) - totals)
+    without = _ratio(errors.sum(axis=0) - errors, totals.sum(axis=0) - totals)
     return np.sqrt((count - 1) * without.var(axis=0))
 
 
 def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the length from which the predicted error is a tenth of the limit's own variation.
 
-    Logarithms are interpolated between the lengths of the grid; infinite beyond its end.
+    Logarithms are interpolated between the lengths of the grid; infinite beyond its end,
+    NaN for a limit that does not vary.
     """
-    share = errors / totals[..., None]
+    share = _ratio(errors, totals[..., None])
     found = np.full(totals.shape, np.inf)
     grid = np.log(GRID)
     for place in np.ndindex(totals.shape):
         logs = np.log(share[place])
+        if not np.isfinite(logs).all():
+            found[place] = np.nan
+            continue
         above = np.flatnonzero(logs > np.log(ACCURATE))
         last = above[-1] if above.size else -1
         if last == -1:

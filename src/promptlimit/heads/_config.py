@@ -20,6 +20,7 @@ _FAMILIES: dict[str, Family] = {
 }
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 _LARGEST = 2**24
+_HUGE = 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Architecture:
         inner_bias: whether the feed-forward part has them (Llama).
         scaled: whether scores are divided by the root of the head's width (GPT-2 may not).
         scaled_by_layer: whether they are divided by the layer's number too (GPT-2).
+        tied: whether next tokens are scored by the token embeddings (causal models).
     """
 
     family: Family
@@ -69,6 +71,7 @@ class Architecture:
     inner_bias: bool = True
     scaled: bool = True
     scaled_by_layer: bool = False
+    tied: bool = True
 
     @property
     def causal(self) -> bool:
@@ -125,7 +128,7 @@ def _bert(model_type: str, config: Mapping[str, Any]) -> Architecture:
         head_dim=_divided(hidden, heads),
         inner=_whole(config, "intermediate_size"),
         vocabulary=_whole(config, "vocab_size"),
-        positions=_whole(config, "max_position_embeddings") - first,
+        positions=_after(first, _whole(config, "max_position_embeddings")),
         epsilon=_positive(config, "layer_norm_eps", 1e-12),
         activation=str(config.get("hidden_act", "gelu")),
         first_position=first,
@@ -150,6 +153,7 @@ def _gpt2(model_type: str, config: Mapping[str, Any]) -> Architecture:
         activation=str(config.get("activation_function", "gelu_new")),
         scaled=_flag(config, "scale_attn_weights", True),
         scaled_by_layer=_flag(config, "scale_attn_by_inverse_layer_idx", False),
+        tied=_flag(config, "tie_word_embeddings", True),
     )
 
 
@@ -157,6 +161,11 @@ def _llama(model_type: str, config: Mapping[str, Any]) -> Architecture:
     hidden, heads = _whole(config, "hidden_size"), _whole(config, "num_attention_heads")
     shared = config.get("num_key_value_heads")
     head_dim = config.get("head_dim")
+    width = _divided(hidden, heads) if head_dim is None else _whole(config, "head_dim")
+    if width % 2:
+        raise InputFileError(
+            f"the width of a head in config.json must be even for rotary positions, got {width}."
+        )
     positions = _whole(config, "max_position_embeddings")
     if config.get("sliding_window") is not None and _flag(config, "use_sliding_window", True):
         positions = min(positions, _whole(config, "sliding_window"))
@@ -168,7 +177,7 @@ def _llama(model_type: str, config: Mapping[str, Any]) -> Architecture:
         heads=heads,
         key_heads=heads if shared is None else _whole(config, "num_key_value_heads"),
         hidden=hidden,
-        head_dim=_divided(hidden, heads) if head_dim is None else _whole(config, "head_dim"),
+        head_dim=width,
         inner=_whole(config, "intermediate_size"),
         vocabulary=_whole(config, "vocab_size"),
         positions=positions,
@@ -178,6 +187,7 @@ def _llama(model_type: str, config: Mapping[str, Any]) -> Architecture:
         attention_bias=biases or model_type == "qwen2",
         output_bias=biases,
         inner_bias=_flag(config, "mlp_bias", False),
+        tied=_flag(config, "tie_word_embeddings", False),
     )
 
 
@@ -188,7 +198,7 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
         if rope is None:
             continue
         kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else rope
-        if kind not in {"default", None}:
+        if kind not in ("default", None):
             raise InputFileError(
                 f"`{name}` in config.json must be plain rotary positions, got {kind!r}. Scaled "
                 "frequencies are not supported; bring a head's arrays: "
@@ -213,8 +223,10 @@ def _whole(
 
 def _positive(config: Mapping[str, Any], name: str, default: float) -> float:
     value = config.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputFileError(f"`{name}` in config.json must be positive, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _HUGE:
+        raise InputFileError(
+            f"`{name}` in config.json must be positive and below {_HUGE:g}, got {value!r:.40}."
+        )
     return float(value)
 
 
@@ -231,6 +243,15 @@ def _require_value(config: Mapping[str, Any], name: str, expected: object) -> No
             f"`{name}` in config.json must be {expected!r}, got {config[name]!r}. Bring the arrays "
             "of a head yourself: promptlimit.heads.Head(queries, keys, values)."
         )
+
+
+def _after(first: int, positions: int) -> int:
+    if positions <= first:
+        raise InputFileError(
+            f"`max_position_embeddings` in config.json must exceed the {first} that come before "
+            f"the first token (`pad_token_id` + 1), got {positions}."
+        )
+    return positions - first
 
 
 def _divided(hidden: int, heads: int) -> int:

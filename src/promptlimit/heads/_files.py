@@ -15,6 +15,7 @@ _LARGEST_JSON = 64 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_OLD_NAMES = {"weight": "gamma", "bias": "beta"}
 _CONVERT = (
     "Convert it once where you trust it, with transformers: "
     "AutoModel.from_pretrained(folder).save_pretrained(other_folder)."
@@ -23,7 +24,11 @@ _CONVERT = (
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the content of the folder's config.json."""
-    if not folder.is_dir():
+    try:
+        there = folder.is_dir()
+    except OSError:  # a name too long, a folder that may not be entered
+        there = False
+    if not there:
         raise InputFileError(
             f"{folder} must be a folder with config.json and model.safetensors, but there is none "
             "of that name. Models are read from disk and never fetched."
@@ -43,8 +48,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as problem:
-        raise InputFileError(f"{path} must be readable as JSON, but {problem}") from None
+    except (OSError, ValueError, RecursionError) as problem:
+        raise InputFileError(
+            f"{path} must be readable as JSON, but {problem}. Copy it again."
+        ) from None
     if not isinstance(content, dict):
         raise InputFileError(f"{path} must hold a JSON object, got {type(content).__name__}.")
     return content
@@ -67,6 +74,7 @@ class WeightFiles:
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return one tensor in single precision, after its shape and type have been checked."""
+        name = self._spelled(name)
         if name not in self._home:
             raise InputFileError(
                 f"{self.folder} must hold the tensor '{name}', but it does not. "
@@ -84,10 +92,19 @@ class WeightFiles:
                 f"'{name}' in {self._home[name]} must be of type {', '.join(_FLOATS)}, "
                 f"got {entry.get_dtype()}. Quantised weights must be restored first."
             )
-        array = np.asarray(source.get_tensor(name)).astype(np.float32)
+        with np.errstate(over="ignore"):
+            array = np.asarray(source.get_tensor(name)).astype(np.float32)
         if not np.isfinite(array).all():
-            raise InputFileError(f"'{name}' in {self._home[name]} must be finite, but it is not.")
+            raise InputFileError(
+                f"'{name}' in {self._home[name]} must be finite in single precision, but it is not."
+            )
         return array
+
+    def _spelled(self, name: str) -> str:
+        """Return the name, or the one that old models have for it: gamma and beta in norms."""
+        start, dot, end = name.rpartition("LayerNorm.")
+        old = f"{start}{dot}{_OLD_NAMES[end]}" if dot and end in _OLD_NAMES else name
+        return old if name not in self._home and old in self._home else name
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:

@@ -1,7 +1,7 @@
 """One layer of a transformer, compiled once and run for every layer, with heads to replace."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,8 +31,6 @@ PREFIXES = {"bert": _bert.PREFIXES, "gpt2": _gpt2.PREFIXES, "llama": _llama.PREF
 
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
 """How a head may answer: as trained, or by a limit; the place in this list is its number."""
-SINKS = 8
-"""Tokens kept as atoms by the way "sinks"."""
 
 
 class Replacement(NamedTuple):
@@ -41,6 +39,13 @@ class Replacement(NamedTuple):
     way: Int[Array, " heads"]
     matrix: Float[Array, "heads e d"]
     shift: Float[Array, "heads e"]
+
+
+class Replacements(NamedTuple):
+    """How the heads of every layer answer, and how many tokens the way "sinks" keeps as atoms."""
+
+    layers: Sequence[Replacement]
+    sinks: int
 
 
 class LayerHeads(NamedTuple):
@@ -61,7 +66,7 @@ def as_trained(shape: Architecture) -> Replacement:
     )
 
 
-@functools.partial(jax.jit, static_argnames="shape")
+@functools.partial(jax.jit, static_argnames=("shape", "sinks"))
 def run_layer(
     weights: Weights,
     hidden: Float[Array, "n hidden"],
@@ -69,6 +74,7 @@ def run_layer(
     replacement: Replacement,
     *,
     shape: Architecture,
+    sinks: int = 0,
 ) -> tuple[Array, LayerHeads, Array]:
     """Return the next residual stream, the heads, and the attention's output."""
     family = FORWARD[shape.family]
@@ -76,14 +82,15 @@ def run_layer(
     groups = shape.heads // shape.key_heads
     heads = LayerHeads(queries, jnp.repeat(keys, groups, 0), jnp.repeat(values, groups, 0))
     outputs = jax.lax.map(
-        lambda one: _head_output(*one, scale=scale, causal=shape.causal), (heads, replacement)
+        lambda one: _head_output(*one, scale=scale, causal=shape.causal, sinks=sinks),
+        (heads, replacement),
     )
     attended = family.output(weights, join_heads(outputs))
     return family.finish(weights, shape, hidden, attended), heads, attended
 
 
 def _head_output(
-    head: LayerHeads, replacement: Replacement, *, scale: Array, causal: bool
+    head: LayerHeads, replacement: Replacement, *, scale: Array, causal: bool, sinks: int
 ) -> Float[Array, "n e"]:
     """Return what one head answers to each of its queries, in the way that was chosen."""
 
@@ -99,7 +106,7 @@ def _head_output(
         return head.queries @ replacement.matrix.T + replacement.shift[None]
 
     def parked(scores: Array, inside: Array) -> Array:
-        count = min(SINKS, head.keys.shape[0] - 1)
+        count = min(sinks, head.keys.shape[0] - 1)
         return mixture_weights(scores, inside, sink_members(head.queries, head.keys, scale, count))
 
     by_tokens = [softmax_weights, uniform_weights, gaussian_weights]

@@ -17,7 +17,7 @@ from promptlimit.heads._forward import (
     FORWARD,
     PREFIXES,
     LayerHeads,
-    Replacement,
+    Replacements,
     as_trained,
     closed,
     embedded,
@@ -52,39 +52,50 @@ class Model:
     tokenizer: Any = None
     parity: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the weights score the next token."""
+        return self.shape.causal and (self.shape.tied or "unembed" in self.around)
+
     def layer_outputs(
-        self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None
+        self, ids: np.ndarray, replacements: Replacements | None = None
     ) -> Iterator[tuple[LayerHeads, Array, Array]]:
         """Yield the heads, the attention's output and the residual stream, layer after layer."""
         hidden = embedded(self.around, self.checked_ids(ids), shape=self.shape)
+        unchanged, sinks = as_trained(self.shape), replacements.sinks if replacements else 0
         for index, weights in enumerate(self.layers):
-            chosen = as_trained(self.shape) if replacements is None else replacements[index]
+            chosen = unchanged if replacements is None else replacements.layers[index]
             scale = jnp.float32(self.shape.scale(index))
-            hidden, heads, attended = run_layer(weights, hidden, scale, chosen, shape=self.shape)
+            hidden, heads, attended = run_layer(
+                weights, hidden, scale, chosen, shape=self.shape, sinks=sinks
+            )
             yield heads, attended, hidden
 
-    def final(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> Array:
+    def final(self, ids: np.ndarray, replacements: Replacements | None = None) -> Array:
         """Return the residual stream after the last layer, before the final norm, [n, hidden]."""
         *_, (_, _, hidden) = self.layer_outputs(ids, replacements)
         return hidden
 
-    def hidden(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> Array:
+    def hidden(self, ids: np.ndarray, replacements: Replacements | None = None) -> Array:
         """Return the model's last hidden state, final norm included, [n, hidden]."""
         return closed(self.around, self.final(ids, replacements), shape=self.shape)
 
-    def embedding(
-        self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None
-    ) -> np.ndarray:
+    def embedding(self, ids: np.ndarray, replacements: Replacements | None = None) -> np.ndarray:
         """Return the mean of the last hidden state over the tokens, of unit norm, [hidden]."""
         mean = np.asarray(self.hidden(ids, replacements), dtype=np.float64).mean(axis=0)
         return mean / np.linalg.norm(mean)
 
-    def loss(self, ids: np.ndarray, replacements: Sequence[Replacement] | None = None) -> float:
+    def loss(self, ids: np.ndarray, replacements: Replacements | None = None) -> float:
         """Return the mean surprise of a token given those before it, in nats."""
         if not self.shape.causal:
             raise ValueError(
                 f"`model` must be causal to have a loss, got {self.shape.model_type}. "
                 "Compare embeddings."
+            )
+        if not self.predicts:
+            raise ValueError(
+                f"`model` must hold lm_head.weight to have a loss, but {self.name} does not. "
+                "Save the model with its head for causal language modelling."
             )
         rows = self.final(ids, replacements)
         return float(next_token_loss(self.around, rows, jnp.asarray(ids), shape=self.shape))
@@ -182,7 +193,7 @@ def _tokenizer(folder: Path) -> Any:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as problem:  # the package raises Exception itself
-        raise InputFileError(f"{path} must be a tokenizer, but {problem}") from None
+        raise InputFileError(f"{path} must be a tokenizer, but {problem}. Save it again.") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

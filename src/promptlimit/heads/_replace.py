@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit.heads._forward import WAYS, Replacement
+from promptlimit.heads._forward import WAYS, Replacement, Replacements
 from promptlimit.heads._model import Model
 from promptlimit.heads._windows import TextOrIds, windows_of
 from promptlimit.results import HeadAtlas, HeadReplacement
 
 CURVES = {
     "sinks, most linear first": ("sinks", "sinks"),
+    "sinks, random order": ("sinks", "random"),
     "gaussian, most linear first": ("gaussian", "gaussian"),
     "gaussian, random order": ("gaussian", "random"),
     "uniform, most linear first": ("uniform", "gaussian"),
@@ -36,9 +37,10 @@ def replacement_curve(
     """Return the model's output as more and more heads are replaced by their limits.
 
     A head with its Gaussian limit needs the prompt's moments, a state that does not grow, where
-    softmax needs all keys and values; with sinks it keeps eight tokens more; with the limit of the
-    corpus it needs no state at all. The controls replace heads in random order, and by uniform
-    attention.
+    softmax needs all keys and values; with sinks it keeps `atlas.sinks` tokens more; with the limit
+    of the corpus it needs no state at all. The controls replace heads in one random order, the same
+    for both limits, and by uniform attention. Sinks are chosen with all queries of the window, for
+    a causal model the later ones too.
 
     For an encoder the output is the mean of the last hidden state, compared by cosine with that of
     the model as trained; for a causal model it is the loss.
@@ -48,7 +50,8 @@ def replacement_curve(
         text_or_ids: a text, token ids, or windows; the last of them are used, so that a longer text
             than the atlas has read is judged on what the atlas has not seen.
         atlas: of the same model: it orders the heads.
-        windows: number of prompts.
+        windows: number of prompts; `HeadReplacement.read_before` says how many of them are among
+            the first that the atlas read, if it read the same text.
         counts: numbers of heads to replace, from 0 to all.
         seed: of the random order.
         progress: called as the work goes on.
@@ -59,7 +62,10 @@ def replacement_curve(
             f"`atlas` must be of this model's {shape.layers} layers of {shape.heads} heads, "
             f"got {atlas.linear.shape[0]} of {atlas.linear.shape[1]}."
         )
-    cut = windows_of(model, text_or_ids, window=atlas.window)[-windows:]
+    if isinstance(windows, bool) or windows < 1:
+        raise ValueError(f"`windows` must be at least 1, got {windows}.")
+    every = windows_of(model, text_or_ids, window=atlas.window)
+    cut = every[-windows:]
     numbers = _checked_counts(counts, shape.layers * shape.heads)
     orders = {limit: atlas.order(limit) for limit in ("gaussian", "sinks")}
     shuffled = np.random.default_rng(seed).permutation(len(orders["gaussian"]))
@@ -83,6 +89,8 @@ def replacement_curve(
         model=model.name,
         measure="loss" if shape.causal else "cosine",
         window=atlas.window,
+        sinks=atlas.sinks,
+        read_before=max(0, atlas.windows - (len(every) - len(cut))),
         counts=np.array(numbers),
         curves=curves,
         baseline=math.log(shape.vocabulary) if shape.causal else _unrelated(trained),
@@ -100,12 +108,12 @@ def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
 
 def _ways(
     model: Model, atlas: HeadAtlas, replaced: Sequence[tuple[int, int]], way: str
-) -> list[Replacement]:
-    """Return how each head of each layer answers."""
+) -> Replacements:
+    """Return how each head of each layer answers, with as many sinks as the atlas ordered by."""
     number = np.zeros(atlas.linear.shape, np.int32)
     for place in replaced:
         number[place] = WAYS.index(way)
-    return [
+    layers = [
         Replacement(
             jnp.asarray(number[layer]),
             jnp.asarray(atlas.matrix[layer], jnp.float32),
@@ -113,6 +121,7 @@ def _ways(
         )
         for layer in range(model.shape.layers)
     ]
+    return Replacements(layers, atlas.sinks)
 
 
 def _unrelated(embeddings: Sequence[np.ndarray]) -> float:

@@ -9,20 +9,28 @@ from promptlimit.heads._model import Model
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]
 """A text, a list of token ids to cut into windows, or the windows themselves, one a row."""
 
+_USUAL = 512
+
 
 def windows_of(
-    model: Model, text_or_ids: TextOrIds, *, window: int, at_most: int | None = None
+    model: Model, text_or_ids: TextOrIds, *, window: int | None = None, at_most: int | None = None
 ) -> np.ndarray:
     """Return token ids cut into windows, [windows, window]; what is left at the end is dropped.
 
     A text's windows each begin and end with the special tokens the tokenizer would put there, and
-    they count.
+    they count. A window has as many tokens as the model takes, at most 512, unless given.
     """
+    window = min(_USUAL, model.shape.positions) if window is None else window
     _require_window(model, window)
     if isinstance(text_or_ids, str):
         first, ids, last = _encoded(model.tokenizer, text_or_ids)
         room = window - len(first) - len(last)
-        cut = _cut(ids, room, "text_or_ids", window)
+        if room < 1:
+            raise ValueError(
+                f"`window` must exceed the tokenizer's {len(first) + len(last)} special tokens, "
+                f"got {window}."
+            )
+        cut = _cut(ids, room, window)
         ends = [np.tile(np.array(part, np.int64), (len(cut), 1)) for part in (first, last)]
         found = np.concatenate([ends[0], cut, ends[1]], axis=1)
     else:
@@ -37,7 +45,7 @@ def windows_of(
                 f"`text_or_ids` must have rows of the window's {window} tokens, "
                 f"got {array.shape[1]}."
             )
-        found = array if array.ndim == 2 else _cut(array, window, "text_or_ids", window)
+        found = array if array.ndim == 2 else _cut(array, window, window)
     return found if at_most is None else found[:at_most]
 
 
@@ -49,11 +57,11 @@ def _require_window(model: Model, window: int) -> None:
         )
 
 
-def _cut(ids: np.ndarray, room: int, name: str, window: int) -> np.ndarray:
+def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
     count = len(ids) // room
     if count == 0:
         raise ValueError(
-            f"`{name}` must fill a window of {window} tokens, got {len(ids)} tokens. "
+            f"`text_or_ids` must fill a window of {window} tokens, got {len(ids)} tokens. "
             "Give more text or a smaller window."
         )
     return np.asarray(ids[: count * room], np.int64).reshape(count, room)
@@ -65,10 +73,13 @@ def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int
         raise ValueError(
             "`text_or_ids` must be token ids, got a text, for a model without tokenizer.json."
         )
-    plain = tokenizer.encode("a b", add_special_tokens=False).ids
-    whole = tokenizer.encode("a b", add_special_tokens=True).ids
-    starts = [i for i in range(len(whole)) if whole[i : i + len(plain)] == plain]
-    start = starts[0] if starts else 0
-    end = start + len(plain) if starts else len(whole)
-    ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
-    return whole[:start], ids, whole[end:]
+    try:
+        whole = tokenizer.encode(text, add_special_tokens=True)
+    except Exception as problem:  # the package raises Exception itself
+        raise ValueError(
+            f"`text_or_ids` must be a text that tokenizer.json can read, but {problem}. "
+            "Does the tokenizer belong to this model?"
+        ) from None
+    own = [place for place, added in enumerate(whole.special_tokens_mask) if not added]
+    start, end = (own[0], own[-1] + 1) if own else (len(whole.ids),) * 2
+    return whole.ids[:start], np.array(whole.ids[start:end], np.int64), whole.ids[end:]

@@ -35,7 +35,8 @@ class HeadAtlas:
         skewness: of the scores of one query, averaged over queries; 0 for Gaussian scores.
         kurtosis: the same for the excess kurtosis.
         r2: share of the head's variation over queries that a limit explains, by the limit's name.
-            A limit may do worse than the mean answer: there is no lower bound.
+            A limit may do worse than the mean answer: there is no lower bound. NaN for a head that
+            answers every query alike.
         r2_error: standard error of `r2["gaussian"]` over windows; infinite for one window.
         error_predicted: share of the variation that independent Gaussian tokens would leave
             unexplained, exactly.
@@ -92,18 +93,19 @@ class HeadAtlas:
 
     def median_r2(self, regime: str) -> dict[str, float]:
         """Return the median R² of every limit over the heads of a regime; nothing without heads."""
-        chosen = self.regime == regime
+        chosen = (self.regime == regime) & np.isfinite(self.r2["gaussian"])
         if not chosen.any():
             return {}
         return {name: float(np.median(value[chosen])) for name, value in self.r2.items()}
 
     def rank_correlation(self, limit: str = "gaussian") -> float:
         """Return Spearman's correlation, over heads, of the median sharpness with a limit's R²."""
+        varies = np.isfinite(self.r2[limit])
         ranks = [
-            np.argsort(np.argsort(values, axis=None)).astype(float)
+            np.argsort(np.argsort(values[varies])).astype(float)
             for values in (self.median_sharpness, self.r2[limit])
         ]
-        return float(np.corrcoef(np.stack(ranks))[0, 1]) if self.linear.size > 1 else math.nan
+        return float(np.corrcoef(np.stack(ranks))[0, 1]) if varies.sum() > 1 else math.nan
 
     def rows(self) -> Iterator[dict[str, float | int | str]]:
         """Yield one flat record a head."""
@@ -172,6 +174,8 @@ class HeadReplacement:
         model: the name of the model's folder.
         measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
         window: tokens of a prompt.
+        sinks: number of tokens that are atoms beside one Gaussian in the limit "sinks".
+        read_before: how many of the windows the atlas had read, when both were given one text.
         counts: numbers of heads replaced, [n].
         curves: by name, one value for every count and window, [n, windows].
         baseline: what an unrelated answer would give: the mean cosine of different windows'
@@ -181,6 +185,8 @@ class HeadReplacement:
     model: str
     measure: str
     window: int
+    sinks: int
+    read_before: int
     counts: np.ndarray
     curves: Mapping[str, np.ndarray]
     baseline: float
@@ -191,6 +197,8 @@ class HeadReplacement:
             "model": self.model,
             "measure": self.measure,
             "window": self.window,
+            "sinks": self.sinks,
+            "read_before": self.read_before,
             "counts": [int(count) for count in self.counts],
             "baseline": _finite(float(self.baseline)),
             "curves": {name: values.tolist() for name, values in self.curves.items()},
@@ -198,7 +206,8 @@ class HeadReplacement:
 
     def as_arrays(self) -> dict[str, np.ndarray]:
         """Return what figures need, by name."""
-        plain = {"measure": np.array(self.measure), "baseline": np.array(self.baseline)}
+        names = ("measure", "baseline", "sinks", "read_before")
+        plain = {name: np.array(getattr(self, name)) for name in names}
         curves = {f"curve_{name}": values for name, values in self.curves.items()}
         return {"counts": self.counts, **plain, **curves}
 

@@ -49,6 +49,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _diagonal(axis: Axes, values: np.ndarray) -> None:
-    ends = np.array([0.7 * values.min(), 1.4 * values.max()])
+    shown = values[np.isfinite(values) & (values > 0)]
+    ends = np.array([0.7 * shown.min(), 1.4 * shown.max()]) if shown.size else np.array([0.1, 1.0])
     axis.plot(ends, ends, color=FAINT, linewidth=1.0, dashes=(4, 2), zorder=0)
     axis.set(xscale="log", yscale="log")

@@ -7,6 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+_DARK = "#221133"
+"""Letters on pale cells; a grey would turn bright on a dark page, where the cells stay pale."""
+
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: two heat-maps beside each other."""
@@ -15,7 +18,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(8.6, height), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     sharpness = data["sharpness"][..., 2]
-    norm = LogNorm(max(sharpness.min(), 1e-2), min(sharpness.max(), 1e2))
+    norm = _colours_of(sharpness)
     _panel(left, sharpness, "magma_r", norm, r"sharpness $\sigma^2$, median over queries")
     _panel(
         right, data["r2_gaussian"], "viridis", Normalize(0.0, 1.0), "$R^2$ of the Gaussian limit"
@@ -25,9 +28,21 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         _write(left, sharpness, norm, _rounded, dark_high=True)
         _write(
             right, data["r2_gaussian"], Normalize(0.0, 1.0),
-            lambda x: "<0" if x < 0 else f"{x:.2f}"[1:] if x < 0.995 else "1", dark_high=False,
+            _share, dark_high=False,
         )  # fmt: skip
     return figure
+
+
+def _colours_of(sharpness: np.ndarray) -> LogNorm:
+    """Return colours for the heads at hand, between a hundredth and a hundred where it is wider."""
+    low, high = (float(np.clip(end(sharpness), 1e-2, 1e2)) for end in (np.min, np.max))
+    return LogNorm(low, max(high, 2 * low))
+
+
+def _share(value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return "<0" if value < 0 else f"{value:.2f}"[1:] if value < 0.995 else "1"
 
 
 def _rounded(value: float) -> str:
@@ -42,6 +57,7 @@ def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title:
     axis.set_xticks(np.arange(0, heads, max(1, heads // 12)))
     axis.set_yticks(np.arange(0, layers, max(1, layers // 12)))
     axis.tick_params(length=0)
+    axis.grid(visible=False)
     axis.spines[:].set_visible(False)
     extend = "both" if isinstance(norm, LogNorm) else "min"
     figure = axis.get_figure()
@@ -62,5 +78,5 @@ def _write(
         high = float(norm(float(np.clip(value, norm.vmin, norm.vmax)))) > 0.55
         axis.annotate(
             text(value), (head, layer), ha="center", va="center", fontsize=6.5,
-            color="white" if high == dark_high else "#222222",
+            color="white" if high == dark_high else _DARK,
         )  # fmt: skip

@@ -12,7 +12,11 @@ from matplotlib.figure import Figure
 from promptlimit.reporting._theme import FAINT, INK
 
 _LOWEST = -0.5
+_SHOWN = 1e-6
+"""Heads of smaller sharpness lie below the picture."""
 _COLOURS = "viridis"
+_REGIMES = ("#0072b2", "#b8930b", "#d55e00")
+"""Laid on thinly, so that words on them can be read on a light and on a dark page."""
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
@@ -29,7 +33,9 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     _explained(panels[0], data, "gaussian", "Gaussian limit", norm)
     _explained(panels[1], data, "sinks", sinks, norm)
     plane.set_yscale("log")
-    plane.set_ylim(0.7 * sharpness.min(), 1.4 * max(sharpness.max(), 3 * np.log(window)))
+    plane.set_ylim(
+        0.7 * max(sharpness.min(), _SHOWN), 1.4 * max(sharpness.max(), 3 * np.log(window))
+    )
     bar = figure.colorbar(
         ScalarMappable(norm, mpl.colormaps[_COLOURS]), ax=[plane, *panels], pad=0.01,
         ticks=np.arange(0, layers, max(1, layers // 8)),
@@ -50,9 +56,9 @@ def _phases(axis: Axes, window: float) -> None:
     """Shade the three regimes, with names where there is room."""
     lengths = np.geomspace(window / 16, window * 16, 200)
     lower, upper = 2 / 3 * np.log(lengths), 2 * np.log(lengths)
-    axis.fill_between(lengths, 1e-9, lower, color="#e8f1f8", linewidth=0)
-    axis.fill_between(lengths, lower, upper, color="#f6f3e6", linewidth=0)
-    axis.fill_between(lengths, upper, 1e9, color="#f8e9e2", linewidth=0)
+    edges = (np.full_like(lengths, 1e-9), lower, upper, np.full_like(lengths, 1e9))
+    for below, above, colour in zip(edges[:-1], edges[1:], _REGIMES, strict=True):
+        axis.fill_between(lengths, below, above, color=colour, alpha=0.11, linewidth=0)
     for level in (lower, upper):
         axis.plot(lengths, level, color=FAINT, linewidth=1.0, dashes=(4, 2))
     log = np.log(window * 3)

@@ -9,7 +9,8 @@ from promptlimit.reporting._theme import CONTRAST, FAINT, INK, LIMIT
 
 _KEPT = "#009e73"
 _STYLES = {
-    "sinks, most linear first": (_KEPT, (None, None), "D", "Gaussian limit, eight tokens kept"),
+    "sinks, most linear first": (_KEPT, (None, None), "D", "Gaussian limit, {sinks} tokens kept"),
+    "sinks, random order": (_KEPT, (2, 2), "D", "the same, heads in random order"),
     "gaussian, most linear first": (LIMIT, (None, None), "o", "Gaussian limit"),
     "gaussian, random order": (LIMIT, (2, 2), "o", "the same, heads in random order"),
     "corpus, most linear first": (CONTRAST, (None, None), "s", "fixed affine map of the corpus"),
@@ -31,7 +32,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         axis.fill_between(share, low, high, color=colour, alpha=0.12, linewidth=0)
         axis.plot(
             share, values.mean(axis=1), color=colour, dashes=dashes, marker=marker, markersize=4,
-            label=label,
+            label=label.format(sinks=int(data["sinks"])),
         )  # fmt: skip
     baseline, cosine = float(data["baseline"]), str(data["measure"]) == "cosine"
     if np.isfinite(baseline):

@@ -13,7 +13,8 @@ from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement, write_bytes
 _CAPTIONS = {
     "heads_phase": (
         "Sharpness and the limits",
-        "Each dot is a head. Left: its sharpness at the length of the prompts; middle and right: "
+        "Each dot is a head. Left: its sharpness at the length of the prompts (layers side by "
+        "side, for the eye); middle and right: "
         "the share of its variation over queries that a limit explains.",
     ),
     "heads_map": ("Layer by layer", "Sharpness, and what the Gaussian limit explains."),
@@ -66,10 +67,14 @@ def heads_page(
         name: safe_drawing(content, f"drawing-{index}-")
         for index, (name, content) in enumerate(drawings.items())
     }
-    sections = [_text_section(name, atlas, safe) for name, atlas in atlases.items()]
+    sections = [
+        _text_section(f"text-{index}", name, atlas, safe)
+        for index, (name, atlas) in enumerate(atlases.items(), start=1)
+    ]
     if replacement is not None:
         figure = _figure("heads_replacement", safe["heads_replacement"], "replacement-figure")
-        sections.append(Section("replacement", "Replacing heads", figure))
+        body = joined(_judged_on(replacement, next(iter(atlases))), figure)
+        sections.append(Section("replacement", "Replacing heads", body))
     first = next(iter(atlases.values()))
     return Page(
         title=f"The heads of {first.model}",
@@ -84,7 +89,7 @@ def heads_page(
 def _lead(atlas: HeadAtlas, texts: Sequence[str]) -> Html:
     layers, heads = atlas.linear.shape
     words = (
-        f"{layers} layers of {heads} heads ({atlas.model_type}) on {len(texts)} texts, prompts of "
+        f"{layers} layers of {heads} heads ({atlas.model_type}) on {_counted(texts)}, prompts of "
         f"{atlas.window} tokens. Attention was rebuilt from the heads to within "
         f"{atlas.parity.max():.0e} of itself."
     )
@@ -95,8 +100,13 @@ def _lead(atlas: HeadAtlas, texts: Sequence[str]) -> Html:
     )
 
 
-def _text_section(name: str, atlas: HeadAtlas, drawings: Mapping[str, Drawing]) -> Section:
-    anchor = f"text-{name}"
+def _counted(texts: Sequence[str]) -> str:
+    return "one text" if len(texts) == 1 else f"{len(texts)} texts"
+
+
+def _text_section(
+    anchor: str, name: str, atlas: HeadAtlas, drawings: Mapping[str, Drawing]
+) -> Section:
     names = [figure for figure in _CAPTIONS if f"{name}/{figure}" in drawings]
     figures = [
         _figure(figure, drawings[f"{name}/{figure}"], f"{anchor}-{figure}") for figure in names
@@ -126,6 +136,16 @@ def _figure(name: str, drawing: Drawing, anchor: str) -> Html:
         class_="figure-section",
         id=anchor,
     )
+
+
+def _judged_on(replacement: HeadReplacement, text: str) -> Html:
+    prompts = next(iter(replacement.curves.values())).shape[1]
+    read = f"{replacement.read_before} of which" if replacement.read_before else "none of which"
+    words = (
+        f"Judged on {prompts} prompts of the text {text}, {read} the atlas had read. Each limit "
+        "has its own order, the best explained heads first; one random order serves both."
+    )
+    return element("p", words, class_="intro")
 
 
 def _regimes(atlas: HeadAtlas) -> Html:
