@@ -20,8 +20,12 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
         required_length(problem.attention, problem.measure, problem.queries, TOLERANCE)
         for problem in problems
     ]
-    lengths = {kind: np.array([each.length[kind] for each in found]) for kind in _KINDS}
+    lengths = {kind: np.array([_length(getattr(each, kind)) for each in found]) for kind in _KINDS}
     return {"sharpnesses": sharpnesses, **lengths}
+
+
+def _length(found: float | None) -> float:
+    return np.inf if found is None else found
 
 
 FIGURE = FigureRecipe(
