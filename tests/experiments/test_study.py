@@ -17,10 +17,26 @@ from promptlimit.experiments._start_gap import (
     squared_output_gap,
 )
 from promptlimit.experiments._study import TIMES, Curves, Ends, block_factors
+from promptlimit.experiments.figures.softmax_optimum import leading_order
 from promptlimit.tasks import LinearRegression
 
 CLAIMS = {claim.name: claim for claim in all_claims()}
 LENGTHS = np.array([10, 100, 1000])
+
+
+@pytest.mark.parametrize(("dim", "noise"), [(5, 0.1), (1, 0.4)])
+def test_the_cost_of_softmax_is_least_where_its_slope_vanishes(dim: int, noise: float) -> None:
+    def cost(o: float) -> float:
+        return (1 - 2 * o) ** (-dim / 2) * (1 + noise + o / (1 - 2 * o)) / o
+
+    low, high = 0.01, 0.49
+    for _ in range(100):
+        middle, step = (low + high) / 2, 1e-6
+        falling = cost(middle + step) < cost(middle - step)
+        low, high = (middle, high) if falling else (low, middle)
+    np.testing.assert_allclose(leading_order(dim, noise), cost(low), rtol=1e-8)
+    if dim == 5:
+        np.testing.assert_allclose(leading_order(dim, noise), 20.8, atol=0.05)
 
 
 def simulated_output_gap(

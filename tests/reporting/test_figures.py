@@ -6,7 +6,7 @@ import pytest
 from promptlimit.experiments import FigureRecipe, Setting, all_figures, figure_data
 from promptlimit.reporting import FORMATS, draw, render
 
-BEYOND = [recipe for recipe in all_figures() if recipe.section == "beyond"]
+OF_THEORY = [recipe for recipe in all_figures() if not recipe.of_training]
 LENGTHS = np.array([10.0, 100.0, 1000.0])
 STEPS = np.geomspace(100.0, 3e5, 12)
 
@@ -21,13 +21,21 @@ def test_every_figure_of_the_paper_has_a_recipe() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", BEYOND, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", OF_THEORY, ids=lambda recipe: recipe.name)
 def test_a_figure_is_drawn_from_its_data_to_the_same_bytes(recipe: FigureRecipe) -> None:
     data = figure_data(recipe, Setting(quick=True))
     for kind in FORMATS:
         first, second = (render(draw(recipe.name, data), kind) for _ in range(2))
         assert first == second
         assert len(first) > 5_000
+
+
+def test_the_cost_of_softmax_is_drawn_with_its_limits() -> None:
+    heads = {"softmax": 20.0, "linear": 6.5, "ridge": 0.5}
+    data = {"lengths": LENGTHS, **{name: 0.9 * cost + 0 * LENGTHS for name, cost in heads.items()}}
+    data |= {f"{name}_limit": np.array(cost) for name, cost in heads.items()}
+    drawn = render(draw("softmax_optimum", data), "svg")
+    assert all(f">{cost:.3g}<".encode() in drawn for cost in heads.values())
 
 
 def gaps() -> dict[str, np.ndarray]:

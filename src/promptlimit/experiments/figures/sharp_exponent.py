@@ -7,7 +7,7 @@ from promptlimit.experiments._gap_problems import standard_gap_problem
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
 
-_FINE = np.geomspace(0.2, 4.0, 60)
+_FINE = np.sort(np.append(np.geomspace(0.2, 4.0, 60), [0.5, np.sqrt(0.5)]))
 _MEASURED = np.array([0.25, 0.4, 0.55, 0.707, 0.85, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0])
 _PLACES = (1e4, 1e29)
 """Lengths about which slopes are taken, over two decades."""

@@ -47,8 +47,9 @@ FIGURE = FigureRecipe(
     reference="Figure 2, at long prompts",
     caption="Mean squared error over the noise floor, times the length, after training over "
     "isotropic covariates. Dashed lines are the leading orders: for linear attention and ridge in "
-    "closed form, for softmax the least over the scale of the scores. Softmax pays about three "
-    "times what linear attention pays, at every length: the gap narrows like 1/L and no faster.",
+    "closed form, for softmax the least over the scale of the scores. At long prompts softmax pays "
+    "three times what linear attention pays: the difference between the two falls like 1/L, and "
+    "no training removes it.",
     compute=compute,
     after_training=True,
 )
