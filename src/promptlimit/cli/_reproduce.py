@@ -40,7 +40,7 @@ def reproduce(
         typer.Argument(metavar="[NAME]...", help="Claims by number or name, figures by name."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do less, in about a minute; the verdicts stand.")
+        bool, typer.Option("--quick", help="Do less, in a few minutes; the verdicts stand.")
     ] = False,
     protocol: Annotated[
         str,

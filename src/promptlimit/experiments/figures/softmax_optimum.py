@@ -44,7 +44,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
 FIGURE = FigureRecipe(
     name="softmax_optimum",
     title="What softmax costs at long prompts",
-    reference="Figure 2, at long prompts",
+    reference="Section 6, at long prompts",
     caption="Mean squared error over the noise floor, times the length, after training over "
     "isotropic covariates. Dashed lines are the leading orders: for linear attention and ridge in "
     "closed form, for softmax the least over the scale of the scores. At long prompts softmax pays "
