@@ -36,7 +36,7 @@ def sphere_derivatives(b: float, s: mp.mpf) -> list[mp.mpf]:
     return [mp.log(h[0]), one, two - one**2, three - 3 * two * one + 2 * one**3]
 
 
-@pytest.mark.parametrize("b", [0.5, 1.0, 1.5, 8.0, 25.0, 41.0, 300.0])
+@pytest.mark.parametrize("b", [0.5, 1.5, 25.0, 300.0])
 def test_log_0f1_and_three_derivatives_are_exact(b: float, precision: str) -> None:
     functions = derivatives(lambda s: log_0f1(b, s), 3)
     for x in POINTS:
