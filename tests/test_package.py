@@ -26,6 +26,7 @@ def test_lazy_names_and_typed_names_are_the_same() -> None:
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").partition(".")[0] == "promptlimit"
         for alias in node.names
+        if alias.asname is not None
     }
     assert typed == set(dir(pl)) - {"__version__"}
 

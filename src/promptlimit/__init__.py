@@ -12,6 +12,8 @@ import jax.
 import importlib
 from typing import TYPE_CHECKING
 
+from promptlimit._lazy import lazy_names
+
 if TYPE_CHECKING:
     from promptlimit import heads as heads
     from promptlimit.attention import AbstractAttention as AbstractAttention
@@ -102,16 +104,14 @@ _HOME = {
 _PACKAGES = ("heads",)
 """Packages whose names are reached through them: `promptlimit.heads.load`."""
 
+_load, _names = lazy_names(__name__, _HOME, globals())
+
 
 def __getattr__(name: str) -> object:
     if name in _PACKAGES:
         return importlib.import_module(f"promptlimit.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'promptlimit' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f"promptlimit.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    return _load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, *_PACKAGES, "__version__"])
+    return sorted([*_names(), *_PACKAGES, "__version__"])

@@ -227,11 +227,10 @@ def test_noise_shifts_the_floor_and_leaves_the_infinite_flow_in_blocks_alone() -
     np.testing.assert_allclose(flows[1].risks - flows[0].risks, 0.15, atol=1e-15)
 
 
-class Copied(pl.AbstractTask):
-    """Gaussian regression that the library does not recognise, with a reward for large outputs."""
+class Wrapped(pl.AbstractTask):
+    """Gaussian regression that the library does not recognise."""
 
     inner: pl.LinearRegression
-    reward: jax.Array
 
     @property
     def token_dim(self) -> int:
@@ -242,6 +241,15 @@ class Copied(pl.AbstractTask):
 
     def masked(self, token):
         return self.inner.masked(token)
+
+    def loss(self, output, token):
+        return self.inner.loss(output, token)
+
+
+class Copied(Wrapped):
+    """The same with a reward for large outputs."""
+
+    reward: jax.Array
 
     def loss(self, output, token):
         return self.inner.loss(output, token) - self.reward * jnp.sum(output**2)
@@ -422,24 +430,10 @@ def test_negative_starts_end_at_the_negatives_and_two_images_are_refused() -> No
         block_limit(apart, 0.4)
 
 
-class Linked(pl.AbstractTask):
+class Linked(Wrapped):
     """A user's task with a function in it."""
 
-    inner: pl.LinearRegression
     link: object
-
-    @property
-    def token_dim(self) -> int:
-        return self.inner.token_dim
-
-    def draw(self, *, key):
-        return self.inner.draw(key=key)
-
-    def masked(self, token):
-        return self.inner.masked(token)
-
-    def loss(self, output, token):
-        return self.inner.loss(output, token)
 
 
 def test_a_run_with_a_part_without_a_name_is_not_kept(tmp_path) -> None:

@@ -4,8 +4,9 @@ Names load on first use: the weight-statistics engine is NumPy alone, and asking
 import jax.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.finite._accuracy import AccuracyError as AccuracyError
@@ -68,14 +69,4 @@ _HOME = {
     "weight_statistics": "_weight_statistics",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'promptlimit.finite' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f"promptlimit.finite.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())

@@ -4,8 +4,9 @@ Names load on first use. Opening a model needs the packages of the extra `heads`
 hand, `Head(queries, keys, values)`, need nothing more.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
@@ -42,14 +43,4 @@ _HOME = {
     "windows_of": "_windows",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'promptlimit.heads' has no attribute '{name}'")
-    value = getattr(importlib.import_module(f"promptlimit.heads.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())

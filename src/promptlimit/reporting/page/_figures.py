@@ -9,6 +9,7 @@ from promptlimit.reporting.page._html import Html, element, joined, separated
 from promptlimit.reporting.page._night import is_painted
 from promptlimit.reporting.page._origin import origin_lines
 from promptlimit.reporting.page._stored import StoredFigure
+from promptlimit.reporting.page._svg import Drawing
 from promptlimit.results import ClaimResult
 
 
@@ -38,13 +39,18 @@ def figure_section(figure: StoredFigure, claims: Sequence[ClaimResult]) -> Html:
 def _frame(figure: StoredFigure, anchor: str) -> Html:
     if figure.drawing is None:
         return element("p", figure.problem, class_="problem")
+    return drawing_frame(figure.drawing, figure.title, anchor)
+
+
+def drawing_frame(drawing: Drawing, title: str, anchor: str) -> Html:
+    """Return the frame a reader can zoom in; its caption has the id `ANCHOR-caption`."""
     return element(
         "div",
-        figure.drawing.markup,
-        class_="frame drawn painted" if is_painted(figure.drawing) else "frame drawn",
+        drawing.markup,
+        class_="frame drawn painted" if is_painted(drawing) else "frame drawn",
         tabindex="0",
         role="img",
-        aria_label=figure.title,
+        aria_label=title,
         aria_describedby=f"{anchor}-caption",
     )
 

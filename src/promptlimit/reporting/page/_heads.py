@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from promptlimit.reporting.page._figures import drawing_frame
 from promptlimit.reporting.page._html import Html, element, joined
-from promptlimit.reporting.page._night import is_painted, night_rules
+from promptlimit.reporting.page._night import night_rules
 from promptlimit.reporting.page._numbers import number
 from promptlimit.reporting.page._shell import Entry, Page, Section, page_text
 from promptlimit.reporting.page._svg import Drawing, safe_drawing
@@ -118,15 +119,7 @@ def _text_section(
 
 def _figure(name: str, drawing: Drawing, anchor: str) -> Html:
     title, caption = _CAPTIONS[name]
-    frame = element(
-        "div",
-        drawing.markup,
-        class_="frame drawn painted" if is_painted(drawing) else "frame drawn",
-        tabindex="0",
-        role="img",
-        aria_label=title,
-        aria_describedby=f"{anchor}-caption",
-    )
+    frame = drawing_frame(drawing, title, anchor)
     return element(
         "article",
         element("header", element("h3", title)),
