@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from promptlimit.measures import Rademacher as Rademacher
     from promptlimit.measures import UniformCube as UniformCube
     from promptlimit.measures import UniformSphere as UniformSphere
+    from promptlimit.parallel import spread as spread
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
     from promptlimit.tasks import LinearRegression as LinearRegression
@@ -94,6 +95,7 @@ _HOME = {
     "risk_function": "tasks",
     "risk_gradient": "tasks",
     "sgd": "dynamics",
+    "spread": "parallel",
     "trajectory_gap": "dynamics",
     "uniform_factors": "dynamics",
     "weight_interpolant": "finite",
