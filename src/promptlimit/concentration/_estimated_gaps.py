@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import islice
 
 import equinox as eqx
 import jax
@@ -21,6 +22,7 @@ from promptlimit.finite import (
     warn_when_unreliable,
 )
 from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.parallel import in_chunks
 
 DEFAULT_SAMPLES = 4096
 
@@ -73,8 +75,8 @@ class _Simulation(eqx.Module):
         return jnp.stack([*found, jnp.sum(limit**2)])
 
 
-@eqx.filter_jit
-def _batch(simulation: _Simulation, counts: tuple[int, ...], indices: JaxArray) -> JaxArray:
+def _batch(shared: tuple[_Simulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:
+    simulation, counts = shared
     return jax.vmap(lambda index: simulation.squares(counts, index))(indices)
 
 
@@ -92,7 +94,8 @@ def estimated_gap(
     """Return the gaps of simulated prompts, each with its own query, at finite lengths.
 
     Prompt i draws its query and its tokens from `fold_in(key, i)`, so results depend on the key
-    and the number of prompts alone, and estimates at different lengths share their prompts.
+    and the number of prompts alone, not on the devices; estimates at different lengths share their
+    prompts.
     """
     stop = stopping(None, DEFAULT_SAMPLES if samples is None else samples)
     counts = tuple(tokens_that_fit(float(length), measure.dim) for length in lengths)
@@ -103,11 +106,8 @@ def estimated_gap(
         simulation = _Simulation(
             in_double(attention), in_double(measure), in_double(law), including_query, wrt, key
         )
-        starts = range(0, stop.samples, chunk)
-        rows = [
-            np.asarray(_batch(simulation, counts, start + jnp.arange(chunk, dtype=jnp.uint32)))
-            for start in starts
-        ]
+        chunks = in_chunks(_batch, (simulation, counts), chunk)
+        rows = list(islice(chunks, -(-stop.samples // chunk)))
     squares = np.concatenate(rows)[: stop.samples]
     for column in squares.T[:-1]:
         if warn_when_unreliable(column, stop):

@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from itertools import islice
 from numbers import Integral
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -16,6 +17,7 @@ from jaxtyping import PRNGKeyArray
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._array_types import Array
 from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.parallel import Program, agreed, in_chunks
 
 MEMORY_BUDGET = 2**26
 """Bytes that the prompts simulated at one time may take."""
@@ -75,8 +77,16 @@ class Simulation(eqx.Module):
         return prompt.including(self.query) if self.including_query else prompt
 
 
-Batch = Callable[[Simulation, int, JaxArray], tuple[JaxArray, ...]]
-"""What is measured on the prompts of some indices, one row a prompt."""
+class Batch(NamedTuple):
+    """What is measured on prompts.
+
+    Attributes:
+        program: (simulation, tokens a prompt, *constants), indices -> arrays, one row a prompt.
+        constants: what it needs besides.
+    """
+
+    program: Program
+    constants: tuple[Any, ...]
 
 
 def simulated(
@@ -88,20 +98,17 @@ def simulated(
     """Return what `batch` makes of each prompt, stacked; the first of it is the squared error.
 
     Prompt i draws its tokens from `fold_in(key, i)`, and the decision to stop is taken after the
-    same numbers of prompts whatever the chunks, so results depend on the key alone.
+    same numbers of prompts whatever the chunks and the devices, so results depend on the key alone.
     """
     count = tokens_that_fit(length, simulation.measure.dim)
     chunk = _chunk(count, simulation.measure.dim, stop.samples)
+    chunks = in_chunks(batch.program, (simulation, count, *batch.constants), chunk)
     pieces: list[tuple[Array, ...]] = []
     look = min(_FIRST_LOOK, stop.samples)
-    done = 0
     while True:
-        while done < look:
-            indices = jnp.arange(done, done + chunk, dtype=jnp.uint32)
-            pieces.append(tuple(map(np.asarray, batch(simulation, count, indices))))
-            done += chunk
+        pieces += islice(chunks, -(-look // chunk) - len(pieces))
         columns = tuple(np.concatenate(column)[:look] for column in zip(*pieces, strict=True))
-        if look == stop.samples or _relative_error(columns[0]) <= stop.rtol:
+        if look == stop.samples or agreed(np.array(_relative_error(columns[0]) <= stop.rtol)):
             break
         look = min(2 * look, stop.samples)
     warn_when_unreliable(columns[0], stop)
@@ -175,27 +182,19 @@ def output_batch(limit: Array, tilt: Array | None) -> Batch:
         limit: what the outputs deviate from.
         tilt: the scores of the weights whose participation is wanted; NaN without.
     """
-
-    def batch(simulation: Simulation, count: int, indices: JaxArray) -> tuple[JaxArray, ...]:
-        at = None if tilt is None else jnp.asarray(tilt)
-        return _outputs(simulation, count, indices, jnp.asarray(limit), at)
-
-    return batch
+    return Batch(_outputs, (jnp.asarray(limit), None if tilt is None else jnp.asarray(tilt)))
 
 
 def gradient_batch(limit: Array, wrt: str) -> Batch:
     """Return the batch of squared distances of a parameter gradient from its limit."""
-
-    def batch(simulation: Simulation, count: int, indices: JaxArray) -> tuple[JaxArray, ...]:
-        return _gradients(simulation, count, indices, jnp.asarray(limit), wrt)
-
-    return batch
+    return Batch(_gradients, (jnp.asarray(limit), wrt))
 
 
-@eqx.filter_jit
 def _outputs(
-    simulation: Simulation, count: int, indices: JaxArray, limit: JaxArray, tilt: JaxArray | None
+    shared: tuple[Simulation, int, JaxArray, JaxArray | None], indices: JaxArray
 ) -> tuple[JaxArray, JaxArray, JaxArray]:
+    simulation, count, limit, tilt = shared
+
     def one(index: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray]:
         prompt = simulation.prompt(count, index)
         deviation = simulation.attention(prompt, simulation.query) - limit
@@ -207,10 +206,9 @@ def _outputs(
     return jax.vmap(one)(indices)
 
 
-@eqx.filter_jit
-def _gradients(
-    simulation: Simulation, count: int, indices: JaxArray, limit: JaxArray, wrt: str
-) -> tuple[JaxArray]:
+def _gradients(shared: tuple[Simulation, int, JaxArray, str], indices: JaxArray) -> tuple[JaxArray]:
+    simulation, count, limit, wrt = shared
+
     def one(index: JaxArray) -> JaxArray:
         prompt = simulation.prompt(count, index)
         jacobian = simulation.attention.jacobian(prompt, simulation.query, wrt=wrt)

@@ -1,10 +1,15 @@
 """Where things run: one device, all of a machine, or those of many hosts, with the same numbers."""
 
+from promptlimit.parallel._agreement import WriterError as WriterError
 from promptlimit.parallel._agreement import agreed as agreed
 from promptlimit.parallel._agreement import from_writer as from_writer
+from promptlimit.parallel._chunks import in_chunks as in_chunks
 from promptlimit.parallel._crew import Crew as Crew
 from promptlimit.parallel._crew import crew as crew
 from promptlimit.parallel._crew import spread as spread
+from promptlimit.parallel._hosts import JoinError as JoinError
 from promptlimit.parallel._hosts import PeerLostError as PeerLostError
 from promptlimit.parallel._hosts import join as join
+from promptlimit.parallel._hosts import leave_at_exit as leave_at_exit
+from promptlimit.parallel._programs import Program as Program
 from promptlimit.parallel._programs import on_crew as on_crew

@@ -1,17 +1,16 @@
 """Monte Carlo over tasks and prompts: any task, any attention, with an error bar."""
 
 import math
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
+from promptlimit.parallel import Program, in_chunks
 from promptlimit.tasks._abstract import AbstractTask
 
 DEFAULT_SAMPLES = 2**14
@@ -53,16 +52,13 @@ def simulated_gradient(simulation: Simulation, samples: int) -> Moments:
     return _over_prompts(_gradients, simulation, samples)
 
 
-def _over_prompts(
-    measured: Callable[[Simulation, Array], list[Array]], simulation: Simulation, samples: int
-) -> Moments:
+def _over_prompts(measured: Program, simulation: Simulation, samples: int) -> Moments:
     chunk = _chunk(simulation.length, simulation.task.token_dim, samples)
     origin: list[NDArray[np.float64]] = []
     sums, squares = [0.0], [0.0]
-    for start in range(0, samples, chunk):
-        indices = jnp.arange(start, start + chunk, dtype=jnp.uint32)
-        found = measured(simulation, _keys(simulation.key, indices))
-        columns = [np.asarray(each)[: samples - start] for each in found]
+    chunks = in_chunks(measured, simulation, chunk)
+    for start, found in zip(range(0, samples, chunk), chunks, strict=False):
+        columns = [each[: samples - start] for each in found]
         if not origin:  # sums about the first means lose no digits
             origin = [np.asarray(each.mean(axis=0)) for each in columns]
             sums, squares = [0.0] * len(columns), [0.0] * len(columns)
@@ -90,29 +86,22 @@ def _chunk(length: float, dim: int, samples: int) -> int:
     return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
 
 
-@jax.jit
-def _keys(key: PRNGKeyArray, indices: Array) -> Array:
-    """Return three keys for each index; apart, so that it is compiled once for all simulations."""
-    return jax.vmap(lambda index: jax.random.split(jax.random.fold_in(key, index), 3))(indices)
-
-
-def _loss(attention: AbstractAttention, simulation: Simulation, keys: Array) -> Array:
+def _loss(attention: AbstractAttention, simulation: Simulation, index: Array) -> Array:
     """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
     task, length = simulation.task, simulation.length
+    keys = jax.random.split(jax.random.fold_in(simulation.key, index), 3)
     law, queries = task.draw(key=keys[0])
     token = queries.sample(1, key=keys[1])[0]
     prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
     return task.loss(attention(prompt, task.masked(token)), token)
 
 
-@eqx.filter_jit
-def _losses(simulation: Simulation, keys: Array) -> list[Array]:
-    return [jax.vmap(lambda each: _loss(simulation.attention, simulation, each))(keys)]
+def _losses(simulation: Simulation, indices: Array) -> list[Array]:
+    return [jax.vmap(lambda index: _loss(simulation.attention, simulation, index))(indices)]
 
 
-@eqx.filter_jit
-def _gradients(simulation: Simulation, keys: Array) -> list[Array]:
-    def one(each: Array) -> list[Array]:
-        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, each))
+def _gradients(simulation: Simulation, indices: Array) -> list[Array]:
+    def one(index: Array) -> list[Array]:
+        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, index))
 
-    return jax.vmap(one)(keys)
+    return jax.vmap(one)(indices)
