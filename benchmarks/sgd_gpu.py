@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.dynamics._normals import box_muller, threefry
+from promptlimit._normals import box_muller, threefry
 from promptlimit.experiments import protocol_task
 
 LENGTHS = [*range(10, 100, 10), *range(100, 1001, 100)]

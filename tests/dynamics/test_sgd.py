@@ -11,8 +11,8 @@ import pytest
 
 import promptlimit as pl
 from dynamics import training_reference as reference
+from promptlimit._normals import normal_pairs, threefry
 from promptlimit.dynamics._batches import questions, stream
-from promptlimit.dynamics._normals import normal_pairs, threefry
 from promptlimit.dynamics._packed_sums import packed_sums
 from promptlimit.dynamics._token_sums import coordinates, token_sums
 from promptlimit.dynamics._training_loop import advancer, first_state

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from promptlimit.dynamics._normals import normal_pairs
+from promptlimit._normals import normal_pairs
 from promptlimit.tasks import LinearRegression
 
 EXACT = jax.lax.Precision.HIGHEST

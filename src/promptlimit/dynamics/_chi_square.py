@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit.dynamics._normals import normal_pairs, threefry, uniform
+from promptlimit._normals import normal_pairs, threefry, uniform
 
 ATTEMPTS = 8
 """How often a rejected number is drawn anew: one is left over in 1e10 draws, and is then taken."""

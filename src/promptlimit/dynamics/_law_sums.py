@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
+from promptlimit._normals import held, normal_pairs
 from promptlimit.dynamics._batches import Stream
 from promptlimit.dynamics._chi_square import ATTEMPTS, chi_square
-from promptlimit.dynamics._normals import held, normal_pairs
 from promptlimit.dynamics._token_sums import Sums, largest_block
 
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from promptlimit._normals import normal_pairs
 from promptlimit.dynamics._batches import Stream
-from promptlimit.dynamics._normals import normal_pairs
 from promptlimit.dynamics._token_sums import Sums
 
 _CHUNK = 32

@@ -11,9 +11,9 @@ from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit import __version__
+from promptlimit._configuration import described
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention, Factored, LinearAttention, SoftmaxAttention
-from promptlimit.dynamics._configuration import described
 from promptlimit.results import Kind
 from promptlimit.tasks import AbstractTask, LinearRegression
 

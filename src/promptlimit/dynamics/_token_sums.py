@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
+from promptlimit._normals import held, normal_pairs
 from promptlimit.dynamics._batches import EXACT, Stream
-from promptlimit.dynamics._normals import held, normal_pairs
 
 _BLOCK = 2**14  # tokens whose coordinates fit in a cache
 

@@ -12,10 +12,10 @@ from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit import __version__
+from promptlimit._configuration import described
 from promptlimit._inputs import require_choice
+from promptlimit._normals import LAST_STEP
 from promptlimit.attention import AbstractAttention, Factored, LinearAttention
-from promptlimit.dynamics._configuration import described
-from promptlimit.dynamics._normals import LAST_STEP
 from promptlimit.dynamics._requests import require_start
 from promptlimit.tasks import AbstractTask, LinearRegression
 
