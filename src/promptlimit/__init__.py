@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from promptlimit.measures import UniformCube as UniformCube
     from promptlimit.measures import UniformSphere as UniformSphere
     from promptlimit.parallel import spread as spread
+    from promptlimit.streaming import Generated as Generated
+    from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
     from promptlimit.tasks import LinearRegression as LinearRegression
@@ -68,6 +70,7 @@ _HOME = {
     "Empirical": "measures",
     "Factored": "attention",
     "Gaussian": "measures",
+    "Generated": "streaming",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
     "Mixture": "measures",
@@ -96,6 +99,7 @@ _HOME = {
     "risk_gradient": "tasks",
     "sgd": "dynamics",
     "spread": "parallel",
+    "stream": "streaming",
     "trajectory_gap": "dynamics",
     "uniform_factors": "dynamics",
     "weight_interpolant": "finite",

@@ -1,0 +1,5 @@
+"""Prompts that never sit in memory: their attention, summed up block by block."""
+
+from promptlimit.streaming._prompts import Generated as Generated
+from promptlimit.streaming._stream import Progress as Progress
+from promptlimit.streaming._stream import stream as stream

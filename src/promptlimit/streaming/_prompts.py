@@ -1,0 +1,286 @@
+"""Prompts that are never whole in memory, as the host sees them: parts for the devices to sum."""
+
+import abc
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from promptlimit._configuration import described
+from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
+from promptlimit.results import InputFileError
+from promptlimit.streaming._leaves import LEAF
+from promptlimit.streaming._sources import (
+    GivenTokens,
+    Part,
+    SampledTokens,
+    StandardNormals,
+    TokenSource,
+)
+
+LONGEST = 2**31 * LEAF
+"""Tokens that can be counted: about 9e12."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """A prompt of tokens drawn from a measure, each a function of the key and its place alone.
+
+    Gaussian tokens are drawn in single precision by counter, any others by the measure's own
+    `sample`, so many at a time.
+
+    Args:
+        measure: the law of a token.
+        length: how many tokens, a whole number up to 2^43.
+        key: randomness.
+
+    >>> import jax, promptlimit as pl
+    >>> pl.Generated(pl.Gaussian([0.0], [[1.0]]), 1e9, key=jax.random.key(0)).length
+    1000000000
+    """
+
+    measure: AbstractMeasure
+    length: int
+    key: PRNGKeyArray
+
+    def __init__(self, measure: AbstractMeasure, length: float, *, key: PRNGKeyArray):
+        object.__setattr__(self, "measure", require_measure("measure", measure))
+        object.__setattr__(self, "length", require_length("length", length))
+        object.__setattr__(self, "key", key)
+
+
+def require_length(name: str, length: object) -> int:
+    """Return a number of tokens as an integer, or say why it is none."""
+    if not (isinstance(length, Real) and float(length).is_integer() and 1 <= length <= LONGEST):
+        raise ValueError(
+            f"`{name}` must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts "
+            "tokens."
+        )
+    return int(length)
+
+
+class AbstractPrompt(abc.ABC):
+    """What tells the devices which tokens to sum.
+
+    Attributes:
+        dim: of a token.
+        dtype: in what precision tokens are read.
+        length: how many tokens there are; None when only the end will tell.
+        matrix: $A$, and
+        shift: $b$, of the coordinates $z=Au+b$ in which the source gives tokens.
+        source: what makes tokens on a device.
+        description: plain values that tell this prompt from another.
+    """
+
+    dim: int
+    dtype: np.dtype
+    length: int | None
+    matrix: np.ndarray
+    shift: np.ndarray
+    source: TokenSource
+    description: dict[str, object]
+
+    @abc.abstractmethod
+    def reach(self, start: int, stop: int) -> int:
+        """Return how many tokens there are before `stop`; those before `start` are not needed."""
+
+    @abc.abstractmethod
+    def part(self, start: int, valid: int, capacity: int) -> Part:
+        """Return so many tokens from `start` on, with room for `capacity`."""
+
+
+def as_prompt(prompt: Any, platform: str, hosts: int) -> AbstractPrompt:
+    """Return what a user passed as a prompt: generated, an array, a file, or blocks to come."""
+    if isinstance(prompt, Generated):
+        return _Drawn(prompt, platform)
+    if isinstance(prompt, str | Path):
+        return _Held(_mapped(Path(prompt)))
+    if isinstance(prompt, np.ndarray | jax.Array):
+        return _Held(_readable("prompt", np.asarray(prompt)))
+    if isinstance(prompt, Iterable):
+        if hosts > 1:
+            raise ValueError(
+                "`prompt` must be generated, an array or a file in a run of several processes, got "
+                f"{type(prompt).__name__}: blocks that come one after the other cannot be shared."
+            )
+        return _Arriving(iter(prompt))
+    raise ValueError(
+        "`prompt` must be a `Generated`, an array [length, dim], the path of a .npy file or an "
+        f"iterable of blocks of tokens, got {type(prompt).__name__}."
+    )
+
+
+class _Drawn(AbstractPrompt):
+    """Tokens that the devices draw themselves."""
+
+    def __init__(self, prompt: Generated, platform: str):
+        measure = prompt.measure
+        self.dim, self.length, self.dtype = measure.dim, prompt.length, np.dtype(np.float32)
+        self.matrix, self.shift = np.eye(self.dim), np.zeros(self.dim)
+        if isinstance(measure, Gaussian):
+            words = np.asarray(jax.random.key_data(prompt.key)).ravel()[-2:]
+            self.matrix = _root(np.asarray(measure.covariance, np.float64))
+            self.shift = np.asarray(measure.location, np.float64)
+            key = jnp.asarray(words[0]), jnp.asarray(words[1])
+            self.source = StandardNormals(key, self.dim, platform)
+        else:
+            arrays, rest = eqx.partition(measure, eqx.is_inexact_array)
+            single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
+            self.source = SampledTokens(eqx.combine(single, rest), prompt.key)
+        self.description = {
+            "measure": described(measure),
+            "length": prompt.length,
+            "key": described(prompt.key),
+            "generator": str(jax.random.key_impl(prompt.key)),
+        }
+
+    def reach(self, start: int, stop: int) -> int:
+        del start
+        return min(stop, self.length or 0)
+
+    def part(self, start: int, valid: int, capacity: int) -> Part:
+        del capacity
+        return _part(start, valid, None)
+
+
+def _root(covariance: np.ndarray) -> np.ndarray:
+    r"""Return $A$ with $AA^\top=\Gamma$, also for a singular $\Gamma$."""
+    values, vectors = np.linalg.eigh(covariance)
+    return vectors * np.sqrt(np.maximum(values, 0.0))
+
+
+class _Held(AbstractPrompt):
+    """Tokens in an array, which may lie in a file."""
+
+    def __init__(self, tokens: np.ndarray):
+        self._tokens = tokens
+        self.length, self.dim = tokens.shape
+        self.dtype = _precision(tokens.dtype)
+        self.matrix, self.shift = np.eye(self.dim), tokens[0].astype(np.float64)
+        _require_finite(tokens[:1], 0)
+        self.source = GivenTokens(jnp.asarray(tokens[0], self.dtype))
+        ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
+        self.description = {
+            "shape": list(tokens.shape),
+            "dtype": str(tokens.dtype),
+            "ends": hashlib.sha256(np.ascontiguousarray(ends).tobytes()).hexdigest(),
+        }
+
+    def reach(self, start: int, stop: int) -> int:
+        del start
+        return min(stop, len(self._tokens))
+
+    def part(self, start: int, valid: int, capacity: int) -> Part:
+        rows = np.asarray(self._tokens[start : start + valid], self.dtype)
+        return _part(start, valid, _with_room(rows, capacity))
+
+
+class _Arriving(AbstractPrompt):
+    """Tokens in blocks of any size, one block after the other."""
+
+    def __init__(self, blocks: Iterator[Any]):
+        self._blocks, self._start, self._stop = blocks, 0, 0
+        self._kept: list[np.ndarray] = []
+        first = next(blocks, None)
+        if first is None:
+            raise ValueError("`prompt` must hold at least one block of tokens, got none.")
+        first = _readable("prompt", np.asarray(first))
+        self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
+        _require_finite(first[:1], 0)
+        self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
+        self.source = GivenTokens(jnp.asarray(first[0], self.dtype))
+        self.description = {"blocks of dim": self.dim, "dtype": str(self.dtype)}
+        self._keep(first)
+
+    def _keep(self, block: np.ndarray) -> None:
+        self._kept.append(block.astype(self.dtype))
+        self._stop += len(block)
+
+    def reach(self, start: int, stop: int) -> int:
+        while self._stop < stop:
+            block = next(self._blocks, None)
+            if block is None:
+                break
+            rows = np.asarray(block)
+            if rows.ndim != 2 or rows.shape[1] != self.dim:
+                raise ValueError(
+                    f"`prompt` must hold blocks [n, {self.dim}], got one of shape "
+                    f"{list(rows.shape)} after {self._stop} tokens."
+                )
+            self._keep(_readable("prompt", rows) if len(rows) else rows)
+            self._forget(start)
+        return min(stop, self._stop)
+
+    def _forget(self, start: int) -> None:
+        while self._kept and self._start + len(self._kept[0]) <= start:
+            self._start += len(self._kept.pop(0))
+
+    def part(self, start: int, valid: int, capacity: int) -> Part:
+        self._forget(start)
+        rows, at = [], self._start
+        for block in self._kept:
+            rows.append(block[max(0, start - at) : max(0, start + valid - at)])
+            at += len(block)
+        together = np.concatenate([*rows, np.zeros((0, self.dim), self.dtype)])
+        return _part(start, valid, _with_room(together, capacity))
+
+
+def _part(start: int, valid: int, tokens: np.ndarray | None) -> Part:
+    return Part(np.array(start // LEAF, np.uint32), np.array(valid, np.int32), tokens)
+
+
+def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:
+    """Return the rows, with zeros after them up to so many."""
+    if len(rows) == capacity:
+        return rows
+    return np.concatenate([rows, np.zeros((capacity - len(rows), rows.shape[1]), rows.dtype)])
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Return the array in a .npy file, without reading it."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as problem:  # a damaged or hostile file may raise anything
+        raise InputFileError(
+            f"`prompt` must be the path of an array saved by numpy.save, but {problem}"
+        ) from None
+    if not isinstance(found, np.ndarray):
+        raise InputFileError(f"`prompt` must be one array (.npy), got the archive {path}.")
+    return _readable("prompt", found)
+
+
+def _readable(name: str, tokens: np.ndarray) -> np.ndarray:
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(
+            f"`{name}` must hold tokens, one a row, got an array of shape {list(tokens.shape)}."
+        )
+    if tokens.dtype.kind not in "fiub":
+        raise ValueError(f"`{name}` must hold real numbers, got dtype {tokens.dtype}.")
+    return tokens
+
+
+def _precision(dtype: np.dtype) -> np.dtype:
+    """Return in what precision tokens are read: half and single as single, the rest as double."""
+    single = dtype.kind == "f" and dtype.itemsize <= 4
+    return np.dtype(np.float32 if single else np.float64)
+
+
+def _require_finite(tokens: np.ndarray, start: int) -> None:
+    if not np.isfinite(tokens).all():
+        raise not_finite(start, start + len(tokens))
+
+
+def not_finite(start: int, stop: int) -> ValueError:
+    """Return what to raise about tokens that are infinite or NaN, or too large for their scores."""
+    return ValueError(
+        f"`prompt` must hold finite tokens with finite scores, got others among tokens {start} to "
+        f"{stop - 1}. Remove them, or use a wider dtype."
+    )

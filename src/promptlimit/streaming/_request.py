@@ -1,0 +1,174 @@
+"""What a user asks of a stream, checked before any token is read."""
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit import __version__
+from promptlimit._configuration import described
+from promptlimit._inputs import ArrayLike, float_array
+from promptlimit.attention import AbstractAttention
+from promptlimit.finite import readout
+from promptlimit.parallel import crew
+from promptlimit.streaming._blocks import Task
+from promptlimit.streaming._leaves import LEAF
+from promptlimit.streaming._prompts import AbstractPrompt, as_prompt, require_length
+from promptlimit.streaming._sums import Sums, no_sums, triangle
+
+_LEAVES = {"cpu": 32}
+_LEAVES_ELSEWHERE = 4096
+"""Leaves of a block: what fills a device, and fits in its memory. Another number, other bits."""
+
+_BLOCKS = {"cpu": 8}
+_BLOCKS_ELSEWHERE = 4
+"""Blocks a device does between two looks from the host. Another number, the same bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamRequest:
+    r"""A prompt to read, and what is asked about it.
+
+    Attributes:
+        attention: the head, as it was given.
+        key_query: $U$.
+        value: $V$.
+        prompt: the tokens.
+        queries: one a row.
+        tilts: $A^\top Uz$, one for each query, in the coordinates and the precision of the
+            prompt's source; then zero, when linear attention is asked for.
+        lengths: prefixes.
+        covariance: whether tilted covariances are wanted.
+        linear: whether linear attention is wanted.
+        is_linear: whether the attention asked about is linear itself.
+        task: what devices are told.
+    """
+
+    attention: AbstractAttention
+    key_query: np.ndarray
+    value: np.ndarray
+    prompt: AbstractPrompt
+    queries: np.ndarray
+    tilts: np.ndarray
+    lengths: tuple[int, ...]
+    covariance: bool
+    linear: bool
+    is_linear: bool
+    task: Task
+
+    @property
+    def block(self) -> int:
+        """How many tokens a block has."""
+        return self.task.leaves * LEAF
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens a device takes at a time."""
+        return self.task.blocks * self.block
+
+    @property
+    def none(self) -> Sums:
+        """The sums over no tokens."""
+        tilts, dim = self.tilts.shape
+        return no_sums(tilts, dim, triangle(dim) if self.task.second else 0)
+
+    def config(self) -> dict[str, object]:
+        """What decides the bits of the result, as plain numbers and strings."""
+        return {
+            "what": "stream",
+            "version": __version__,
+            "attention": described(self.attention),
+            "queries": self.queries.tolist(),
+            "prompt": self.prompt.description,
+            "lengths": list(self.lengths),
+            "second": self.task.second,
+            "linear": self.linear,
+            "block": self.block,
+            "platform": self.task.platform,
+        }
+
+
+def checked_request(
+    attention: AbstractAttention,
+    prompt: Any,
+    queries: ArrayLike,
+    lengths: Sequence[float] | np.ndarray | None,
+    *,
+    covariance: bool,
+    linear: bool,
+    chunk: int | None,
+) -> StreamRequest:
+    """Return the request, or say in one sentence what is wrong with it; inside `enable_x64`."""
+    read = readout(attention, None)
+    if read is None:
+        raise ValueError(
+            f"`attention` must be one head, got {type(attention).__name__}. Stream its heads one "
+            "by one: the output is their sum."
+        )
+    asked = np.asarray(float_array("queries", queries, rank=2), np.float64)
+    if asked.shape[1] != attention.query_dim or not len(asked):
+        raise ValueError(
+            f"`queries` must have shape [n, {attention.query_dim}], one a row, got "
+            f"{list(asked.shape)}."
+        )
+    wanted = _increasing(lengths)
+    team = crew()
+    platform = team.mesh.devices.flat[0].platform
+    tokens = as_prompt(prompt, platform, team.hosts)
+    if tokens.dim != attention.token_dim:
+        raise ValueError(
+            f"`prompt` must have tokens of dimension {attention.token_dim} (what the attention's "
+            f"parameters take), got {tokens.dim}."
+        )
+    if tokens.length is not None and wanted and wanted[-1] > tokens.length:
+        raise ValueError(
+            f"`lengths` must be at most {tokens.length}, the length of the prompt, got "
+            f"{wanted[-1]}."
+        )
+    is_linear = read.head.kernel == "linear"
+    linear = linear or is_linear
+    tilts = asked @ read.head.key_query.T @ tokens.matrix
+    tilts = np.concatenate([tilts, np.zeros((int(linear), tokens.dim))]).astype(tokens.dtype)
+    task = Task(
+        tokens.source,
+        jnp.asarray(tilts),
+        _LEAVES.get(platform, _LEAVES_ELSEWHERE),
+        _chunk(chunk, platform),
+        covariance or linear,
+        platform,
+    )
+    return StreamRequest(
+        attention,
+        read.head.key_query,
+        read.head.value,
+        tokens,
+        asked,
+        tilts.astype(np.float64),
+        wanted,
+        covariance,
+        linear,
+        is_linear,
+        task,
+    )
+
+
+def _increasing(lengths: Sequence[float] | np.ndarray | None) -> tuple[int, ...]:
+    given = [] if lengths is None else list(lengths)
+    wanted = tuple(require_length("lengths", each) for each in given)
+    if any(later <= earlier for earlier, later in pairwise(wanted)):
+        raise ValueError(f"`lengths` must increase, got {list(wanted)}. Sort them, each once.")
+    return wanted
+
+
+def _chunk(chunk: int | None, platform: str) -> int:
+    if chunk is None:
+        return _BLOCKS.get(platform, _BLOCKS_ELSEWHERE)
+    most = 2**31 // (_LEAVES.get(platform, _LEAVES_ELSEWHERE) * LEAF) - 1
+    if not (isinstance(chunk, int) and 1 <= chunk <= most):
+        raise ValueError(
+            f"`chunk` must be a whole number from 1 to {most}, got {chunk}. It counts blocks."
+        )
+    return chunk

@@ -1,0 +1,73 @@
+"""Attention on a prompt of any length, at many of its prefixes, in one pass."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from promptlimit._inputs import ArrayLike
+from promptlimit.attention import AbstractAttention
+from promptlimit.results import StreamedAttention
+from promptlimit.streaming._pass import Progress, all_sums
+from promptlimit.streaming._readings import streamed_attention
+from promptlimit.streaming._request import checked_request
+from promptlimit.streaming._saved import Saver
+
+
+def stream(
+    attention: AbstractAttention,
+    prompt: Any,
+    queries: ArrayLike,
+    lengths: Sequence[float] | None = None,
+    *,
+    covariance: bool = True,
+    linear: bool = False,
+    chunk: int | None = None,
+    folder: str | Path | None = None,
+    every: float = 30.0,
+    watch: Callable[[Progress], None] | None = None,
+) -> StreamedAttention:
+    r"""Return what attention does with the first L tokens of a prompt that need not fit in memory.
+
+    Tokens are summed up in leaves of 4096, leaves in double precision along one fixed binary tree.
+    So a prefix has the same bits as a prompt that ends there, and neither the number of devices or
+    processes (see `spread`) nor the sizes of blocks or chunks change any. Another kind of device
+    may round differently.
+
+    Args:
+        attention: one head; softmax or linear.
+        prompt: a `Generated`, an array [length, token_dim] (one that is mapped into memory stays
+            in its file), the path of a .npy file, or an iterable of blocks [n, token_dim] of any
+            sizes. Single precision is read in single, all else in double.
+        queries: [q, query_dim].
+        lengths: prefixes to read at, increasing; the whole prompt is always read, and last.
+        covariance: whether to sum up second moments too, which is half of the work.
+        linear: whether to read the same tokens by linear attention as well.
+        chunk: blocks that a device does at a time; a matter of speed and memory alone.
+        folder: where the sums so far are kept; a stream that was killed goes on from there. Blocks
+            from an iterable must then come again from the first one.
+        every: seconds between two times of saving.
+        watch: a function that is told how far things are.
+
+    >>> import jax, numpy as np, promptlimit as pl
+    >>> attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
+    >>> prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), 1e6, key=jax.random.key(0))
+    >>> found = pl.stream(attention, prompt, [[1.0, 0.0]], [1e3, 1e5])
+    >>> print(found.lengths, found.output[-1].round(2))  # the limit is the query
+    [   1000  100000 1000000] [[1. 0.]]
+    """
+    with jax.enable_x64(True):
+        request = checked_request(
+            attention,
+            prompt,
+            queries,
+            lengths,
+            covariance=covariance,
+            linear=linear,
+            chunk=chunk,
+        )
+        saver = Saver(folder, request, every)
+        with saver.held():
+            found = all_sums(request, saver, watch)
+    return streamed_attention(request, found)

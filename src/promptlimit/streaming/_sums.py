@@ -1,0 +1,88 @@
+r"""What a prompt is summed up to at each tilt, and how two parts of a prompt become one.
+
+With scores $s_i=\langle t,u_i\rangle$ of tokens $u_i$ and $m=\max_is_i$, the sums are $m$,
+$\sum_ie^{s_i-m}$, $\sum_ie^{2(s_i-m)}$, $\sum_ie^{s_i-m}u_i$ and $\sum_ie^{s_i-m}u_iu_i^\top$. All
+that softmax and linear attention do with the tokens follows from them; linear attention reads them
+at tilt zero.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+
+class Sums(NamedTuple):
+    r"""Sums over some tokens, at each of q tilts, in double precision.
+
+    Attributes:
+        top: $m$, the largest score, [..., q]; minus infinity of no tokens.
+        mass: $\sum_ie^{s_i-m}$, [..., q].
+        square: $\sum_ie^{2(s_i-m)}$, [..., q].
+        first: $\sum_ie^{s_i-m}u_i$, [..., q, d].
+        second: the upper triangle of $\sum_ie^{s_i-m}u_iu_i^\top$, row by row, [..., q, d(d+1)/2];
+            [..., q, 0] when not wanted.
+    """
+
+    top: Any
+    mass: Any
+    square: Any
+    first: Any
+    second: Any
+
+
+def merged(a: Sums, b: Sums, xp: ModuleType = np) -> Sums:
+    """Return the sums over the tokens of both parts; no tokens change nothing, not even a bit.
+
+    Args:
+        a: sums over the earlier tokens.
+        b: sums over the later ones.
+        xp: the module that computes, numpy or jax.numpy.
+    """
+    top = xp.maximum(a.top, b.top)
+    one, two = _scale(a.top, top, xp), _scale(b.top, top, xp)
+    return Sums(
+        top,
+        a.mass * one + b.mass * two,
+        a.square * one**2 + b.square * two**2,
+        a.first * one[..., None] + b.first * two[..., None],
+        a.second * one[..., None] + b.second * two[..., None],
+    )
+
+
+def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
+    r"""Return $e^{m-m'}$; 1 where nothing changes, also at minus infinity."""
+    with np.errstate(invalid="ignore"):
+        return xp.exp(xp.where(top == new, 0.0, top - new))
+
+
+def merged_pairwise(sums: Sums) -> Sums:
+    """Return the sums over all parts along the first axis, a power of two, as a binary tree."""
+    while sums.top.shape[0] > 1:
+        sums = merged(Sums(*(x[0::2] for x in sums)), Sums(*(x[1::2] for x in sums)), jnp)
+    return Sums(*(x[0] for x in sums))
+
+
+def stacked(parts: Sequence[Sums]) -> dict[str, np.ndarray]:
+    """Return the sums of several parts as one array for each name; none of no parts."""
+    if not parts:
+        return {}
+    return {name: np.stack([getattr(part, name) for part in parts]) for name in Sums._fields}
+
+
+def triangle(dim: int) -> int:
+    """Return how many entries the upper triangle of a matrix has."""
+    return dim * (dim + 1) // 2
+
+
+def no_sums(tilts: int, dim: int, entries: int) -> Sums:
+    """Return the sums over no tokens, as NumPy arrays."""
+    return Sums(
+        np.full(tilts, -np.inf),
+        np.zeros(tilts),
+        np.zeros(tilts),
+        np.zeros((tilts, dim)),
+        np.zeros((tilts, entries)),
+    )
