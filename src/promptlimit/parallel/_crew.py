@@ -84,6 +84,16 @@ def spread(devices: int | str = "all") -> Iterator[None]:
         _CURRENT.reset(token)
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let what is inside run on one device of this process, as outside `spread`."""
+    token = _CURRENT.set(None)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
 def _chosen(devices: int | str) -> Crew | None:
     """Return the crew of so many devices; None for the default one, wherever that is."""
     wanted = devices != "all"
