@@ -37,7 +37,8 @@ class CommandError(Exception):
 
 
 def print_error(message: str, hint: str) -> None:
-    """Print an error and its hint, without markup, on standard error."""
+    """Print an error and its hint, without markup, on standard error, even where all is quiet."""
+    ERR.quiet = False
     ERR.print("error:", message, style="bold red", markup=False)
     ERR.print("hint:", hint, markup=False)
 

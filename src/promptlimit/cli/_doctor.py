@@ -1,7 +1,9 @@
 """`promptlimit doctor`: what is installed, what computes, and what is missing."""
 
+import contextlib
 import importlib.metadata
 import platform
+from collections import Counter
 from dataclasses import asdict, dataclass
 
 import typer
@@ -9,6 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from promptlimit.cli._console import OUT, JsonOption, print_json
+from promptlimit.cli._machines import (
+    CoordinatorOption,
+    DevicesOption,
+    DistributedOption,
+    Machines,
+    ProcessesOption,
+    ProcessOption,
+    machines,
+)
 
 _PARTS = (
     "jax",
@@ -34,22 +45,34 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(as_json: JsonOption = False) -> None:
-    """Report versions, devices and precisions, and how to get what is missing.
+def doctor(
+    devices: DevicesOption = None,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process: ProcessOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Report versions, devices, hosts and precisions, and how to get what is missing.
 
     Exits 1 when something the library needs does not work.
     """
+    asked = Machines(devices, distributed, coordinator, processes, process)
     findings = [_python(), *map(_part, _PARTS)]
-    if all(finding.well for finding in findings):
-        findings.append(_devices())
-    if all(finding.well for finding in findings):
-        findings += map(_precision, ("float32", "float64"))
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        OUT.print(_table(findings))
-    if not all(finding.well for finding in findings):
-        raise typer.Exit(1)
+    with contextlib.ExitStack() as stack:
+        if all(finding.well for finding in findings):
+            if devices is not None or distributed:
+                stack.enter_context(machines(asked))
+            findings.append(_devices())
+        if all(finding.well for finding in findings):
+            findings += [_hosts(), _collectives()]
+            findings += map(_precision, ("float32", "float64"))
+        if as_json:
+            print_json([asdict(finding) for finding in findings])
+        else:
+            OUT.print(_table(findings))
+        if not all(finding.well for finding in findings):
+            raise typer.Exit(1)
 
 
 def _python() -> Finding:
@@ -72,10 +95,31 @@ def _devices() -> Finding:
         remedy = "unset JAX_PLATFORMS, or install the jax build for this device"
         reason = str(problem).partition("\n")[0] or type(problem).__name__
         return Finding("devices", False, reason, remedy)
-    kinds = [f"{device.platform}:{device.device_kind}" for device in devices]
+    kinds = Counter(f"{device.platform}:{device.device_kind}" for device in devices)
+    listing = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     accelerated = any(device.platform != "cpu" for device in devices)
     remedy = "" if accelerated else "for an NVIDIA GPU: pip install 'jax[cuda13]'"
-    return Finding("devices", True, ", ".join(kinds), remedy)
+    return Finding("devices", True, listing, remedy)
+
+
+def _hosts() -> Finding:
+    import jax
+
+    count = jax.process_count()
+    if count == 1:
+        return Finding("hosts", True, "1 process")
+    return Finding("hosts", True, f"{count} processes, this is number {jax.process_index()}")
+
+
+def _collectives() -> Finding:
+    """Add up a number from every device, on every device, and compare with the sum."""
+    from promptlimit.parallel import collective_sums
+
+    found, expected = collective_sums()
+    well = bool((found == expected).all())
+    words = f"{found.size} of {found.size} devices" if well else f"sums {found} for {expected}"
+    remedy = "" if well else "please report this, with this table"
+    return Finding("collectives", well, words, remedy)
 
 
 def _precision(name: str) -> Finding:

@@ -25,6 +25,15 @@ from promptlimit.cli._gap_input import (
     WrtOption,
     gap_problem,
 )
+from promptlimit.cli._machines import (
+    CoordinatorOption,
+    DevicesOption,
+    DistributedOption,
+    Machines,
+    ProcessesOption,
+    ProcessOption,
+    machines,
+)
 from promptlimit.cli._problem_input import ExampleOption, PromptOption
 
 if TYPE_CHECKING:
@@ -54,6 +63,11 @@ def gap(
         typer.Option("--out", metavar="DIR", help="Also write gap.json and the figure there."),
     ] = None,
     seed: SeedOption = 0,
+    devices: DevicesOption = None,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process: ProcessOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the mean square distance between finite and infinite prompts, and how fast it falls.
@@ -65,22 +79,24 @@ def gap(
     numbers = _lengths(lengths)
     if out is not None:
         require_folder(out)
-    problem = gap_problem("gap", files or [], example, prompt, dim, sharpness)
-    import numpy as np
+    asked = Machines(devices, distributed, coordinator, processes, process)
+    with machines(asked) as writes:
+        problem = gap_problem("gap", files or [], example, prompt, dim, sharpness)
+        import numpy as np
 
-    from promptlimit.experiments import gap_report
+        from promptlimit.experiments import gap_report
 
-    try:
-        with working("computing the gap"), warnings_as_notes():
-            report = gap_report(problem, np.array(numbers), wrt=wrt, samples=samples, seed=seed)
-    except ValueError as refusal:
-        raise CommandError(str(refusal), "promptlimit gap --help") from None
-    if out is not None:
-        _write(report, out)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        _print(report)
+        try:
+            with working("computing the gap"), warnings_as_notes():
+                report = gap_report(problem, np.array(numbers), wrt=wrt, samples=samples, seed=seed)
+        except ValueError as refusal:
+            raise CommandError(str(refusal), "promptlimit gap --help") from None
+        if out is not None and writes:
+            _write(report, out)
+        if as_json:
+            print_json(report.as_json())
+        else:
+            _print(report)
 
 
 def _lengths(text: str) -> list[float]:

@@ -1,5 +1,6 @@
 """`promptlimit train`: the paper's training protocol, at any part of it, resumable."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,16 @@ from promptlimit.cli._console import (
     print_json,
     require_folder,
     use_double_precision,
+)
+from promptlimit.cli._machines import (
+    CoordinatorOption,
+    DevicesOption,
+    DistributedOption,
+    Machines,
+    ProcessesOption,
+    ProcessOption,
+    by_writer,
+    machines,
 )
 from promptlimit.cli._train_plan import Plan, resolved_plan
 from promptlimit.cli._train_progress import shown
@@ -58,6 +69,11 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run, how long, with what memory.")
     ] = False,
+    devices: DevicesOption = None,
+    distributed: DistributedOption = False,
+    coordinator: CoordinatorOption = None,
+    processes: ProcessesOption = None,
+    process: ProcessOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train attention by gradient descent on fresh prompts, as the paper's experiments do.
@@ -81,21 +97,26 @@ def train(
         "seed": seed,
     }
     plan = resolved_plan(given, config)
-    use_double_precision()
-    if dry_run:
-        _show_plan(plan, out, as_json)
-        return
-    training = _trained(plan, out)
-    from promptlimit.results import write_json
+    if dry_run and distributed:
+        raise CommandError("--dry-run is for one process", "leave --distributed out")
+    with machines(Machines(devices, distributed, coordinator, processes, process)) as writes:
+        use_double_precision()
+        if dry_run:
+            _show_plan(plan, out, as_json)
+            return
+        training = _trained(plan, out, writes=writes)
+        if not writes:
+            return
+        from promptlimit.results import write_json
 
-    write_json(out / "training.json", training.as_json())
-    if as_json:
-        print_json(training.as_json())
-    else:
-        OUT.print(_table(training))
+        write_json(out / "training.json", training.as_json())
+        if as_json:
+            print_json(training.as_json())
+        else:
+            OUT.print(_table(training))
 
 
-def _trained(plan: Plan, out: Path) -> "Training":
+def _trained(plan: Plan, out: Path, *, writes: bool) -> "Training":
     from promptlimit.results import (
         ConfigurationError,
         InputFileError,
@@ -106,8 +127,8 @@ def _trained(plan: Plan, out: Path) -> "Training":
     arguments = plan.arguments()
     file, new = out / "train.json", not (out / "train.json").exists()
     try:
-        require_configuration(file, plan.record())
-        with shown() as watch:
+        by_writer(lambda: require_configuration(file, plan.record()))
+        with shown() if writes else contextlib.nullcontext() as watch:
             return plan.call(arguments, folder=out / "runs", watch=watch)
     except ConfigurationError as problem:
         raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
@@ -120,7 +141,9 @@ def _trained(plan: Plan, out: Path) -> "Training":
             f"--out must be a folder that can be written, but {problem}", "choose another folder"
         ) from None
     except ValueError:
-        if new:  # nothing was begun: what was refused must not stand in the way of what is right
+        if (
+            new and writes
+        ):  # nothing was begun: what was refused must not stand in the way of what is right
             file.unlink(missing_ok=True)
         raise
 

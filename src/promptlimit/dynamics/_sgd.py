@@ -1,5 +1,6 @@
 """Stochastic gradient descent on an in-context task, with fresh prompts at every step."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from promptlimit.dynamics._training_request import (
 )
 from promptlimit.dynamics._training_risks import Yardstick, array_names, measured_along
 from promptlimit.dynamics._training_run import Records, Watcher, trained
+from promptlimit.parallel import from_writer
 from promptlimit.results import (
     Training,
     is_finished,
@@ -72,6 +74,9 @@ def sgd(
     step k's batch is a function of (key, length, k) alone. On `LinearRegression` training runs in
     a layout made for it, in single precision, and risks are exact; other tasks draw their own
     prompts, and risks are estimated on `samples` others.
+
+    Inside `spread` the seeds of a length are shared out over the devices, and agree with one device
+    to rounding; seeds with prompts of their own run on one.
 
     Args:
         task: the law of prompts and queries, and the loss.
@@ -155,19 +160,41 @@ def _cell(
     every: int,
     watch: Watcher | None,
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of a cell, from its folder where it is finished there."""
+    """Return the arrays of a cell, from its folder where it is finished there.
+
+    The folder is the first process's: it reads and writes, and tells the others.
+    """
     if folder is None:
         return _arrays(request, cell, trained(request, cell, None, every, watch))
     config = request.config(cell)
     path = Path(folder) / run_name(config)
-    if not is_finished(Path(folder), config):
-        with locked(path):
-            require_configuration(path / "config.json", config)
-            if not is_finished(Path(folder), config):
-                records = trained(request, cell, path, every, watch)
-                save_run(Path(folder), config, masked(_arrays(request, cell, records)))
+    with contextlib.ExitStack() as held:
+
+        def begun() -> dict[str, np.ndarray]:
+            return {"finished": np.array(_opened(Path(folder), config, held))}
+
+        def ended(records: Records) -> dict[str, np.ndarray]:
+            save_run(Path(folder), config, masked(_arrays(request, cell, records)))
             remove_checkpoint(path)
-    return unmasked(load_run(path)[1])
+            return {}
+
+        if not from_writer(begun)["finished"]:
+            records = trained(request, cell, path, every, watch)
+            from_writer(lambda: ended(records))
+    return from_writer(lambda: unmasked(load_run(path)[1]))
+
+
+def _opened(folder: Path, config: dict[str, object], held: contextlib.ExitStack) -> bool:
+    """Return whether the run is finished; if not, it is this process's until `held` is closed."""
+    if is_finished(folder, config):
+        return True
+    path = folder / run_name(config)
+    held.enter_context(locked(path))
+    require_configuration(path / "config.json", config)
+    finished = is_finished(folder, config)
+    if finished:
+        remove_checkpoint(path)
+    return finished
 
 
 def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str, np.ndarray]:

@@ -38,10 +38,22 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Sta
     return State(parameters, memory, jnp.full(shape, -1, jnp.int32))
 
 
+Advance = Callable[[State, int, int], State]
+"""(state, first, last) -> state after the steps from `first` to `last`."""
+
+
 def advancer(
     optimiser: optax.GradientTransformation, gradient: Gradient, *, block: int | None = None
-) -> Callable[[State, int, int], State]:
-    """Return the function (state, first, last) -> state after the steps from `first` to `last`.
+) -> Advance:
+    """Return what moves a state on, compiled; the arguments are those of `steps_of`."""
+    advance = eqx.filter_jit(steps_of(optimiser, gradient, block=block), donate="all")
+    return lambda state, first, last: advance(state, jnp.asarray([first, last], jnp.uint32))
+
+
+def steps_of(
+    optimiser: optax.GradientTransformation, gradient: Gradient, *, block: int | None = None
+) -> Callable[[State, UInt32[Array, "2"]], State]:
+    """Return the function (state, (first, last)) -> state after the steps from first to last.
 
     How many steps are taken at once changes no bit, and compiles nothing anew.
 
@@ -64,7 +76,6 @@ def advancer(
         diverged = jnp.where(lost, step.astype(jnp.int32) + 1, state.diverged)
         return State(parameters, memory, diverged)
 
-    @eqx.filter_jit(donate="all")
     def advance(state: State, bounds: UInt32[Array, "2"]) -> State:
         if block == 1:
             return jax.lax.fori_loop(bounds[0], bounds[1], moved, state)
@@ -81,7 +92,7 @@ def advancer(
         count = (bounds[1] - bounds[0] + np.uint32(block - 1)) // np.uint32(block)
         return jax.lax.fori_loop(jnp.uint32(0), count, several, state)
 
-    return lambda state, first, last: advance(state, jnp.asarray([first, last], jnp.uint32))
+    return advance
 
 
 def _finite(parameters: Any) -> Array:

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from promptlimit.dynamics._training_gradients import Cell, gradient_of, stacked
+from promptlimit.dynamics._training_devices import advancer_of
+from promptlimit.dynamics._training_gradients import Cell, stacked
 from promptlimit.dynamics._training_loop import (
     State,
-    advancer,
     first_state,
     packed_state,
     unpacked_state,
 )
 from promptlimit.dynamics._training_request import TrainingRequest
 from promptlimit.dynamics._training_risks import Yardstick, measured_along
+from promptlimit.parallel import agreed, crew, from_writer
 from promptlimit.results import load_checkpoint, save_checkpoint
 
 _SECONDS = 0.5  # between two looks from outside
@@ -68,17 +69,19 @@ def trained(
         folder: of the run.
         every: how many steps lie between checkpoints.
         watch: what is told now and then how far things are.
+
+    Only the first process touches the folder; the others hear from it.
     """
     state = first_state(request.optimiser, stacked(request, cell))
-    advance = advancer(request.optimiser, gradient_of(request, cell))
+    advance = advancer_of(request, cell)
     count = request.record.size
     leaves = [
         np.zeros((*leaf.shape[:2], count, *leaf.shape[2:]), leaf.dtype)
         for leaf in jax.tree.leaves(state.parameters)
     ]
     step = 0
-    kept = None if folder is None else load_checkpoint(folder, _kept(state, request.steps, leaves))
-    if kept is not None:
+    kept = _last_checkpoint(folder, _kept(state, request.steps, leaves))
+    if kept:
         state, step = unpacked_state(kept, state), int(kept["step"])
         leaves = [kept[f"records.{i}"] for i in range(len(leaves))]
     pace = _Pace(step)
@@ -86,7 +89,12 @@ def trained(
         for place in np.flatnonzero(request.record == step):
             for record, leaf in zip(leaves, jax.tree.leaves(state.parameters), strict=True):
                 record[:, :, place] = np.asarray(leaf)
-        if folder is not None and step and (step % every == 0 or step == request.steps):
+        if (
+            folder is not None
+            and crew().writes
+            and step
+            and (step % every == 0 or step == request.steps)
+        ):
             save_checkpoint(folder, _kept(state, step, leaves))
         if watch is not None:
             lengths = tuple(length for length, _ in cell)
@@ -94,10 +102,17 @@ def trained(
             watch(Progress(lengths, step, request.steps, pace.rate, risk))
         if step == request.steps:
             return Records(leaves, np.asarray(state.diverged))
-        end = _next_stop(request, step, every, pace.stride)
+        end = int(agreed(np.array(_next_stop(request, step, every, pace.stride))))
         state = jax.block_until_ready(advance(state, step, end))
         step = end
         pace.seen(step)
+
+
+def _last_checkpoint(folder: Path | None, like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of the last checkpoint, none without one; the first process reads it."""
+    if folder is None:
+        return {}
+    return from_writer(lambda: load_checkpoint(folder, like) or {})
 
 
 def _current_risk(request: TrainingRequest, length: int, parameters: Any) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from promptlimit.parallel._crew import AXIS, Crew, crew
+from promptlimit.parallel._crew import AXIS, Crew, alone, crew
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
@@ -90,7 +90,8 @@ def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.nd
     content = b""
     if team.writes:
         try:
-            content = _packed(work())
+            with alone():
+                content = _packed(work())
         except Exception as raised:  # it goes on here, once the others know
             problem, content = raised, f"{raised}".encode()
     head = np.array([problem is not None, len(content)], np.int64)

@@ -84,6 +84,21 @@ def spread(devices: int | str = "all") -> Iterator[None]:
         _CURRENT.reset(token)
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let what is inside run on one device of this process, as outside `spread`."""
+    token = _CURRENT.set(None)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def all_devices() -> Crew:
+    """Return all devices of all processes, whether they are at work or not."""
+    return _of(tuple(jax.devices()), jax.process_count(), jax.process_index())
+
+
 def _chosen(devices: int | str) -> Crew | None:
     """Return the crew of so many devices; None for the default one, wherever that is."""
     wanted = devices != "all"
@@ -96,7 +111,7 @@ def _chosen(devices: int | str) -> Crew | None:
                 f"`devices` must be 'all' in a run of {hosts} processes, got {devices}. Each "
                 "process brings the devices it sees."
             )
-        return _of(tuple(jax.devices()), hosts, jax.process_index())
+        return all_devices()
     there = jax.devices(_default_device().platform)
     count = int(devices) if wanted else len(there)
     if count > len(there):

@@ -1,0 +1,191 @@
+"""On what a command runs: some devices of this machine, or those of several processes."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, NamedTuple
+
+import typer
+
+from promptlimit.cli._console import ERR, CommandError
+
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="N|all", help="Devices to run on; a CPU counts as N when told so."
+    ),
+]
+DistributedOption = Annotated[
+    bool,
+    typer.Option("--distributed", help="Be one process of several, on this host or on many."),
+]
+CoordinatorOption = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Where process 0 listens; or JAX_COORDINATOR_ADDRESS, or what the cluster says.",
+    ),
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option("--processes", metavar="N", help="How many processes; or JAX_NUM_PROCESSES."),
+]
+ProcessOption = Annotated[
+    int | None,
+    typer.Option(
+        "--process", metavar="I", help="The number of this one, from 0; or JAX_PROCESS_ID."
+    ),
+]
+
+
+class Machines(NamedTuple):
+    """What a command runs on.
+
+    Attributes:
+        devices: a number, "all", or None for one.
+        distributed: whether there are several processes.
+        coordinator: HOST:PORT of process 0.
+        processes: how many processes there are.
+        process: the number of this one.
+    """
+
+    devices: str | None
+    distributed: bool
+    coordinator: str | None
+    processes: int | None
+    process: int | None
+
+
+@contextlib.contextmanager
+def machines(asked: Machines) -> Iterator[bool]:
+    """Let what is inside run on what was asked; yield whether this process prints and writes.
+
+    Enter it before jax is first used.
+    """
+    count = _count(asked)
+    if count is not None:
+        _make_cpu_devices(count)
+    if asked.distributed:
+        with _one_of_several(asked) as writes:
+            yield writes
+        return
+    with contextlib.nullcontext() if asked.devices is None else _spread(count):
+        yield True
+
+
+def _count(asked: Machines) -> int | None:
+    """Return how many devices were asked for, None for all or for nothing said."""
+    for name in ("coordinator", "processes", "process"):
+        if getattr(asked, name) is not None and not asked.distributed:
+            raise CommandError(f"--{name} belongs to --distributed", "add --distributed")
+    if asked.devices in (None, "all"):
+        return None
+    if not (asked.devices.isdecimal() and int(asked.devices) >= 1):
+        raise CommandError(
+            f"--devices must be a whole number from 1, or all, got '{asked.devices}'",
+            "--devices all",
+        )
+    return int(asked.devices)
+
+
+def _make_cpu_devices(count: int) -> None:
+    """Let a CPU count as so many devices, unless the environment has said how many."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    import jax
+
+    with contextlib.suppress(RuntimeError):  # jax is in use already: `spread` says what there is
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+@contextlib.contextmanager
+def _spread(count: int | None) -> Iterator[None]:
+    from promptlimit.parallel import spread
+
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(spread("all" if count is None else count))
+        except ValueError as refusal:
+            raise CommandError(str(refusal), "--devices all takes what there is") from None
+        yield
+
+
+@contextlib.contextmanager
+def _one_of_several(asked: Machines) -> Iterator[bool]:
+    """Join the others; yield whether this is process 0, which alone prints and writes."""
+    number = _from_environment("--process", asked.process, "JAX_PROCESS_ID")
+    processes = _from_environment("--processes", asked.processes, "JAX_NUM_PROCESSES")
+    _keep_standard_output_clean()
+    from promptlimit.parallel import (
+        JoinError,
+        PeerLostError,
+        WriterError,
+        crew,
+        join,
+        leave_at_exit,
+        spread,
+    )
+
+    try:
+        join(asked.coordinator, processes, number)
+        with spread():
+            _require_devices(asked, crew().size // crew().hosts)
+            number = crew().process
+            if not crew().writes:
+                _be_silent()
+            yield crew().writes
+    except (JoinError, PeerLostError, WriterError, ValueError) as problem:
+        leave_at_exit(1)
+        who = "" if number is None else f"process {number}: "
+        hint = "the same command with doctor for its name tests whether processes reach each other"
+        raise CommandError(f"{who}{problem}", hint) from problem
+    except BaseException as problem:
+        leave_at_exit(getattr(problem, "exit_code", 1))
+        raise
+
+
+def _from_environment(option: str, given: int | None, variable: str) -> int | None:
+    text = os.environ.get(variable)
+    if given is not None or not text:
+        return given
+    if not text.isdecimal():
+        raise CommandError(f"{variable} must be a whole number, got '{text}'", f"or give {option}")
+    return int(text)
+
+
+def _require_devices(asked: Machines, there: int) -> None:
+    if asked.devices not in (None, "all") and int(asked.devices) != there:
+        raise CommandError(
+            f"--devices must be all with --distributed, got {asked.devices}: each process brings "
+            f"the devices it sees, and this one sees {there}",
+            "leave --devices out",
+        )
+
+
+def _keep_standard_output_clean() -> None:
+    """Keep what libraries print by themselves out of the results."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    sys.stdout = os.fdopen(results, "w", encoding="utf-8", buffering=1)
+
+
+def _be_silent() -> None:
+    """Let this process say nothing but errors."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # until the end
+    ERR.quiet = True
+
+
+def by_writer(work: Callable[[], object]) -> None:
+    """Do what touches files on process 0 alone; the others wait for it, or stop with it."""
+    from promptlimit.parallel import from_writer
+
+    def done() -> dict:
+        work()
+        return {}
+
+    from_writer(done)
