@@ -67,7 +67,8 @@ def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"
     tokens = task.source.tokens(part, first, task.leaves)
     if on_kernels(task):
         level = _level(task, tokens, counts)
-        return leaf_sums_on_gpu(tokens, task.tilts, level, counts, second=task.second)
+        columns = jnp.swapaxes(tokens, 1, 2)
+        return leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
     several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
     return several(tokens, counts)
 
@@ -94,7 +95,7 @@ def _level(task: Task, tokens: Array, counts: Array) -> Float[Array, "leaves q"]
 
 
 def _largest_scores(task: Task, tokens: Array, counts: Array) -> Float[Array, "leaves q"]:
-    scores = jnp.einsum("qd,sdn->sqn", task.tilts, tokens, precision=jax.lax.Precision.HIGHEST)
+    scores = jnp.einsum("qd,snd->sqn", task.tilts, tokens, precision=jax.lax.Precision.HIGHEST)
     inside = jnp.arange(LEAF, dtype=jnp.int32) < counts[:, None]
     largest = jnp.max(jnp.where(inside[:, None], scores, -jnp.inf), axis=2)
     return jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)

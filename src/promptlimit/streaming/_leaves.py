@@ -18,7 +18,7 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 def leaf_sums(
-    tokens: Float[Array, "dim leaf"],
+    tokens: Float[Array, "leaf dim"],
     tilts: Float[Array, "q dim"],
     count: Int32[Array, ""],
     *,
@@ -27,12 +27,12 @@ def leaf_sums(
     """Return the sums over the first `count` tokens of a leaf; the others must be finite.
 
     Args:
-        tokens: one a column.
+        tokens: one a row.
         tilts: one a row.
         count: how many belong to the prompt.
         second: whether second moments are wanted.
     """
-    scores = jnp.matmul(tilts, tokens, precision=_EXACT)
+    scores = jnp.matmul(tilts, tokens.T, precision=_EXACT)
     inside = jnp.arange(LEAF, dtype=jnp.int32) < count
     scores = jnp.where(inside[None, :], scores, -jnp.inf)
     top = jnp.max(scores, axis=1)
@@ -42,19 +42,18 @@ def leaf_sums(
         top,
         jnp.sum(weights, axis=1),
         jnp.sum(weights**2, axis=1),
-        _products(weights, tokens),
-        _products(weights, squares(tokens) if second else tokens[:0]),
+        jnp.matmul(weights, tokens, precision=_EXACT),
+        _second_moments(weights, tokens.T) if second else jnp.zeros((top.size, 0)),
     )
     return Sums(*(x.astype(jnp.float64) for x in found))
 
 
-def _products(weights: Array, rows: Array) -> Array:
-    return jax.lax.dot_general(weights, rows, (((1,), (1,)), ((), ())), precision=_EXACT)
-
-
-def squares(tokens: Float[Array, "dim leaf"]) -> Float[Array, "entries leaf"]:
-    r"""Return the upper triangle of $uu^\top$ of each token, row by row."""
-    return jnp.concatenate([tokens[j] * tokens[j:] for j in range(tokens.shape[0])])
+def _second_moments(
+    weights: Float[Array, "q leaf"], columns: Float[Array, "dim leaf"]
+) -> Float[Array, "q entries"]:
+    r"""Return the upper triangles of $\sum_iw_iu_iu_i^\top$, row by row."""
+    squares = jnp.concatenate([columns[j] * columns[j:] for j in range(columns.shape[0])])
+    return jax.lax.dot_general(weights, squares, (((1,), (1,)), ((), ())), precision=_EXACT)
 
 
 def symmetric(entries: np.ndarray, dim: int) -> np.ndarray:

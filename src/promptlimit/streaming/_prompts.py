@@ -4,7 +4,6 @@ import abc
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Iterator
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._configuration import described
+from promptlimit._inputs import Number
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF
@@ -51,15 +51,16 @@ class Generated:
     length: int
     key: PRNGKeyArray
 
-    def __init__(self, measure: AbstractMeasure, length: float, *, key: PRNGKeyArray):
+    def __init__(self, measure: AbstractMeasure, length: Number, *, key: PRNGKeyArray):
         object.__setattr__(self, "measure", require_measure("measure", measure))
         object.__setattr__(self, "length", require_length("length", length))
         object.__setattr__(self, "key", key)
 
 
-def require_length(name: str, length: object) -> int:
+def require_length(name: str, length: Number) -> int:
     """Return a number of tokens as an integer, or say why it is none."""
-    if not (isinstance(length, Real) and float(length).is_integer() and 1 <= length <= LONGEST):
+    number = float(length)
+    if not (number.is_integer() and 1 <= number <= LONGEST):
         raise ValueError(
             f"`{name}` must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts "
             "tokens."

@@ -38,10 +38,10 @@ def streamed_attention(
     if request.linear and cov is not None:
         moment = cov[:, count] + mean[:, count, :, None] * mean[:, count, None, :]
         linear_output = tilts @ moment @ request.value.T
-    is_linear = linear_output is not None and request.is_linear
+    own = linear_output if request.is_linear and linear_output is not None else output
     return StreamedAttention(
         lengths=lengths,
-        output=linear_output if is_linear else output,
+        output=own,
         log_sum_exp=log_mass + offset,
         max_score=sums.top[:, :count] + offset,
         max_weight=1.0 / mass,

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int32, PRNGKeyArray, UInt32
 
 from promptlimit._normals import normal_pairs
@@ -25,8 +24,8 @@ class Part(NamedTuple):
         tokens: the tokens, [n, d], zeros past the valid ones; None when they are generated.
     """
 
-    first: UInt32[Array | np.ndarray | np.generic, ""]
-    valid: Int32[Array | np.ndarray | np.generic, ""]
+    first: Any
+    valid: Any
     tokens: Any
 
 
@@ -44,7 +43,7 @@ class TokenSource(eqx.Module):
     @abc.abstractmethod
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
-    ) -> Float[Array, "leaves dim leaf"]:
+    ) -> Float[Array, "leaves leaf dim"]:
         """Return the tokens $u$ of leaves of a part, from number `first` of it."""
 
 
@@ -58,13 +57,12 @@ class GivenTokens(TokenSource):
 
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
-    ) -> Float[Array, "leaves dim leaf"]:
-        """Return the tokens $z-b$, dimension by dimension."""
+    ) -> Float[Array, "leaves leaf dim"]:
+        """Return the tokens $z-b$."""
         dim = self.origin.size
         start = (first * LEAF, jnp.zeros_like(first))
         rows = jax.lax.dynamic_slice(part.tokens, start, (leaves * LEAF, dim))
-        centred = rows - self.origin[None, :]
-        return jnp.swapaxes(centred.reshape(leaves, LEAF, dim), 1, 2)
+        return (rows - self.origin[None, :]).reshape(leaves, LEAF, dim)
 
 
 class StandardNormals(TokenSource):
@@ -81,21 +79,22 @@ class StandardNormals(TokenSource):
 
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
-    ) -> Float[Array, "leaves dim leaf"]:
+    ) -> Float[Array, "leaves leaf dim"]:
         """Return the normals of these leaves."""
         number = part.first + first.astype(jnp.uint32)
         if self.platform == "gpu":
-            return normals_on_gpu(self.key, number, leaves, self.dim)
+            drawn = normals_on_gpu(self.key, number, leaves, self.dim)
+            return jnp.swapaxes(drawn, 1, 2)
         if leaves == 1:
             return self._leaf(number)[None]
         return jax.vmap(self._leaf)(number + jnp.arange(leaves, dtype=jnp.uint32))
 
-    def _leaf(self, number: UInt32[Array, ""]) -> Float[Array, "dim leaf"]:
+    def _leaf(self, number: UInt32[Array, ""]) -> Float[Array, "leaf dim"]:
         pairs = (self.dim + 1) // 2
         index = jax.lax.iota(jnp.uint32, pairs * LEAF)
         drawn = normal_pairs(self.key, number, index).reshape(pairs, LEAF)
         both = jnp.stack([drawn.real, drawn.imag], axis=1)
-        return both.reshape(2 * pairs, LEAF)[: self.dim]
+        return both.reshape(2 * pairs, LEAF)[: self.dim].T
 
 
 class SampledTokens(TokenSource):
@@ -106,11 +105,11 @@ class SampledTokens(TokenSource):
 
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
-    ) -> Float[Array, "leaves dim leaf"]:
+    ) -> Float[Array, "leaves leaf dim"]:
         """Return the tokens of these leaves."""
         numbers = part.first + first.astype(jnp.uint32) + jnp.arange(leaves, dtype=jnp.uint32)
 
-        def one(number: UInt32[Array, ""]) -> Float[Array, "dim leaf"]:
-            return self.measure.sample(LEAF, key=jax.random.fold_in(self.key, number)).T
+        def one(number: UInt32[Array, ""]) -> Float[Array, "leaf dim"]:
+            return self.measure.sample(LEAF, key=jax.random.fold_in(self.key, number))
 
         return jax.vmap(one)(numbers)
