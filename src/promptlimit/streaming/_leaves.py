@@ -52,7 +52,7 @@ def _second_moments(
     weights: Float[Array, "q leaf"], columns: Float[Array, "dim leaf"]
 ) -> Float[Array, "q entries"]:
     r"""Return the upper triangles of $\sum_iw_iu_iu_i^\top$, row by row."""
-    squares = jnp.concatenate([columns[j] * columns[j:] for j in range(columns.shape[0])])
+    squares = jnp.concatenate([columns[j : j + 1] * columns[j:] for j in range(columns.shape[0])])
     return jax.lax.dot_general(weights, squares, (((1,), (1,)), ((), ())), precision=_EXACT)
 
 

@@ -206,6 +206,8 @@ class _Arriving(AbstractPrompt):
         self._stop += len(block)
 
     def reach(self, start: int, stop: int) -> int:
+        while self._kept and self._start + len(self._kept[0]) <= start:
+            self._start += len(self._kept.pop(0))
         while self._stop < stop:
             block = next(self._blocks, None)
             if block is None:
@@ -217,15 +219,9 @@ class _Arriving(AbstractPrompt):
                     f"{list(rows.shape)} after {self._stop} tokens."
                 )
             self._keep(_readable("prompt", rows) if len(rows) else rows)
-            self._forget(start)
         return min(stop, self._stop)
 
-    def _forget(self, start: int) -> None:
-        while self._kept and self._start + len(self._kept[0]) <= start:
-            self._start += len(self._kept.pop(0))
-
     def part(self, start: int, valid: int, capacity: int) -> Part:
-        self._forget(start)
         rows, at = [], self._start
         for block in self._kept:
             rows.append(block[max(0, start - at) : max(0, start + valid - at)])

@@ -1,7 +1,6 @@
 """What a user asks of a stream, checked before any token is read."""
 
 import dataclasses
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -95,7 +94,7 @@ def checked_request(
     attention: AbstractAttention,
     prompt: Any,
     queries: ArrayLike,
-    lengths: Sequence[float] | np.ndarray | None,
+    lengths: ArrayLike | None,
     *,
     covariance: bool,
     linear: bool,
@@ -155,8 +154,8 @@ def checked_request(
     )
 
 
-def _increasing(lengths: Sequence[float] | np.ndarray | None) -> tuple[int, ...]:
-    given = [] if lengths is None else list(lengths)
+def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
+    given = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
     wanted = tuple(require_length("lengths", each) for each in given)
     if any(later <= earlier for earlier, later in pairwise(wanted)):
         raise ValueError(f"`lengths` must increase, got {list(wanted)}. Sort them, each once.")

@@ -1,6 +1,6 @@
 """Attention on a prompt of any length, at many of its prefixes, in one pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def stream(
     attention: AbstractAttention,
     prompt: Any,
     queries: ArrayLike,
-    lengths: Sequence[float] | None = None,
+    lengths: ArrayLike | None = None,
     *,
     covariance: bool = True,
     linear: bool = False,

@@ -1,0 +1,231 @@
+"""Streams against attention on tokens in memory, and the bits that must not depend on how."""
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.results import InputFileError, StreamedAttention
+from promptlimit.streaming import Progress
+from streaming.plain_sums import plain_attention
+
+DIM = 3
+LENGTHS = [1, 2, 4096, 5000, 131072, 200_000]
+NAMES = ("log_sum_exp", "max_score", "max_weight", "participation", "entropy", "mean", "cov")
+
+
+def _head(kernel: str = "softmax") -> pl.AbstractAttention:
+    rng = np.random.default_rng(0)
+    matrices = rng.standard_normal((DIM, DIM)), rng.standard_normal((2, DIM))
+    with jax.enable_x64(True):
+        kinds = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}
+        return kinds[kernel](*(0.4 * matrix for matrix in matrices))
+
+
+def _tokens(length: int = 300_000) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((length, DIM)) @ np.diag([1.0, 0.3, 2.0]) + np.array([50.0, -3, 0.1])
+
+
+QUERIES = np.random.default_rng(2).standard_normal((4, DIM))
+
+
+def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 2e-5)])
+def test_a_stream_is_attention_on_the_tokens_in_memory(dtype: type, tolerance: float) -> None:
+    head, tokens = _head(), _tokens().astype(dtype)
+    found = pl.stream(head, tokens, QUERIES, LENGTHS, linear=True)
+    assert found.lengths.tolist() == [*LENGTHS, len(tokens)]
+    assert found.dtype == np.dtype(dtype).name
+    matrices = np.asarray(head.key_query), np.asarray(head.value)
+    for i, length in enumerate(found.lengths):
+        expected = plain_attention(*matrices, tokens[:length].astype(np.float64), QUERIES)
+        for name, value in expected.items():
+            got = getattr(found, name)[i]
+            scale = max(1.0, np.abs(value).max()) if name == "entropy" else np.abs(value).max()
+            assert np.abs(got - value).max() <= tolerance * max(scale, 1e-300), (name, length)
+
+
+def test_linear_attention_is_its_own_output() -> None:
+    tokens = _tokens(10_000)
+    found = pl.stream(_head("linear"), tokens, QUERIES)
+    assert found.linear_output is not None
+    assert np.array_equal(found.output, found.linear_output)
+    matrices = [np.asarray(getattr(_head("linear"), name)) for name in ("key_query", "value")]
+    expected = plain_attention(matrices[0], matrices[1], tokens, QUERIES)["linear_output"]
+    np.testing.assert_allclose(found.output[0], expected, rtol=1e-11)
+
+
+def test_a_prefix_has_the_bits_of_a_prompt_that_ends_there() -> None:
+    tokens = _tokens()
+    long = pl.stream(_head(), tokens, QUERIES, LENGTHS)
+    for i in (2, 3, 4, 5):
+        short = pl.stream(_head(), tokens[: LENGTHS[i]], QUERIES)
+        assert all(np.array_equal(getattr(short, n)[0], getattr(long, n)[i]) for n in NAMES)
+
+
+def test_neither_chunks_nor_blocks_nor_files_change_a_bit(tmp_path: Path) -> None:
+    tokens, head = _tokens().astype(np.float32), _head()
+    np.save(tmp_path / "tokens.npy", tokens)
+
+    def pieces(sizes: list[int]) -> Iterator[np.ndarray]:
+        start, turn = 0, 0
+        while start < len(tokens):
+            yield tokens[start : start + sizes[turn % len(sizes)]]
+            start, turn = start + sizes[turn % len(sizes)], turn + 1
+
+    whole = pl.stream(head, tokens, QUERIES, LENGTHS, chunk=1)
+    others = [
+        pl.stream(head, tokens, QUERIES, LENGTHS, chunk=3),
+        pl.stream(head, str(tmp_path / "tokens.npy"), QUERIES, LENGTHS, chunk=8),
+        pl.stream(head, pieces([1, 70_000, 4096]), QUERIES, LENGTHS, chunk=2),
+        pl.stream(head, pieces([150_000]), QUERIES, LENGTHS, chunk=1),
+    ]
+    assert all(_same_bits(whole, other) for other in others)
+
+
+def test_moments_left_out_change_no_others() -> None:
+    tokens = _tokens(20_000)
+    full, lean = (pl.stream(_head(), tokens, QUERIES, covariance=c) for c in (True, False))
+    assert lean.cov is None
+    assert lean.linear_output is None
+    assert all(np.array_equal(getattr(full, n), getattr(lean, n)) for n in NAMES[:-1])
+
+
+def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_says() -> None:
+    length, prompts = 6000, 48
+    mean, cov = np.array([0.5, -1.0, 0.2]), np.diag([1.0, 0.5, 2.0]) + 0.2
+    law, head, query = pl.Gaussian(mean, cov), _head(), QUERIES[:1]
+    exact = pl.prompt_moments(head, law, query[0], length)
+    outputs = np.stack(
+        [
+            pl.stream(head, pl.Generated(law, length, key=jax.random.key(i)), query).output[0, 0]
+            for i in range(prompts)
+        ]
+    )
+    deviation = outputs - exact.mean
+    square = np.einsum("pi,ij,pj->p", deviation, np.linalg.inv(exact.cov), deviation)
+    error = square.std(ddof=1) / np.sqrt(prompts)
+    assert abs(square.mean() - 2.0) < 4 * error  # two outputs
+    assert error < 0.5
+    of_mean = deviation.mean(axis=0) / np.sqrt(np.diag(exact.cov) / prompts)
+    assert np.abs(of_mean).max() < 4
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        pl.UniformCube([1.0, 2.0, 0.5]),
+        pl.Mixture(
+            [0.3, 0.7],
+            [pl.Gaussian(np.ones(3), np.eye(3)), pl.Gaussian(np.zeros(3), 0.1 * np.eye(3))],
+        ),
+    ],
+    ids=["cube", "mixture"],
+)
+def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasure) -> None:
+    prompt = pl.Generated(law, 400_000, key=jax.random.key(0))
+    found = pl.stream(_head(), prompt, QUERIES)
+    for i, query in enumerate(QUERIES):
+        spread = np.sqrt(np.diag(np.asarray(found.cov)[0, i]) * found.participation[0, i])
+        read = pl.SoftmaxAttention(np.asarray(_head().key_query, np.float32), np.eye(DIM))
+        limit = np.asarray(read(law, query), np.float64)
+        assert (np.abs(found.mean[0, i] - limit) < 5 * spread + 1e-6).all()
+
+
+def test_generated_tokens_depend_on_key_and_place_alone() -> None:
+    law = pl.Gaussian(np.zeros(DIM), np.eye(DIM))
+
+    def read(length: int, seed: int, chunk: int) -> StreamedAttention:
+        prompt = pl.Generated(law, length, key=jax.random.key(seed))
+        return pl.stream(_head(), prompt, QUERIES, [70_000], chunk=chunk)
+
+    long, short = read(200_000, 0, 1), read(70_000, 0, 2)
+    assert all(np.array_equal(getattr(long, n)[0], getattr(short, n)[0]) for n in NAMES)
+    assert not np.array_equal(read(70_000, 1, 1).mean, short.mean)
+
+
+def test_watching_counts_tokens_up_to_the_end() -> None:
+    seen: list[Progress] = []
+    pl.stream(_head(), _tokens(), QUERIES[:1], covariance=False, chunk=1, watch=seen.append)
+    counts = [each.tokens for each in seen]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-1]) == (0, 300_000)
+    assert seen[0].length == 300_000
+
+
+def test_lengths_an_iterable_never_reaches_are_told_and_lose_nothing() -> None:
+    tokens = _tokens(5000)
+    with pytest.warns(UserWarning, match=r"ended after 5000 tokens: .* lengths \[6000\]"):
+        found = pl.stream(_head(), iter([tokens]), QUERIES, [10, 6000])
+    assert found.lengths.tolist() == [10, 5000]
+
+
+def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
+    tokens = _tokens(2 * 131072)
+    one = pl.stream(_head(), iter([tokens]), QUERIES, chunk=1)
+    assert _same_bits(one, pl.stream(_head(), tokens, QUERIES))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": np.ones(3)}, "`queries` must be a matrix"),
+        ({"queries": np.ones((2, 4))}, r"`queries` must have shape \[n, 3\], one a row, got"),
+        ({"prompt": np.ones((5, 4))}, "`prompt` must have tokens of dimension 3 .* got 4"),
+        ({"prompt": np.ones(5)}, r"`prompt` must hold tokens, one a row, got .* shape \[5\]"),
+        ({"prompt": np.array([["a"] * 3])}, "`prompt` must hold real numbers, got dtype"),
+        ({"prompt": iter([])}, "`prompt` must hold at least one block of tokens, got none"),
+        ({"prompt": 3}, "`prompt` must be a `Generated`, an array .* got int"),
+        ({"prompt": [np.ones((5, 3)), np.ones((5, 2))]}, r"blocks \[n, 3\], got one of shape"),
+        ({"lengths": [5, 5]}, r"`lengths` must increase, got \[5, 5\]. Sort them"),
+        ({"lengths": [0]}, "`lengths` must be a whole number from 1 to 8.8e\\+12, got 0"),
+        ({"lengths": [101]}, "`lengths` must be at most 100, the length of the prompt, got 101"),
+        ({"chunk": 0}, "`chunk` must be a whole number from 1 to 16383, got 0"),
+        ({"every": 0.0}, "`every` must be positive, got 0.0. It is in seconds"),
+    ],
+)
+def test_bad_input_is_one_sentence(change: dict, message: str) -> None:
+    given = {"prompt": _tokens(100), "queries": QUERIES, "lengths": None, **change}
+    positional = [given.pop(name) for name in ("prompt", "queries", "lengths")]
+    with pytest.raises(ValueError, match=message):
+        pl.stream(_head(), *positional, **given)
+
+
+def test_several_heads_are_refused_with_the_way_out() -> None:
+    both = pl.MultiHead([_head(), _head()])
+    with pytest.raises(ValueError, match="`attention` must be one head, got MultiHead"):
+        pl.stream(both, _tokens(10), QUERIES)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_tokens_that_are_no_numbers_are_named_by_place(bad: float) -> None:
+    tokens = _tokens(300_000)
+    tokens[200_000, 1] = bad
+    with pytest.raises(ValueError, match="finite scores, got others among tokens 131072 to 262143"):
+        pl.stream(_head(), tokens, QUERIES)
+
+
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "two.npz", a=np.ones((3, 3)))
+    np.save(tmp_path / "objects.npy", np.array([None, 1], dtype=object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("no array")
+    for name in ("two.npz", "objects.npy", "text.npy", "missing.npy"):
+        with pytest.raises(InputFileError, match="`prompt` must be"):
+            pl.stream(_head(), tmp_path / name, QUERIES)
+
+
+def test_the_numbers_go_to_json() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = pl.stream(_head(), _tokens(100), QUERIES, covariance=False).as_json()
+    assert found["cov"] is None
+    assert found["lengths"] == [100]
