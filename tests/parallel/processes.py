@@ -1,0 +1,104 @@
+"""Real processes over loopback: started together, ended with the test whatever happens."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_CACHE = Path(__file__).parents[2] / ".pytest_cache" / "jax"
+_ENVIRONMENT = {
+    **os.environ,
+    "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+}
+LIMIT = 90.0
+"""Seconds after which a process that has not ended is ended, and the test fails."""
+
+
+class Ended(NamedTuple):
+    """What a process left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+def script(code: str, *arguments: object) -> list[str]:
+    """Return the command that runs some Python."""
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def command(*arguments: object) -> list[str]:
+    """Return a `promptlimit` command."""
+    return [sys.executable, "-m", "promptlimit.cli", *map(str, arguments)]
+
+
+def several(count: int, *arguments: object) -> list[list[str]]:
+    """Return a `promptlimit` command once for each of several processes."""
+    address = f"127.0.0.1:{free_port()}"
+    joint = ["--distributed", "--coordinator", address, "--processes", count, "--process"]
+    return [command(*arguments, *joint, number) for number in range(count)]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def run(commands: Sequence[list[str]], *, folder: Path) -> list[Ended]:
+    """Run commands side by side to their ends."""
+    with _started(commands, folder) as running:
+        return _ended(running)
+
+
+def run_and_kill(
+    commands: Sequence[list[str]], victim: int, when: Callable[[], bool], *, folder: Path
+) -> tuple[list[Ended], float]:
+    """Run commands, kill one when it is time, and return also how long the others went on."""
+    with _started(commands, folder) as running:
+        until = time.monotonic() + LIMIT
+        while not when():
+            assert time.monotonic() < until, "it was never time"
+            assert running[victim].poll() is None, running[victim].communicate()
+            time.sleep(0.02)
+        running[victim].send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        return _ended(running), time.monotonic() - killed
+
+
+@contextlib.contextmanager
+def _started(commands: Sequence[list[str]], folder: Path) -> Iterator[list[subprocess.Popen]]:
+    with contextlib.ExitStack() as stack:
+        running = []
+        for each in commands:
+            process = subprocess.Popen(
+                each,
+                cwd=folder,
+                env=_ENVIRONMENT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
+            running.append(process)
+        yield running
+
+
+def _ended(running: Sequence[subprocess.Popen]) -> list[Ended]:
+    until = time.monotonic() + LIMIT
+    found = []
+    for process in running:
+        out, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
+        found.append(Ended(process.returncode, out, err))
+    return found
