@@ -51,7 +51,7 @@ def main() -> None:
             took = min(times)
             memory = (device.memory_stats() or {}).get("peak_bytes_in_use", 0) / 1e9
             print(
-                f"  {length:.0e} tokens: {took:.1f} ms a 1e9 ({', '.join(f'{t:.1f}' for t in times)}); "
+                f"  {length:.0e} tokens: {took:.1f} ms a 1e9 (to {max(times):.1f}); "
                 f"{100 * floor / took:.0f}% of the floor, {100e9 * draw / took:.0f}% of drawing "
                 f"alone; peak memory {memory:.2f} GB"
             )
@@ -91,8 +91,8 @@ def _compare(
         scores.append(deviation @ np.linalg.solve(exact.cov, deviation))
         tokens.append(found.effective_tokens[-1, i] / exact.effective_tokens)
     print(
-        f"    squared deviation over {DIM} outputs in exact covariances: mean {np.mean(scores):.1f} "
-        f"of {DIM} expected; effective tokens to the exact: {min(tokens):.5f} to {max(tokens):.5f}"
+        f"    squared deviation in exact covariances: mean {np.mean(scores):.1f}, {DIM} expected; "
+        f"effective tokens to the exact ones: {min(tokens):.5f} to {max(tokens):.5f}"
     )
 
 

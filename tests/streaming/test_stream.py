@@ -18,7 +18,7 @@ LENGTHS = [1, 2, 4096, 5000, 131072, 200_000]
 NAMES = ("log_sum_exp", "max_score", "max_weight", "participation", "entropy", "mean", "cov")
 
 
-def _head(kernel: str = "softmax") -> pl.AbstractAttention:
+def _head(kernel: str = "softmax") -> pl.SoftmaxAttention | pl.LinearAttention:
     rng = np.random.default_rng(0)
     matrices = rng.standard_normal((DIM, DIM)), rng.standard_normal((2, DIM))
     with jax.enable_x64(True):

@@ -1,7 +1,5 @@
 """The program of one device: tokens to sums, block by block."""
 
-import math
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ from jaxtyping import Array, Float, Int32
 from promptlimit.streaming._gpu import leaf_sums_on_gpu, tilts_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums
 from promptlimit.streaming._sources import Part, TokenSource
-from promptlimit.streaming._sums import Sums, merged_pairwise, triangle
+from promptlimit.streaming._sums import Sums, merged_leaves, triangle
 
 
 class Task(eqx.Module):
@@ -23,6 +21,7 @@ class Task(eqx.Module):
         leaves: how many leaves a block has, a power of two; another number gives other bits.
         blocks: how many blocks a device does at a time; changes no bit.
         second: whether second moments are wanted.
+        bounded: whether no exponential can overflow five standard deviations below its scores.
         platform: what the devices are.
     """
 
@@ -31,6 +30,7 @@ class Task(eqx.Module):
     leaves: int = eqx.field(static=True)
     blocks: int = eqx.field(static=True)
     second: bool = eqx.field(static=True)
+    bounded: bool = eqx.field(static=True)
     platform: str = eqx.field(static=True)
 
 
@@ -46,7 +46,7 @@ def block_sums(task: Task, part: Part) -> Sums:
         first = block * task.leaves
         starts = (first + jnp.arange(task.leaves, dtype=jnp.int32)) * LEAF
         counts = jnp.clip(part.valid - starts, 0, LEAF)
-        sums = merged_pairwise(_leaves(task, part, first, counts))
+        sums = merged_leaves(_leaves(task, part, first, counts))
         return Sums(*(x.at[block].set(y) for x, y in zip(found, sums, strict=True)))
 
     used = (part.valid + np.int32(size - 1)) // np.int32(size)
@@ -64,11 +64,11 @@ def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"
 
         numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
         return jax.lax.map(one, (numbers, counts))
-    tokens = task.source.tokens(part, first, task.leaves)
     if on_kernels(task):
-        level = _level(task, tokens, counts)
-        columns = jnp.swapaxes(tokens, 1, 2)
+        columns = task.source.columns(part, first, task.leaves)
+        level = _level(task, columns, counts)
         return leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
+    tokens = task.source.tokens(part, first, task.leaves)
     several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
     return several(tokens, counts)
 
@@ -79,23 +79,22 @@ def on_kernels(task: Task) -> bool:
     return task.platform == "gpu" and task.tilts.dtype == jnp.float32 and small
 
 
-def _level(task: Task, tokens: Array, counts: Array) -> Float[Array, "leaves q"]:
-    r"""Return what to take from the scores so that no exponential, nor its square, overflows.
+def is_bounded(source: TokenSource, tilts: np.ndarray) -> bool:
+    r"""Return whether $e^{2(s-5|t|)}$ cannot overflow, as $s\le R|t|$, R the largest norm."""
+    largest = float(np.sqrt(np.max(np.sum(tilts.astype(np.float64) ** 2, axis=1))))
+    return largest == 0.0 or 2 * (source.largest_norm - 5) * largest < 80
 
-    Scores of drawn normals cannot exceed $R|t|$, $R$ the largest norm the generator makes: five
-    standard deviations serve then while $2(R-5)|t|<80$. Elsewhere it is the largest score.
+
+def _level(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
+    """Return what to take from the scores so that no exponential, nor its square, overflows.
+
+    Five standard deviations of a drawn score where that is enough, or the largest score.
     """
-    norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
-    guess = jnp.broadcast_to(5 * norms, (task.leaves, norms.size))
-    largest = task.source.largest_norm
-    if math.isinf(largest):
-        return _largest_scores(task, tokens, counts)
-    safe = 2 * (largest - 5) * jnp.max(norms) < 80
-    return jax.lax.cond(safe, lambda: guess, lambda: _largest_scores(task, tokens, counts))
-
-
-def _largest_scores(task: Task, tokens: Array, counts: Array) -> Float[Array, "leaves q"]:
-    scores = jnp.einsum("qd,snd->sqn", task.tilts, tokens, precision=jax.lax.Precision.HIGHEST)
-    inside = jnp.arange(LEAF, dtype=jnp.int32) < counts[:, None]
+    if task.bounded:
+        norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
+        return jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
+    exact = jax.lax.Precision.HIGHEST
+    scores = jnp.einsum("qd,sdn->sqn", task.tilts, columns, precision=exact)
+    inside = jnp.arange(LEAF, dtype=jnp.int32)[None] < counts[:, None]
     largest = jnp.max(jnp.where(inside[:, None], scores, -jnp.inf), axis=2)
     return jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)

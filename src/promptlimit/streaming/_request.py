@@ -13,9 +13,9 @@ from promptlimit._inputs import ArrayLike, float_array
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite import readout
 from promptlimit.parallel import crew
-from promptlimit.streaming._blocks import Task
+from promptlimit.streaming._blocks import Task, is_bounded
 from promptlimit.streaming._leaves import LEAF
-from promptlimit.streaming._prompts import AbstractPrompt, as_prompt, require_length
+from promptlimit.streaming._prompts import AbstractPrompt, Generated, as_prompt, require_length
 from promptlimit.streaming._sums import Sums, no_sums, triangle
 
 _LEAVES = {"cpu": 32}
@@ -23,8 +23,9 @@ _LEAVES_ELSEWHERE = 4096
 """Leaves of a block: what fills a device, and fits in its memory. Another number, other bits."""
 
 _BLOCKS = {"cpu": 8}
-_BLOCKS_ELSEWHERE = 4
-"""Blocks a device does between two looks from the host. Another number, the same bits."""
+_BLOCKS_ELSEWHERE = 16
+"""Blocks a device does between two looks from the host; of tokens that it is sent, one.
+Another number, the same bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +136,9 @@ def checked_request(
         tokens.source,
         jnp.asarray(tilts),
         _LEAVES.get(platform, _LEAVES_ELSEWHERE),
-        _chunk(chunk, platform),
+        _chunk(chunk, platform, sent=not isinstance(prompt, Generated)),
         covariance or linear,
+        is_bounded(tokens.source, tilts),
         platform,
     )
     return StreamRequest(
@@ -162,9 +164,9 @@ def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
     return wanted
 
 
-def _chunk(chunk: int | None, platform: str) -> int:
+def _chunk(chunk: int | None, platform: str, *, sent: bool) -> int:
     if chunk is None:
-        return _BLOCKS.get(platform, _BLOCKS_ELSEWHERE)
+        return _BLOCKS.get(platform, 1 if sent else _BLOCKS_ELSEWHERE)
     most = 2**31 // (_LEAVES.get(platform, _LEAVES_ELSEWHERE) * LEAF) - 1
     if not (isinstance(chunk, int) and 1 <= chunk <= most):
         raise ValueError(

@@ -46,6 +46,12 @@ class TokenSource(eqx.Module):
     ) -> Float[Array, "leaves leaf dim"]:
         """Return the tokens $u$ of leaves of a part, from number `first` of it."""
 
+    def columns(
+        self, part: Part, first: Int32[Array, ""], leaves: int
+    ) -> Float[Array, "leaves dim leaf"]:
+        """Return the same tokens, dimension by dimension."""
+        return jnp.swapaxes(self.tokens(part, first, leaves), 1, 2)
+
 
 class GivenTokens(TokenSource):
     r"""Tokens that come with the part, seen from $b$, near them: $u=z-b$.
@@ -81,20 +87,25 @@ class StandardNormals(TokenSource):
         self, part: Part, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
         """Return the normals of these leaves."""
+        return jnp.swapaxes(self.columns(part, first, leaves), 1, 2)
+
+    def columns(
+        self, part: Part, first: Int32[Array, ""], leaves: int
+    ) -> Float[Array, "leaves dim leaf"]:
+        """Return the normals of these leaves, dimension by dimension, as they are drawn."""
         number = part.first + first.astype(jnp.uint32)
         if self.platform == "gpu":
-            drawn = normals_on_gpu(self.key, number, leaves, self.dim)
-            return jnp.swapaxes(drawn, 1, 2)
+            return normals_on_gpu(self.key, number, leaves, self.dim)
         if leaves == 1:
             return self._leaf(number)[None]
         return jax.vmap(self._leaf)(number + jnp.arange(leaves, dtype=jnp.uint32))
 
-    def _leaf(self, number: UInt32[Array, ""]) -> Float[Array, "leaf dim"]:
+    def _leaf(self, number: UInt32[Array, ""]) -> Float[Array, "dim leaf"]:
         pairs = (self.dim + 1) // 2
         index = jax.lax.iota(jnp.uint32, pairs * LEAF)
         drawn = normal_pairs(self.key, number, index).reshape(pairs, LEAF)
         both = jnp.stack([drawn.real, drawn.imag], axis=1)
-        return both.reshape(2 * pairs, LEAF)[: self.dim].T
+        return both.reshape(2 * pairs, LEAF)[: self.dim]
 
 
 class SampledTokens(TokenSource):

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
+
+_ADDED_AT_ONCE = 16
+"""Terms that one kernel adds up."""
 
 
 class Sums(NamedTuple):
@@ -58,11 +63,30 @@ def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
         return xp.exp(xp.where(top == new, 0.0, top - new))
 
 
-def merged_pairwise(sums: Sums) -> Sums:
-    """Return the sums over all parts along the first axis, a power of two, as a binary tree."""
-    while sums.top.shape[0] > 1:
-        sums = merged(Sums(*(x[0::2] for x in sums)), Sums(*(x[1::2] for x in sums)), jnp)
-    return Sums(*(x[0] for x in sums))
+def merged_leaves(leaves: Sums) -> Sums:
+    """Return the sums over the leaves of a block, along the first axis, a power of two.
+
+    All are brought to the block's largest score, and then added in one fixed order.
+    """
+    top = jnp.max(leaves.top, axis=0)
+    scale = _scale(leaves.top, top[None], jnp)
+    one, two = scale[..., None], (scale**2)[..., None]
+    masses = (leaves.mass[..., None] * one, leaves.square[..., None] * two)
+    columns = jnp.concatenate([*masses, leaves.first * one, leaves.second * one], axis=-1)
+    while columns.shape[0] > 1:
+        columns = _added(columns, min(_ADDED_AT_ONCE, columns.shape[0]))
+    dim = leaves.first.shape[-1]
+    total = columns[0]
+    return Sums(top, total[:, 0], total[:, 1], total[:, 2 : 2 + dim], total[:, 2 + dim :])
+
+
+def _added(columns: Array, count: int) -> Array:
+    """Return the sums of so many neighbours each, added pair by pair."""
+    groups = columns.reshape(-1, count, *columns.shape[1:])
+    terms = [groups[:, i] for i in range(count)]
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[0::2], terms[1::2], strict=True)]
+    return jax.lax.optimization_barrier(terms[0])
 
 
 def stacked(parts: Sequence[Sums]) -> dict[str, np.ndarray]:
