@@ -108,13 +108,12 @@ def _sum_group(
     lane = jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
     tilts = [[tilt_ref[q, j] for j in range(dim)] for q in range(together)]
     start = [-level_ref[0, q] for q in range(together)]
-    count, steps = count_ref[0], LEAF // (_AT_ONCE * _LANES)
+    count = count_ref[0]
     arithmetic = _PLAIN if plain else _INSTRUCTIONS
 
-    def body(step: Array, sums: list[list[Array]]) -> list[list[Array]]:
+    def tokens(step: Array, sums: list[list[Array]], leaf: Array) -> list[list[Array]]:
         sums = list(sums)
-        leaf, at = step // steps, step % steps * (_AT_ONCE * _LANES)
-        places = [at + each * _LANES for each in range(_AT_ONCE)]
+        places = [(step * _AT_ONCE + each) * _LANES for each in range(_AT_ONCE)]
         fetched = [[token_ref[leaf, j, pl.ds(x, _LANES)] for j in range(dim)] for x in places]
         for place, u in zip(places, fetched, strict=True):
             inside = lane + (leaf * LEAF + place) < count
@@ -125,10 +124,14 @@ def _sum_group(
                 sums[q] = _with_token(sums[q], u, score, arithmetic, second=second)
         return sums
 
+    def leaves(leaf: Array, sums: list[list[Array]]) -> list[list[Array]]:
+        steps = LEAF // (_AT_ONCE * _LANES)
+        return jax.lax.fori_loop(0, steps, functools.partial(tokens, leaf=leaf), sums)
+
     zero = jnp.zeros((_LANES,), jnp.float32)
     width = 3 + dim + (triangle(dim) if second else 0)
     none = [[jnp.full((_LANES,), -jnp.inf, jnp.float32), *[zero] * (width - 1)]] * together
-    sums = jax.lax.fori_loop(0, LEAVES_TOGETHER * steps, body, none)
+    sums = jax.lax.fori_loop(0, LEAVES_TOGETHER, leaves, none)
     for q in range(together):
         out_ref[0, q, 0] = jnp.max(sums[q][0])
         for k in range(1, width):
