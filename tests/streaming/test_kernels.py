@@ -10,43 +10,33 @@ import pytest
 from promptlimit._normals import box_muller, threefry
 from promptlimit.streaming import _blocks, _sources
 from promptlimit.streaming._blocks import Task, block_sums, is_bounded
-from promptlimit.streaming._gpu import (
-    LEAVES_TOGETHER,
-    leaf_sums_on_gpu,
-    normals_on_gpu,
-    tilts_together,
-)
+from promptlimit.streaming._gpu import leaf_sums_on_gpu, normals_on_gpu, tilts_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums
 from promptlimit.streaming._sources import GivenTokens, Part, StandardNormals
-from promptlimit.streaming._sums import Sums, merged, no_sums, triangle
+from promptlimit.streaming._sums import Sums
 
 
-@pytest.mark.parametrize(("dim", "second"), [(8, True), (3, False)])
-def test_the_kernel_sums_as_plain_leaves_do(dim: int, second: bool) -> None:
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize(("dim", "second"), [(4, True), (3, False)])
+def test_the_kernel_sums_as_the_plain_leaf_does(dim: int, second: bool) -> None:
     with jax.enable_x64(True):
-        tokens = jnp.asarray(rng.standard_normal((2 * LEAVES_TOGETHER, dim, LEAF)), jnp.float32)
+        rng = np.random.default_rng(0)
+        tokens = jnp.asarray(rng.standard_normal((2, dim, LEAF)), jnp.float32)
         tilts = jnp.asarray(0.5 * rng.standard_normal((3, dim)), jnp.float32)
-        counts = jnp.array([LEAVES_TOGETHER * LEAF, LEAF + 1000], jnp.int32)
+        counts = jnp.array([LEAF, 1000], jnp.int32)
         level = jnp.full((2, 3), 2.0, jnp.float32)
         found = leaf_sums_on_gpu(tokens, tilts, level, counts, second=second, interpret=True)
-        for group in range(2):
-            expected = no_sums(3, dim, triangle(dim) if second else 0)
-            for i in range(LEAVES_TOGETHER):
-                count = jnp.clip(counts[group] - i * LEAF, 0, LEAF)
-                leaf = tokens[group * LEAVES_TOGETHER + i].T
-                plain = leaf_sums(leaf, tilts, count, second=second)
-                expected = merged(expected, Sums(*map(np.asarray, plain)))
-            for name, got, wanted in zip(Sums._fields, found, expected, strict=True):
-                size = np.abs(wanted).max(initial=1e-30)
-                np.testing.assert_allclose(got[group], wanted, atol=3e-6 * size, err_msg=name)
+        for leaf in range(2):
+            plain = leaf_sums(tokens[leaf].T, tilts, counts[leaf], second=second)
+            for name, got, expected in zip(plain._fields, found, plain, strict=True):
+                size = np.abs(expected).max(initial=1e-30)
+                np.testing.assert_allclose(got[leaf], expected, atol=3e-6 * size, err_msg=name)
 
 
-def test_leaves_without_tokens_have_no_sums() -> None:
+def test_a_leaf_without_tokens_has_no_sums() -> None:
     with jax.enable_x64(True):
         none = jnp.zeros(1, jnp.int32)
-        tokens = jnp.ones((LEAVES_TOGETHER, 2, LEAF), jnp.float32)
-        tilts, level = jnp.ones((1, 2), jnp.float32), jnp.zeros((1, 1), jnp.float32)
+        tokens, tilts = jnp.ones((1, 2, LEAF), jnp.float32), jnp.ones((1, 2), jnp.float32)
+        level = jnp.zeros((1, 1), jnp.float32)
         found = leaf_sums_on_gpu(tokens, tilts, level, none, second=True, interpret=True)
         plain = leaf_sums(tokens[0].T, tilts, none[0], second=True)
     for sums in (found, plain):
@@ -99,3 +89,18 @@ def test_a_block_on_a_gpu_sums_as_one_on_a_cpu(
             found.append(jax.jit(lambda part, task=task: block_sums(task, part))(part))
     for name, one, other in zip(Sums._fields, *found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_the_kernels_are_such_as_the_compiler_for_gpus_takes() -> None:
+    def shape(*axes: int, dtype: type = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(axes, dtype)
+
+    def drawn_and_summed(tilts: jax.Array, counts: jax.Array, key: jax.Array) -> Sums:
+        tokens = normals_on_gpu((key, key), key, 2, 8)
+        level = jnp.zeros((2, 16), jnp.float32)
+        return leaf_sums_on_gpu(tokens, tilts, level, counts, second=True)
+
+    given = shape(16, 8), shape(2, dtype=jnp.int32), shape(dtype=jnp.uint32)
+    with jax.enable_x64(True):
+        traced = jax.jit(drawn_and_summed).trace(*given)
+        assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from promptlimit.streaming._gpu import LEAVES_TOGETHER, leaf_sums_on_gpu, tilts_together
+from promptlimit.streaming._gpu import leaf_sums_on_gpu, tilts_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums
 from promptlimit.streaming._sources import Part, TokenSource
 from promptlimit.streaming._sums import Sums, merged_leaves, triangle
@@ -43,22 +43,18 @@ def block_sums(task: Task, part: Part) -> Sums:
     size = task.leaves * LEAF
 
     def body(block: Array, found: Sums) -> Sums:
-        sums = merged_leaves(_leaves(task, part, block * task.leaves))
+        first = block * task.leaves
+        starts = (first + jnp.arange(task.leaves, dtype=jnp.int32)) * LEAF
+        counts = jnp.clip(part.valid - starts, 0, LEAF)
+        sums = merged_leaves(_leaves(task, part, first, counts))
         return Sums(*(x.at[block].set(y) for x, y in zip(found, sums, strict=True)))
 
     used = (part.valid + np.int32(size - 1)) // np.int32(size)
     return jax.lax.fori_loop(jnp.int32(0), used, body, none)
 
 
-def _leaves(task: Task, part: Part, first: Int32[Array, ""]) -> Sums:
-    """Return the sums over the leaves of a block, or over groups of them, [leaves, ...]."""
-    numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
-    if on_kernels(task):
-        columns = task.source.columns(part, first, task.leaves)
-        counts = _counts(part, numbers[::LEAVES_TOGETHER], LEAVES_TOGETHER * LEAF)
-        level = _level(task, columns, counts)
-        return leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
-    counts = _counts(part, numbers, LEAF)
+def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> Sums:
+    """Return the sums over the leaves of a block, [leaves, ...]."""
     if task.platform == "cpu":
 
         def one(given: tuple[Array, Array]) -> Sums:
@@ -66,15 +62,15 @@ def _leaves(task: Task, part: Part, first: Int32[Array, ""]) -> Sums:
             tokens = task.source.tokens(part, leaf, 1)[0]
             return leaf_sums(tokens, task.tilts, count, second=task.second)
 
+        numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
         return jax.lax.map(one, (numbers, counts))
+    if on_kernels(task):
+        columns = task.source.columns(part, first, task.leaves)
+        level = _level(task, columns, counts)
+        return leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
     tokens = task.source.tokens(part, first, task.leaves)
     several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
     return several(tokens, counts)
-
-
-def _counts(part: Part, numbers: Int32[Array, " n"], size: int) -> Int32[Array, " n"]:
-    """Return how many tokens of the prompt follow the start of each leaf, up to `size`."""
-    return jnp.clip(part.valid - numbers * LEAF, 0, size)
 
 
 def on_kernels(task: Task) -> bool:
@@ -89,21 +85,16 @@ def is_bounded(source: TokenSource, tilts: np.ndarray) -> bool:
     return largest == 0.0 or 2 * (source.largest_norm - 5) * largest < 80
 
 
-def _level(
-    task: Task, columns: Float[Array, "leaves dim leaf"], counts: Int32[Array, " groups"]
-) -> Float[Array, "groups q"]:
+def _level(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
     """Return what to take from the scores so that no exponential, nor its square, overflows.
 
     Five standard deviations of a drawn score where that is enough, or the largest score.
     """
     if task.bounded:
         norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
-        return jnp.broadcast_to(5 * norms[None], (counts.size, norms.size))
+        return jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
     exact = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("qd,sdn->sqn", task.tilts, columns, precision=exact)
-    starts = jnp.arange(LEAVES_TOGETHER, dtype=jnp.int32) * LEAF
-    places = starts[:, None] + jnp.arange(LEAF, dtype=jnp.int32)[None]
-    inside = (places[None] < counts[:, None, None]).reshape(-1, LEAF)
+    inside = jnp.arange(LEAF, dtype=jnp.int32)[None] < counts[:, None]
     largest = jnp.max(jnp.where(inside[:, None], scores, -jnp.inf), axis=2)
-    largest = jnp.max(largest.reshape(counts.size, LEAVES_TOGETHER, -1), axis=1)
     return jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)

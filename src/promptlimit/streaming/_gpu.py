@@ -26,10 +26,6 @@ _AT_ONCE = 4
 _REGISTERS = 100
 """Sums a thread may hold; past it they spill, and all is lost."""
 _DRAWN_AT_ONCE = 512
-
-LEAVES_TOGETHER = 4
-"""Leaves a warp adds up before it writes: what it writes is read again, and takes time too."""
-
 _LOG2_E = math.log2(math.e)
 
 
@@ -42,23 +38,23 @@ def tilts_together(dim: int, *, second: bool) -> int:
 def leaf_sums_on_gpu(
     tokens: Float[Array, "leaves dim leaf"],
     tilts: Float[Array, "q dim"],
-    level: Float[Array, "groups q"],
-    counts: Int32[Array, " groups"],
+    level: Float[Array, "leaves q"],
+    counts: Int32[Array, " leaves"],
     *,
     second: bool,
     interpret: bool = False,
 ) -> Sums:
-    r"""Return the sums over the first tokens of many groups of `LEAVES_TOGETHER` leaves.
+    r"""Return the sums over the first tokens of many leaves.
 
     Args:
         tokens: in single precision.
         tilts: $t$.
         level: what is taken from the scores before the exponential, so that none overflows.
-        counts: how many tokens of each group belong to the prompt.
+        counts: how many tokens of each leaf belong to the prompt.
         second: whether second moments are wanted.
         interpret: whether to run without a GPU, slowly.
     """
-    groups, dim = tokens.shape[0] // LEAVES_TOGETHER, tokens.shape[1]
+    leaves, dim, _ = tokens.shape
     together = tilts_together(dim, second=second)
     count = tilts.shape[0]
     more = -count % together
@@ -66,16 +62,16 @@ def leaf_sums_on_gpu(
     levels = jnp.pad(level, ((0, 0), (0, more))) * np.float32(_LOG2_E)
     width = 3 + dim + (triangle(dim) if second else 0)
     call = pl.pallas_call(
-        functools.partial(_sum_group, dim=dim, together=together, second=second, plain=interpret),
-        grid=((count + more) // together, groups),
+        functools.partial(_sum_leaf, dim=dim, together=together, second=second, plain=interpret),
+        grid=((count + more) // together, leaves),
         in_specs=[
             pl.BlockSpec((together, dim), lambda i, _: (i, 0)),
-            pl.BlockSpec((1, together), lambda i, group: (group, i)),
-            pl.BlockSpec((1,), lambda _, group: (group,)),
-            pl.BlockSpec((LEAVES_TOGETHER, dim, LEAF), lambda _, group: (group, 0, 0)),
+            pl.BlockSpec((1, together), lambda i, leaf: (leaf, i)),
+            pl.BlockSpec((1,), lambda _, leaf: (leaf,)),
+            pl.BlockSpec((1, dim, LEAF), lambda _, leaf: (leaf, 0, 0)),
         ],
-        out_specs=pl.BlockSpec((1, together, width), lambda i, group: (group, i, 0)),
-        out_shape=jax.ShapeDtypeStruct((groups, count + more, width), jnp.float32),
+        out_specs=pl.BlockSpec((1, together, width), lambda i, leaf: (leaf, i, 0)),
+        out_shape=jax.ShapeDtypeStruct((leaves, count + more, width), jnp.float32),
         **_compiler(interpret),
     )
     found = call(padded, levels, counts, tokens)[:, :count].astype(jnp.float64)
@@ -92,7 +88,7 @@ def leaf_sums_on_gpu(
     )
 
 
-def _sum_group(
+def _sum_leaf(
     tilt_ref: Any,
     level_ref: Any,
     count_ref: Any,
@@ -104,34 +100,33 @@ def _sum_group(
     second: bool,
     plain: bool,
 ) -> None:
-    """Sum over one group of leaves at a few tilts."""
+    """Sum over one leaf at a few tilts."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
     tilts = [[tilt_ref[q, j] for j in range(dim)] for q in range(together)]
     start = [-level_ref[0, q] for q in range(together)]
-    count = count_ref[0]
     arithmetic = _PLAIN if plain else _INSTRUCTIONS
+    count, stride = count_ref[0], np.int32(_LANES * _AT_ONCE)
+    whole = jax.lax.div(count, stride)
 
-    def tokens(step: Array, sums: list[list[Array]], leaf: Array) -> list[list[Array]]:
+    def body(step: Array, sums: list[list[Array]], *, cut: bool = False) -> list[list[Array]]:
         sums = list(sums)
-        places = [(step * _AT_ONCE + each) * _LANES for each in range(_AT_ONCE)]
-        fetched = [[token_ref[leaf, j, pl.ds(x, _LANES)] for j in range(dim)] for x in places]
-        for place, u in zip(places, fetched, strict=True):
-            inside = lane + (leaf * LEAF + place) < count
+        first = jnp.minimum(step * stride, np.int32(LEAF) - stride)
+        places = [first + np.int32(each * _LANES) for each in range(_AT_ONCE)]
+        fetched = [[token_ref[0, j, pl.ds(at, _LANES)] for j in range(dim)] for at in places]
+        for each, u in enumerate(fetched):
+            outside = lane + (step * stride + np.int32(each * _LANES)) >= count
             for q in range(together):
-                score = jnp.where(inside, start[q], -jnp.inf)
+                score = jnp.where(outside, -jnp.inf, start[q]) if cut else start[q]
                 for j in range(dim):
                     score = arithmetic.multiply_add(u[j], tilts[q][j], score)
                 sums[q] = _with_token(sums[q], u, score, arithmetic, second=second)
         return sums
 
-    def leaves(leaf: Array, sums: list[list[Array]]) -> list[list[Array]]:
-        steps = LEAF // (_AT_ONCE * _LANES)
-        return jax.lax.fori_loop(0, steps, functools.partial(tokens, leaf=leaf), sums)
-
     zero = jnp.zeros((_LANES,), jnp.float32)
     width = 3 + dim + (triangle(dim) if second else 0)
     none = [[jnp.full((_LANES,), -jnp.inf, jnp.float32), *[zero] * (width - 1)]] * together
-    sums = jax.lax.fori_loop(0, LEAVES_TOGETHER, leaves, none)
+    sums = jax.lax.fori_loop(np.int32(0), whole, body, none)
+    sums = body(whole, sums, cut=True)  # the last tokens, none of a leaf that is whole
     for q in range(together):
         out_ref[0, q, 0] = jnp.max(sums[q][0])
         for k in range(1, width):
@@ -208,15 +203,15 @@ def _draw_leaf(head_ref: Any, out_ref: Any, *, dim: int) -> None:
     lane = jax.lax.broadcasted_iota(jnp.uint32, (_DRAWN_AT_ONCE,), 0)
 
     def body(step: Array, _: Any) -> Any:
-        at = step * _DRAWN_AT_ONCE
+        at = step * np.int32(_DRAWN_AT_ONCE)
         for j in range(0, dim, 2):
-            index = lane + (at + j // 2 * LEAF).astype(jnp.uint32)
+            index = lane + (at + np.int32(j // 2 * LEAF)).astype(jnp.uint32)
             both = box_muller(*threefry(key, (jnp.full(index.shape, number), index)))
             for i, normals in enumerate(both[: dim - j]):
                 out_ref[0, j + i, pl.ds(at, _DRAWN_AT_ONCE)] = normals
         return _
 
-    jax.lax.fori_loop(0, LEAF // _DRAWN_AT_ONCE, body, 0)
+    jax.lax.fori_loop(np.int32(0), np.int32(LEAF // _DRAWN_AT_ONCE), body, np.int32(0))
 
 
 def _compiler(interpret: bool, warps: int = 1) -> dict[str, Any]:
