@@ -89,12 +89,8 @@ def trained(
         for place in np.flatnonzero(request.record == step):
             for record, leaf in zip(leaves, jax.tree.leaves(state.parameters), strict=True):
                 record[:, :, place] = np.asarray(leaf)
-        if (
-            folder is not None
-            and crew().writes
-            and step
-            and (step % every == 0 or step == request.steps)
-        ):
+        due = step > 0 and (step % every == 0 or step == request.steps)
+        if due and folder is not None and crew().writes:
             save_checkpoint(folder, _kept(state, step, leaves))
         if watch is not None:
             lengths = tuple(length for length, _ in cell)

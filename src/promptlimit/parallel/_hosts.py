@@ -108,6 +108,9 @@ def join(
     _speak_before_abort()
     try:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        with contextlib.suppress(AttributeError):  # not every jax has the service
+            # It would catch SIGTERM to no end: `kill` and schedulers mean it.
+            jax.config.update("jax_enable_preemption_service", False)
         jax.distributed.initialize(
             coordinator,
             processes,
@@ -123,7 +126,7 @@ def join(
     except RuntimeError as problem:
         raise JoinError(f"This process could not join the run: {_first_line(problem)}") from problem
     _Fate.joined = True
-    _Fate.words = lost("this process was computing")
+    _Fate.words = lost("this process was at work")
 
 
 def _require_address(coordinator: str | None) -> None:
