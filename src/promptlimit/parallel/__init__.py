@@ -13,4 +13,5 @@ from promptlimit.parallel._hosts import PeerLostError as PeerLostError
 from promptlimit.parallel._hosts import join as join
 from promptlimit.parallel._hosts import leave_at_exit as leave_at_exit
 from promptlimit.parallel._programs import Program as Program
+from promptlimit.parallel._programs import begun_on_crew as begun_on_crew
 from promptlimit.parallel._programs import on_crew as on_crew

@@ -34,13 +34,22 @@ def on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
     >>> on_crew(scaled, jnp.float32(2), lambda i: np.ones(3, np.float32)).tolist()
     [[2.0, 2.0, 2.0]]
     """
+    return begun_on_crew(program, shared, part)()
+
+
+def begun_on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
+    """Let the devices begin, and return a function that waits for what `on_crew` returns.
+
+    Meanwhile the host is free for other things, and the devices for what comes next.
+    """
     team = crew()
     if team.size == 1:
         found = _alone(program, shared, part(0))
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
+        return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
     everywhere = jax.tree.map(lambda leaf: _everywhere(leaf, team.mesh), _plain(shared))
     own = _own({i: part(i) for i in team.local}, team)
-    return gathered(_together(program, team.mesh, everywhere, own), team)
+    spread = _together(program, team.mesh, everywhere, own)
+    return lambda: gathered(spread, team)
 
 
 @eqx.filter_jit

@@ -2,12 +2,12 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from promptlimit.parallel import crew, on_crew
+from promptlimit.parallel import begun_on_crew, crew
 from promptlimit.streaming._blocks import block_sums
 from promptlimit.streaming._prompts import not_finite
 from promptlimit.streaming._request import StreamRequest
@@ -43,11 +43,15 @@ def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> lis
     """
     state, finished = saver.loaded()
     pace = _Pace(request, state.blocks)
-    while not finished:
+    begun = None if finished else _begun(request, state.blocks)
+    while begun is not None:
         if watch is not None:
             watch(pace.progress(state.blocks))
-        finished = _round(request, state)
-        saver.save(state, finished=finished)
+        # The devices go on with the next round while this host adds up the last one.
+        following = None if begun.ended else _begun(request, begun.first + begun.whole)
+        _finish(request, state, begun)
+        saver.save(state, finished=following is None)
+        begun = following
     total = max(state.found)
     beyond = [length for length in request.lengths if length > total]
     if beyond:
@@ -61,69 +65,119 @@ def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> lis
     return sorted(state.found.items())
 
 
-def _round(request: StreamRequest, state: State) -> bool:
-    """Read a chunk for every device, and return whether the prompt has ended."""
-    block, prompt = request.block, request.prompt
-    start = state.blocks * block
-    most = start + crew().size * request.capacity
-    stop = prompt.reach(start, most)
+class _Round(NamedTuple):
+    """A chunk for every device, under way.
+
+    Attributes:
+        first: the number of its first block.
+        whole: how many whole blocks it has.
+        ended: whether the prompt ends here.
+        cuts: the prefixes that end here.
+        blocks: waits for the sums over the whole blocks.
+        tails: waits for the sums over the last, partial block of those prefixes that have one.
+    """
+
+    first: int
+    whole: int
+    ended: bool
+    cuts: list[int]
+    blocks: Callable[[], list[Sums]]
+    tails: Callable[[], dict[int, Sums]]
+
+
+def _begun(request: StreamRequest, first: int) -> _Round:
+    """Let the devices begin with the blocks from `first` on."""
+    block, size = request.block, crew().size
+    start = first * block
+    most = start + size * request.capacity
+    stop = request.prompt.reach(start, most)
     ended = stop < most
-    cuts = [length for length in request.lengths if start < length <= stop]
-    if ended and stop > 0:
-        cuts = sorted({*cuts, stop} - state.found.keys())
+    cuts = {length for length in request.lengths if start < length <= stop}
+    if ended:
+        cuts.add(stop)
     whole = (stop - start) // block
-    inside = [length for length in cuts if length % block]
-    ends = dict(zip(inside, _tails(request, inside), strict=True))
-    for number, sums in enumerate([*_whole(request, state.blocks, whole), None]):
-        at = (state.blocks + number) * block
-        for length in cuts:
-            if at <= length < at + block:
-                state.found[length] = state.tree.total(ends.get(length, request.none))
+    return _Round(
+        first,
+        whole,
+        ended,
+        sorted(cuts),
+        _whole_blocks(request, first, whole),
+        _partial_blocks(request, [length for length in sorted(cuts) if length % block]),
+    )
+
+
+def _finish(request: StreamRequest, state: State, begun: _Round) -> None:
+    """Wait for a round, and add it to the state."""
+    tails = begun.tails()
+    for number, sums in enumerate([*begun.blocks(), None], begun.first):
+        at = number * request.block
+        for length in begun.cuts:
+            if at <= length < at + request.block:
+                state.found[length] = state.tree.total(tails.get(length, request.none))
         if sums is not None:
-            state.tree.add(state.blocks + number, sums)
-    state.blocks += whole
-    return ended
+            state.tree.add(number, sums)
+    state.blocks += begun.whole
 
 
-def _whole(request: StreamRequest, first: int, count: int) -> list[Sums]:
-    """Return the sums over so many whole blocks."""
+def _whole_blocks(request: StreamRequest, first: int, count: int) -> Callable[[], list[Sums]]:
+    """Let the devices sum over so many whole blocks."""
     if count == 0:
-        return []
+        return list
     block, each = request.block, request.task.blocks
     starts = [(first + i * each) * block for i in range(crew().size)]
     valid = [min(max(first + count - start // block, 0), each) * block for start in starts]
     found = _on_devices(request, starts, valid)
-    return [sums for device in found for sums in device][:count]
+    return lambda: [sums for device in found() for sums in device]
 
 
-def _tails(request: StreamRequest, lengths: Sequence[int]) -> Iterator[Sums]:
-    """Yield the sums over the part of the last block of prefixes that do not fill it."""
-    size = crew().size
+def _partial_blocks(
+    request: StreamRequest, lengths: Sequence[int]
+) -> Callable[[], dict[int, Sums]]:
+    """Let the devices sum over what prefixes have of their last block."""
+    size, waiting = crew().size, []
     for i in range(0, len(lengths), size):
         some = lengths[i : i + size]
         idle = [0] * (size - len(some))
         starts = [length - length % request.block for length in some]
         valid = [length % request.block for length in some]
-        found = _on_devices(request, starts + idle, valid + idle)
-        yield from (device[0] for device in found[: len(some)])
+        waiting.append((some, _on_devices(request, starts + idle, valid + idle)))
+
+    def found() -> dict[int, Sums]:
+        return {
+            length: device[0]
+            for some, wait in waiting
+            for length, device in zip(some, wait(), strict=False)
+        }
+
+    return found
 
 
-def _on_devices(request: StreamRequest, starts: list[int], valid: list[int]) -> list[list[Sums]]:
-    """Return the sums over the blocks of each device's tokens."""
+def _on_devices(
+    request: StreamRequest, starts: list[int], valid: list[int]
+) -> Callable[[], list[list[Sums]]]:
+    """Let each device sum over the blocks of its tokens; return what waits for the sums."""
 
     def part(device: int) -> Part:
         return request.prompt.part(starts[device], valid[device], request.capacity)
 
-    found = on_crew(block_sums, request.task, part)
-    rows = []
-    for device, count in enumerate(valid):
-        used = range(-(-count // request.block))
-        rows.append([Sums(*(x[device, i] for x in found)) for i in used])
-        for i, sums in enumerate(rows[-1]):
-            if not all(np.isfinite(x).all() for x in sums):
-                first = starts[device] + i * request.block
-                raise not_finite(first, first + min(request.block, count - i * request.block))
-    return rows
+    wait = begun_on_crew(block_sums, request.task, part)
+
+    def found() -> list[list[Sums]]:
+        sums = Sums(*wait())
+        finite = [np.isfinite(x).all(axis=tuple(range(2, x.ndim))) for x in sums[1:]]
+        well = np.logical_and.reduce(finite)
+        rows = []
+        for device, count in enumerate(valid):
+            used = range(-(-count // request.block))
+            for i in used:
+                if not well[device, i]:
+                    first = starts[device] + i * request.block
+                    stop = min(first + request.block, starts[device] + count)
+                    raise not_finite(first, stop)
+            rows.append([Sums(*(x[device, i] for x in sums)) for i in used])
+        return rows
+
+    return found
 
 
 class _Pace:
