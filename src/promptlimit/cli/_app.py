@@ -15,6 +15,7 @@ from promptlimit.cli import (
     _limit,
     _report,
     _reproduce,
+    _stream,
     _train,
 )
 from promptlimit.cli._console import CommandError, print_error
@@ -32,6 +33,7 @@ app.command("gap")(_gap.gap)
 app.command("length")(_length.length)
 app.command("flow")(_flow.flow)
 app.command("train")(_train.train)
+app.command("stream")(_stream.stream)
 app.command("heads")(_heads.heads)
 app.command("doctor")(_doctor.doctor)
 app.command("reproduce")(_reproduce.reproduce)

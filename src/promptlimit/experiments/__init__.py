@@ -21,5 +21,11 @@ from promptlimit.experiments._registry import figure_data as figure_data
 from promptlimit.experiments._regressions import correlated as correlated
 from promptlimit.experiments._regressions import flow_times as flow_times
 from promptlimit.experiments._setting import Setting as Setting
+from promptlimit.experiments._stream_problems import StreamProblem as StreamProblem
+from promptlimit.experiments._stream_problems import drawn_stream_problem as drawn_stream_problem
+from promptlimit.experiments._stream_problems import (
+    stored_stream_problem as stored_stream_problem,
+)
+from promptlimit.experiments._stream_problems import stream_report as stream_report
 from promptlimit.experiments._study import prepare as prepare
 from promptlimit.experiments._study import study_parts as study_parts

@@ -67,11 +67,12 @@ def gap_problem_from_arrays(given: Arrays) -> GapProblem:
     with jax.enable_x64(True):
         attention = attention_from(shaped)
         measure = prompt_from(shaped, attention.token_dim)
-        queries = _queries(shaped, attention.query_dim)
+        queries = queries_from(shaped, attention.query_dim)
     return GapProblem(attention, measure, queries)
 
 
-def _queries(given: Arrays, dim: int) -> AbstractMeasure | np.ndarray:
+def queries_from(given: Arrays, dim: int) -> AbstractMeasure | np.ndarray:
+    """Return the queries that named arrays describe: a law, or an array with one a row."""
     ways = [name for name in ("query", "queries", "query_cov") if name in given]
     if len(ways) != 1:
         got = " and ".join(f"`{name}`" for name in ways) if ways else "none of them"

@@ -38,6 +38,7 @@ from promptlimit.results._runs import require_named as require_named
 from promptlimit.results._runs import run_name as run_name
 from promptlimit.results._runs import save_run as save_run
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
+from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training
 from promptlimit.results._training import masked as masked
 from promptlimit.results._training import unmasked as unmasked

@@ -53,3 +53,51 @@ class StreamedAttention:
             if name != "dtype"
         }
         return {**arrays, "effective_tokens": self.effective_tokens.tolist(), "dtype": self.dtype}
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """A streamed prompt beside what theory says of prompts of its law.
+
+    Attributes:
+        streamed: what was read.
+        reference: what outputs are held against, [q, output_dim]: the limit, or the output on the
+            whole prompt where the law of the tokens is not known.
+        expected_square: the exact mean square distance of outputs from the limit, [n, q], and
+        expected_tokens: one over the exact mean of $S_2$, [n, q]; None where they are not known.
+    """
+
+    streamed: StreamedAttention
+    reference: np.ndarray
+    expected_square: np.ndarray | None
+    expected_tokens: np.ndarray | None
+
+    @property
+    def square(self) -> np.ndarray:
+        """The square distances of outputs from the reference, [n, q]."""
+        return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """The curves as named arrays, for a figure; what is not known is left out."""
+        arrays = {
+            "lengths": self.streamed.lengths,
+            "square": self.square,
+            "effective_tokens": self.streamed.effective_tokens,
+        }
+        if self.expected_square is not None and self.expected_tokens is not None:
+            arrays["expected_square"] = self.expected_square
+            arrays["expected_tokens"] = self.expected_tokens
+        return arrays
+
+    def as_json(self) -> dict[str, object]:
+        """All of it as nested lists, for JSON."""
+        expected = {
+            "expected_square": self.expected_square,
+            "expected_tokens": self.expected_tokens,
+        }
+        return {
+            **self.streamed.as_json(),
+            "reference": self.reference.tolist(),
+            "square": self.square.tolist(),
+            **{name: None if x is None else x.tolist() for name, x in expected.items()},
+        }

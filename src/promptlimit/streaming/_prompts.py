@@ -241,6 +241,11 @@ def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:
     return np.concatenate([rows, np.zeros((capacity - len(rows), rows.shape[1]), rows.dtype)])
 
 
+def stored_length(path: Path) -> int:
+    """Return how many tokens a .npy file holds, without reading them."""
+    return len(_mapped(path))
+
+
 def _mapped(path: Path) -> np.ndarray:
     """Return the array in a .npy file, without reading it."""
     try:

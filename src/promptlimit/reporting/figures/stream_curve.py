@@ -1,0 +1,39 @@
+"""One prompt as it grows: its distance from the limit and its effective tokens, as expected."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from promptlimit.reporting._theme import FAINT, INK, LIMIT
+
+
+def draw(data: Mapping[str, np.ndarray]) -> Figure:
+    """Return the figure; a query a line, and what was to be expected when it is in the data."""
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    known = "expected_square" in data
+    _panel(left, data, "square", known)
+    left.set_title("squared distance from the limit" if known else "squared distance from the end")
+    _panel(right, data, "tokens", known)
+    right.set_title("effective tokens, $1/S_2$")
+    right.legend(loc="upper left")
+    return figure
+
+
+def _panel(axis: Axes, data: Mapping[str, np.ndarray], name: str, known: bool) -> None:
+    lengths = data["lengths"]
+    values = data["square"] if name == "square" else data["effective_tokens"]
+    shown = np.where(values > 0, values, np.nan)
+    marker = "o" if len(lengths) == 1 else None
+    for i, line in enumerate(shown.T):
+        label = "this prompt, a query a line" if i == 0 else None
+        axis.plot(lengths, line, color=FAINT, linewidth=1.0, marker=marker, label=label)
+    middle = np.nanmean(shown, axis=1) if np.isfinite(shown).any() else shown[:, 0]
+    axis.plot(lengths, middle, "o", color=INK, markersize=4, label="mean over queries")
+    if known:
+        expected = data[f"expected_{name}"].mean(axis=1)
+        axis.plot(lengths, expected, color=LIMIT, marker=marker, label="exact, over prompts")
+    axis.set(xscale="log", yscale="log")
+    axis.set_xlabel("length $L$ of the prefix")
