@@ -19,7 +19,7 @@ _ENVIRONMENT = {
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
 }
-LIMIT = 90.0
+LIMIT = 150.0
 """Seconds after which a process that has not ended is ended, and the test fails."""
 
 

@@ -116,7 +116,7 @@ def train(
             OUT.print(_table(training))
 
 
-def _trained(plan: Plan, out: Path, *, writes: bool) -> "Training":
+def _trained(plan: Plan, out: Path, *, writes: bool = True) -> "Training":
     from promptlimit.results import (
         ConfigurationError,
         InputFileError,
