@@ -109,6 +109,7 @@ def stream(
             print_json(report.as_json())
         else:
             OUT.print(_table(report))
+            OUT.print(_legend(report))
 
 
 def _numbers(text: str) -> list[float]:
@@ -240,13 +241,16 @@ def _table(report: "StreamReport") -> Table:
             row.append(f"{np.mean(report.expected_tokens[i]):.4g}")
         row += [f"{np.mean(found.max_weight[i]):.3g}", f"{np.mean(found.entropy[i]):.4f}"]
         table.add_row(*row)
-    against = "the limit" if known else "the output on the whole prompt"
-    table.caption = (
-        f"{found.output.shape[1]} queries; distance: root mean square from {against}; the rest: "
-        "means over queries"
-    )
-    table.caption_justify = "left"
     return table
+
+
+def _legend(report: "StreamReport") -> str:
+    against = "the limit" if report.is_limit else "the output on the whole prompt"
+    count = report.streamed.output.shape[1]
+    return (
+        f"distance: root mean square from {against}; the rest: means; over {count} "
+        f"{'query' if count == 1 else 'queries'}"
+    )
 
 
 def _root(squares: "np.ndarray") -> str:

@@ -92,13 +92,13 @@ def stream_report(
         watch=watch,
     )
     if isinstance(problem.prompt, Path):
-        return StreamReport(found, found.output[-1], None, None)
+        return StreamReport(found, found.output[-1], False, None, None)
     law = problem.prompt.measure
     with jax.enable_x64(True):
         limits = [np.asarray(problem.attention(law, query)) for query in problem.queries]
     if not isinstance(law, Gaussian):
-        return StreamReport(found, np.stack(limits), None, None)
-    return StreamReport(found, np.stack(limits), *_expected(problem, law, found))
+        return StreamReport(found, np.stack(limits), True, None, None)
+    return StreamReport(found, np.stack(limits), True, *_expected(problem, law, found))
 
 
 def _expected(

@@ -62,13 +62,15 @@ class StreamReport:
     Attributes:
         streamed: what was read.
         reference: what outputs are held against, [q, output_dim]: the limit, or the output on the
-            whole prompt where the law of the tokens is not known.
+            whole prompt where the law of the tokens is not known...
+        is_limit: ... and which of the two it is.
         expected_square: the exact mean square distance of outputs from the limit, [n, q], and
         expected_tokens: one over the exact mean of $S_2$, [n, q]; None where they are not known.
     """
 
     streamed: StreamedAttention
     reference: np.ndarray
+    is_limit: bool
     expected_square: np.ndarray | None
     expected_tokens: np.ndarray | None
 
@@ -83,6 +85,7 @@ class StreamReport:
             "lengths": self.streamed.lengths,
             "square": self.square,
             "effective_tokens": self.streamed.effective_tokens,
+            "is_limit": np.array(self.is_limit),
         }
         if self.expected_square is not None and self.expected_tokens is not None:
             arrays["expected_square"] = self.expected_square
@@ -98,6 +101,7 @@ class StreamReport:
         return {
             **self.streamed.as_json(),
             "reference": self.reference.tolist(),
+            "is_limit": self.is_limit,
             "square": self.square.tolist(),
             **{name: None if x is None else x.tolist() for name, x in expected.items()},
         }

@@ -51,7 +51,7 @@ class BlockTree:
     @staticmethod
     def unpacked(arrays: Mapping[str, np.ndarray]) -> "BlockTree":
         """Return the tree that `packed` made arrays of."""
-        places = [tuple(place) for place in arrays["places"].tolist()]
+        places = [(level, number) for level, number in arrays["places"].astype(np.int64).tolist()]
         return BlockTree(
             {
                 place: Sums(*(arrays[f"node.{name}"][i] for name in Sums._fields))

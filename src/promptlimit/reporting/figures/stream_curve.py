@@ -15,7 +15,8 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     left, right = figure.subplots(1, 2)
     known = "expected_square" in data
     _panel(left, data, "square", known)
-    left.set_title("squared distance from the limit" if known else "squared distance from the end")
+    against = "limit" if data["is_limit"] else "output on the whole prompt"
+    left.set_title(f"squared distance from the {against}")
     _panel(right, data, "tokens", known)
     right.set_title("effective tokens, $1/S_2$")
     right.legend(loc="upper left")
