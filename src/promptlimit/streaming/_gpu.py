@@ -104,19 +104,17 @@ def _sum_leaf(
     lane = jax.lax.broadcasted_iota(jnp.int32, (_LANES,), 0)
     tilts = [[tilt_ref[q, j] for j in range(dim)] for q in range(together)]
     start = [-level_ref[0, q] for q in range(together)]
+    count = count_ref[0]
     arithmetic = _PLAIN if plain else _INSTRUCTIONS
-    count, stride = count_ref[0], np.int32(_LANES * _AT_ONCE)
-    whole = jax.lax.div(count, stride)
 
-    def body(step: Array, sums: list[list[Array]], *, cut: bool = False) -> list[list[Array]]:
+    def body(step: Array, sums: list[list[Array]]) -> list[list[Array]]:
         sums = list(sums)
-        first = jnp.minimum(step * stride, np.int32(LEAF) - stride)
-        places = [first + np.int32(each * _LANES) for each in range(_AT_ONCE)]
+        places = [(step * _AT_ONCE + each) * _LANES for each in range(_AT_ONCE)]
         fetched = [[token_ref[0, j, pl.ds(at, _LANES)] for j in range(dim)] for at in places]
-        for each, u in enumerate(fetched):
-            outside = lane + (step * stride + np.int32(each * _LANES)) >= count
+        for at, u in zip(places, fetched, strict=True):
+            inside = lane + at < count
             for q in range(together):
-                score = jnp.where(outside, -jnp.inf, start[q]) if cut else start[q]
+                score = jnp.where(inside, start[q], -jnp.inf)
                 for j in range(dim):
                     score = arithmetic.multiply_add(u[j], tilts[q][j], score)
                 sums[q] = _with_token(sums[q], u, score, arithmetic, second=second)
@@ -125,8 +123,7 @@ def _sum_leaf(
     zero = jnp.zeros((_LANES,), jnp.float32)
     width = 3 + dim + (triangle(dim) if second else 0)
     none = [[jnp.full((_LANES,), -jnp.inf, jnp.float32), *[zero] * (width - 1)]] * together
-    sums = jax.lax.fori_loop(np.int32(0), whole, body, none)
-    sums = body(whole, sums, cut=True)  # the last tokens, none of a leaf that is whole
+    sums = jax.lax.fori_loop(0, LEAF // (_LANES * _AT_ONCE), body, none)
     for q in range(together):
         out_ref[0, q, 0] = jnp.max(sums[q][0])
         for k in range(1, width):
@@ -203,15 +200,15 @@ def _draw_leaf(head_ref: Any, out_ref: Any, *, dim: int) -> None:
     lane = jax.lax.broadcasted_iota(jnp.uint32, (_DRAWN_AT_ONCE,), 0)
 
     def body(step: Array, _: Any) -> Any:
-        at = step * np.int32(_DRAWN_AT_ONCE)
+        at = step * _DRAWN_AT_ONCE
         for j in range(0, dim, 2):
-            index = lane + (at + np.int32(j // 2 * LEAF)).astype(jnp.uint32)
+            index = lane + (at + j // 2 * LEAF).astype(jnp.uint32)
             both = box_muller(*threefry(key, (jnp.full(index.shape, number), index)))
             for i, normals in enumerate(both[: dim - j]):
                 out_ref[0, j + i, pl.ds(at, _DRAWN_AT_ONCE)] = normals
         return _
 
-    jax.lax.fori_loop(np.int32(0), np.int32(LEAF // _DRAWN_AT_ONCE), body, np.int32(0))
+    jax.lax.fori_loop(0, LEAF // _DRAWN_AT_ONCE, body, 0)
 
 
 def _compiler(interpret: bool, warps: int = 1) -> dict[str, Any]:
