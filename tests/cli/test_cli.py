@@ -382,6 +382,55 @@ def test_gap_and_length_say_what_is_wrong(here: Here, arguments: list[str], mess
     assert "hint:" in found
 
 
+def test_stream_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
+    arguments = ("stream", "--dim", "2", "--sharpness", "0.4", "--length", "5000")
+    done = here(*arguments, "--queries", "3", "--linear", "--json", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["lengths"] == [10, 32, 100, 316, 1000, 3162, 5000]
+    assert np.shape(result["linear_output"]) == (7, 3, 2)
+    square, expected = (np.array(result[name]) for name in ("square", "expected_square"))
+    assert 0.2 < np.exp(np.mean(np.log(square / expected))) < 2.0
+    assert json.loads((tmp_path / "stream.json").read_text()) == result
+    for extension in ("png", "svg", "pdf"):
+        assert (tmp_path / f"stream.{extension}").stat().st_size > 5_000
+
+
+def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "head.npz", key_query=np.eye(2), value=np.ones((1, 2)), queries=np.eye(2)[:1]
+    )
+    np.save(tmp_path / "tokens.npy", np.array([[1.0, 0.0], [0.0, 2.0]], np.float32))
+    done = here("stream", "head.npz", "--tokens", "tokens.npy", "--lengths", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    weight = np.e / (1.0 + np.e)
+    np.testing.assert_allclose(np.ravel(result["output"]), [1.0, weight + 2.0 * (1.0 - weight)])
+    assert result["expected_square"] is None
+    assert not result["is_limit"]
+    table = here("stream", "head.npz", "--tokens", "tokens.npy")
+    assert "from the output on the whole prompt; the rest: means; over 1 query" in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dim", "2", "--length", "9", "--tokens", "t.npy"], "--length must not be given with"),
+        (["--dim", "2", "--tokens", "none.npy"], "--tokens must be a file, got none.npy"),
+        (["--dim", "2", "--lengths", "a"], "--lengths must be numbers with commas between, got"),
+        (["--dim", "2", "--lengths", "5,4"], "`lengths` must increase, got [5, 4]"),
+        (["--dim", "2", "--length", "1.5"], "`length` must be a whole number from 1 to"),
+        (["--dim", "2", "--every", "0"], "`every` must be positive, got 0.0"),
+        ([], "one of files, --example NAME, or --dim with --sharpness must be given"),
+        (["--dim", "2", "--process", "1"], "--process belongs to --distributed"),
+    ],
+)
+def test_stream_says_what_is_wrong(here: Here, arguments: list[str], message: str) -> None:
+    found = refused(here("stream", *arguments))
+    assert message in found
+    assert "hint:" in found
+
+
 @pytest.mark.slow
 def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: Path) -> None:
     arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")
