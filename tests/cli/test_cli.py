@@ -409,7 +409,7 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     assert result["expected_square"] is None
     assert not result["is_limit"]
     table = here("stream", "head.npz", "--tokens", "tokens.npy")
-    assert "from the output on the whole prompt; the rest: means; over 1 query" in table.stdout
+    assert "RMS distance from the output on the whole prompt; means over 1 query." in table.stdout
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from promptlimit.results import StreamReport
     from promptlimit.streaming import Progress as Streaming
 
-_DEFAULT_LENGTH = 1_000_000
+_DEFAULT_LENGTH = 1e6
 
 
 def stream(
@@ -247,10 +247,7 @@ def _table(report: "StreamReport") -> Table:
 def _legend(report: "StreamReport") -> str:
     against = "the limit" if report.is_limit else "the output on the whole prompt"
     count = report.streamed.output.shape[1]
-    return (
-        f"distance: root mean square from {against}; the rest: means; over {count} "
-        f"{'query' if count == 1 else 'queries'}"
-    )
+    return f"RMS distance from {against}; means over {count} quer{'y' if count == 1 else 'ies'}."
 
 
 def _root(squares: "np.ndarray") -> str:
