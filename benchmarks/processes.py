@@ -1,6 +1,6 @@
 """What do twice the devices cost when they do twice the work?
 
-Weak scaling of simulated gaps and of training over two processes, and over two devices that one
+Weak scaling of simulated gaps, training and streams over two processes, and over two devices that one
 process makes of the CPU, with a core for each. Prints a small table; nothing is asserted. Run on an
 otherwise idle machine with at least two cores.
 """
@@ -19,13 +19,14 @@ LENGTH = 200
 SEEDS = 8
 STEPS = 6000
 WARM = 1000
+TOKENS = 2**24
 
 LAYOUTS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 devices": (1, 2)}
 """Processes, and devices in each."""
 
 
 def work(number: int, processes: int, devices: int, address: str) -> None:
-    """Time both kinds of work in one of the processes; the first prints the seconds."""
+    """Time all kinds of work in one of the processes; the first prints the seconds."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:devices] if processes == 1 else {cores[number % len(cores)]})
     import jax  # noqa: PLC0415  # it counts the cores when it starts
@@ -37,7 +38,8 @@ def work(number: int, processes: int, devices: int, address: str) -> None:
     if processes > 1:
         join(address, processes, number)
     with pl.spread():
-        found = {"gaps": gap_seconds(crew().size), "training": training_seconds(crew().size)}
+        kinds = {"gaps": gap_seconds, "training": training_seconds, "stream": stream_seconds}
+        found = {name: seconds(crew().size) for name, seconds in kinds.items()}
     if number == 0:
         print("\n" + json.dumps(found))
 
@@ -86,6 +88,24 @@ def training_seconds(size: int) -> float:
     return 1000 * (ended - started) / (last - first)
 
 
+def stream_seconds(size: int) -> float:
+    """Return the shortest time for so many times the tokens, after one run to compile."""
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    import promptlimit as pl  # noqa: PLC0415
+
+    normal = pl.Gaussian(np.zeros(4), np.eye(4))
+    head = pl.SoftmaxAttention(0.4 * np.eye(4), np.eye(4))
+    prompt = pl.Generated(normal, TOKENS * size, key=jax.random.key(0))
+    seconds = []
+    for _ in range(1 + REPEATS):
+        started = time.perf_counter()
+        pl.stream(head, prompt, np.ones((4, 4)), covariance=False)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
 def measured(processes: int, devices: int) -> dict[str, float]:
     """Return the seconds of one layout."""
     with socket.socket() as listener:
@@ -107,8 +127,10 @@ def main() -> None:
     """Print the table; layouts take turns, and medians are compared."""
     turns = [{name: measured(*layout) for name, layout in LAYOUTS.items()} for _ in range(TURNS)]
     print(f"gaps: {PROMPTS} prompts of {LENGTH} tokens a device; training: 1,000 steps of {SEEDS}")
-    print(f"seeds a device at L = {LENGTH}; medians of {TURNS} turns, ratios to one process")
-    for what in ("gaps", "training"):
+    print(
+        f"seeds a device at L = {LENGTH}; stream: {TOKENS} tokens a device; medians of {TURNS} turns, ratios to one process"
+    )
+    for what in ("gaps", "training", "stream"):
         for name in LAYOUTS:
             seconds = sorted(turn[name][what] for turn in turns)[TURNS // 2]
             ratios = sorted(turn[name][what] / turn["1 process"][what] for turn in turns)
