@@ -1,7 +1,7 @@
 """What do twice the devices cost when they do twice the work?
 
-Weak scaling of simulated gaps, training and streams over two processes, and over two devices that one
-process makes of the CPU, with a core for each. Prints a small table; nothing is asserted. Run on an
+Weak scaling of simulated gaps, of training and of streams over two processes, and over two devices
+that one process makes of the CPU, with a core for each. Prints a small table; nothing is asserted. Run on an
 otherwise idle machine with at least two cores.
 """
 
@@ -127,9 +127,8 @@ def main() -> None:
     """Print the table; layouts take turns, and medians are compared."""
     turns = [{name: measured(*layout) for name, layout in LAYOUTS.items()} for _ in range(TURNS)]
     print(f"gaps: {PROMPTS} prompts of {LENGTH} tokens a device; training: 1,000 steps of {SEEDS}")
-    print(
-        f"seeds a device at L = {LENGTH}; stream: {TOKENS} tokens a device; medians of {TURNS} turns, ratios to one process"
-    )
+    print(f"seeds a device at L = {LENGTH}; stream: {TOKENS} tokens a device")
+    print(f"medians of {TURNS} turns, ratios to one process")
     for what in ("gaps", "training", "stream"):
         for name in LAYOUTS:
             seconds = sorted(turn[name][what] for turn in turns)[TURNS // 2]

@@ -169,11 +169,7 @@ class _Held(AbstractPrompt):
         _require_finite(tokens[:1], 0)
         self.source = GivenTokens(jnp.asarray(tokens[0], self.dtype))
         ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
-        self.description = {
-            "shape": list(tokens.shape),
-            "dtype": str(tokens.dtype),
-            "ends": hashlib.sha256(np.ascontiguousarray(ends).tobytes()).hexdigest(),
-        }
+        self.description = {"shape": list(tokens.shape), **_fingerprint(ends)}
 
     def reach(self, start: int, stop: int) -> int:
         del start
@@ -198,7 +194,7 @@ class _Arriving(AbstractPrompt):
         _require_finite(first[:1], 0)
         self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
         self.source = GivenTokens(jnp.asarray(first[0], self.dtype))
-        self.description = {"blocks of dim": self.dim, "dtype": str(self.dtype)}
+        self.description = {"first block": list(first.shape), **_fingerprint(first)}
         self._keep(first)
 
     def _keep(self, block: np.ndarray) -> None:
@@ -239,6 +235,12 @@ def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:
     if len(rows) == capacity:
         return rows
     return np.concatenate([rows, np.zeros((capacity - len(rows), rows.shape[1]), rows.dtype)])
+
+
+def _fingerprint(tokens: np.ndarray) -> dict[str, object]:
+    """Return what tells some tokens from others."""
+    digest = hashlib.sha256(np.ascontiguousarray(tokens).tobytes()).hexdigest()
+    return {"dtype": str(tokens.dtype), "digest": digest}
 
 
 def stored_length(path: Path) -> int:
