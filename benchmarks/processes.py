@@ -1,8 +1,8 @@
 """What do twice the devices cost when they do twice the work?
 
 Weak scaling of simulated gaps, of training and of streams over two processes, and over two devices
-that one process makes of the CPU, with a core for each. Prints a small table; nothing is asserted. Run on an
-otherwise idle machine with at least two cores.
+that one process makes of the CPU, with a core for each. Prints a small table; nothing is asserted.
+Run on an otherwise idle machine with at least two cores.
 """
 
 import json
