@@ -171,7 +171,7 @@ def test_lengths_an_iterable_never_reaches_are_told_and_lose_nothing() -> None:
 
 def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
     tokens = _tokens(2 * 131072)
-    one = pl.stream(_head(), iter([tokens]), QUERIES, chunk=1)
+    one = pl.stream(_head(), iter([tokens[:0], tokens, tokens[:0]]), QUERIES, chunk=1)
     assert _same_bits(one, pl.stream(_head(), tokens, QUERIES))
 
 
@@ -184,6 +184,7 @@ def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
         ({"prompt": np.ones(5)}, r"`prompt` must hold tokens, one a row, got .* shape \[5\]"),
         ({"prompt": np.array([["a"] * 3])}, "`prompt` must hold real numbers, got dtype"),
         ({"prompt": iter([])}, "`prompt` must hold at least one block of tokens, got none"),
+        ({"prompt": iter([np.ones((0, 3))])}, "`prompt` must hold at least one block of tokens"),
         ({"prompt": 3}, "`prompt` must be a `Generated`, an array .* got int"),
         ({"prompt": [np.ones((5, 3)), np.ones((5, 2))]}, r"blocks \[n, 3\], got one of shape"),
         ({"lengths": [5, 5]}, r"`lengths` must increase, got \[5, 5\]. Sort them"),

@@ -46,7 +46,8 @@ def stream(
         linear: whether to read the same tokens by linear attention as well.
         chunk: blocks that a device does at a time; a matter of speed and memory alone.
         folder: where the sums so far are kept; a stream that was killed goes on from there. Blocks
-            from an iterable must then come again from the first one.
+            from an iterable must then come again from the first one. Prompts are known by their
+            first tokens, 4096 of them; those in memory or in a file by their last ones, too.
         every: seconds between two times of saving.
         watch: a function that is told how far things are.
 
