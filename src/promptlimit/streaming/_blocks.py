@@ -21,7 +21,7 @@ class Task(eqx.Module):
         leaves: how many leaves a block has, a power of two; another number gives other bits.
         blocks: how many blocks a device does at a time; changes no bit.
         second: whether second moments are wanted.
-        bounded: whether no exponential can overflow five standard deviations below its scores.
+        bounded: whether scores less five standard deviations do as exponents in single precision.
         platform: what the devices are.
     """
 
@@ -80,19 +80,33 @@ def on_kernels(task: Task) -> bool:
 
 
 def is_bounded(source: TokenSource, tilts: np.ndarray) -> bool:
-    r"""Return whether $e^{2(s-5|t|)}$ cannot overflow, as $s\le R|t|$, R the largest norm."""
+    r"""Return whether $e^{2(s-5|t|)}$ does not overflow, nor vanish at a leaf's largest score.
+
+    Scores of normal tokens are at most $R|t|$, R the largest norm. That the largest of 4096 is
+    below $2|t|$ has a probability of $10^{-40}$.
+    """
     largest = float(np.sqrt(np.max(np.sum(tilts.astype(np.float64) ** 2, axis=1))))
-    return largest == 0.0 or 2 * (source.largest_norm - 5) * largest < 80
+    return largest == 0.0 or 2 * max(source.largest_norm - 5, 5 - 2) * largest < 80
 
 
 def _level(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
     """Return what to take from the scores so that no exponential, nor its square, overflows.
 
-    Five standard deviations of a drawn score where that is enough, or the largest score.
+    Five standard deviations of a drawn score where that is enough, or the largest score: always of
+    the leaf that the prompt ends in, whose tokens may be few and all of low scores.
     """
-    if task.bounded:
-        norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
-        return jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
+    if not task.bounded:
+        return _largest_scores(task, columns, counts)
+    norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
+    level = jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
+    cut = (counts > 0) & (counts < LEAF)
+    last = jnp.argmax(cut)
+    there = (jax.lax.dynamic_index_in_dim(x, last) for x in (columns, counts))
+    return jnp.where(cut[:, None], _largest_scores(task, *there), level)
+
+
+def _largest_scores(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
+    """Return the largest score in each leaf, 0 in those without tokens."""
     exact = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("qd,sdn->sqn", task.tilts, columns, precision=exact)
     inside = jnp.arange(LEAF, dtype=jnp.int32)[None] < counts[:, None]
