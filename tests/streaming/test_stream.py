@@ -215,6 +215,14 @@ def test_tokens_that_are_no_numbers_are_named_by_place(bad: float) -> None:
         pl.stream(_head(), tokens, QUERIES)
 
 
+def test_tokens_whose_scores_are_all_too_low_for_their_precision_are_named() -> None:
+    tokens = np.zeros((200_000, 1), np.float32)
+    tokens[131072:] = -1e30
+    head = pl.SoftmaxAttention([[1e10]], [[1.0]])
+    with pytest.raises(ValueError, match="finite scores, got others among tokens 131072 to 199999"):
+        pl.stream(head, tokens, [[1.0]])
+
+
 def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "two.npz", a=np.ones((3, 3)))
     np.save(tmp_path / "objects.npy", np.array([None, 1], dtype=object), allow_pickle=True)
