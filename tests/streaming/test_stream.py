@@ -54,6 +54,22 @@ def test_a_stream_is_attention_on_the_tokens_in_memory(dtype: type, tolerance: f
             assert np.abs(got - value).max() <= tolerance * max(scale, 1e-300), (name, length)
 
 
+def test_tokens_far_from_the_first_one_keep_their_digits_in_single_precision() -> None:
+    tokens = _tokens(10_000).astype(np.float32)
+    tokens[0] += 3000.0  # an outlier, like the token that texts begin with
+    tokens[5000:] -= np.float32(1000.0)
+    head, queries = _head(), 1e-3 * QUERIES
+    found = pl.stream(head, tokens, queries, [4000])
+    matrices = np.asarray(head.key_query), np.asarray(head.value)
+    for i, length in enumerate(found.lengths):
+        expected = plain_attention(*matrices, tokens[:length].astype(np.float64), queries)
+        for name in ("mean", "log_sum_exp", "participation"):
+            np.testing.assert_allclose(getattr(found, name)[i], expected[name], rtol=1e-5)
+        scale = np.abs(expected["cov"]).max()
+        assert found.cov is not None
+        assert np.abs(found.cov[i] - expected["cov"]).max() < 1e-4 * scale
+
+
 def test_linear_attention_is_its_own_output() -> None:
     tokens = _tokens(10_000)
     found = pl.stream(_head("linear"), tokens, QUERIES)

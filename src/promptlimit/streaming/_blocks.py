@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int32
 from promptlimit.streaming._gpu import leaf_sums_on_gpu, tilts_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums
 from promptlimit.streaming._sources import Part, TokenSource
-from promptlimit.streaming._sums import Sums, merged_leaves, triangle
+from promptlimit.streaming._sums import Sums, merged_leaves, moved, triangle
 
 
 class Task(eqx.Module):
@@ -55,22 +55,35 @@ def block_sums(task: Task, part: Part) -> Sums:
 
 def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> Sums:
     """Return the sums over the leaves of a block, [leaves, ...]."""
+    points = task.source.points(part, first, counts)
     if task.platform == "cpu":
 
-        def one(given: tuple[Array, Array]) -> Sums:
-            leaf, count = given
-            tokens = task.source.tokens(part, leaf, 1)[0]
+        def one(given: tuple[Array, Array, Array | None]) -> Sums:
+            leaf, count, point = given
+            tokens = _near(task.source.tokens(part, leaf, 1), point)[0]
             return leaf_sums(tokens, task.tilts, count, second=task.second)
 
         numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
-        return jax.lax.map(one, (numbers, counts))
-    if on_kernels(task):
+        sums = jax.lax.map(one, (numbers, counts, points))
+    elif on_kernels(task):
         columns = task.source.columns(part, first, task.leaves)
+        if points is not None:
+            columns = columns - points[:, :, None]
         level = _level(task, columns, counts)
-        return leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
-    tokens = task.source.tokens(part, first, task.leaves)
-    several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
-    return several(tokens, counts)
+        sums = leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
+    else:
+        tokens = task.source.tokens(part, first, task.leaves)
+        if points is not None:
+            tokens = tokens - points[:, None]
+        several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
+        sums = several(tokens, counts)
+    if points is None:
+        return sums
+    return moved(sums, points.astype(jnp.float64) - task.source.start[None], task.tilts)
+
+
+def _near(tokens: Array, point: Array | None) -> Array:
+    return tokens if point is None else tokens - point[None, None]
 
 
 def on_kernels(task: Task) -> bool:

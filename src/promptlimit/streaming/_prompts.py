@@ -181,7 +181,7 @@ class _Held(AbstractPrompt):
         self.dtype = _precision(tokens.dtype)
         self.matrix, self.shift = np.eye(self.dim), tokens[0].astype(np.float64)
         _require_finite(tokens[:1], 0)
-        self.source = GivenTokens(jnp.asarray(tokens[0], self.dtype))
+        self.source = GivenTokens(jnp.asarray(tokens[0], jnp.float64))
         ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
         self.description = {
             "shape": list(tokens.shape),
@@ -211,7 +211,7 @@ class _Arriving(AbstractPrompt):
         self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
         _require_finite(first[:1], 0)
         self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
-        self.source = GivenTokens(jnp.asarray(first[0], self.dtype))
+        self.source = GivenTokens(jnp.asarray(first[0], jnp.float64))
         self._keep(first)
         start = self.part(0, self.reach(0, LEAF), LEAF)
         self.description = {
