@@ -157,6 +157,13 @@ def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasur
         assert (np.abs(found.mean[0, i] - limit) < 5 * spread + 1e-6).all()
 
 
+def test_drawn_tokens_far_from_zero_keep_their_digits() -> None:
+    far = pl.Gaussian(np.full(3, 1000.0), np.eye(3))
+    prompt = pl.Generated(pl.Mixture([0.5, 0.5], [far, far]), 100_000, key=jax.random.key(0))
+    found = pl.stream(_head(), prompt, 1e-3 * QUERIES)
+    np.testing.assert_allclose(np.asarray(found.cov)[0, 0], np.eye(3), atol=0.03)
+
+
 def test_generated_tokens_depend_on_key_and_place_alone() -> None:
     law = pl.Gaussian(np.zeros(DIM), np.eye(DIM))
 

@@ -141,6 +141,19 @@ class SampledTokens(TokenSource):
     measure: AbstractMeasure
     key: PRNGKeyArray
 
+    @property
+    def start(self) -> Float[Array, " dim"]:
+        """Return zero."""
+        return jnp.zeros(self.measure.dim, jnp.float64)
+
+    def points(
+        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+    ) -> Float[Array, "leaves dim"]:
+        """Return the mean of the measure, for each leaf."""
+        del part, first
+        mean = self.measure.mean.astype(jnp.float32)
+        return jnp.broadcast_to(mean, (counts.size, mean.size))
+
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
