@@ -465,3 +465,24 @@ def test_flow_refuses_bad_options_in_one_sentence(
     here: Here, arguments: tuple[str, ...], error: str
 ) -> None:
     assert error in refused(here("flow", *arguments))
+
+
+def test_a_stream_of_a_file_leaves_a_report_and_figures(here: Here, tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).standard_normal((200, 2)))
+    done = here("stream", "--tokens", "tokens.npy", "--dim", "2", "--queries", "2", "--out", "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "from the output on the whole prompt" in " ".join(done.stdout.split())
+    report = json.loads((tmp_path / "out" / "stream.json").read_text())
+    assert report["lengths"] == [10, 32, 100, 200]
+    assert report["square"][-1] == [0.0, 0.0]
+    assert (tmp_path / "out" / "stream.svg").is_file()
+
+
+def test_queries_too_sharp_for_exact_theory_are_streamed_all_the_same(here: Here) -> None:
+    given = ("--dim", "1", "--length", "100", "--queries", "1", "--sharpness", "1e6", "--json")
+    done = here("stream", *given)
+    assert done.returncode == 0
+    assert "There is no exact theory to compare with: `tilt` must" in " ".join(done.stderr.split())
+    report = json.loads(done.stdout)
+    assert report["expected_square"] is None
+    assert report["max_weight"][-1] == [1.0]

@@ -167,11 +167,12 @@ def test_collective_sums_are_those_of_arithmetic() -> None:
 
 
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:
-    well, refused, lone = run(
+    well, refused, lone, many = run(
         [
             command("doctor", "--devices", 4, "--json"),
             command("gap", "--dim", 1, "--devices", "few"),
             command("gap", "--dim", 1, "--process", 1),
+            command("doctor", "--devices", 5000),
         ],
         folder=tmp_path,
     )
@@ -184,3 +185,4 @@ def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> 
         "error: --devices must be a whole number from 1, or all, got 'few'\nhint: --devices all\n"
     )
     assert lone.err == "error: --process belongs to --distributed\nhint: add --distributed\n"
+    assert many.err.startswith("error: --devices must be at most 2048 in a process, got 5000\n")

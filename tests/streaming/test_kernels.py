@@ -91,6 +91,24 @@ def test_a_block_on_a_gpu_sums_as_one_on_a_cpu(
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize(("size", "valid"), [(13.0, 1), (40.0, LEAF)])
+def test_no_weight_is_lost_below_what_single_precision_holds(
+    size: float, valid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((_blocks, "leaf_sums_on_gpu"), (_sources, "normals_on_gpu")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), interpret=True))
+    found = []
+    with jax.enable_x64(True):
+        tilts = jnp.full((1, 1), size, jnp.float32)
+        part = Part(jnp.uint32(0), jnp.int32(valid), None)
+        for platform in ("cpu", "gpu"):
+            source = StandardNormals((jnp.uint32(1), jnp.uint32(2)), 1, platform)
+            task = Task(source, tilts, 2, 1, False, is_bounded(source, np.asarray(tilts)), platform)
+            found.append(jax.jit(lambda part, task=task: block_sums(task, part))(part))
+    for name, one, other in zip(Sums._fields, *found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, err_msg=name)
+
+
 def test_the_kernels_are_such_as_the_compiler_for_gpus_takes() -> None:
     def shape(*axes: int, dtype: type = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(axes, dtype)

@@ -12,6 +12,7 @@ import promptlimit as pl
 from parallel.processes import run_and_kill, script
 from promptlimit.results import InputFileError, RunBusyError, StreamedAttention, locked
 from promptlimit.streaming import Progress
+from promptlimit.streaming._prompts import as_prompt
 
 BLOCK = 131072
 LENGTHS = [1000, 5 * BLOCK + 17]
@@ -100,17 +101,33 @@ def test_blocks_that_come_again_are_not_read_twice(
     assert _same_bits(found, fresh)
 
 
-def test_other_blocks_are_not_taken_for_the_first_ones(
+def test_another_prompt_of_the_same_first_token_is_never_taken_for_the_first_one(
     unfinished: Path, blocks: list[np.ndarray]
 ) -> None:
-    folder, others = unfinished.parents[1], [-block for block in blocks]
-    done, fresh = _blocks(folder, blocks), _blocks(None, others)
-    found = _blocks(folder, others)
-    assert isinstance(found, StreamedAttention)
-    assert isinstance(fresh, StreamedAttention)
-    assert isinstance(done, StreamedAttention)
-    assert _same_bits(found, fresh)
-    assert not _same_bits(found, done)
+    folder = unfinished.parents[1]
+    others = [blocks[0][:1], blocks[1]]
+    fresh = _blocks(None, others)
+    _blocks(folder, blocks)
+    for _ in range(2):  # beside a finished stream, and then as a finished one itself
+        found = _blocks(folder, others)
+        assert isinstance(found, StreamedAttention)
+        assert isinstance(fresh, StreamedAttention)
+        assert _same_bits(found, fresh)
+
+
+def test_blocks_that_end_before_the_checkpoint_are_refused(
+    unfinished: Path, blocks: list[np.ndarray]
+) -> None:
+    with pytest.raises(ValueError, match=r"to go on at token 131072, but it ended after 100000"):
+        _blocks(unfinished.parents[1], blocks[:1])
+
+
+def test_blocks_skipped_on_the_way_to_the_checkpoint_are_not_kept() -> None:
+    with jax.enable_x64(True):
+        prompt = as_prompt((np.ones((1000, 2)) for _ in range(100)), "cpu", 1)
+    assert prompt.reach(90_000, 95_000) == 95_000
+    (kept,) = (each for each in vars(prompt).values() if isinstance(each, list))
+    assert sum(map(len, kept)) == 5000
 
 
 @pytest.mark.parametrize("damage", ["text", "shape", "nan", "count"])

@@ -82,3 +82,14 @@ def test_four_processes_share_a_file_of_tokens(tmp_path: Path) -> None:
     assert alone.code == 0, alone.err
     assert first == alone
     assert others == [Ended(0, "", "")] * 3
+
+
+@pytest.mark.slow
+def test_processes_that_draw_different_prompts_are_refused(tmp_path: Path) -> None:
+    one, other = several(2, "stream", "--dim", 1, "--length", 1000, "--queries", 1)
+    first, second = run([one, [*other, "--seed", "1"]], folder=tmp_path)
+    assert (first.code, first.out) == (1, "")
+    assert (second.code, second.out) == (1, "")
+    assert "must be the same in all processes, but process 1 has others" in " ".join(
+        second.err.split()
+    )

@@ -54,6 +54,22 @@ def test_a_stream_is_attention_on_the_tokens_in_memory(dtype: type, tolerance: f
             assert np.abs(got - value).max() <= tolerance * max(scale, 1e-300), (name, length)
 
 
+def test_tokens_far_from_the_first_one_keep_their_digits_in_single_precision() -> None:
+    tokens = _tokens(10_000).astype(np.float32)
+    tokens[0] += 3000.0  # an outlier, like the token that texts begin with
+    tokens[5000:] -= np.float32(1000.0)
+    head, queries = _head(), 1e-3 * QUERIES
+    found = pl.stream(head, tokens, queries, [4000])
+    matrices = np.asarray(head.key_query), np.asarray(head.value)
+    for i, length in enumerate(found.lengths):
+        expected = plain_attention(*matrices, tokens[:length].astype(np.float64), queries)
+        for name in ("mean", "log_sum_exp", "participation"):
+            np.testing.assert_allclose(getattr(found, name)[i], expected[name], rtol=1e-5)
+        scale = np.abs(expected["cov"]).max()
+        assert found.cov is not None
+        assert np.abs(found.cov[i] - expected["cov"]).max() < 1e-4 * scale
+
+
 def test_linear_attention_is_its_own_output() -> None:
     tokens = _tokens(10_000)
     found = pl.stream(_head("linear"), tokens, QUERIES)
@@ -141,6 +157,13 @@ def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasur
         assert (np.abs(found.mean[0, i] - limit) < 5 * spread + 1e-6).all()
 
 
+def test_drawn_tokens_far_from_zero_keep_their_digits() -> None:
+    far = pl.Gaussian(np.full(3, 1000.0), np.eye(3))
+    prompt = pl.Generated(pl.Mixture([0.5, 0.5], [far, far]), 100_000, key=jax.random.key(0))
+    found = pl.stream(_head(), prompt, 1e-3 * QUERIES)
+    np.testing.assert_allclose(np.asarray(found.cov)[0, 0], np.eye(3), atol=0.03)
+
+
 def test_generated_tokens_depend_on_key_and_place_alone() -> None:
     law = pl.Gaussian(np.zeros(DIM), np.eye(DIM))
 
@@ -171,7 +194,7 @@ def test_lengths_an_iterable_never_reaches_are_told_and_lose_nothing() -> None:
 
 def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
     tokens = _tokens(2 * 131072)
-    one = pl.stream(_head(), iter([tokens]), QUERIES, chunk=1)
+    one = pl.stream(_head(), iter([tokens[:0], tokens, tokens[:0]]), QUERIES, chunk=1)
     assert _same_bits(one, pl.stream(_head(), tokens, QUERIES))
 
 
@@ -184,6 +207,7 @@ def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
         ({"prompt": np.ones(5)}, r"`prompt` must hold tokens, one a row, got .* shape \[5\]"),
         ({"prompt": np.array([["a"] * 3])}, "`prompt` must hold real numbers, got dtype"),
         ({"prompt": iter([])}, "`prompt` must hold at least one block of tokens, got none"),
+        ({"prompt": iter([np.ones((0, 3))])}, "`prompt` must hold at least one block of tokens"),
         ({"prompt": 3}, "`prompt` must be a `Generated`, an array .* got int"),
         ({"prompt": [np.ones((5, 3)), np.ones((5, 2))]}, r"blocks \[n, 3\], got one of shape"),
         ({"lengths": [5, 5]}, r"`lengths` must increase, got \[5, 5\]. Sort them"),
@@ -212,6 +236,14 @@ def test_tokens_that_are_no_numbers_are_named_by_place(bad: float) -> None:
     tokens[200_000, 1] = bad
     with pytest.raises(ValueError, match="finite scores, got others among tokens 131072 to 262143"):
         pl.stream(_head(), tokens, QUERIES)
+
+
+def test_tokens_whose_scores_are_all_too_low_for_their_precision_are_named() -> None:
+    tokens = np.zeros((200_000, 1), np.float32)
+    tokens[131072:] = -1e30
+    head = pl.SoftmaxAttention([[1e10]], [[1.0]])
+    with pytest.raises(ValueError, match="finite scores, got others among tokens 131072 to 199999"):
+        pl.stream(head, tokens, [[1.0]])
 
 
 def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:

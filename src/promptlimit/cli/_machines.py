@@ -39,6 +39,9 @@ ProcessOption = Annotated[
     ),
 ]
 
+_MOST_DEVICES = 2048
+"""As many as jax can number in one process."""
+
 
 class Machines(NamedTuple):
     """What a command runs on.
@@ -86,6 +89,11 @@ def _count(asked: Machines) -> int | None:
         raise CommandError(
             f"--devices must be a whole number from 1, or all, got '{asked.devices}'",
             "--devices all",
+        )
+    if int(asked.devices) > _MOST_DEVICES:
+        raise CommandError(
+            f"--devices must be at most {_MOST_DEVICES} in a process, got {asked.devices}",
+            "--devices all takes what there is",
         )
     return int(asked.devices)
 

@@ -162,8 +162,8 @@ def _report(
     from promptlimit.experiments import stream_report
     from promptlimit.results import ConfigurationError, InputFileError, RunBusyError
 
-    wanted = _two_a_decade(problem) if lengths is None else lengths
     try:
+        wanted = _two_a_decade(problem) if lengths is None else lengths
         with warnings_as_notes(), _shown() as watch:
             return stream_report(
                 problem,

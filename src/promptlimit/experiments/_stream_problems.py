@@ -1,5 +1,6 @@
 """A stream from the command line: one head, its queries, and tokens to draw or to read."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +104,13 @@ def stream_report(
 
 def _expected(
     problem: StreamProblem, law: Gaussian, found: StreamedAttention
-) -> tuple[np.ndarray, np.ndarray]:
-    lengths = found.lengths.astype(np.float64)
-    exact = [prompt_moments(problem.attention, law, query, lengths) for query in problem.queries]
+) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    """Return mean square distances and effective tokens; of too sharp queries nothing is known."""
+    lengths, head = found.lengths.astype(np.float64), problem.attention
+    try:
+        exact = [prompt_moments(head, law, query, lengths) for query in problem.queries]
+    except ValueError as refusal:  # the stream is done: keep it
+        warnings.warn(f"There is no exact theory to compare with: {refusal}", stacklevel=3)
+        return None, None
     squares, tokens = [each.mse for each in exact], [each.effective_tokens for each in exact]
     return np.stack(squares, axis=1), np.stack(tokens, axis=1)

@@ -57,6 +57,8 @@ def peers_needed(when: str) -> Iterator[None]:
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as problem:
+        if jax.process_count() == 1:
+            raise
         _Fate.reported = True
         leave_at_exit(1)
         raise PeerLostError(lost(when, problem)) from problem

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int32
 from promptlimit.streaming._gpu import leaf_sums_on_gpu, tilts_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums
 from promptlimit.streaming._sources import Part, TokenSource
-from promptlimit.streaming._sums import Sums, merged_leaves, triangle
+from promptlimit.streaming._sums import Sums, merged_leaves, moved, triangle
 
 
 class Task(eqx.Module):
@@ -21,7 +21,7 @@ class Task(eqx.Module):
         leaves: how many leaves a block has, a power of two; another number gives other bits.
         blocks: how many blocks a device does at a time; changes no bit.
         second: whether second moments are wanted.
-        bounded: whether no exponential can overflow five standard deviations below its scores.
+        bounded: whether scores less five standard deviations do as exponents in single precision.
         platform: what the devices are.
     """
 
@@ -55,22 +55,35 @@ def block_sums(task: Task, part: Part) -> Sums:
 
 def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> Sums:
     """Return the sums over the leaves of a block, [leaves, ...]."""
+    points = task.source.points(part, first, counts)
     if task.platform == "cpu":
 
-        def one(given: tuple[Array, Array]) -> Sums:
-            leaf, count = given
-            tokens = task.source.tokens(part, leaf, 1)[0]
+        def one(given: tuple[Array, Array, Array | None]) -> Sums:
+            leaf, count, point = given
+            tokens = _near(task.source.tokens(part, leaf, 1), point)[0]
             return leaf_sums(tokens, task.tilts, count, second=task.second)
 
         numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
-        return jax.lax.map(one, (numbers, counts))
-    if on_kernels(task):
+        sums = jax.lax.map(one, (numbers, counts, points))
+    elif on_kernels(task):
         columns = task.source.columns(part, first, task.leaves)
+        if points is not None:
+            columns = columns - points[:, :, None]
         level = _level(task, columns, counts)
-        return leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
-    tokens = task.source.tokens(part, first, task.leaves)
-    several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
-    return several(tokens, counts)
+        sums = leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
+    else:
+        tokens = task.source.tokens(part, first, task.leaves)
+        if points is not None:
+            tokens = tokens - points[:, None]
+        several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
+        sums = several(tokens, counts)
+    if points is None:
+        return sums
+    return moved(sums, points.astype(jnp.float64) - task.source.start[None], task.tilts)
+
+
+def _near(tokens: Array, point: Array | None) -> Array:
+    return tokens if point is None else tokens - point[None, None]
 
 
 def on_kernels(task: Task) -> bool:
@@ -80,19 +93,33 @@ def on_kernels(task: Task) -> bool:
 
 
 def is_bounded(source: TokenSource, tilts: np.ndarray) -> bool:
-    r"""Return whether $e^{2(s-5|t|)}$ cannot overflow, as $s\le R|t|$, R the largest norm."""
+    r"""Return whether $e^{2(s-5|t|)}$ does not overflow, nor vanish at a leaf's largest score.
+
+    Scores of normal tokens are at most $R|t|$, R the largest norm. That the largest of 4096 is
+    below $2|t|$ has a probability of $10^{-40}$.
+    """
     largest = float(np.sqrt(np.max(np.sum(tilts.astype(np.float64) ** 2, axis=1))))
-    return largest == 0.0 or 2 * (source.largest_norm - 5) * largest < 80
+    return largest == 0.0 or 2 * max(source.largest_norm - 5, 5 - 2) * largest < 80
 
 
 def _level(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
     """Return what to take from the scores so that no exponential, nor its square, overflows.
 
-    Five standard deviations of a drawn score where that is enough, or the largest score.
+    Five standard deviations of a drawn score where that is enough, or the largest score: always of
+    the leaf that the prompt ends in, whose tokens may be few and all of low scores.
     """
-    if task.bounded:
-        norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
-        return jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
+    if not task.bounded:
+        return _largest_scores(task, columns, counts)
+    norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
+    level = jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
+    cut = (counts > 0) & (counts < LEAF)
+    last = jnp.argmax(cut)
+    there = (jax.lax.dynamic_index_in_dim(x, last) for x in (columns, counts))
+    return jnp.where(cut[:, None], _largest_scores(task, *there), level)
+
+
+def _largest_scores(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
+    """Return the largest score in each leaf, 0 in those without tokens."""
     exact = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("qd,sdn->sqn", task.tilts, columns, precision=exact)
     inside = jnp.arange(LEAF, dtype=jnp.int32)[None] < counts[:, None]

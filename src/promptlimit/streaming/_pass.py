@@ -164,7 +164,7 @@ def _on_devices(
 
     def found() -> list[list[Sums]]:
         sums = Sums(*wait())
-        finite = [np.isfinite(x).all(axis=tuple(range(2, x.ndim))) for x in sums[1:]]
+        finite = [np.isfinite(x).all(axis=tuple(range(2, x.ndim))) for x in sums]
         well = np.logical_and.reduce(finite)
         rows = []
         for device, count in enumerate(valid):

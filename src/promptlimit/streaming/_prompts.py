@@ -3,7 +3,9 @@
 import abc
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterable, Iterator
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._configuration import described
-from promptlimit._inputs import Number
+from promptlimit._inputs import Number, require_random_key
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF
@@ -54,12 +56,24 @@ class Generated:
     def __init__(self, measure: AbstractMeasure, length: Number, *, key: PRNGKeyArray):
         object.__setattr__(self, "measure", require_measure("measure", measure))
         object.__setattr__(self, "length", require_length("length", length))
-        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "key", _require_one_key(key))
+
+
+def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
+    """Return a random key, a typed one for one of the older kind, or refuse none and several."""
+    require_random_key(key)
+    if key is None:
+        raise ValueError("`key` must be a random key, got None. Pass jax.random.key(0).")
+    typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+    if typed.shape:
+        raise ValueError(f"`key` must be one random key, got {list(typed.shape)} of them.")
+    return typed
 
 
 def require_length(name: str, length: Number) -> int:
     """Return a number of tokens as an integer, or say why it is none."""
-    number = float(length)
+    real = isinstance(length, Real | np.ndarray | jax.Array) and np.ndim(length) == 0
+    number = float(length) if real else math.nan
     if not (number.is_integer() and 1 <= number <= LONGEST):
         raise ValueError(
             f"`{name}` must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts "
@@ -167,7 +181,7 @@ class _Held(AbstractPrompt):
         self.dtype = _precision(tokens.dtype)
         self.matrix, self.shift = np.eye(self.dim), tokens[0].astype(np.float64)
         _require_finite(tokens[:1], 0)
-        self.source = GivenTokens(jnp.asarray(tokens[0], self.dtype))
+        self.source = GivenTokens(jnp.asarray(tokens[0], jnp.float64))
         ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
         self.description = {"shape": list(tokens.shape), **_fingerprint(ends)}
 
@@ -186,24 +200,24 @@ class _Arriving(AbstractPrompt):
     def __init__(self, blocks: Iterator[Any]):
         self._blocks, self._start, self._stop = blocks, 0, 0
         self._kept: list[np.ndarray] = []
-        first = next(blocks, None)
+        first = next((rows for rows in map(np.asarray, blocks) if rows.shape[:1] != (0,)), None)
         if first is None:
             raise ValueError("`prompt` must hold at least one block of tokens, got none.")
-        first = _readable("prompt", np.asarray(first))
+        _readable("prompt", first)
         self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
         _require_finite(first[:1], 0)
         self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
-        self.source = GivenTokens(jnp.asarray(first[0], self.dtype))
-        self.description = {"first block": list(first.shape), **_fingerprint(first)}
+        self.source = GivenTokens(jnp.asarray(first[0], jnp.float64))
         self._keep(first)
+        start = self.part(0, self.reach(0, LEAF), LEAF)
+        self.description = {"blocks from": int(start.valid), **_fingerprint(start.tokens)}
 
     def _keep(self, block: np.ndarray) -> None:
         self._kept.append(block.astype(self.dtype))
         self._stop += len(block)
 
     def reach(self, start: int, stop: int) -> int:
-        while self._kept and self._start + len(self._kept[0]) <= start:
-            self._start += len(self._kept.pop(0))
+        self._drop(start)
         while self._stop < stop:
             block = next(self._blocks, None)
             if block is None:
@@ -215,7 +229,18 @@ class _Arriving(AbstractPrompt):
                     f"{list(rows.shape)} after {self._stop} tokens."
                 )
             self._keep(_readable("prompt", rows) if len(rows) else rows)
+            self._drop(start)
+        if self._stop < start:
+            raise ValueError(
+                f"`prompt` must come again from its first token to go on at token {start}, but it "
+                f"ended after {self._stop}. Pass the same blocks again, or choose another folder."
+            )
         return min(stop, self._stop)
+
+    def _drop(self, start: int) -> None:
+        """Forget blocks that end before `start`."""
+        while self._kept and self._start + len(self._kept[0]) <= start:
+            self._start += len(self._kept.pop(0))
 
     def part(self, start: int, valid: int, capacity: int) -> Part:
         rows, at = [], self._start

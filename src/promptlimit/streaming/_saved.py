@@ -96,7 +96,7 @@ class Saver:
             fits = all([np.shape(x) for x in each] == shapes for each in sums)
             fits = fits and all(np.isfinite(x).all() for each in sums for x in each)
             fits = fits and sum(1 << level for level, _ in state.tree.nodes) == state.blocks
-        except (KeyError, ValueError, IndexError, TypeError, OverflowError) as found:
+        except (KeyError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as found:
             fits, problem = False, found
         if not fits:
             raise InputFileError(

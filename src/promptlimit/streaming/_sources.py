@@ -40,6 +40,22 @@ class TokenSource(eqx.Module):
         """No token made here has a larger one."""
         return math.inf
 
+    @property
+    def start(self) -> Float[Array, " dim"]:
+        """What is zero in the sums of a source that has points, in double precision."""
+        raise NotImplementedError
+
+    def points(
+        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+    ) -> Float[Array, "leaves dim"] | None:
+        """Return a point near the tokens of each leaf; None when they are near zero.
+
+        Far from where they are seen from, single precision would lose the digits that covariances
+        are made of.
+        """
+        del part, first, counts
+        return None
+
     @abc.abstractmethod
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
@@ -54,21 +70,32 @@ class TokenSource(eqx.Module):
 
 
 class GivenTokens(TokenSource):
-    r"""Tokens that come with the part, seen from $b$, near them: $u=z-b$.
-
-    Far from the origin second moments would lose the digits that the covariance is made of.
-    """
+    r"""Tokens that come with the part, $z$; in double precision the sums are over $u=z-b$."""
 
     origin: Float[Array, " dim"]
+
+    @property
+    def start(self) -> Float[Array, " dim"]:
+        """Return $b$."""
+        return self.origin.astype(jnp.float64)
 
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
-        """Return the tokens $z-b$."""
+        """Return the tokens $z$."""
         dim = self.origin.size
         start = (first * LEAF, jnp.zeros_like(first))
         rows = jax.lax.dynamic_slice(part.tokens, start, (leaves * LEAF, dim))
-        return (rows - self.origin[None, :]).reshape(leaves, LEAF, dim)
+        return rows.reshape(leaves, LEAF, dim)
+
+    def points(
+        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+    ) -> Float[Array, "leaves dim"]:
+        """Return the middle one of three tokens, coordinate by coordinate: no outlier decides."""
+        start = (first + jnp.arange(counts.size, dtype=jnp.int32)) * LEAF
+        last = jnp.maximum(counts - 1, 0)
+        a, b, c = (part.tokens[start + at] for at in (0, last // 2, last))
+        return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
 
 
 class StandardNormals(TokenSource):
@@ -113,6 +140,19 @@ class SampledTokens(TokenSource):
 
     measure: AbstractMeasure
     key: PRNGKeyArray
+
+    @property
+    def start(self) -> Float[Array, " dim"]:
+        """Return zero."""
+        return jnp.zeros(self.measure.dim, jnp.float64)
+
+    def points(
+        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+    ) -> Float[Array, "leaves dim"]:
+        """Return the mean of the measure, for each leaf."""
+        del part, first
+        mean = self.measure.mean.astype(jnp.float32)
+        return jnp.broadcast_to(mean, (counts.size, mean.size))
 
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.results import StreamedAttention
+from promptlimit.parallel import agreed, crew
+from promptlimit.results import StreamedAttention, run_name
 from promptlimit.streaming._pass import Progress, all_sums
 from promptlimit.streaming._readings import streamed_attention
-from promptlimit.streaming._request import checked_request
+from promptlimit.streaming._request import StreamRequest, checked_request
 from promptlimit.streaming._saved import Saver
 
 
@@ -46,7 +48,8 @@ def stream(
         linear: whether to read the same tokens by linear attention as well.
         chunk: blocks that a device does at a time; a matter of speed and memory alone.
         folder: where the sums so far are kept; a stream that was killed goes on from there. Blocks
-            from an iterable must then come again from the first one, by which they are known.
+            from an iterable must then come again from the first one. Prompts are known by their
+            first tokens, 4096 of them; those in memory or in a file by their last ones, too.
         every: seconds between two times of saving.
         watch: a function that is told how far things are.
 
@@ -67,7 +70,24 @@ def stream(
             linear=linear,
             chunk=chunk,
         )
+        _require_one_for_all(request)
         saver = Saver(folder, request, every)
         with saver.held():
             found = all_sums(request, saver, watch)
     return streamed_attention(request, found)
+
+
+def _require_one_for_all(request: StreamRequest) -> None:
+    """Refuse processes that were given different prompts or asked different things.
+
+    Queries may differ in their last bits, where hosts differ.
+    """
+    if crew().hosts == 1:
+        return
+    asked = {name: value for name, value in request.config().items() if name != "queries"}
+    own = np.frombuffer(run_name(asked).encode(), np.uint8)
+    if not np.array_equal(agreed(own), own):
+        raise ValueError(
+            "`prompt`, and what is asked of it, must be the same in all processes, but process "
+            f"{crew().process} has others than process 0. Give all the same options and tokens."
+        )

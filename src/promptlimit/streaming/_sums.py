@@ -63,6 +63,19 @@ def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
         return xp.exp(xp.where(top == new, 0.0, top - new))
 
 
+def moved(sums: Sums, by: Array, tilts: Array) -> Sums:
+    """Return the sums over leaves whose tokens all lie further by a vector, [leaves, dim]."""
+    step = by[:, None]
+    first = sums.first + sums.mass[..., None] * step
+    second = sums.second
+    if second.shape[-1]:
+        rows, columns = np.triu_indices(by.shape[1])
+        second = second + sums.first[..., rows] * step[..., columns]
+        second = second + step[..., rows] * first[..., columns]
+    top = sums.top + jnp.sum(tilts.astype(jnp.float64)[None] * step, axis=-1)
+    return Sums(top, sums.mass, sums.square, first, second)
+
+
 def merged_leaves(leaves: Sums) -> Sums:
     """Return the sums over the leaves of a block, along the first axis, a power of two.
 

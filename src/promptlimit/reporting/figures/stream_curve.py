@@ -31,7 +31,8 @@ def _panel(axis: Axes, data: Mapping[str, np.ndarray], name: str, known: bool) -
     for i, line in enumerate(shown.T):
         label = "this prompt, a query a line" if i == 0 else None
         axis.plot(lengths, line, color=FAINT, linewidth=1.0, marker=marker, label=label)
-    middle = np.nanmean(shown, axis=1) if np.isfinite(shown).any() else shown[:, 0]
+    middle = values.mean(axis=1)
+    middle = np.where(middle > 0, middle, np.nan)
     axis.plot(lengths, middle, "o", color=INK, markersize=4, label="mean over queries")
     if known:
         expected = data[f"expected_{name}"].mean(axis=1)
