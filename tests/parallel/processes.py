@@ -19,6 +19,9 @@ _ENVIRONMENT = {
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
 }
+LOST = r"Another process of this run was lost while .*Start the same command on all processes again"
+"""What every survivor says."""
+
 LIMIT = 150.0
 """Seconds after which a process that has not ended is ended, and the test fails."""
 

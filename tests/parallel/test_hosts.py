@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parallel.processes import Ended, command, free_port, run, run_and_kill, script, several
+from parallel.processes import LOST, Ended, command, free_port, run, run_and_kill, script, several
 from promptlimit.parallel import join
 
 GAP = ("gap", "--dim", 1, "--lengths", "4,30", "--samples", 600, "--json")
@@ -13,7 +13,6 @@ TRAIN = (
     *("train", "--lengths", 4, "--seeds", 4, "--kernels", "linear", "--dim", 1, "--batch", 8),
     *("--steps", 30_000, "--every", 1000, "--rate", 0.005, "--json", "--out"),
 )
-LOST = r"Another process of this run was lost while .*Start the same command on all processes again"
 
 COMPUTING = """
 import os, signal, sys, time, numpy as np

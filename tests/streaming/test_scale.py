@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.processes import Ended, command, run, run_and_kill, script, several
+from parallel.processes import LOST, Ended, command, run, run_and_kill, script, several
 
 DEVICES = """
 import hashlib, json, sys, jax
@@ -34,7 +34,6 @@ for devices in (1, 2, 4, 8):
 json.dump(found, sys.stdout)
 """
 LONG = ("stream", "--dim", 1, "--length", 60_000_000, "--queries", 1, "--every", 0.05, "--json")
-LOST = r"Another process of this run was lost while .*Start the same command on all processes again"
 
 
 @pytest.mark.slow

@@ -7,13 +7,13 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-def write_figure(name: str, data: "dict[str, np.ndarray]", out: Path) -> list[Path]:
-    """Draw the figure of that name from its arrays and write it under `out`; return the files."""
+def write_figure(name: str, data: "dict[str, np.ndarray]", stem: Path) -> list[Path]:
+    """Draw the figure of that name from its arrays; return the files, `stem` with each ending."""
     from promptlimit.reporting import FORMATS, draw, render
     from promptlimit.results import write_bytes
 
     figure = draw(name, data)
-    paths = [out / "figures" / f"{name}.{extension}" for extension in FORMATS]
+    paths = [stem.with_name(f"{stem.name}.{extension}") for extension in FORMATS]
     for path, extension in zip(paths, FORMATS, strict=True):
         write_bytes(path, render(figure, extension))
     return paths

@@ -99,7 +99,7 @@ def flow(
         from promptlimit.results import write_json
 
         write_json(out / "flow.json", report)
-        write_figure("flow", _curves(finite, limit), out)
+        write_figure("flow", _curves(finite, limit), out / "figures" / "flow")
     if as_json:
         print_json(report)
     else:

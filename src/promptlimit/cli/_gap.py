@@ -18,12 +18,14 @@ from promptlimit.cli._console import (
     warnings_as_notes,
     working,
 )
+from promptlimit.cli._drawing import write_figure
 from promptlimit.cli._gap_input import (
     DimOption,
     FilesArgument,
     SharpnessOption,
     WrtOption,
     gap_problem,
+    listed_lengths,
 )
 from promptlimit.cli._machines import (
     CoordinatorOption,
@@ -100,25 +102,17 @@ def gap(
 
 
 def _lengths(text: str) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise CommandError(
-            f"--lengths must be numbers with commas between, got '{text}'", "--lengths 10,100,1e6"
-        ) from None
+    numbers = listed_lengths(text)
     if any(later <= earlier for earlier, later in pairwise(numbers)):
         raise CommandError(f"--lengths must increase, got {text}", "sort them, each once")
     return numbers
 
 
 def _write(report: "GapReport", out: Path) -> None:
-    from promptlimit.reporting import FORMATS, draw, render
-    from promptlimit.results import write_bytes, write_json
+    from promptlimit.results import write_json
 
     write_json(out / "gap.json", report.as_json())
-    figure = draw("gap_curve", report.as_arrays())
-    for extension in FORMATS:
-        write_bytes(out / f"gap.{extension}", render(figure, extension))
+    write_figure("gap_curve", report.as_arrays(), out / "gap")
 
 
 def _print(report: "GapReport") -> None:

@@ -46,6 +46,16 @@ WrtOption = Annotated[
 _STANDARD_SHARPNESS = 0.5
 
 
+def listed_lengths(text: str) -> list[float]:
+    """Return the numbers that --lengths lists."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise CommandError(
+            f"--lengths must be numbers with commas between, got '{text}'", "--lengths 10,100,1e6"
+        ) from None
+
+
 def gap_problem(
     command: str,
     files: Sequence[str],

@@ -239,10 +239,14 @@ def _write(out: Path, atlases: "dict[str, HeadAtlas]", curve: "HeadReplacement |
         write_bytes(folder / "atlas.csv", result.as_csv().encode())
         export_maps(result, folder / "maps.safetensors")
         for figure in _FIGURES:
-            drawn[f"{name}/{figure}"] = write_figure(figure, result.as_arrays(), folder)
+            drawn[f"{name}/{figure}"] = write_figure(
+                figure, result.as_arrays(), folder / "figures" / figure
+            )
     if curve is not None:
         write_json(out / "replacement.json", curve.as_json())
-        drawn["heads_replacement"] = write_figure("heads_replacement", curve.as_arrays(), out)
+        drawn["heads_replacement"] = write_figure(
+            "heads_replacement", curve.as_arrays(), out / "figures" / "heads_replacement"
+        )
     drawings = {
         name: path.read_bytes()
         for name, paths in drawn.items()

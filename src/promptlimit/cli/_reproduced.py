@@ -69,7 +69,8 @@ def figure_item(recipe: "FigureRecipe", setting: "Setting", out: Path) -> Item:
         words = {key: getattr(recipe, key) for key in told}
         write_json(about, {**words, **_about(recipe.name, setting, name, began)})
         data = _read_arrays(arrays)
-    return Item(name, fresh, [*write_figure(recipe.name, data, out), arrays, about], None)
+    drawn = write_figure(recipe.name, data, out / "figures" / recipe.name)
+    return Item(name, fresh, [*drawn, arrays, about], None)
 
 
 def write_provenance(

@@ -21,7 +21,14 @@ from promptlimit.cli._console import (
     use_double_precision,
     warnings_as_notes,
 )
-from promptlimit.cli._gap_input import DimOption, FilesArgument, SharpnessOption, gap_problem
+from promptlimit.cli._drawing import write_figure
+from promptlimit.cli._gap_input import (
+    DimOption,
+    FilesArgument,
+    SharpnessOption,
+    gap_problem,
+    listed_lengths,
+)
 from promptlimit.cli._machines import (
     CoordinatorOption,
     DevicesOption,
@@ -93,7 +100,7 @@ def stream(
     """
     if tokens is not None and length is not None:
         raise CommandError("--length must not be given with --tokens", "the file has its length")
-    numbers = None if lengths is None else _numbers(lengths)
+    numbers = None if lengths is None else listed_lengths(lengths)
     if out is not None:
         require_folder(out)
     asked = Machines(devices, distributed, coordinator, processes, process)
@@ -110,15 +117,6 @@ def stream(
         else:
             OUT.print(_table(report))
             OUT.print(_legend(report))
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise CommandError(
-            f"--lengths must be numbers with commas between, got '{text}'", "--lengths 10,100,1e6"
-        ) from None
 
 
 def _problem(
@@ -215,13 +213,10 @@ def _shown() -> "Iterator[Callable[[Streaming], None] | None]":
 
 
 def _write(report: "StreamReport", out: Path) -> None:
-    from promptlimit.reporting import FORMATS, draw, render
-    from promptlimit.results import write_bytes, write_json
+    from promptlimit.results import write_json
 
     write_json(out / "stream.json", report.as_json())
-    figure = draw("stream_curve", report.as_arrays())
-    for extension in FORMATS:
-        write_bytes(out / f"stream.{extension}", render(figure, extension))
+    write_figure("stream_curve", report.as_arrays(), out / "stream")
 
 
 def _table(report: "StreamReport") -> Table:

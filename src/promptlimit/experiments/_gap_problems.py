@@ -27,7 +27,7 @@ from promptlimit.results import GapCurve, GapExponent, GapReport, RateFit
 LONGEST_SIMULATED = 10_000
 """Prompts longer than this are not simulated for a report."""
 
-_QUERY_NAMES = {"query", "queries", "query_mean", "query_cov"}
+QUERY_NAMES = {"query", "queries", "query_mean", "query_cov"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def gap_problem_from_arrays(given: Arrays) -> GapProblem:
         given: parameters and prompt as for `problem_from_arrays`, and the queries: `query`, or
             `queries` one a row, or `query_cov` and optionally `query_mean` for Gaussian ones.
     """
-    shaped = known_arrays(given, _QUERY_NAMES)
+    shaped = known_arrays(given, QUERY_NAMES)
     with jax.enable_x64(True):
         attention = attention_from(shaped)
         measure = prompt_from(shaped, attention.token_dim)

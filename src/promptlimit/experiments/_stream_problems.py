@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from promptlimit.attention import Factored, SoftmaxAttention
-from promptlimit.experiments._gap_problems import GapProblem, queries_from
+from promptlimit.experiments._gap_problems import QUERY_NAMES, GapProblem, queries_from
 from promptlimit.experiments._problems import Arrays, attention_from, known_arrays
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import AbstractMeasure, Gaussian
@@ -55,7 +55,7 @@ def stored_stream_problem(
     if isinstance(problem, GapProblem):
         attention, law = problem.attention, problem.queries
     else:
-        shaped = known_arrays(problem, {"query", "queries", "query_mean", "query_cov"})
+        shaped = known_arrays(problem, QUERY_NAMES)
         with jax.enable_x64(True):
             attention = attention_from(shaped)
             law = queries_from(shaped, attention.query_dim)

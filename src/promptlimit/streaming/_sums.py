@@ -38,16 +38,10 @@ class Sums(NamedTuple):
     second: Any
 
 
-def merged(a: Sums, b: Sums, xp: ModuleType = np) -> Sums:
-    """Return the sums over the tokens of both parts; no tokens change nothing, not even a bit.
-
-    Args:
-        a: sums over the earlier tokens.
-        b: sums over the later ones.
-        xp: the module that computes, numpy or jax.numpy.
-    """
-    top = xp.maximum(a.top, b.top)
-    one, two = _scale(a.top, top, xp), _scale(b.top, top, xp)
+def merged(a: Sums, b: Sums) -> Sums:
+    """Return the sums over the tokens of both parts, in NumPy; no tokens change no bit."""
+    top = np.maximum(a.top, b.top)
+    one, two = _scale(a.top, top, np), _scale(b.top, top, np)
     return Sums(
         top,
         a.mass * one + b.mass * two,
