@@ -1,11 +1,50 @@
 """Every test runs with annotations checked, promotion strict and warnings as errors."""
 
-from collections.abc import Iterator
+import functools
+import inspect
+import itertools
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
-install_import_hook("promptlimit", "beartype.beartype")
+EVERY_CALL = "CHECK_EVERY_CALL" in os.environ
+"""Whether each call is checked, as `make test-long` wants it."""
+
+_FIRST = 100
+"""Calls of a function whose annotations are checked; of later ones, each so many-th.
+
+Inner loops call small functions a million times; checking each of those calls doubles the time of
+the whole test suite and finds nothing that the first ones do not.
+"""
+
+
+def _sampled(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the decorator of jaxtyping's import hook, made to check some calls of a function."""
+
+    def decorate(fn: Any = None, *, typechecker: Any) -> Any:
+        if fn is None:
+            return functools.partial(decorate, typechecker=typechecker)
+        if EVERY_CALL or not inspect.isfunction(fn):
+            return jaxtyped(fn, typechecker=typechecker)
+        calls = itertools.count(1)
+        checked = functools.cache(lambda: jaxtyped(fn, typechecker=typechecker))
+
+        @functools.wraps(fn)
+        def some_calls_checked(*args: Any, **kwargs: Any) -> Any:
+            number = next(calls)
+            this_one = number <= _FIRST or number % _FIRST == 0
+            return (checked() if this_one else fn)(*args, **kwargs)
+
+        return some_calls_checked
+
+    return decorate
+
+
+jaxtyping.jaxtyped = _sampled(jaxtyping.jaxtyped)
+jaxtyping.install_import_hook("promptlimit", "beartype.beartype")
 
 import jax  # noqa: E402  # the hook must be in place before anything imports promptlimit
 import pytest  # noqa: E402
@@ -14,8 +53,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 _CACHE = Path(__file__).parent / ".pytest_cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 @pytest.fixture
