@@ -184,6 +184,19 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in run("--debug", "limit", "absent.npz").stderr
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "promptlimit.cli", "gap", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "200"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    letter = "τ" if encoding == "utf-8" else "?"
+    assert f"{letter} of the standard case (0.5)." in done.stdout.decode(encoding)
+
+
 def test_doctor_finds_everything_well() -> None:
     done = run("doctor", "--json")
     assert done.returncode == 0, done.stdout
