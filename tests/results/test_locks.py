@@ -67,8 +67,8 @@ def test_the_lock_ends_with_what_was_done_under_it_even_by_an_error(
 ) -> None:
     locks = []
 
-    def kept(path: Path, **options: bool) -> FileLock:
-        locks.append(FileLock(path, **options))
+    def kept(path: Path, *, fallback_to_soft: bool) -> FileLock:
+        locks.append(FileLock(path, fallback_to_soft=fallback_to_soft))
         return locks[-1]
 
     monkeypatch.setattr(_checkpoints, "FileLock", kept)  # a lock that is let go of is released too
