@@ -1,6 +1,7 @@
 """The package's names: lazy, listed once, and typed."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -57,3 +58,65 @@ def test_every_dependency_has_a_lower_bound() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     assert all(">=" in requirement for group in groups for requirement in group)
+
+
+ONE_SYSTEM = {
+    *("curses", "fcntl", "grp", "nis", "posix", "pty", "pwd", "resource", "spwd", "syslog"),
+    *("termios", "tty", "msvcrt", "nt", "winreg", "winsound", "_winapi"),
+}
+"""Modules of the standard library that not every system has."""
+
+ONE_SYSTEM_NAMES = {
+    *(
+        "chown",
+        "fork",
+        "forkpty",
+        "getegid",
+        "geteuid",
+        "getgid",
+        "getloadavg",
+        "getpgid",
+        "getuid",
+    ),
+    *("killpg", "mkfifo", "posix_spawn", "sched_getaffinity", "sched_setaffinity", "setsid"),
+    *("statvfs", "sysconf", "uname", "wait", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK"),
+    *("SIGALRM", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "alarm", "setitimer"),
+}
+"""Names in `os` and `signal` that not every system has."""
+
+
+def sources() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
+
+
+def top_level_imports(text: str) -> set[str]:
+    """Return what is imported outside of functions, whatever branch it stands in."""
+    found, waiting = set(), list[ast.AST](ast.parse(text).body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.expr):
+            waiting += ast.iter_child_nodes(node)
+    return {name.partition(".")[0] for name in found}
+
+
+def test_no_module_is_imported_that_some_system_lacks() -> None:
+    imports = {path: top_level_imports(text) for path, text in sources().items()}
+    assert {"os", "jax", "filelock"} <= set.union(*imports.values())
+    assert {path: names & ONE_SYSTEM for path, names in imports.items() if names & ONE_SYSTEM} == {}
+
+
+def test_no_name_is_used_unasked_that_some_system_lacks() -> None:
+    for path, text in sources().items():
+        used = set(re.findall(r"\b(?:os|signal)\.(\w+)", text))
+        asked = set(re.findall(r'hasattr\((?:os|signal), "(\w+)"\)', text))
+        assert used & ONE_SYSTEM_NAMES <= asked, path
+
+
+def test_text_is_read_and_written_in_an_encoding_that_is_named() -> None:
+    for path, text in sources().items():
+        calls = re.findall(r"\.(?:read|write)_text\(.*", text)
+        assert all("encoding=" in call for call in calls), path

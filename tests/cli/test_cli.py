@@ -184,6 +184,19 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in run("--debug", "limit", "absent.npz").stderr
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "promptlimit.cli", "gap", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "200"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    letter = "τ" if encoding == "utf-8" else "?"
+    assert f"{letter} of the standard case (0.5)." in done.stdout.decode(encoding)
+
+
 def test_doctor_finds_everything_well() -> None:
     done = run("doctor", "--json")
     assert done.returncode == 0, done.stdout
@@ -207,22 +220,78 @@ def test_doctor_explains_a_device_that_is_not_there(platform: str) -> None:
     assert last["remedy"] == "unset JAX_PLATFORMS, or install the jax build for this device"
 
 
-def test_doctor_names_what_is_missing() -> None:
-    code = """
+def doctored(body: str) -> tuple[int, dict[str, dict[str, object]]]:
+    """Return the exit code and findings of `promptlimit doctor` where the code of `body` ran."""
+    code = f"""
 import importlib.metadata, sys
 real = importlib.metadata.version
+requires = ["jax>=0.1", "numpy>=2", "filelock", "tokenizers>=0.2; extra == 'heads'"]
+versions = {{"promptlimit": "{promptlimit.__version__}", "jaxlib": "2", "filelock": "4"}}
+missing = set()
+{body}
 def version(name):
-    if name == "scipy":
+    if name in missing:
         raise importlib.metadata.PackageNotFoundError(name)
-    return real(name)
-importlib.metadata.version = version
+    return versions.get(name) or real(name)
+def required(name):
+    version(name)
+    return requires
+importlib.metadata.version, importlib.metadata.requires = version, required
+for name in missing - {{"promptlimit"}}:
+    sys.modules[name] = None  # importing it fails
 from promptlimit.cli import main
-sys.argv = ["promptlimit", "doctor"]
+sys.argv = ["promptlimit", "doctor", "--json"]
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "pip install scipy" in done.stdout
+    assert done.stderr == ""
+    return done.returncode, {finding["name"]: finding for finding in json.loads(done.stdout)}
+
+
+def finding(name: str, found: str, remedy: str = "", *, well: bool = True) -> dict[str, object]:
+    return {"name": name, "well": well, "found": found, "remedy": remedy}
+
+
+def test_doctor_names_all_that_is_missing_and_needs_none_of_it_to_say_so() -> None:
+    code, findings = doctored("missing |= {'numpy', 'filelock', 'jax'}")
+    assert code == 1
+    names = ["python", "promptlimit", "jax", "jaxlib", "numpy", "filelock", "tokenizers"]
+    assert list(findings) == names
+    for name in ("numpy", "filelock", "jax"):
+        assert findings[name] == finding(name, "missing", f"pip install {name}", well=False)
+    assert findings["jaxlib"] == finding("jaxlib", "2")
+    assert findings["promptlimit"] == finding("promptlimit", promptlimit.__version__)
+
+
+def test_doctor_finds_nothing_wrong_with_an_extra_that_is_missing() -> None:
+    _, findings = doctored("missing |= {'tokenizers', 'jaxlib'}")
+    remedy = "for promptlimit heads: pip install 'promptlimit[heads]'"
+    assert findings["tokenizers"] == finding("tokenizers", "missing", remedy)
+    assert findings["filelock"] == finding("filelock", "4")
+    assert [name for name in findings if not findings[name]["well"]] == ["jaxlib"]
+
+
+@pytest.mark.parametrize(
+    ("body", "found", "remedy"),
+    [
+        (
+            "versions['promptlimit'] = '0.0.1'",
+            f"{promptlimit.__version__}, installed as 0.0.1",
+            "install it again: what it needs may have changed",
+        ),
+        (
+            "missing.add('promptlimit')",
+            f"{promptlimit.__version__}, not installed",
+            "only jax is looked for: installed, it knows what else it needs",
+        ),
+    ],
+    ids=["another version", "nothing"],
+)
+def test_doctor_tells_a_source_tree_from_what_was_installed(
+    body: str, found: str, remedy: str
+) -> None:
+    _, findings = doctored(f"{body}; missing.add('jaxlib')")
+    assert findings["promptlimit"] == finding("promptlimit", found, remedy)
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ def test_items_come_back_in_the_order_they_were_asked_for(
 ) -> None:
     made = Counted()
     late = Claim(14, "late", "of training", "nowhere", lambda _: [Check("x", 9.0, "<=", 5.0)])
-    monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr("promptlimit.parallel.usable_cores", lambda: 1)
     monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
     items = _workers.made([late, made.claim], Setting(), tmp_path, whole=False)
     results = [item.result for item in items]
@@ -182,7 +182,7 @@ def test_other_processes_get_theory_and_with_more_cores_each_law(
         (2, [["a"]]),
         (4, [["a"], ["x, L = 10"], ["y, L = 10"], ["z, L = 10"]]),
     ):
-        monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _, n=cores: set(range(n)))
+        monkeypatch.setattr("promptlimit.parallel.usable_cores", lambda n=cores: n)
         found = _workers._elsewhere(theory, training)
         assert [[work.label for work in queue] for queue in found] == queues
     assert _workers._elsewhere([], training) == []

@@ -1,12 +1,14 @@
+import ctypes
 import json
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from parallel.processes import LOST, Ended, command, free_port, run, run_and_kill, script, several
-from promptlimit.parallel import join
+from promptlimit.parallel import _hosts, join
 
 GAP = ("gap", "--dim", 1, "--lengths", "4,30", "--samples", 600, "--json")
 TRAIN = (
@@ -109,3 +111,20 @@ def test_what_stops_the_writer_stops_the_others_with_its_words(tmp_path: Path) -
 def test_join_refuses_what_cannot_be(arguments: tuple, words: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         join(*arguments)
+
+
+@pytest.mark.parametrize("problem", [TypeError, OSError, AttributeError])
+def test_a_process_joins_where_the_c_library_is_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, problem: type[Exception]
+) -> None:
+    def unreachable(_: object) -> None:
+        raise problem("bad argument type for built-in operation")
+
+    asked = []
+    monkeypatch.setattr(ctypes, "CDLL", unreachable)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *words, **_: asked.append(words))
+    for name, value in (("handler", None), ("joined", False), ("words", "")):
+        monkeypatch.setattr(_hosts._Fate, name, value)
+    join("here:1", 2, 0)
+    assert asked == [("here:1", 2, 0)]

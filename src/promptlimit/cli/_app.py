@@ -1,5 +1,6 @@
 """The `promptlimit` command and what its subcommands share: errors, exit codes, version."""
 
+import io
 import sys
 from typing import Annotated
 
@@ -64,6 +65,7 @@ def _options(
 
 def main() -> None:
     """Run the command line: exit 0 when well, 1 on an error, 2 on wrong usage."""
+    _let_any_letter_pass()
     try:
         app()
     except CommandError as problem:
@@ -76,3 +78,12 @@ def main() -> None:
             raise
         print_error(str(problem), "promptlimit --debug ... shows where it happened")
         sys.exit(1)
+
+
+def _let_any_letter_pass() -> None:
+    """Let a letter that the encoding of the output lacks be a `?` there, and not an error.
+
+    Python writes files on Windows in an encoding of the country, and few of those know τ.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")

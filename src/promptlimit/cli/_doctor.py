@@ -1,7 +1,6 @@
 """`promptlimit doctor`: what is installed, what computes, and what is missing."""
 
 import contextlib
-import importlib.metadata
 import platform
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from promptlimit._packages import extra_versions, installed_version, package_versions
 from promptlimit.cli._console import OUT, JsonOption, print_json
 from promptlimit.cli._machines import (
     CoordinatorOption,
@@ -19,19 +19,6 @@ from promptlimit.cli._machines import (
     ProcessesOption,
     ProcessOption,
     machines,
-)
-
-_PARTS = (
-    "jax",
-    "jaxlib",
-    "equinox",
-    "diffrax",
-    "jaxtyping",
-    "numpy",
-    "scipy",
-    "matplotlib",
-    "typer",
-    "rich",
 )
 
 
@@ -58,7 +45,7 @@ def doctor(
     Exits 1 when something the library needs does not work.
     """
     asked = Machines(devices, distributed, coordinator, processes, process)
-    findings = [_python(), *map(_part, _PARTS)]
+    findings = [_python(), *_packages(), *_extras()]
     with contextlib.ExitStack() as stack:
         if all(finding.well for finding in findings):
             if devices is not None or distributed:
@@ -79,11 +66,38 @@ def _python() -> Finding:
     return Finding("python", True, f"{platform.python_version()} on {platform.machine()}")
 
 
-def _part(name: str) -> Finding:
-    try:
-        return Finding(name, True, importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(name, False, "missing", f"pip install {name}")
+def _packages() -> list[Finding]:
+    (own, version), *others = package_versions().items()
+    installed, remedy = installed_version(), ""
+    found = str(version)
+    if installed is None:
+        found += ", not installed"
+        remedy = "only jax is looked for: installed, it knows what else it needs"
+    elif installed != version:
+        found += f", installed as {installed}"
+        remedy = "install it again: what it needs may have changed"
+    return [
+        Finding(own, True, found, remedy),
+        *(
+            Finding(name, False, "missing", f"pip install {name}")
+            if there is None
+            else Finding(name, True, there)
+            for name, there in others
+        ),
+    ]
+
+
+def _extras() -> list[Finding]:
+    """Name what extras bring; nothing is wrong where it is missing."""
+    return [
+        Finding(
+            name, True, "missing", f"for promptlimit {extra}: pip install 'promptlimit[{extra}]'"
+        )
+        if there is None
+        else Finding(name, True, there)
+        for extra, packages in extra_versions().items()
+        for name, there in packages.items()
+    ]
 
 
 def _devices() -> Finding:

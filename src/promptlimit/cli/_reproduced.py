@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from promptlimit import __version__
 from promptlimit.cli._console import ERR
 from promptlimit.cli._drawing import write_figure
 
@@ -117,7 +116,7 @@ def _run_facts(setting: "Setting", began: float) -> dict[str, Any]:
     device = jax.devices()[0]
     seconds = time.monotonic() - began
     return {
-        "versions": {**environment(), "promptlimit": __version__},
+        "versions": environment(),
         "device": f"{device.platform}: {device.device_kind}, {os.cpu_count()} CPU cores",
         "setting": setting.as_json(),
         "started": datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds"),

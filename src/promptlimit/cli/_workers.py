@@ -64,7 +64,9 @@ def made(
 
 def _elsewhere(theory: list[_Work], training: list[_Work]) -> list[list[_Work]]:
     """Return what other processes do: theory beside training; with more cores, each law's flows."""
-    cores = len(os.sched_getaffinity(0))
+    from promptlimit.parallel import usable_cores
+
+    cores = usable_cores()
     if cores < 2 or not theory or not training:
         return []
     flows = [work for work in training if work.kind == "part" and work.length]

@@ -142,7 +142,10 @@ def _require_address(coordinator: str | None) -> None:
 
 
 def _speak_before_abort() -> None:
-    """Let the clear sentence be the last one when jax's runtime aborts this process."""
+    """Let the clear sentence be the last one when jax's runtime aborts this process.
+
+    Where Python cannot reach the C library's `signal`, as on Windows, jax has the last word.
+    """
     if _Fate.handler is not None:
         return
 
@@ -157,7 +160,8 @@ def _speak_before_abort() -> None:
         os._exit(1)
 
     _Fate.handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(speak)  # kept: it is called from C
-    ctypes.CDLL(None).signal(signal.SIGABRT, _Fate.handler)
+    with contextlib.suppress(TypeError, OSError, AttributeError):
+        ctypes.CDLL(None).signal(signal.SIGABRT, _Fate.handler)
 
 
 def leave_at_exit(code: int) -> None:

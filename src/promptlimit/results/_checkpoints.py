@@ -1,7 +1,6 @@
 """Unfinished runs: checkpoints written whole, one process at a time, and never another run's."""
 
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -9,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from promptlimit.results._files import InputFileError, write_bytes, write_json
 
@@ -27,21 +27,28 @@ class ConfigurationError(ValueError):
 def locked(path: Path) -> Iterator[None]:
     """Hold the folder of a run; the lock ends with the process, however that ends."""
     path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise RunBusyError(
-                f"{path} must be written by one process at a time, but process {holder} is at "
-                "work there. Wait for it, or choose another folder."
-            ) from None
-        file.seek(0)
-        file.truncate()
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+    # Where there are no such locks, a file that merely exists would outlive a killed process.
+    lock = FileLock(path / "lock", fallback_to_soft=False)
+    holder = path / "lock-holder"  # beside the lock itself, which Windows lets nobody else read
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise RunBusyError(
+            f"{path} must be written by one process at a time, but process {_named(holder)} is at "
+            "work there. Wait for it, or choose another folder."
+        ) from None
+    try:
+        holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
         yield
+    finally:
+        lock.release()
+
+
+def _named(holder: Path) -> str:
+    try:
+        return holder.read_text(encoding="utf-8").strip() or "unknown"
+    except (OSError, ValueError):
+        return "unknown"
 
 
 def require_configuration(path: Path, config: Mapping[str, object]) -> None:

@@ -7,7 +7,6 @@ does not fit its name, its configuration or its checksum is refused.
 """
 
 import hashlib
-import importlib.metadata
 import io
 import json
 import platform
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from promptlimit._packages import package_versions
 from promptlimit.results._files import (
     InputFileError,
     numbers_in_archive,
@@ -24,7 +24,6 @@ from promptlimit.results._files import (
 )
 
 _AGAIN = "Delete that folder and run it again."
-_PARTS = ("promptlimit", "jax", "jaxlib", "equinox", "diffrax", "optax", "numpy", "scipy")
 
 OPAQUE = "without a name"
 """Key of a part of a configuration that has no name to be told from others by."""
@@ -45,13 +44,8 @@ def run_name(config: Configuration) -> str:
 
 def environment() -> dict[str, str]:
     """Return what a result may depend on besides its configuration."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for part in _PARTS:
-        try:
-            found[part] = importlib.metadata.version(part)
-        except importlib.metadata.PackageNotFoundError:
-            found[part] = "missing"
-    return found
+    versions = {name: version or "missing" for name, version in package_versions().items()}
+    return {"python": platform.python_version(), "machine": platform.machine(), **versions}
 
 
 def save_run(folder: Path, config: Configuration, arrays: Mapping[str, np.ndarray]) -> Path:
