@@ -182,11 +182,14 @@ def try_mutant(mutant: Mutant, copies: Copies, timeout: float) -> Outcome:
 def in_parallel(
     work: Callable[[Result], Outcome], things: Sequence[Result], jobs: int
 ) -> Iterator[tuple[Result, Outcome]]:
-    """Yield each thing with its outcome, as they end."""
-    with ThreadPoolExecutor(jobs) as pool:
+    """Yield each thing with its outcome, as they end; whoever stops waits for those under way."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
         waiting = {pool.submit(work, thing): thing for thing in things}
         for done in as_completed(waiting):
             yield waiting[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def unplanted(mutants: Iterable[Mutant], copies: Copies, jobs: int) -> dict[str, float]:
@@ -249,6 +252,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = Copies(root, Path(folder), jobs)
         usual = unplanted(ready, copies, jobs)
+        ready.sort(key=lambda mutant: -sum(usual[test] for test in mutant.tests))
 
         def tried(mutant: Mutant) -> Outcome:
             limit = max(asked.timeout, _SLOWER * sum(usual[test] for test in mutant.tests))
@@ -258,8 +262,8 @@ def main() -> None:
             reversed(range(len(ready))), in_parallel(tried, ready, jobs), strict=True
         ):
             verdicts[mutant] = outcome.verdict
-            words = f"{outcome.verdict:14} {outcome.seconds:5.0f} s  {mutant.file} ({mutant.kind})"
-            print(f"{words}, {left} left", flush=True)
+            words = f"{outcome.verdict:14} {outcome.seconds:5.0f} s, {left:3} left"
+            print(f"{words}  {mutant.file} ({mutant.kind}): {mutant.why}", flush=True)
     report(verdicts)
     sys.exit(any(verdict != SEEN for verdict in verdicts.values()))
 
