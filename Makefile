@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help reproduce example test lint types layers unit test-lowest figures benchmarks clean
+.PHONY: help reproduce example test lint types layers unit mutants test-lowest figures benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ layers: $(STAMP)
 
 unit: $(STAMP) $(HAS_MODEL)
 	$(BIN)/pytest --numprocesses 2
+
+mutants: $(STAMP) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
+	$(BIN)/python tests/mutants.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
 	$(PYTHON) tests/lowest.py
