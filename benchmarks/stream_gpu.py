@@ -17,8 +17,8 @@ import numpy as np
 
 import promptlimit as pl
 from promptlimit.results import StreamedAttention
-from promptlimit.streaming._gpu import normals_on_gpu
 from promptlimit.streaming._leaves import LEAF
+from promptlimit.streaming._sources import Part, StandardNormals
 
 DIM, QUERIES, LEAVES = 8, 16, 4096
 
@@ -66,12 +66,13 @@ def main() -> None:
 
 def _drawing_alone() -> float:
     """Return milliseconds a token."""
-    key = jnp.uint32(1), jnp.uint32(2)
-    draw = jax.jit(lambda first: normals_on_gpu(key, first, LEAVES, DIM))
-    jax.block_until_ready(draw(jnp.uint32(0)))
+    source = StandardNormals((jnp.uint32(1), jnp.uint32(2)), DIM)
+    draw = jax.jit(lambda part: source.columns(part, jnp.int32(0), LEAVES))
+    valid = jnp.int32(LEAVES * LEAF)
+    jax.block_until_ready(draw(Part(jnp.uint32(0), valid, None)))
     start = time.perf_counter()
     for i in range(32):
-        last = draw(jnp.uint32(i * LEAVES))
+        last = draw(Part(jnp.uint32(i * LEAVES), valid, None))
     jax.block_until_ready(last)
     return 1e3 * (time.perf_counter() - start) / (32 * LEAVES * LEAF)
 

@@ -1,4 +1,4 @@
-"""Real processes over loopback: started together, ended with the test whatever happens."""
+"""Real processes over loopback, on CPUs: started together, ended whatever happens."""
 
 import contextlib
 import os
@@ -14,6 +14,7 @@ from typing import NamedTuple
 _CACHE = Path(__file__).parents[2] / ".pytest_cache" / "jax"
 _ENVIRONMENT = {
     **os.environ,
+    "JAX_PLATFORMS": "cpu",  # processes cannot share one GPU, and a CPU counts as many devices
     "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_NUMPY_DTYPE_PROMOTION": "strict",

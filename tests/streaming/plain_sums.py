@@ -1,6 +1,8 @@
-"""The oracle: textbook attention in NumPy, on tokens that are all in memory."""
+"""The oracle: textbook sums and attention in NumPy, on tokens that are all in memory."""
 
 import numpy as np
+
+from promptlimit.streaming._sums import Sums
 
 
 def plain_attention(
@@ -26,3 +28,15 @@ def plain_attention(
         "cov": np.einsum("qn,qnj,qnk->qjk", p, centred, centred),
         "linear_output": tilts @ (tokens.T @ tokens / len(tokens)) @ value.T,
     }
+
+
+def plain_sums(tokens: np.ndarray, tilts: np.ndarray) -> Sums:
+    """Return the sums over some tokens, one a row, as they are defined."""
+    tokens, tilts = tokens.astype(np.float64), tilts.astype(np.float64)
+    scores = tilts @ tokens.T
+    top = scores.max(axis=1)
+    weights = np.exp(scores - top[:, None])
+    square = (weights**2).sum(axis=1)
+    second = np.einsum("qn,nj,nk->qjk", weights, tokens, tokens)
+    rows, columns = np.triu_indices(tokens.shape[1])
+    return Sums(top, weights.sum(axis=1), square, weights @ tokens, second[:, rows, columns])

@@ -1,5 +1,6 @@
 """Streams that are killed, resumed, refused, or done already."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,27 +10,29 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from parallel.processes import run_and_kill, script
+from parallel.processes import run, run_and_kill, script
 from promptlimit.results import InputFileError, RunBusyError, StreamedAttention, locked
 from promptlimit.streaming import Progress
 from promptlimit.streaming._prompts import as_prompt
 
-BLOCK = 131072
-LENGTHS = [1000, 5 * BLOCK + 17]
-STREAM = """
-import sys, jax, numpy as np, promptlimit as pl
+LENGTH = 100 * 131072
+STREAM = f"""
+import json, sys, jax, numpy as np, promptlimit as pl
 head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), 100 * 131072, key=jax.random.key(5))
-pl.stream(head, prompt, [[0.5, 0.5]], [1000, 5 * 131072 + 17], folder=sys.argv[1], every=1e-3)
+prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), {LENGTH}, key=jax.random.key(5))
+folder, seen = (*sys.argv[1:], None)[0], []
+found = pl.stream(head, prompt, [[0.5, 0.5]], [1000, 5 * 131072 + 17], folder=folder, every=1e-3,
+                  watch=seen.append)
+numbers = [x.ravel().tolist() for x in vars(found).values() if isinstance(x, np.ndarray)]
+json.dump({{"seen": [each.tokens for each in seen], "found": numbers}}, sys.stdout)
 """
 
 
-def _stream(folder: Path | None, seen: list[Progress] | None = None) -> StreamedAttention:
-    head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-    law = pl.Gaussian(np.zeros(2), np.eye(2))
-    prompt = pl.Generated(law, 100 * BLOCK, key=jax.random.key(5))
-    watch = None if seen is None else seen.append
-    return pl.stream(head, prompt, [[0.5, 0.5]], LENGTHS, folder=folder, every=1e-3, watch=watch)
+@pytest.fixture(autouse=True)
+def _on_a_cpu() -> Iterator[None]:
+    """Stream where blocks are small, whatever device the tests run on."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
@@ -47,13 +50,13 @@ def test_a_stream_killed_in_the_middle_goes_on_to_the_identical_bits(tmp_path: P
     ((code, _, err),), _ = run_and_kill([script(STREAM, tmp_path)], 0, saved, folder=tmp_path)
     assert code == -9, err
     assert not any(tmp_path.glob("*/done")), "it was over before it was killed"
-    seen: list[Progress] = []
-    found = _stream(tmp_path, seen)
-    assert 0 < seen[0].tokens < 100 * BLOCK
-    assert _same_bits(found, _stream(None))
-    again: list[Progress] = []
-    assert _same_bits(_stream(tmp_path, again), found)
-    assert [each.tokens for each in again] == [100 * BLOCK]  # read from the folder, not streamed
+    (resumed,) = run([script(STREAM, tmp_path)], folder=tmp_path)
+    again, fresh = run([script(STREAM, tmp_path), script(STREAM)], folder=tmp_path)
+    assert [each.code for each in (resumed, again, fresh)] == [0] * 3, resumed.err
+    first, second, whole = (json.loads(each.out) for each in (resumed, again, fresh))
+    assert 0 < first["seen"][0] < LENGTH
+    assert first["found"] == second["found"] == whole["found"]
+    assert second["seen"] == [LENGTH]  # read from the folder, not streamed
 
 
 class _KilledError(Exception):
@@ -124,7 +127,7 @@ def test_blocks_that_end_before_the_checkpoint_are_refused(
 
 def test_blocks_skipped_on_the_way_to_the_checkpoint_are_not_kept() -> None:
     with jax.enable_x64(True):
-        prompt = as_prompt((np.ones((1000, 2)) for _ in range(100)), "cpu", 1)
+        prompt = as_prompt((np.ones((1000, 2)) for _ in range(100)), 1)
     assert prompt.reach(90_000, 95_000) == 95_000
     (kept,) = (each for each in vars(prompt).values() if isinstance(each, list))
     assert sum(map(len, kept)) == 5000

@@ -6,10 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
-from promptlimit.streaming._gpu import leaf_sums_on_gpu, tilts_together
-from promptlimit.streaming._leaves import LEAF, leaf_sums
+from promptlimit.streaming._leaves import LEAF, largest_scores, leaf_sums, sums_of_leaves
 from promptlimit.streaming._sources import Part, TokenSource
 from promptlimit.streaming._sums import Sums, merged_leaves, moved, triangle
+
+_MEMORY = 2**31
+"""Bytes that the arrays of leaves done together may take."""
 
 
 class Task(eqx.Module):
@@ -56,40 +58,56 @@ def block_sums(task: Task, part: Part) -> Sums:
 def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> Sums:
     """Return the sums over the leaves of a block, [leaves, ...]."""
     points = task.source.points(part, first, counts)
-    if task.platform == "cpu":
-
-        def one(given: tuple[Array, Array, Array | None]) -> Sums:
-            leaf, count, point = given
-            tokens = _near(task.source.tokens(part, leaf, 1), point)[0]
-            return leaf_sums(tokens, task.tilts, count, second=task.second)
-
-        numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
-        sums = jax.lax.map(one, (numbers, counts, points))
-    elif on_kernels(task):
-        columns = task.source.columns(part, first, task.leaves)
-        if points is not None:
-            columns = columns - points[:, :, None]
-        level = _level(task, columns, counts)
-        sums = leaf_sums_on_gpu(columns, task.tilts, level, counts, second=task.second)
-    else:
-        tokens = task.source.tokens(part, first, task.leaves)
-        if points is not None:
-            tokens = tokens - points[:, None]
-        several = jax.vmap(lambda u, count: leaf_sums(u, task.tilts, count, second=task.second))
-        sums = several(tokens, counts)
+    over = _one_by_one if task.platform == "cpu" else _in_groups
+    sums = over(task, part, first, counts, points)
     if points is None:
         return sums
-    return moved(sums, points.astype(jnp.float64) - task.source.start[None], task.tilts)
+    sums = moved(sums, points.astype(jnp.float64) - task.source.start[None], task.tilts)
+    # Seen from a point near them any tokens have scores; these ones' own are out of range.
+    too_large = jnp.isfinite(sums.top) & ~jnp.isfinite(sums.top.astype(task.tilts.dtype))
+    return sums._replace(top=jnp.where(too_large, jnp.nan, sums.top))
 
 
-def _near(tokens: Array, point: Array | None) -> Array:
-    return tokens if point is None else tokens - point[None, None]
+def _one_by_one(task: Task, part: Part, first: Array, counts: Array, points: Array | None) -> Sums:
+    """Return the sums over the leaves of a block, as a CPU likes it: what it works on is small."""
+
+    def one(given: tuple[Array, Array, Array | None]) -> Sums:
+        leaf, count, point = given
+        tokens = task.source.tokens(part, leaf, 1)
+        tokens = tokens if point is None else tokens - point[None, None]
+        return leaf_sums(tokens[0], task.tilts, count, second=task.second)
+
+    numbers = first + jnp.arange(task.leaves, dtype=jnp.int32)
+    return jax.lax.map(one, (numbers, counts, points))
 
 
-def on_kernels(task: Task) -> bool:
-    """Return whether the kernels made for NVIDIA's GPUs serve this task."""
-    small = tilts_together(task.tilts.shape[1], second=task.second) > 0
-    return task.platform == "gpu" and task.tilts.dtype == jnp.float32 and small
+def _in_groups(task: Task, part: Part, first: Array, counts: Array, points: Array | None) -> Sums:
+    """Return the sums over the leaves of a block, many at a time, as accelerators like it."""
+    together = leaves_together(task)
+
+    def several(given: tuple[Array, Array, Array | None]) -> Sums:
+        leaf, count, point = given
+        columns = task.source.columns(part, leaf, together)
+        columns = columns if point is None else columns - point[:, :, None]
+        columns = jax.lax.optimization_barrier(columns)  # written once, for all that read them
+        level = _level(task, columns, count)
+        return sums_of_leaves(columns, task.tilts, level, count, second=task.second)
+
+    numbers = first + jnp.arange(0, task.leaves, together, dtype=jnp.int32)
+    groups = jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), (counts, points))
+    found = jax.lax.map(several, (numbers, *groups))
+    return Sums(*(x.reshape(task.leaves, *x.shape[2:]) for x in found))
+
+
+def leaves_together(task: Task) -> int:
+    """Return how many leaves an accelerator does at a time: a power of two, bounded by memory.
+
+    A token is there as it is drawn, in order, and with its products; so are scores and weights.
+    """
+    tilts, dim = task.tilts.shape
+    numbers = 3 * dim + 2 * tilts + (triangle(dim) if task.second else 0)
+    fits = _MEMORY // (LEAF * numbers * task.tilts.dtype.itemsize)
+    return min(task.leaves, 1 << max(0, fits.bit_length() - 1))
 
 
 def is_bounded(source: TokenSource, tilts: np.ndarray) -> bool:
@@ -109,19 +127,9 @@ def _level(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"
     the leaf that the prompt ends in, whose tokens may be few and all of low scores.
     """
     if not task.bounded:
-        return _largest_scores(task, columns, counts)
+        return largest_scores(columns, task.tilts, counts)
     norms = jnp.sqrt(jnp.sum(task.tilts**2, axis=1))
-    level = jnp.broadcast_to(5 * norms[None], (task.leaves, norms.size))
+    level = jnp.broadcast_to(5 * norms[None], (counts.size, norms.size))
     cut = (counts > 0) & (counts < LEAF)
-    last = jnp.argmax(cut)
-    there = (jax.lax.dynamic_index_in_dim(x, last) for x in (columns, counts))
-    return jnp.where(cut[:, None], _largest_scores(task, *there), level)
-
-
-def _largest_scores(task: Task, columns: Array, counts: Array) -> Float[Array, "leaves q"]:
-    """Return the largest score in each leaf, 0 in those without tokens."""
-    exact = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("qd,sdn->sqn", task.tilts, columns, precision=exact)
-    inside = jnp.arange(LEAF, dtype=jnp.int32)[None] < counts[:, None]
-    largest = jnp.max(jnp.where(inside[:, None], scores, -jnp.inf), axis=2)
-    return jnp.where(largest == -jnp.inf, jnp.zeros_like(largest), largest)
+    tokens, count = (jax.lax.dynamic_index_in_dim(x, jnp.argmax(cut)) for x in (columns, counts))
+    return jnp.where(cut[:, None], largest_scores(tokens, task.tilts, count), level)

@@ -112,10 +112,10 @@ class AbstractPrompt(abc.ABC):
         """Return so many tokens from `start` on, with room for `capacity`."""
 
 
-def as_prompt(prompt: Any, platform: str, hosts: int) -> AbstractPrompt:
+def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
     """Return what a user passed as a prompt: generated, an array, a file, or blocks to come."""
     if isinstance(prompt, Generated):
-        return _Drawn(prompt, platform)
+        return _Drawn(prompt)
     if isinstance(prompt, str | Path):
         return _Held(_mapped(Path(prompt)))
     if isinstance(prompt, np.ndarray | jax.Array):
@@ -136,7 +136,7 @@ def as_prompt(prompt: Any, platform: str, hosts: int) -> AbstractPrompt:
 class _Drawn(AbstractPrompt):
     """Tokens that the devices draw themselves."""
 
-    def __init__(self, prompt: Generated, platform: str):
+    def __init__(self, prompt: Generated):
         measure = prompt.measure
         self.dim, self.length, self.dtype = measure.dim, prompt.length, np.dtype(np.float32)
         self.matrix, self.shift = np.eye(self.dim), np.zeros(self.dim)
@@ -145,7 +145,7 @@ class _Drawn(AbstractPrompt):
             self.matrix = _root(np.asarray(measure.covariance, np.float64))
             self.shift = np.asarray(measure.location, np.float64)
             key = jnp.asarray(words[0]), jnp.asarray(words[1])
-            self.source = StandardNormals(key, self.dim, platform)
+            self.source = StandardNormals(key, self.dim)
         else:
             arrays, rest = eqx.partition(measure, eqx.is_inexact_array)
             single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
@@ -256,10 +256,14 @@ def _part(start: int, valid: int, tokens: np.ndarray | None) -> Part:
 
 
 def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:
-    """Return the rows, with zeros after them up to so many."""
+    """Return the rows, and the last one again and again up to so many; zeros after no rows.
+
+    Others might be so far from the last leaf that products of theirs overflow.
+    """
     if len(rows) == capacity:
         return rows
-    return np.concatenate([rows, np.zeros((capacity - len(rows), rows.shape[1]), rows.dtype)])
+    last = rows[-1:] if len(rows) else np.zeros((1, rows.shape[1]), rows.dtype)
+    return np.concatenate([rows, np.broadcast_to(last, (capacity - len(rows), rows.shape[1]))])
 
 
 def _fingerprint(tokens: np.ndarray) -> dict[str, object]:

@@ -18,14 +18,20 @@ from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import AbstractPrompt, Generated, as_prompt, require_length
 from promptlimit.streaming._sums import Sums, no_sums, triangle
 
-_LEAVES = {"cpu": 32}
-_LEAVES_ELSEWHERE = 4096
-"""Leaves of a block: what fills a device, and fits in its memory. Another number, other bits."""
 
-_BLOCKS = {"cpu": 8}
-_BLOCKS_ELSEWHERE = 16
-"""Blocks a device does between two looks from the host; of tokens that it is sent, one.
-Another number, the same bits."""
+def platform_at_work() -> str:
+    """Return what the devices are."""
+    return crew().mesh.devices.flat[0].platform
+
+
+def leaves_of_a_block(platform: str) -> int:
+    """Return what fills a device; another number gives other bits."""
+    return 32 if platform == "cpu" else 4096
+
+
+def most_blocks(platform: str) -> int:
+    """Return how many blocks a device can do at a time: their tokens must be counted."""
+    return 2**31 // (leaves_of_a_block(platform) * LEAF) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +121,8 @@ def checked_request(
             f"{list(asked.shape)}."
         )
     wanted = _increasing(lengths)
-    team = crew()
-    platform = team.mesh.devices.flat[0].platform
-    tokens = as_prompt(prompt, platform, team.hosts)
+    platform = platform_at_work()
+    tokens = as_prompt(prompt, crew().hosts)
     if tokens.dim != attention.token_dim:
         raise ValueError(
             f"`prompt` must have tokens of dimension {attention.token_dim} (what the attention's "
@@ -135,7 +140,7 @@ def checked_request(
     task = Task(
         tokens.source,
         jnp.asarray(tilts),
-        _LEAVES.get(platform, _LEAVES_ELSEWHERE),
+        leaves_of_a_block(platform),
         _chunk(chunk, platform, sent=not isinstance(prompt, Generated)),
         covariance or linear,
         is_bounded(tokens.source, tilts),
@@ -165,9 +170,12 @@ def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
 
 
 def _chunk(chunk: int | None, platform: str, *, sent: bool) -> int:
+    """Return how many blocks a device does between two looks from the host; changes no bit."""
+    if chunk is None and platform == "cpu":
+        return 8
     if chunk is None:
-        return _BLOCKS.get(platform, 1 if sent else _BLOCKS_ELSEWHERE)
-    most = 2**31 // (_LEAVES.get(platform, _LEAVES_ELSEWHERE) * LEAF) - 1
+        return 1 if sent else 16
+    most = most_blocks(platform)
     if not (isinstance(chunk, int) and 1 <= chunk <= most):
         raise ValueError(
             f"`chunk` must be a whole number from 1 to {most}, got {chunk}. It counts blocks."

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32, PRNGKeyArray, UInt32
 
-from promptlimit._normals import normal_pairs
+from promptlimit._normals import box_muller, normal_pairs, threefry
 from promptlimit.measures import AbstractMeasure
-from promptlimit.streaming._gpu import normals_on_gpu
 from promptlimit.streaming._leaves import LEAF
 
 
@@ -21,7 +20,7 @@ class Part(NamedTuple):
     Attributes:
         first: the number in the prompt of its first leaf.
         valid: how many tokens it has, from there on.
-        tokens: the tokens, [n, d], zeros past the valid ones; None when they are generated.
+        tokens: the tokens, [n, d], finite ones past the valid; None when they are generated.
     """
 
     first: Any
@@ -103,7 +102,6 @@ class StandardNormals(TokenSource):
 
     key: tuple[UInt32[Array, ""], UInt32[Array, ""]]
     dim: int = eqx.field(static=True)
-    platform: str = eqx.field(static=True)
 
     @property
     def largest_norm(self) -> float:
@@ -113,19 +111,26 @@ class StandardNormals(TokenSource):
     def tokens(
         self, part: Part, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
-        """Return the normals of these leaves."""
-        return jnp.swapaxes(self.columns(part, first, leaves), 1, 2)
+        """Return the normals of these leaves; of a single one as a CPU likes to draw them."""
+        if leaves > 1:
+            return jnp.swapaxes(self.columns(part, first, leaves), 1, 2)
+        return jnp.swapaxes(self._leaf(part.first + first.astype(jnp.uint32))[None], 1, 2)
 
     def columns(
         self, part: Part, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves dim leaf"]:
-        """Return the normals of these leaves, dimension by dimension, as they are drawn."""
-        number = part.first + first.astype(jnp.uint32)
-        if self.platform == "gpu":
-            return normals_on_gpu(self.key, number, leaves, self.dim)
-        if leaves == 1:
-            return self._leaf(number)[None]
-        return jax.vmap(self._leaf)(number + jnp.arange(leaves, dtype=jnp.uint32))
+        """Return the same, dimension by dimension, as accelerators like to draw them: all at once.
+
+        Token i's pair p comes from counter (leaf, p LEAF + i).
+        """
+        pairs = (self.dim + 1) // 2
+        numbers = part.first + first.astype(jnp.uint32) + jnp.arange(leaves, dtype=jnp.uint32)
+        index = jax.lax.iota(jnp.uint32, pairs * LEAF).reshape(1, pairs, LEAF)
+        counter = jnp.broadcast_arrays(numbers[:, None, None], index)
+        drawn = box_muller(*threefry(self.key, (counter[0], counter[1])))
+        drawn = jax.lax.optimization_barrier(drawn)  # or the generator would run once for each
+        ordered = [each[:, p : p + 1] for p in range(pairs) for each in drawn]
+        return jnp.concatenate(ordered[: self.dim], axis=1)
 
     def _leaf(self, number: UInt32[Array, ""]) -> Float[Array, "dim leaf"]:
         pairs = (self.dim + 1) // 2
