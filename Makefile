@@ -46,8 +46,14 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
+# One worker runs a whole file: its tests share programs, and compiling them is most of the work.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+
 unit: $(STAMP) $(HAS_MODEL)
-	$(BIN)/pytest --numprocesses 2
+	$(PYTEST)
+
+test-long: $(STAMP) $(HAS_MODEL) ## Also what takes long and seldom finds more, every annotation checked
+	CHECK_EVERY_CALL=1 $(PYTEST) -m ""
 
 mutants: $(STAMP) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py

@@ -1,5 +1,6 @@
 """Every test runs with annotations checked, promotion strict and warnings as errors."""
 
+import collections
 import functools
 import inspect
 import itertools
@@ -54,6 +55,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _CACHE = Path(__file__).parent / ".pytest_cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker run a whole file, whose tests share compiled programs; the longest files first."""
+    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (-slow[item.path], str(item.path)))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture
