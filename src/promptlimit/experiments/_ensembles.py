@@ -1,9 +1,9 @@
-"""Random problems: parameters and Gaussian laws of moderate size, from a NumPy generator."""
+"""Random problems: parameters and Gaussian laws of moderate size, and prompts that grow."""
 
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from promptlimit.measures import Gaussian
+from promptlimit.measures import Empirical, Gaussian
 
 
 def random_parameters(
@@ -21,6 +21,13 @@ def random_gaussian(
     factor = rng.normal(size=(dim, dim if rank is None else rank)) / dim**0.5
     mean = np.zeros(dim) if centred else rng.normal(size=dim)
     return Gaussian(mean, factor @ factor.T)
+
+
+def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
+    """Return the prompt of the first tokens; others weigh nothing: one program for all counts."""
+    weights = np.zeros(len(tokens))
+    weights[:count] = 1.0 / count
+    return Empirical(tokens, weights)
 
 
 def relative_error(got: np.ndarray | Array, want: np.ndarray) -> float:

@@ -171,13 +171,17 @@ def _batch_gradients(
     keys: Key[Array, " n"],
     batch: int,
 ) -> list[np.ndarray]:
-    """Return the gradients of R on batches all heads share, for each head [batch, parameter]."""
+    """Return the gradients of R on batches all heads share, for each head [batch, parameter].
+
+    Prompts are drawn and read in single precision, as in training.
+    """
     laws = (
-        jnp.asarray(np.linalg.cholesky(task.covariance)),
-        jnp.asarray(np.linalg.cholesky(task.query_covariance)),
-        jnp.sqrt(jnp.array([task.prior_variance, task.noise_variance])),
+        np.linalg.cholesky(task.covariance),
+        np.linalg.cholesky(task.query_covariance),
+        np.sqrt([task.prior_variance, task.noise_variance]),
     )
-    return [np.asarray(each) for each in _gradients(tuple(heads), laws, keys, length, batch)]
+    single = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), (tuple(heads), laws))
+    return [np.asarray(each, np.float64) for each in _gradients(*single, keys, length, batch)]
 
 
 @functools.partial(jax.jit, static_argnames=("length", "batch"))
@@ -201,12 +205,12 @@ def _prompts(
     """Return tokens [batch, length, d + 1], queries [batch, d + 1] and their labels [batch]."""
     factor, query_factor, (prior, noise) = laws
     dim = factor.shape[0]
-    drawn = jax.random.normal(key, (batch, length + 2, dim + 1))
+    drawn = jax.random.normal(key, (batch, length + 2, dim + 1), jnp.float32)
     w = prior * drawn[:, -1, :dim]
     x, query = drawn[:, :length, :dim] @ factor.T, drawn[:, -2, :dim] @ query_factor.T
     y = jnp.einsum("bld,bd->bl", x, w) + noise * drawn[:, :length, dim]
     target = (query * w).sum(axis=1) + noise * drawn[:, -2, dim]
-    masked = jnp.concatenate([query, jnp.zeros((batch, 1))], axis=1)
+    masked = jnp.concatenate([query, jnp.zeros((batch, 1), jnp.float32)], axis=1)
     return jnp.concatenate([x, y[..., None]], axis=2), masked, target
 
 

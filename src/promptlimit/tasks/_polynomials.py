@@ -193,7 +193,7 @@ def _label_along(q: _Forms) -> Array:
 
 def linear_risk(
     task: LinearRegression,
-    length: float,
+    length: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
     value_row: Float[Array, " tokens"],
 ) -> Float[Array, ""]:

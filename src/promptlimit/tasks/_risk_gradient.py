@@ -1,9 +1,11 @@
 """The gradient of a risk in every matrix of an attention, with error bars."""
 
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
@@ -14,12 +16,11 @@ from promptlimit.finite import in_double
 from promptlimit.results import RiskGradient
 from promptlimit.tasks._abstract import AbstractTask
 from promptlimit.tasks._heads import merged_head
+from promptlimit.tasks._polynomials import linear_risk
 from promptlimit.tasks._quadrature import replicate_risks
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._requests import checked_request
-from promptlimit.tasks._risk_function import LinearRisk
 from promptlimit.tasks._simulation import Moments, Simulation, simulated_gradient
-from promptlimit.tasks._softmax_risk import SoftmaxRisk
 
 
 def risk_gradient(
@@ -78,17 +79,20 @@ def _exact(
 ) -> tuple[Moments, int]:
     kernel, key_query, _ = merged_head(attention)
     if kernel == "linear" or math.isinf(length):
-        found = [np.asarray(each) for each in _slopes(attention, LinearRisk(task, length))]
+        polynomial = jtu.Partial(linear_risk, task, jnp.asarray(length))
+        found = [np.asarray(each) for each in _slopes(attention, polynomial)]
         return (found, [np.zeros_like(each) for each in found]), 0
     risks = replicate_risks(task, length, key_query, points)
-    rows = zip(*(_slopes(attention, each) for each in risks), strict=True)
+    rows = zip(*(_slopes(attention, each.of_any_length()) for each in risks), strict=True)
     stacked = [np.stack([np.asarray(one) for one in row]) for row in rows]
     spread = [2 * each.std(axis=0, ddof=1) / math.sqrt(len(risks)) for each in stacked]
     return ([each.mean(axis=0) for each in stacked], spread), points * len(risks)
 
 
 @eqx.filter_jit
-def _slopes(attention: AbstractAttention, risk: SoftmaxRisk | LinearRisk) -> list[Array]:
+def _slopes(attention: AbstractAttention, risk: Callable[[Array, Array], Array]) -> list[Array]:
+    """Return the slopes of a risk in all matrices; its length is an array, or compiles anew."""
+
     def of(moved: AbstractAttention) -> Array:
         _, key_query, value = merged_head(moved)
         return risk(key_query, value[-1])

@@ -14,6 +14,7 @@ from promptlimit.experiments._setting import Setting
 from promptlimit.experiments.claims.output_gap import (
     FEW_PROMPTS,
     PROMPTS,
+    Prompts,
     gap_over_bound,
     local_slopes,
 )
@@ -24,7 +25,7 @@ _DIM = 4
 _LENGTHS = np.logspace(2, 12, 41).round()
 
 
-def _checks(wrt: str, seed: int, samples: int) -> list[Check]:
+def _checks(wrt: str, seed: int, prompts: Prompts) -> list[Check]:
     rng = np.random.default_rng(seed)
     u, v = random_parameters(rng, _DIM)
     law, query = random_gaussian(rng, _DIM), rng.normal(size=_DIM)
@@ -32,11 +33,9 @@ def _checks(wrt: str, seed: int, samples: int) -> list[Check]:
     slopes = local_slopes(
         gradient_moments(attention, law, query, _LENGTHS, wrt=wrt, kind="exact").value, _LENGTHS
     )
-    few = [3, 20, 200]
-    exact = gradient_moments(attention, law, query, few, wrt=wrt, kind="exact")
-    drawn = gradient_moments(
-        attention, law, query, few, wrt=wrt, kind="estimate", key=key, samples=samples
-    )
+    given = (attention, law, query, prompts.lengths)
+    exact = gradient_moments(*given, wrt=wrt, kind="exact")
+    drawn = gradient_moments(*given, wrt=wrt, kind="estimate", key=key, samples=prompts.samples)
     leading = gradient_moments(attention, law, query, 1e18, wrt=wrt, kind="asymptotic").value
     last = gradient_moments(attention, law, query, 1e18, wrt=wrt, kind="exact").value
     distance = float((np.abs(exact.value - drawn.value) / drawn.error).max())
@@ -55,8 +54,8 @@ def _checks(wrt: str, seed: int, samples: int) -> list[Check]:
             1e-6,
         ),
         Check(
-            f"gradient in `{wrt}`: exact against {samples:,} simulated prompts, largest distance "
-            "in standard errors",
+            f"gradient in `{wrt}`: exact against {prompts.samples:,} simulated prompts, largest "
+            "distance in standard errors",
             distance,
             "<=",
             4.0,
@@ -105,17 +104,17 @@ def _over_queries(wrt: str) -> list[Check]:
     ]
 
 
-def simulated(seed: int, samples: int = PROMPTS) -> list[Check]:
+def simulated(seed: int, prompts: Prompts = PROMPTS) -> list[Check]:
     """Return the checks of the value gradient, of which one is against simulated prompts."""
-    return _checks("value", seed, samples)
+    return _checks("value", seed, prompts)
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return slopes of the exact gradient gaps, and those gaps against simulated prompts."""
-    seed, samples = setting.seed, FEW_PROMPTS if setting.quick else PROMPTS
+    seed, prompts = setting.seed, FEW_PROMPTS if setting.quick else PROMPTS
     return [
-        *simulated(seed, samples),
-        *_checks("key_query", seed + 1, samples),
+        *simulated(seed, prompts),
+        *_checks("key_query", seed + 1, prompts),
         *_over_queries("value"),
         *_over_queries("key_query"),
         Check(

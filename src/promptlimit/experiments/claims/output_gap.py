@@ -1,6 +1,7 @@
 """Claim 4: the output's gap falls polynomially, more slowly for sharper heads."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,10 +19,19 @@ _SHARPNESSES = np.array([0.5, 1.0, 2.0, 3.0, 4.0])
 _LENGTHS = np.logspace(0, 12, 49).round()
 _DIM = 4
 _TAUS = (0.3, 0.5, 1.0, 1.5, 2.0)
-PROMPTS, FEW_PROMPTS = 4000, 500
 RATE_TOLERANCE = 0.015
 _FAR = np.array([1e28, 1e30])
 _GRID = np.array([2.0, 10.0, 1e3, 1e6, 1e12])
+
+
+class Prompts(NamedTuple):
+    """How many prompts are simulated, and of how many tokens each."""
+
+    samples: int
+    lengths: tuple[int, ...]
+
+
+PROMPTS, FEW_PROMPTS = Prompts(4000, (2, 20, 200)), Prompts(500, (20,))
 
 
 def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -29,16 +39,15 @@ def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.diff(np.log(values)) / np.diff(np.log(lengths))
 
 
-def _simulation_distance(seed: int, samples: int) -> float:
+def _simulation_distance(seed: int, prompts: Prompts) -> float:
     """Return how far the exact gap is from simulated prompts, in standard errors."""
     rng = np.random.default_rng(seed)
     u, v = random_parameters(rng, _DIM)
     law, query = random_gaussian(rng, _DIM), 2 * rng.normal(size=_DIM)
     attention, key = SoftmaxAttention(u, v), jax.random.key(seed)
-    exact = prompt_moments(attention, law, query, [2, 20, 200], kind="exact")
-    drawn = prompt_moments(
-        attention, law, query, [2, 20, 200], kind="estimate", key=key, samples=samples
-    )
+    given = (attention, law, query, prompts.lengths)
+    exact = prompt_moments(*given, kind="exact")
+    drawn = prompt_moments(*given, kind="estimate", key=key, samples=prompts.samples)
     return float((np.abs(exact.mse - drawn.mse) / drawn.error).max())
 
 
@@ -67,13 +76,13 @@ def gap_over_bound(wrt: str | None) -> float:
     return worst
 
 
-def simulated(seed: int, samples: int = PROMPTS) -> list[Check]:
+def simulated(seed: int, prompts: Prompts = PROMPTS) -> list[Check]:
     """Return the exact gap held against simulated prompts."""
     return [
         Check(
-            f"exact gap against {samples:,} simulated prompts, d = 4, largest distance in standard "
-            "errors",
-            _simulation_distance(seed, samples),
+            f"exact gap against {prompts.samples:,} simulated prompts, d = 4, largest distance in "
+            "standard errors",
+            _simulation_distance(seed, prompts),
             "<=",
             4.0,
             error=1.0,

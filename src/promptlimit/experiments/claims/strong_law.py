@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
+from promptlimit.experiments._ensembles import beginning
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._setting import Setting
-from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher, UniformSphere
+from promptlimit.measures import AbstractMeasure, Gaussian, Rademacher, UniformSphere
 from promptlimit.results import Check
 
 _PROMPTS, _FEW_PROMPTS = 24, 8
@@ -22,11 +23,10 @@ _QUERY = np.array([1.0, -0.5])
 def _paths(law: AbstractMeasure, key: jax.Array, prompts: int) -> np.ndarray:
     """Return the outputs of growing prompts, one a row, at each length."""
     attention, query = SoftmaxAttention(_U, _V), jnp.asarray(_QUERY)
-    outputs = []
-    for each in jax.random.split(key, prompts):
-        tokens = law.sample(_LENGTHS[-1], key=each)
-        outputs.append([attention(Empirical(tokens[:length]), query) for length in _LENGTHS])
-    return np.array(outputs)
+    drawn = [law.sample(_LENGTHS[-1], key=each) for each in jax.random.split(key, prompts)]
+    return np.array(
+        [[attention(beginning(tokens, n), query) for n in _LENGTHS] for tokens in drawn]
+    )
 
 
 def _predicted_variance(law: AbstractMeasure) -> float:

@@ -1,13 +1,16 @@
 """The softmax map of one growing prompt, for Gaussian and for two-valued tokens."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
-from promptlimit.attention import LinearAttention, SoftmaxAttention
+from promptlimit.attention import AbstractAttention, LinearAttention, SoftmaxAttention
+from promptlimit.experiments._ensembles import beginning
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
-from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher
+from promptlimit.measures import AbstractMeasure, Gaussian, Rademacher
 
 LENGTHS = (10, 100, 1_000, 100_000)
 _QUERIES = np.linspace(-3.0, 3.0, 121)
@@ -19,14 +22,19 @@ def _maps(law: AbstractMeasure, seed: int) -> dict[str, np.ndarray]:
     queries = jnp.asarray(_QUERIES)[:, None]
     tokens = law.sample(LENGTHS[-1], key=jax.random.key(seed))
 
-    def outputs(attention: SoftmaxAttention | LinearAttention, prompt: AbstractMeasure):
-        return np.asarray(jax.lax.map(lambda query: attention(prompt, query), queries))[:, 0]
-
+    prompts = [beginning(tokens, length) for length in LENGTHS]
     return {
-        "finite": np.stack([outputs(softmax, Empirical(tokens[:length])) for length in LENGTHS]),
-        "limit": outputs(softmax, law),
-        "linear": outputs(linear, law),
+        "finite": np.stack([_outputs(softmax, prompt, queries)[:, 0] for prompt in prompts]),
+        "limit": np.asarray(_outputs(softmax, law, queries)[:, 0]),
+        "linear": np.asarray(_outputs(linear, law, queries)[:, 0]),
     }
+
+
+@eqx.filter_jit
+def _outputs(
+    attention: AbstractAttention, prompt: AbstractMeasure, queries: Float[Array, "n 1"]
+) -> Float[Array, "n 1"]:
+    return jax.lax.map(lambda query: attention(prompt, query), queries)
 
 
 def compute(setting: Setting) -> dict[str, np.ndarray]:
