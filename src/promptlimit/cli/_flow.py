@@ -74,6 +74,7 @@ def flow(
             f"--tolerance must be positive and finite, got {tolerance:g}", "try --tolerance 1e-6"
         )
     with progress("flow") as shown:
+        shown.at("starting")
         use_double_precision()
         task, start = _problem(dim, covariance, noise, kernel, alpha, seed)
         from promptlimit.dynamics import gradient_flow

@@ -213,7 +213,7 @@ def _plan(
     """Return what is going to be done in words, and its items with their usual seconds."""
     shape = model.shape
     items = {f"text {name}": 1.2 * min(read[name], len(ids)) for name, ids in prompts.items()}
-    items |= {_REPLACED: 20.0} if replace else {}
+    items |= {_REPLACED: 40.0} if replace else {}
     items |= {_DRAWN: 4.0 * len(prompts)} if out is not None else {}
     words = (
         f"{model.name}: {shape.layers} layers of {shape.heads} heads; attention rebuilt from the "

@@ -71,6 +71,7 @@ def reproduce(
     """
     setting_words = {"seed": seed, "quick": quick, "protocol": _protocol(protocol)}
     with progress("reproduce") as shown:
+        shown.at("starting")
         use_double_precision()
         from promptlimit import experiments
         from promptlimit.reporting import write_page

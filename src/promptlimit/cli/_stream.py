@@ -102,6 +102,7 @@ def stream(
         require_folder(out)
     asked = Machines(devices, distributed, coordinator, processes, process)
     with progress("stream") as shown, machines(asked):
+        shown.at("starting")
         use_double_precision()
         problem = _problem(files, tokens, example, prompt, dim, sharpness, length, queries, seed)
         report = _report(

@@ -107,6 +107,7 @@ def train(
         raise CommandError("--dry-run is for one process", "leave --distributed out")
     asked = Machines(devices, distributed, coordinator, processes, process)
     with progress("train") as shown, machines(asked) as writes:
+        shown.at("starting")
         use_double_precision()
         if dry_run:
             _show_plan(plan, out, as_json, shown)
@@ -155,9 +156,9 @@ class _Watch:
         where = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
         self._shown.at(f"{where}: {', '.join(words)}", dict.fromkeys(names, at.step / at.steps))
 
-    def passed(self, before: float = math.inf) -> None:
-        """Tell that lengths below this one, those not seen, needed no training."""
-        for length in [each for each in self._left if each < before]:
+    def passed(self, before: int | None = None) -> None:
+        """Tell that lengths below this one, or all, needed no training: they were not seen."""
+        for length in [each for each in self._left if before is None or each < before]:
             self._left.remove(length)
             self._shown.end(f"L = {length}", outcome="stored", stored=True)
 
