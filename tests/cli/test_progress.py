@@ -74,7 +74,7 @@ def test_a_silent_log_says_how_far_things_are_less_and_less_often(
 ) -> None:
     said: dict[str, list[float]] = {"before": [], "rye": [], "oat": []}
 
-    def wait(until: float, when: str) -> None:
+    def wait(shown: _progress._Lines, until: float, when: str) -> None:
         while clock.now < until:
             clock.now += 1.0
             shown.beat()
@@ -82,14 +82,14 @@ def test_a_silent_log_says_how_far_things_are_less_and_less_often(
 
     with progress("bake") as shown:
         assert isinstance(shown, _progress._Lines)
-        wait(20.0, "before")
+        wait(shown, 20.0, "before")
         shown.plan("2 loaves", {"rye": 1.0, "oat": 1.0})
         shown.at("rye")
         capsys.readouterr()
-        wait(300.0, "rye")
+        wait(shown, 300.0, "rye")
         shown.end("rye", outcome="brown")
         capsys.readouterr()
-        wait(340.0, "oat")
+        wait(shown, 340.0, "oat")
     assert said == {"before": [5, 15], "rye": [30, 50, 90, 150, 210, 270], "oat": [310, 330]}
 
 

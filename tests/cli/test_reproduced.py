@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -203,6 +204,23 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_made(
             f"made_up: {'stored' if stored else 'drawn'}",
         ]
         stored = ", stored"
+
+
+def test_what_another_process_made_is_told_before_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = Counted(), threading.Event()
+    late = Claim(
+        14, "late", "of training", "nowhere", lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0)]
+    )
+    monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(_workers, "_pool", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
+    with progress("reproduce") as shown:
+        monkeypatch.setattr(shown, "_ended", lambda words: "made-up" in words and told.set())
+        late_item, _ = _workers.made([late, made.claim], Setting(), tmp_path, shown, whole=False)
+    assert late_item.result is not None
+    assert late_item.result.verdict == "holds"
 
 
 def test_the_command_names_what_differs_from_the_usual() -> None:
