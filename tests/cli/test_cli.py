@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 import promptlimit
-from promptlimit.cli import main
+from promptlimit.cli import _progress, main
+from promptlimit.experiments import Claim
+from promptlimit.results import Check
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -33,7 +36,12 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
 def here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Here]:
-    """Run commands in this process, in an empty folder; double precision ends with the test."""
+    """Run commands in this process, in an empty folder, while time stands still.
+
+    Double precision ends with the test.
+    """
+
+    monkeypatch.setattr(_progress, "_clock", lambda: 0.0)
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)
@@ -49,6 +57,18 @@ def here(
     before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
     yield run_here
     jax.config.update("jax_enable_x64", before)
+
+
+def ended_items(done: subprocess.CompletedProcess[str], plan: str) -> dict[str, str]:
+    """Return the outcomes of a command that told its plan and each item, by item, and no more."""
+    command = done.args[0]
+    first, *lines = done.stderr.splitlines()
+    assert first == f"{command}: {plan}"
+    form = re.compile(rf"{command}: (?P<item>.+): (?P<outcome>.+), 0\.0 s, (?P<left>\d+) left")
+    found = [form.fullmatch(line) for line in lines]
+    assert all(found), done.stderr
+    assert [int(each["left"]) for each in found if each] == [*reversed(range(len(lines)))]
+    return {each["item"]: each["outcome"] for each in found if each}
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> str:
@@ -326,6 +346,24 @@ main()
     assert "0 of 1 verdicts as on record" in done.stdout
 
 
+def test_reproduce_tells_each_claim_with_its_verdict(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, odd = (
+        Claim(number, name, "x", "y", lambda _, value=value: [Check("z", value, "<=", 1.0)])
+        for number, name, value in ((1, "sound", 0.0), (2, "odd", 2.0))
+    )
+    monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (sound, odd))
+    monkeypatch.setattr("promptlimit.cli._workers.time.monotonic", lambda: 0.0)
+    plan = "2 claims, quick, exact protocol, into r"
+    verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}
+    for end in ("", ", stored"):
+        done = here("reproduce", "1", "2", "--quick", "--out", "r", "--json")
+        assert done.returncode == 1
+        assert len(json.loads(done.stdout)["claims"]) == 2
+        assert ended_items(done, plan) == {name: f"{v}{end}" for name, v in verdicts.items()}
+
+
 @pytest.mark.slow
 def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
     here: Here, tmp_path: Path
@@ -334,19 +372,30 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
     asked = ["train", "--config", "few.toml", "--seeds", "2", "--dim", "2", "--json"]
     done = here(*asked)
     assert done.returncode == 0, done.stderr
+    plan = "2 lengths, 30 steps of 2 runs each, into training"
     result = json.loads(done.stdout)
+    ends = {f"L = {n}": 2 * result["runs"][i]["risks"][-1] for i, n in ((0, 3), (2, 5))}
+    if len(told := ended_items(done, plan)) == 2:  # an accelerator packs the lengths
+        assert told == {
+            item: f"squared error {end:.4f} (first of 2 runs)" for item, end in ends.items()
+        }
     assert [each["length"] for each in result["runs"]] == [3, 3, 5, 5]
     assert result["steps"][-1] == 30
     assert all(each["outcome"] == "finished" for each in result["runs"])
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "training").glob("runs/*/done")}
     assert len(stamps) in (1, 2)  # one where an accelerator packs the lengths
-    assert here(*asked).stdout == done.stdout
+    again = here(*asked)
+    assert again.stdout == done.stdout
+    assert ended_items(again, plan) == {"L = 3": "stored", "L = 5": "stored"}
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
     more = here(*asked, "--lengths", "5,6")
     assert more.returncode == 0, more.stderr
+    assert [line.partition(", ")[0] for line in more.stderr.splitlines()[1:2]] == [
+        "train: L = 5: stored"
+    ]
     changed = here(*asked, "--covariance", "kms:0.5")
-    assert changed.returncode == 1
-    assert "covariance: identity there, kms:0.5 here" in changed.stderr
+    assert "covariance: identity there, kms:0.5 here" in refused(changed)
+    assert changed.stderr.startswith("error: ")
 
 
 def test_train_notices_another_matrix_in_the_same_file(tmp_path: Path) -> None:
@@ -364,8 +413,9 @@ def test_train_leaves_nothing_behind_when_it_is_refused(tmp_path: Path) -> None:
     from promptlimit.cli._train import _trained  # noqa: PLC0415  # no process for this
     from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # as above
 
-    with pytest.raises(ValueError, match="must be below 536870912, got 4000000000 times 128"):
-        _trained(resolved_plan({"lengths": "4000000000"}, None), tmp_path)
+    words = "must be below 536870912, got 4000000000 times 128"
+    with pytest.raises(ValueError, match=words), _progress.progress("train") as shown:
+        _trained(resolved_plan({"lengths": "4000000000"}, None), tmp_path, shown)
     assert not (tmp_path / "train.json").exists()
 
 
@@ -456,6 +506,10 @@ def test_stream_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None
     done = here(*arguments, "--queries", "3", "--linear", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    mean = np.mean(result["effective_tokens"][-1])
+    assert ended_items(done, "5000 tokens, 3 queries, 6 prefixes") == {
+        "5000 tokens": f"effective tokens {mean:.4g}"
+    }
     assert result["lengths"] == [10, 32, 100, 316, 1000, 3162, 5000]
     assert np.shape(result["linear_output"]) == (7, 3, 2)
     square, expected = (np.array(result[name]) for name in ("square", "expected_square"))
@@ -496,6 +550,7 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
 )
 def test_stream_says_what_is_wrong(here: Here, arguments: list[str], message: str) -> None:
     found = refused(here("stream", *arguments))
+    assert found.startswith("error: ")
     assert message in found
     assert "hint:" in found
 
@@ -505,8 +560,13 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: 
     arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")
     done = here(*arguments, "--out", "f", "--json")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
     report = json.loads(done.stdout)
+    plan = "2 lengths and infinite prompts, linear, to time 5"
+    ends = {
+        f"L = {n}": f"squared error {2 * flow['risks'][-1]:.6f}"
+        for n, flow in zip((3, 20, "inf"), (*report["flows"], report["limit"]), strict=True)
+    }
+    assert ended_items(done, plan) == ends
     assert [flow["length"] for flow in report["flows"]] == [3.0, 20.0]
     assert report["limit"]["kind"] == "limit"
     assert report["flows"][0]["distance"][-1] > report["flows"][1]["distance"][-1] > 0
@@ -516,6 +576,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: 
     before = [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept]
     again = here(*arguments, "--out", "f", "--json")
     assert json.loads(again.stdout) == report
+    assert ended_items(again, plan) == {item: f"{end}, stored" for item, end in ends.items()}
     assert [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept] == before
     assert (tmp_path / "f" / "figures" / "flow.png").stat().st_size > 5_000
 
@@ -528,18 +589,20 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: 
         (("--kernel", "sofmax"), "--kernel must be softmax or linear, got 'sofmax'"),
         (("--covariance", "x"), "--covariance must be identity or correlated, got 'x'"),
         (("--time", "-1"), "--time must be positive and finite, got -1"),
+        (("--tolerance", "0"), "--tolerance must be positive and finite, got 0"),
     ],
 )
 def test_flow_refuses_bad_options_in_one_sentence(
     here: Here, arguments: tuple[str, ...], error: str
 ) -> None:
-    assert error in refused(here("flow", *arguments))
+    assert refused(here("flow", *arguments)).startswith(f"error: {error}")
 
 
 def test_a_stream_of_a_file_leaves_a_report_and_figures(here: Here, tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).standard_normal((200, 2)))
     done = here("stream", "--tokens", "tokens.npy", "--dim", "2", "--queries", "2", "--out", "out")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert list(ended_items(done, "200 tokens, 2 queries, 3 prefixes")) == ["200 tokens"]
     assert "from the output on the whole prompt" in " ".join(done.stdout.split())
     report = json.loads((tmp_path / "out" / "stream.json").read_text())
     assert report["lengths"] == [10, 32, 100, 200]

@@ -1,8 +1,10 @@
 """Claims and figures on disk: made once, made again when damaged or when the setting changes."""
 
 import json
+import re
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from promptlimit.cli import _reproduced, _workers
 from promptlimit.cli._console import CommandError
+from promptlimit.cli._progress import progress
 from promptlimit.cli._reproduced import Item, claim_item, command, figure_item, write_provenance
 from promptlimit.experiments import Claim, FigureRecipe, Setting
 from promptlimit.results import Check, ClaimResult
@@ -162,9 +165,62 @@ def test_items_come_back_in_the_order_they_were_asked_for(
     late = Claim(14, "late", "of training", "nowhere", lambda _: [Check("x", 9.0, "<=", 5.0)])
     monkeypatch.setattr("promptlimit.parallel.usable_cores", lambda: 1)
     monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
-    items = _workers.made([late, made.claim], Setting(), tmp_path, whole=False)
+    with progress("reproduce") as shown:
+        items = _workers.made([late, made.claim], Setting(), tmp_path, shown, whole=False)
     results = [item.result for item in items]
     assert [each.name for each in results if isinstance(each, ClaimResult)] == ["late", "made-up"]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_each_item_is_told_when_it_ends_wherever_it_is_made(
+    cores: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    drawn: list[dict[str, np.ndarray]],
+) -> None:
+    made = Counted()
+    late = Claim(14, "late", "of training", "nowhere", lambda _: [Check("x", 9.0, "<=", 5.0)])
+    monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(_workers, "_pool", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
+    monkeypatch.setattr("promptlimit.experiments.all_figures", lambda: (made.recipe,))
+    monkeypatch.setattr("promptlimit.experiments.study_parts", lambda _: [("identity", 10)])
+    monkeypatch.setattr("promptlimit.experiments.prepare", lambda *_: None)
+    form = re.compile(r"reproduce: (.+: .+), \d+\.\d s, (\d) left")
+    wanted, stored = [late, made.claim, made.recipe], ""
+    for count in (4, 3):
+        with progress("reproduce") as shown:
+            _workers.made(wanted, Setting(), tmp_path, shown, whole=True)
+        plan, *lines = capsys.readouterr().err.splitlines()
+        part = "" if stored else " and 1 part of the training study"
+        assert plan == f"reproduce: 2 claims and 1 figure{part}, exact protocol, into {tmp_path}"
+        ends = [found.groups() for line in lines if (found := form.fullmatch(line))]
+        assert [int(left) for _, left in ends] == [*reversed(range(count))]
+        assert sorted(end for end, _ in ends) == [
+            *([] if stored else ["identity, L = 10: computed"]),
+            f"late: does not hold, on record holds{stored}",
+            f"made-up: holds{stored}",
+            f"made_up: {'stored' if stored else 'drawn'}",
+        ]
+        stored = ", stored"
+
+
+def test_what_another_process_made_is_told_before_it_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, told = Counted(), threading.Event()
+    late = Claim(
+        14, "late", "of training", "nowhere", lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0)]
+    )
+    monkeypatch.setattr(_workers.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(_workers, "_pool", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (late, made.claim))
+    with progress("reproduce") as shown:
+        monkeypatch.setattr(shown, "_ended", lambda words: "made-up" in words and told.set())
+        late_item, _ = _workers.made([late, made.claim], Setting(), tmp_path, shown, whole=False)
+    assert late_item.result is not None
+    assert late_item.result.verdict == "holds"
 
 
 def test_the_command_names_what_differs_from_the_usual() -> None:

@@ -1,6 +1,7 @@
 """`promptlimit heads` from end to end on a small model with a tokenizer of its own."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,27 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
+    monkeypatch.setattr("promptlimit.cli._progress._clock", lambda: 0.0)
     folder, text = small_model(tmp_path / "model"), tmp_path / "letters.txt"
     text.write_text(" ".join(WORDS[(i * i + 3 * i) % 26] for i in range(100)))
     out = tmp_path / "out"
     command.heads(folder, [text], window=24, clusters=2, sinks=2, out=out, as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    plan, *lines, page = printed.err.splitlines()
+    assert re.fullmatch(
+        r"heads: model: 2 layers of 4 heads; attention rebuilt from the heads to \d\.\de-\d\d; "
+        "text letters, heads replaced, figures and page",
+        plan,
+    )
+    ends = (
+        r"text letters: \d linear, \d concentrating, \d frozen",
+        r"heads replaced: cosine -?\d\.\d{4} with all",
+        "figures and page: drawn",
+    )
+    for line, end, left in zip(lines, ends, (2, 1, 0), strict=True):
+        assert re.fullmatch(rf"heads: {end}, 0\.0 s, {left} left", line), line
+    assert page == str(out / "index.html")
     assert found["texts"]["letters"]["windows"] == 4
     assert len(found["texts"]["letters"]["heads"]) == 8
     assert found["replacement"]["curves"]["gaussian, random order"][0] == pytest.approx([1] * 4)

@@ -2,23 +2,13 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
-Item = TypeVar("Item")
 
 OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -49,16 +39,6 @@ def print_json(value: object) -> None:
 
 
 @contextmanager
-def working(on: str) -> Iterator[None]:
-    """Show on standard error that something is being computed, when that is a terminal."""
-    if not ERR.is_terminal:
-        yield
-        return
-    with ERR.status(f"{on} ..."):
-        yield
-
-
-@contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Print what the library warns of as notes on standard error, once each."""
     with warnings.catch_warnings(record=True) as caught:
@@ -79,42 +59,3 @@ def use_double_precision() -> None:
     import jax
 
     jax.config.update("jax_enable_x64", True)
-
-
-@contextmanager
-def item_progress(names: Sequence[str]) -> Iterator[tuple[Callable[[str], None], Callable]]:
-    """Show a bar over items on standard error, when that is a terminal, with the time left.
-
-    Yields a function to say what is being done, and one to call when an item is finished.
-    """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns,
-        console=ERR,
-        transient=True,
-        disable=not ERR.is_terminal,
-        speed_estimate_period=1e4,
-    ) as progress:
-        task = progress.add_task("", total=len(names))
-        yield (
-            lambda words: progress.update(task, description=words),
-            lambda: progress.advance(task),
-        )
-
-
-def with_progress(what: str, items: Sequence, work: Callable[..., Item]) -> list[Item]:
-    """Do the work item by item, with a bar on standard error when that is a terminal."""
-    results = []
-    with item_progress([item.name for item in items]) as (tell, finished):
-        for item in items:
-            tell(f"{what}: {item.name}")
-            results.append(work(item))
-            finished()
-    return results

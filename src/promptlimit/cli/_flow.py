@@ -1,8 +1,7 @@
 """`promptlimit flow`: gradient flows over several prompt lengths beside the infinite one."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,8 +16,8 @@ from promptlimit.cli._console import (
     print_json,
     require_folder,
     use_double_precision,
-    with_progress,
 )
+from promptlimit.cli._progress import AbstractProgress, progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,17 +25,6 @@ if TYPE_CHECKING:
     from promptlimit.attention import AbstractAttention
     from promptlimit.results import Trajectory
     from promptlimit.tasks import LinearRegression
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One flow to follow, as progress names it."""
-
-    length: float
-
-    @property
-    def name(self) -> str:
-        return f"L = {self.length:g}"
 
 
 def flow(
@@ -81,18 +69,25 @@ def flow(
     wanted = _lengths(lengths)
     if not 0.0 < end < math.inf:
         raise CommandError(f"--time must be positive and finite, got {end:g}", "try --time 600")
-    use_double_precision()
-    task, start = _problem(dim, covariance, noise, kernel, alpha, seed)
-    from promptlimit.dynamics import gradient_flow
-    from promptlimit.experiments import flow_times
-
-    def followed(item: _Item) -> "Trajectory":
-        folder = None if out is None else out / "trajectories"
-        return gradient_flow(
-            task, start, item.length, flow_times(end), tolerance=tolerance, folder=folder
+    if not 0.0 < tolerance < math.inf:
+        raise CommandError(
+            f"--tolerance must be positive and finite, got {tolerance:g}", "try --tolerance 1e-6"
         )
+    with progress("flow") as shown:
+        shown.at("starting")
+        use_double_precision()
+        task, start = _problem(dim, covariance, noise, kernel, alpha, seed)
+        from promptlimit.dynamics import gradient_flow
+        from promptlimit.experiments import flow_times
 
-    *finite, limit = with_progress("flows", [*map(_Item, wanted), _Item(math.inf)], followed)
+        folder = None if out is None else out / "trajectories"
+
+        def followed(length: float) -> "Trajectory":
+            return gradient_flow(
+                task, start, length, flow_times(end), tolerance=tolerance, folder=folder
+            )
+
+        *finite, limit = _each([*wanted, math.inf], followed, folder, kernel, end, shown)
     report = _report(finite, limit)
     if out is not None:
         from promptlimit.cli._drawing import write_figure
@@ -104,6 +99,31 @@ def flow(
         print_json(report)
     else:
         OUT.print(_table(finite, limit))
+
+
+def _each(
+    lengths: Sequence[float],
+    followed: "Callable[[float], Trajectory]",
+    folder: Path | None,
+    kernel: str,
+    end: float,
+    shown: AbstractProgress,
+) -> "list[Trajectory]":
+    """Return the flows at all lengths, and tell of each; those in the folder were stored."""
+    from promptlimit.results import run_name
+
+    before = set() if folder is None else {path.parent.name for path in folder.glob("*/done")}
+    what = f"{len(lengths) - 1} lengths and infinite prompts, {kernel}, to time {end:g}"
+    names = [f"L = {length:.15g}" for length in lengths]
+    shown.plan(what, dict.fromkeys(names, 1.0))
+    found = []
+    for name, length in zip(names, lengths, strict=True):
+        shown.at(name)
+        found.append(trajectory := followed(length))
+        stored = run_name(trajectory.config) in before
+        outcome = f"squared error {2 * trajectory.risks[-1]:.6f}{', stored' * stored}"
+        shown.end(name, outcome=outcome, stored=stored)
+    return found
 
 
 def _lengths(text: str) -> list[float]:

@@ -16,7 +16,6 @@ from promptlimit.cli._console import (
     print_json,
     require_folder,
     warnings_as_notes,
-    working,
 )
 from promptlimit.cli._drawing import write_figure
 from promptlimit.cli._gap_input import (
@@ -37,6 +36,7 @@ from promptlimit.cli._machines import (
     machines,
 )
 from promptlimit.cli._problem_input import ExampleOption, PromptOption
+from promptlimit.cli._progress import progress
 
 if TYPE_CHECKING:
     from promptlimit.results import GapCurve, GapReport
@@ -89,7 +89,8 @@ def gap(
         from promptlimit.experiments import gap_report
 
         try:
-            with working("computing the gap"), warnings_as_notes():
+            with warnings_as_notes(), progress("gap") as shown:
+                shown.at("computing the gap")
                 report = gap_report(problem, np.array(numbers), wrt=wrt, samples=samples, seed=seed)
         except ValueError as refusal:
             raise CommandError(str(refusal), "promptlimit gap --help") from None

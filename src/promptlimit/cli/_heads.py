@@ -1,14 +1,12 @@
 """`promptlimit heads`: which heads of a trained transformer are already linear?"""
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from promptlimit.cli._console import (
@@ -21,6 +19,7 @@ from promptlimit.cli._console import (
     require_folder,
 )
 from promptlimit.cli._drawing import write_figure
+from promptlimit.cli._progress import AbstractProgress, progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +38,10 @@ _HEADINGS = (
     "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
     "R² uniform", "Gauss", "(pred.)", "sinks", "mixture", "affine", "length",
 )  # fmt: skip
+
+_REPLACED, _DRAWN = "heads replaced", "figures and page"
+_PHASES = {"reading the text": (0.0, 0.2), "measuring heads": (0.2, 0.8)}
+"""Where each phase of an atlas begins, and what share of it that is."""
 
 Report = Callable[[str, int, int], None]
 
@@ -88,45 +91,39 @@ def heads(
     folder = _folder(model_dir, example)
     tokens = (windows + 8) * (window or 512)
     texts = _texts(text or [], example, _CHARACTERS * tokens)
-    from promptlimit.heads import (
-        EXAMPLE,
-        MissingExtraError,
-        atlas,
-        load,
-        replacement_curve,
-    )
+    with progress("heads") as shown:
+        shown.at("loading the model")
+        from promptlimit.heads import EXAMPLE, MissingExtraError, load
 
-    try:
-        model = load(folder)
-        if example:
-            model = dataclasses.replace(model, name=EXAMPLE)
-        _say_parity(model)
-        _require_loss(model, replace)
-        prompts = {name: _prompts(model, name, content, window) for name, content in texts.items()}
-        first = next(iter(texts))
-        with _progress() as report:
+        try:
+            model = load(folder)
+            if example:
+                model = dataclasses.replace(model, name=EXAMPLE)
+            _require_loss(model, replace)
+            prompts = {name: _prompts(model, name, each, window) for name, each in texts.items()}
+            first = next(iter(texts))
+            read = {
+                name: _read(len(ids), windows, judged=replace and name == first)
+                for name, ids in prompts.items()
+            }
+            shown.plan(*_plan(model, prompts, read, out, replace=replace))
             atlases = {
-                name: atlas(
-                    model, ids, window=ids.shape[1],
-                    windows=_read(len(ids), windows, judged=replace and name == first),
-                    clusters=clusters, sinks=sinks, seed=seed, progress=report,
+                name: _atlas(
+                    model, name, ids, shown, windows=read[name], clusters=clusters, sinks=sinks,
+                    seed=seed,
                 )
                 for name, ids in prompts.items()
             }  # fmt: skip
             curve = (
-                replacement_curve(
-                    model, prompts[first], atlases[first], windows=_JUDGED, seed=seed,
-                    progress=report,
-                )
-                if replace
-                else None
-            )  # fmt: skip
-    except MissingExtraError as problem:
-        raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
-    except ValueError as refusal:
-        raise CommandError(str(refusal), "promptlimit heads --help") from None
-    if out is not None:
-        _write(out, atlases, curve)
+                _replaced(model, prompts[first], atlases[first], seed, shown) if replace else None
+            )
+        except MissingExtraError as problem:
+            raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
+        except ValueError as refusal:
+            raise CommandError(str(refusal), "promptlimit heads --help") from None
+        page = None if out is None else _write(out, atlases, curve, shown)
+    if page is not None:
+        ERR.print(str(page), markup=False, soft_wrap=True)
     if as_json:
         found = {name: result.as_json() for name, result in atlases.items()}
         print_json({"texts": found, "replacement": None if curve is None else curve.as_json()})
@@ -205,33 +202,73 @@ def _texts(paths: list[Path], example: bool, most: int) -> dict[str, str]:
     return texts
 
 
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """Show how far the work is, on standard error when that is a terminal."""
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(
-            task, description=what, completed=done, total=total
-        )
-
-
-def _say_parity(model: "Model") -> None:
-    ERR.print(
-        f"{model.name}: {model.shape.layers} layers of {model.shape.heads} heads; attention "
-        f"rebuilt from the heads to {model.parity.max():.1e}",
-        markup=False,
-        soft_wrap=True,
+def _plan(
+    model: "Model",
+    prompts: "dict[str, np.ndarray]",
+    read: dict[str, int],
+    out: Path | None,
+    *,
+    replace: bool,
+) -> tuple[str, dict[str, float]]:
+    """Return what is going to be done in words, and its items with their usual seconds."""
+    shape = model.shape
+    items = {f"text {name}": 1.2 * min(read[name], len(ids)) for name, ids in prompts.items()}
+    items |= {_REPLACED: 40.0} if replace else {}
+    items |= {_DRAWN: 4.0 * len(prompts)} if out is not None else {}
+    words = (
+        f"{model.name}: {shape.layers} layers of {shape.heads} heads; attention rebuilt from the "
+        f"heads to {model.parity.max():.1e}; {', '.join(items)}"
     )
+    return words, items
 
 
-def _write(out: Path, atlases: "dict[str, HeadAtlas]", curve: "HeadReplacement | None") -> None:
+def _atlas(
+    model: "Model", name: str, ids: "np.ndarray", shown: AbstractProgress, **options: int
+) -> "HeadAtlas":
+    """Return the atlas of a text, and tell how many heads there are of each regime."""
+    from promptlimit.heads import atlas
+    from promptlimit.results import REGIMES
+
+    item = f"text {name}"
+    found = atlas(model, ids, window=ids.shape[1], progress=_report(item, shown), **options)
+    counts = [f"{(found.regime == regime).sum()} {regime}" for regime in REGIMES]
+    shown.end(item, outcome=", ".join(counts))
+    return found
+
+
+def _replaced(
+    model: "Model", ids: "np.ndarray", atlas: "HeadAtlas", seed: int, shown: AbstractProgress
+) -> "HeadReplacement":
+    """Return what replaced heads do, and tell where the first curve ends."""
+    from promptlimit.heads import replacement_curve
+
+    report = _report(_REPLACED, shown)
+    found = replacement_curve(model, ids, atlas, windows=_JUDGED, seed=seed, progress=report)
+    end = next(iter(found.curves.values()))[-1].mean()
+    shown.end(_REPLACED, outcome=f"{found.measure} {end:.4f} with all")
+    return found
+
+
+def _report(item: str, shown: AbstractProgress) -> Report:
+    def report(what: str, done: int, total: int) -> None:
+        begins, share = _PHASES.get(what, (0.0, 1.0))
+        words = f"{item}: {what}, {done} of {total}"
+        shown.at(words, {item: begins + share * done / total})
+
+    return report
+
+
+def _write(
+    out: Path,
+    atlases: "dict[str, HeadAtlas]",
+    curve: "HeadReplacement | None",
+    shown: AbstractProgress,
+) -> Path:
     from promptlimit.heads import export_maps
     from promptlimit.reporting.page import write_heads_page
     from promptlimit.results import write_bytes, write_json
 
+    shown.at(_DRAWN)
     drawn: dict[str, list[Path]] = {}
     for name, result in atlases.items():
         folder = out / name
@@ -254,7 +291,8 @@ def _write(out: Path, atlases: "dict[str, HeadAtlas]", curve: "HeadReplacement |
         if path.suffix == ".svg"
     }
     page = write_heads_page(out, atlases, curve, drawings)
-    ERR.print(str(page), markup=False, soft_wrap=True)
+    shown.end(_DRAWN, outcome="drawn")
+    return page
 
 
 def _print_atlas(name: str, result: "HeadAtlas") -> None:

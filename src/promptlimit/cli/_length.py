@@ -12,7 +12,6 @@ from promptlimit.cli._console import (
     JsonOption,
     print_json,
     require_folder,
-    working,
 )
 from promptlimit.cli._gap_input import (
     DimOption,
@@ -22,6 +21,7 @@ from promptlimit.cli._gap_input import (
     gap_problem,
 )
 from promptlimit.cli._problem_input import ExampleOption, PromptOption
+from promptlimit.cli._progress import progress
 
 if TYPE_CHECKING:
     from promptlimit.results import RequiredLength
@@ -59,7 +59,8 @@ def length(
     from promptlimit.concentration import required_length
 
     try:
-        with working("looking for the length"):
+        with progress("length") as shown:
+            shown.at("looking for the length")
             found = [
                 required_length(
                     problem.attention,

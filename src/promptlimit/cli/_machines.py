@@ -137,10 +137,12 @@ def _one_of_several(asked: Machines) -> Iterator[bool]:
     )
 
     try:
+        ERR.quiet = number != 0  # until it is known who speaks
         join(asked.coordinator, processes, number)
         with spread():
             _require_devices(asked, crew().size // crew().hosts)
             number = crew().process
+            ERR.quiet = not crew().writes
             if not crew().writes:
                 _be_silent()
             yield crew().writes
@@ -183,9 +185,8 @@ def _keep_standard_output_clean() -> None:
 
 
 def _be_silent() -> None:
-    """Let this process say nothing but errors."""
+    """Let this process print no results."""
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # until the end
-    ERR.quiet = True
 
 
 def by_writer(work: Callable[[], object]) -> None:

@@ -20,6 +20,7 @@ from promptlimit.cli._console import (
     require_folder,
     use_double_precision,
 )
+from promptlimit.cli._progress import progress
 from promptlimit.cli._reproduced import write_provenance
 from promptlimit.cli._workers import made
 
@@ -69,22 +70,25 @@ def reproduce(
     Exits 0 when every verdict is the one on record, 1 otherwise.
     """
     setting_words = {"seed": seed, "quick": quick, "protocol": _protocol(protocol)}
-    use_double_precision()
-    from promptlimit import experiments
-    from promptlimit.reporting import write_page
+    with progress("reproduce") as shown:
+        shown.at("starting")
+        use_double_precision()
+        from promptlimit import experiments
+        from promptlimit.reporting import write_page
 
-    began = time.monotonic()
-    claims, figures = experiments.all_claims(), experiments.all_figures()
-    if list_items:
-        _list(claims, figures)
-        return
-    if names:
-        claims, figures = _chosen(names, claims, figures)
-    require_folder(out)
-    folder = out / "runs" / experiments.engine_hash()
-    setting = experiments.Setting(**setting_words, folder=folder)
-    wanted = [*(() if figures_only else claims), *figures]
-    items = made(wanted, setting, out, whole=not names)
+        began = time.monotonic()
+        claims, figures = experiments.all_claims(), experiments.all_figures()
+        if list_items:
+            shown.close()
+            _list(claims, figures)
+            return
+        if names:
+            claims, figures = _chosen(names, claims, figures)
+        require_folder(out)
+        folder = out / "runs" / experiments.engine_hash()
+        setting = experiments.Setting(**setting_words, folder=folder)
+        wanted = [*(() if figures_only else claims), *figures]
+        items = made(wanted, setting, out, shown, whole=not names)
     results = [item.result for item in items if item.result is not None]
     paths = [path for item in items if item.result is None for path in item.paths]
     paths.append(write_provenance(out, setting, items, began, whole=not names and not figures_only))

@@ -1,17 +1,13 @@
 """`promptlimit stream`: attention on a prompt too long for memory, at many of its prefixes."""
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from promptlimit.cli._console import (
-    ERR,
     OUT,
     CommandError,
     JsonOption,
@@ -40,6 +36,7 @@ from promptlimit.cli._machines import (
     machines,
 )
 from promptlimit.cli._problem_input import ExampleOption, PromptOption, read_files
+from promptlimit.cli._progress import AbstractProgress, progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,12 +101,14 @@ def stream(
     if out is not None:
         require_folder(out)
     asked = Machines(devices, distributed, coordinator, processes, process)
-    with machines(asked):
+    with progress("stream") as shown, machines(asked):
+        shown.at("starting")
         use_double_precision()
         problem = _problem(files, tokens, example, prompt, dim, sharpness, length, queries, seed)
         report = _report(
-            problem, numbers, linear=linear, covariance=covariance, out=out, every=every
+            problem, numbers, shown, linear=linear, covariance=covariance, out=out, every=every
         )
+        shown.close()
         if out is not None:
             by_writer(lambda: _write(report, out))
         if as_json:
@@ -149,6 +148,7 @@ def _problem(
 def _report(
     problem: "StreamProblem",
     lengths: list[float] | None,
+    shown: AbstractProgress,
     *,
     linear: bool,
     covariance: bool,
@@ -162,8 +162,20 @@ def _report(
 
     try:
         wanted = _two_a_decade(problem) if lengths is None else lengths
-        with warnings_as_notes(), _shown() as watch:
-            return stream_report(
+        item = f"{problem.length:.4g} tokens"
+        count, prefixes = len(problem.queries), len(wanted)
+        shown.plan(
+            f"{item}, {count} quer{'y' if count == 1 else 'ies'}, "
+            f"{prefixes} prefix{'' if prefixes == 1 else 'es'}",
+            {item: 1.0},
+        )
+
+        def watch(at: "Streaming") -> None:
+            speed = f", {at.rate / 1e6:.1f} M a second" if at.rate else ""
+            shown.at(f"{at.tokens:.4g} of {item}{speed}", {item: at.tokens / problem.length})
+
+        with warnings_as_notes():
+            report = stream_report(
                 problem,
                 np.array(wanted),
                 covariance=covariance,
@@ -172,6 +184,9 @@ def _report(
                 every=every,
                 watch=watch,
             )
+        kept = report.streamed.effective_tokens[-1].mean()
+        shown.end(item, outcome=f"effective tokens {kept:.4g}")
+        return report
     except (ConfigurationError, RunBusyError) as refusal:
         raise CommandError(str(refusal), "promptlimit stream --out ANOTHER") from None
     except InputFileError as refusal:
@@ -187,29 +202,6 @@ def _two_a_decade(problem: "StreamProblem") -> list[float]:
     steps = range(2, 2 * math.ceil(math.log10(max(length, 10))))
     found = [round(10 ** (step / 2)) for step in steps]
     return np.unique([float(each) for each in found if each < length]).tolist()
-
-
-@contextlib.contextmanager
-def _shown() -> "Iterator[Callable[[Streaming], None] | None]":
-    """Yield what draws progress, None when standard error is no terminal."""
-    if not ERR.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("tokens"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[rate]}"),
-    )
-    with Progress(*columns, console=ERR, transient=True) as display:
-        bar = display.add_task("", total=None, rate="")
-
-        def watch(at: "Streaming") -> None:
-            left = (at.length - at.tokens) / at.rate if at.length and at.rate else 0.0
-            words = f"{at.rate / 1e6:.1f} M a second, {left:.0f} s left" if at.rate else ""
-            display.update(bar, completed=at.tokens, total=at.length, rate=words)
-
-        yield watch
 
 
 def _write(report: "StreamReport", out: Path) -> None:

@@ -1,6 +1,7 @@
 """`promptlimit train`: the paper's training protocol, at any part of it, resumable."""
 
-import contextlib
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,11 +26,16 @@ from promptlimit.cli._machines import (
     by_writer,
     machines,
 )
+from promptlimit.cli._progress import AbstractProgress, progress
 from promptlimit.cli._train_plan import Plan, resolved_plan
-from promptlimit.cli._train_progress import shown
 
 if TYPE_CHECKING:
+    from promptlimit.dynamics import Progress
     from promptlimit.results import Training
+
+_BETWEEN_RISKS = 10.0  # seconds
+_OVERHEAD = 30.0
+"""Tokens whose sums take about as long as what a step takes at any length."""
 
 
 def train(
@@ -99,12 +105,15 @@ def train(
     plan = resolved_plan(given, config)
     if dry_run and distributed:
         raise CommandError("--dry-run is for one process", "leave --distributed out")
-    with machines(Machines(devices, distributed, coordinator, processes, process)) as writes:
+    asked = Machines(devices, distributed, coordinator, processes, process)
+    with progress("train") as shown, machines(asked) as writes:
+        shown.at("starting")
         use_double_precision()
         if dry_run:
-            _show_plan(plan, out, as_json)
+            _show_plan(plan, out, as_json, shown)
             return
-        training = _trained(plan, out, writes=writes)
+        training = _trained(plan, out, shown, writes=writes)
+        shown.close()
         if not writes:
             return
         from promptlimit.results import write_json
@@ -116,7 +125,49 @@ def train(
             OUT.print(_table(training))
 
 
-def _trained(plan: Plan, out: Path, *, writes: bool = True) -> "Training":
+class _Watch:
+    """Tells how far training is; a length that is never seen was finished before."""
+
+    def __init__(self, plan: Plan, out: Path, shown: AbstractProgress):
+        self._shown, self._left = shown, plan.lengths
+        config, count = plan.config, len(plan.lengths)
+        self._runs = len(config["kernels"]) * config["seeds"]
+        self._looked, self._error = 0.0, ""
+        shown.plan(
+            f"{count} length{'s' if count > 1 else ''}, {config['steps']:,} steps of "
+            f"{self._runs} run{'s' if self._runs > 1 else ''} each, into {out}",
+            {f"L = {length}": _OVERHEAD + length for length in plan.lengths},
+        )
+
+    def __call__(self, at: "Progress") -> None:
+        """Tell how far a cell is; its risk takes a while and is asked for now and then."""
+        self.passed(at.lengths[0])
+        ended, now = at.step == at.steps, time.monotonic()
+        if ended or (at.rate and now - self._looked > _BETWEEN_RISKS):
+            self._error, self._looked = self._squared_error(2 * at.risk()), now
+        names = [f"L = {length}" for length in at.lengths]
+        if ended:
+            self._shown.end(*names, outcome=self._error)
+            self._left = [length for length in self._left if length not in at.lengths]
+            self._error = ""
+            return
+        speed = f"{at.rate:.0f} steps a second" if at.rate else ""
+        words = filter(None, (f"step {at.step:,} of {at.steps:,}", speed, self._error))
+        where = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+        self._shown.at(f"{where}: {', '.join(words)}", dict.fromkeys(names, at.step / at.steps))
+
+    def passed(self, before: int | None = None) -> None:
+        """Tell that lengths below this one, or all, needed no training: they were not seen."""
+        for length in [each for each in self._left if before is None or each < before]:
+            self._left.remove(length)
+            self._shown.end(f"L = {length}", outcome="stored", stored=True)
+
+    def _squared_error(self, value: float) -> str:
+        which = f" (first of {self._runs} runs)" if self._runs > 1 else ""
+        return (f"squared error {value:.4f}" if math.isfinite(value) else "diverged") + which
+
+
+def _trained(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
     from promptlimit.results import (
         ConfigurationError,
         InputFileError,
@@ -128,8 +179,10 @@ def _trained(plan: Plan, out: Path, *, writes: bool = True) -> "Training":
     file, new = out / "train.json", not (out / "train.json").exists()
     try:
         by_writer(lambda: require_configuration(file, plan.record()))
-        with shown() if writes else contextlib.nullcontext() as watch:
-            return plan.call(arguments, folder=out / "runs", watch=watch)
+        watch = _Watch(plan, out, shown)
+        training = plan.call(arguments, folder=out / "runs", watch=watch if writes else None)
+        watch.passed()
+        return training
     except ConfigurationError as problem:
         raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
     except RunBusyError as problem:
@@ -148,10 +201,12 @@ def _trained(plan: Plan, out: Path, *, writes: bool = True) -> "Training":
         raise
 
 
-def _show_plan(plan: Plan, out: Path, as_json: bool) -> None:
+def _show_plan(plan: Plan, out: Path, as_json: bool, shown: AbstractProgress) -> None:
     from promptlimit.cli._train_estimate import estimate
 
+    shown.at("measuring a few steps")
     found = estimate(plan, out)
+    shown.close()
     if as_json:
         print_json(found)
         return

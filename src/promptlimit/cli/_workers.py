@@ -1,10 +1,12 @@
 """Claims and figures made one after the other, or on several cores side by side."""
 
+import functools
 import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -12,13 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from promptlimit.cli._console import CommandError, item_progress, use_double_precision
+from promptlimit.cli._console import CommandError, use_double_precision
+from promptlimit.cli._progress import AbstractProgress
 from promptlimit.cli._reproduced import Item, claim_item, figure_item
 
 if TYPE_CHECKING:
     from promptlimit.experiments import Claim, FigureRecipe, Setting
 
 _CORES_FOR_LAWS = 4
+_USUAL = {"part": 5.0, "claim": 2.0, "figure": 1.0}
+"""How long one takes, beside the others."""
 
 
 class _Work(NamedTuple):
@@ -42,8 +47,36 @@ class _Work(NamedTuple):
         return f"{self.name}, " + (f"L = {self.length}" if self.length else "training runs")
 
 
+class _Done(NamedTuple):
+    """What came of one thing: the claim or figure, none of a part, and the seconds it took."""
+
+    item: Item | None
+    seconds: float
+
+    @property
+    def stored(self) -> bool:
+        """Whether it was on disk before."""
+        return self.item is not None and not self.item.fresh
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a few words: the verdict of a claim."""
+        if self.item is None:
+            return "computed"
+        result = self.item.result
+        if result is None:
+            return "stored" if self.stored else "drawn"
+        news = "" if result.as_expected else f", on record {result.expected}"
+        return f"{result.verdict}{news}{', stored' * self.stored}"
+
+
 def made(
-    wanted: "Sequence[Claim | FigureRecipe]", setting: "Setting", out: Path, *, whole: bool
+    wanted: "Sequence[Claim | FigureRecipe]",
+    setting: "Setting",
+    out: Path,
+    shown: AbstractProgress,
+    *,
+    whole: bool,
 ) -> list[Item]:
     """Return the items, in their order, each read from disk or made now.
 
@@ -51,6 +84,7 @@ def made(
         wanted: claims and figures.
         setting: theirs.
         out: where they go.
+        shown: what is told of each as it ends.
         whole: whether the study of training is prepared part by part first, for progress.
     """
     theory = [_work(item) for item in wanted if not item.of_training]
@@ -58,8 +92,19 @@ def made(
     if whole and training and not _stored(training, setting, out):
         training = [*_parts(setting), *training]
     elsewhere = _elsewhere(theory, training)
-    done = _together([*training, *theory], elsewhere, setting, out)
+    order = [*training, *theory]
+    shown.plan(_plan(order, setting, out), {work.label: _USUAL[work.kind] for work in order})
+    done = _together(order, elsewhere, setting, out, shown)
     return [item for work in map(_work, wanted) if (item := done[work]) is not None]
+
+
+def _plan(order: Sequence[_Work], setting: "Setting", out: Path) -> str:
+    """Return what is going to be made, in words."""
+    counts = Counter(work.kind for work in order)
+    kinds = [kind for kind in ("claim", "figure", "part") if counts[kind]]
+    what = " and ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in kinds)
+    what += " of the training study" * ("part" in kinds)
+    return f"{what}, {'quick, ' * setting.quick}{setting.protocol} protocol, into {out}"
 
 
 def _elsewhere(theory: list[_Work], training: list[_Work]) -> list[list[_Work]]:
@@ -97,20 +142,24 @@ def _stored(training: Sequence[_Work], setting: "Setting", out: Path) -> bool:
 
 
 def _together(
-    order: Sequence[_Work], elsewhere: Sequence[list[_Work]], setting: "Setting", out: Path
+    order: Sequence[_Work],
+    elsewhere: Sequence[list[_Work]],
+    setting: "Setting",
+    out: Path,
+    shown: AbstractProgress,
 ) -> dict[_Work, Item | None]:
     """Do the work in order; what is done elsewhere is waited for when its turn comes."""
     pools = [_pool() for _ in elsewhere]
     try:
-        with item_progress([work.label for work in order]) as (tell, finished), _only_cpu():
+        with _only_cpu():
             delegated = {
                 work: pool.submit(_do, work, setting, out)
                 for pool, queue in zip(pools, elsewhere, strict=True)
                 for work in queue
             }
-            for future in delegated.values():
-                future.add_done_callback(lambda _: finished())
-            return _in_order(order, delegated, replace(setting, tell=tell), out, finished)
+            for work, future in delegated.items():
+                future.add_done_callback(functools.partial(_tell_ended, work, shown))
+            return _in_order(order, delegated, replace(setting, tell=shown.at), out, shown)
     finally:
         for pool in pools:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -121,20 +170,28 @@ def _in_order(
     delegated: Mapping[_Work, Future],
     setting: "Setting",
     out: Path,
-    finished: Callable[[], None],
+    shown: AbstractProgress,
 ) -> dict[_Work, Item | None]:
-    done = {}
+    items = {}
     for work in order:
-        setting.tell(work.label)
-        if work in delegated:
-            done[work] = _awaited(work, delegated[work])
-        else:
-            done[work] = _do(work, setting, out)
-            finished()
-    return done
+        shown.at(work.label)
+        done = _awaited(work, delegated[work]) if work in delegated else _do(work, setting, out)
+        _tell(work, done, shown)  # even if it is told already: the callback may come too late
+        items[work] = done.item
+    return items
 
 
-def _awaited(work: _Work, future: Future) -> Item | None:
+def _tell_ended(work: _Work, shown: AbstractProgress, future: Future) -> None:
+    """Tell what another process has done; what went wrong is told where it is waited for."""
+    if not future.cancelled() and future.exception() is None:
+        _tell(work, future.result(), shown)
+
+
+def _tell(work: _Work, done: _Done, shown: AbstractProgress) -> None:
+    shown.end(work.label, outcome=done.outcome, seconds=done.seconds, stored=done.stored)
+
+
+def _awaited(work: _Work, future: Future) -> _Done:
     try:
         return future.result()
     except BrokenProcessPool as problem:
@@ -177,7 +234,13 @@ def _only_cpu() -> Iterator[None]:
             os.environ["JAX_PLATFORMS"] = before
 
 
-def _do(work: _Work, setting: "Setting", out: Path) -> Item | None:
+def _do(work: _Work, setting: "Setting", out: Path) -> _Done:
+    began = time.monotonic()
+    item = _item(work, setting, out)
+    return _Done(item, time.monotonic() - began)
+
+
+def _item(work: _Work, setting: "Setting", out: Path) -> Item | None:
     from promptlimit import experiments
 
     if work.kind == "part":
