@@ -58,7 +58,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one worker run a whole file, whose tests share compiled programs; the longest files first."""
+    """Let one worker run a whole file, whose tests share programs; the longest files first."""
     slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: (-slow[item.path], str(item.path)))
     for item in items:

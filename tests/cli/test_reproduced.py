@@ -235,7 +235,7 @@ def test_other_processes_get_theory_and_with_more_cores_each_law(
     training.append(_workers._Work("figure", "b"))
     for cores, queues in (
         (1, []),
-        (2, [["a"]]),
+        (2, [["a", "z, L = 10"]]),
         (4, [["a"], ["x, L = 10"], ["y, L = 10"], ["z, L = 10"]]),
     ):
         monkeypatch.setattr("promptlimit.parallel.usable_cores", lambda n=cores: n)

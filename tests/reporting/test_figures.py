@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from promptlimit.experiments import FigureRecipe, Setting, all_figures, figure_data
+from promptlimit.experiments import all_figures
 from promptlimit.reporting import FORMATS, draw, render
 
-OF_THEORY = [recipe for recipe in all_figures() if not recipe.of_training]
 LENGTHS = np.array([10.0, 100.0, 1000.0])
 STEPS = np.geomspace(100.0, 3e5, 12)
 
@@ -18,15 +17,6 @@ def test_every_figure_of_the_paper_has_a_recipe() -> None:
         assert recipe.caption.endswith(".")
         assert recipe.title
         assert recipe.reference
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", OF_THEORY, ids=lambda recipe: recipe.name)
-def test_a_figure_is_drawn_from_its_data_to_the_same_bytes(recipe: FigureRecipe) -> None:
-    data = figure_data(recipe, Setting(quick=True))
-    drawn = [draw(recipe.name, data) for _ in range(2)]
-    assert render(drawn[0], "svg") == render(drawn[1], "svg")
-    assert all(len(render(drawn[0], kind)) > 5_000 for kind in FORMATS)
 
 
 def test_the_cost_of_softmax_is_drawn_with_its_limits() -> None:

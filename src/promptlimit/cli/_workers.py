@@ -92,7 +92,7 @@ def made(
     if whole and training and not _stored(training, setting, out):
         training = [*_parts(setting), *training]
     elsewhere = _elsewhere(theory, training)
-    order = [*training, *theory]
+    order = [*training, *reversed(theory)]  # the other process comes from the front
     shown.plan(_plan(order, setting, out), {work.label: _USUAL[work.kind] for work in order})
     done = _together(order, elsewhere, setting, out, shown)
     return [item for work in map(_work, wanted) if (item := done[work]) is not None]
@@ -108,15 +108,23 @@ def _plan(order: Sequence[_Work], setting: "Setting", out: Path) -> str:
 
 
 def _elsewhere(theory: list[_Work], training: list[_Work]) -> list[list[_Work]]:
-    """Return what other processes do: theory beside training; with more cores, each law's flows."""
+    """Return what other processes do beside training, until this one takes it from them.
+
+    Theory, and then the flows of the last law; with more cores, the flows of each law apart.
+    """
     from promptlimit.parallel import usable_cores
 
     cores = usable_cores()
     if cores < 2 or not theory or not training:
         return []
     flows = [work for work in training if work.kind == "part" and work.length]
-    laws = dict.fromkeys(work.name for work in flows) if cores >= _CORES_FOR_LAWS else ()
-    return [theory, *([work for work in flows if work.name == law] for law in laws)]
+    by_law = [
+        [work for work in flows if work.name == law]
+        for law in dict.fromkeys(work.name for work in flows)
+    ]
+    if cores < _CORES_FOR_LAWS:
+        return [[*theory, *(by_law[-1] if by_law else ())]]
+    return [theory, *by_law]
 
 
 def _work(item: "Claim | FigureRecipe") -> _Work:
@@ -148,7 +156,7 @@ def _together(
     out: Path,
     shown: AbstractProgress,
 ) -> dict[_Work, Item | None]:
-    """Do the work in order; what is done elsewhere is waited for when its turn comes."""
+    """Do the work in order; what another process has begun is waited for when its turn comes."""
     pools = [_pool() for _ in elsewhere]
     try:
         with _only_cpu():
@@ -175,7 +183,9 @@ def _in_order(
     items = {}
     for work in order:
         shown.at(work.label)
-        done = _awaited(work, delegated[work]) if work in delegated else _do(work, setting, out)
+        future = delegated.get(work)
+        mine = future is None or future.cancel()  # nobody has begun it: done here
+        done = _do(work, setting, out) if mine else _awaited(work, future)
         _tell(work, done, shown)  # even if it is told already: the callback may come too late
         items[work] = done.item
     return items
