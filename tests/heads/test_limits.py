@@ -15,6 +15,7 @@ from promptlimit.heads._measure import (  # pyright: ignore[reportPrivateUsage]
     measured,
 )
 from promptlimit.heads._prediction import GRID, prediction  # pyright: ignore[reportPrivateUsage]
+from promptlimit.measures import full_precision
 
 
 def random_head(*, causal: bool, length: int = 24) -> Head:
@@ -66,6 +67,7 @@ def test_blocks_of_queries_change_nothing() -> None:
     rng = np.random.default_rng(0)
     queries, keys = rng.normal(size=(2, 1100, 2)).astype(np.float32)
 
+    @full_precision
     def rows(part: jax.Array, positions: jax.Array) -> jax.Array:
         inside = weighing.inside_of(positions, 1100, causal=True)
         return weighing.softmax_weights(part @ keys.T, inside) @ keys

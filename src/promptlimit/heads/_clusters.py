@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from promptlimit._inputs import ArrayLike
+from promptlimit.measures import full_precision
 
 _STEPS = 12
 
@@ -24,10 +25,12 @@ def clusters_of(
 
 
 @functools.partial(jax.jit, static_argnames="clusters")
+@full_precision
 def _clustered(queries: Array, keys: Array, key: Array, clusters: int) -> Array:
     return members(queries, keys, clusters, key)
 
 
+@full_precision
 def members(
     queries: Float[Array, "n d"], keys: Float[Array, "length d"], clusters: int, key: Key[Array, ""]
 ) -> Float[Array, "length clusters"]:
@@ -51,6 +54,7 @@ def members(
     return _nearest(points, jax.lax.fori_loop(0, _STEPS, step, centres))
 
 
+@full_precision
 def sink_members(
     queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int
 ) -> Float[Array, "length parts"]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.heads._forward import LayerHeads
-from promptlimit.measures import Gaussian
+from promptlimit.measures import Gaussian, full_precision
 
 
 class PromptMoments(NamedTuple):
@@ -23,6 +23,7 @@ class PromptMoments(NamedTuple):
 
 
 @jax.jit
+@full_precision
 def prompt_moments_of(heads: LayerHeads) -> PromptMoments:
     """Return the moments of every head of a layer over one prompt."""
     tokens = jnp.concatenate([heads.keys, heads.values], axis=2)

@@ -21,6 +21,7 @@ from promptlimit.heads._weighing import (
     softmax_weights,
     uniform_weights,
 )
+from promptlimit.measures import full_precision
 
 FORWARD: dict[str, ForwardPass] = {
     "bert": _bert.FORWARD,
@@ -67,6 +68,7 @@ def as_trained(shape: Architecture) -> Replacement:
 
 
 @functools.partial(jax.jit, static_argnames=("shape", "sinks"))
+@full_precision
 def run_layer(
     weights: Weights,
     hidden: Float[Array, "n hidden"],
@@ -115,18 +117,21 @@ def _head_output(
 
 
 @functools.partial(jax.jit, static_argnames="shape")
+@full_precision
 def embedded(weights: Weights, ids: Int[Array, " n"], *, shape: Architecture) -> Array:
     """Return the residual stream before the first layer."""
     return FORWARD[shape.family].embed(weights, shape, ids)
 
 
 @functools.partial(jax.jit, static_argnames="shape")
+@full_precision
 def closed(weights: Weights, hidden: Array, *, shape: Architecture) -> Array:
     """Return the residual stream after the last layer and what the family does to it then."""
     return FORWARD[shape.family].close(weights, shape, hidden)
 
 
 @functools.partial(jax.jit, static_argnames="shape")
+@full_precision
 def next_token_loss(
     weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: Architecture
 ) -> Array:

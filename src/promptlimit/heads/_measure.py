@@ -18,6 +18,7 @@ from promptlimit.heads._weighing import (
     softmax_weights,
     uniform_weights,
 )
+from promptlimit.measures import full_precision
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 LIMITS = (
@@ -58,6 +59,7 @@ class _Rows(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "shortest", "clusters", "sinks"))
+@full_precision
 def measured(
     heads: LayerHeads,
     scale: Float[Array, ""],

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from promptlimit.measures import full_precision
+
 Scores = Float[Array, "n length"]
 Inside = Bool[Array, "n length"]
 Rows = TypeVar("Rows")
@@ -44,6 +46,7 @@ def gaussian_weights(scores: Scores, inside: Inside) -> Scores:
     return share * (1.0 + scores - centre)
 
 
+@full_precision
 def mixture_weights(
     scores: Scores, inside: Inside, members: Float[Array, "length clusters"]
 ) -> Scores:
