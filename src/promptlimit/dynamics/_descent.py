@@ -118,7 +118,7 @@ def _descended(
     y0: Array,
     times: Array,
     rules: Rules,
-    solver: diffrax.AbstractSolver,
+    solver: Any,
 ) -> Descent:
     if isinstance(solver, diffrax.AbstractRungeKutta) and solver.scan_kind is None:
         solver = dataclasses.replace(solver, scan_kind="lax")  # no one differentiates through it
@@ -177,8 +177,8 @@ class _Loop(NamedTuple):
     pull: Callable[[Array], Array]
     times: Array
     rules: Rules
-    solver: diffrax.AbstractSolver
-    control: diffrax.PIDController
+    solver: Any
+    control: Any
     threshold: Array
 
     def events(self, now: _Progress) -> tuple[Array, Array]:
