@@ -199,7 +199,9 @@ def test_one_program_serves_all_lengths_tolerances_and_numbers_of_times(
 ) -> None:
     calls, right = [], _descent.gradient
     monkeypatch.setattr(_descent, "gradient", lambda *a: calls.append(0) or right(*a))
-    pl.gradient_flow(TASK, random_head(), 30, [0.5, 1.0], points=POINTS, tolerance=1e-5)
+    for times in ([0.5, 1.0], [0.5, math.inf]):
+        settings = {"points": POINTS, "tolerance": 1e-5, "arrival": 0.3}
+        pl.gradient_flow(TASK, random_head(), 30, times, **settings)
     assert not calls
 
 

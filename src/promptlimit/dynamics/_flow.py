@@ -200,7 +200,8 @@ def _descent(request: FlowRequest, objective: Objective) -> Descent:
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
     limits = (end, request.tolerance, request.arrival, request.radius)
-    rules = Rules(*map(jnp.asarray, limits))
+    # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
+    rules = Rules(*(jnp.asarray(limit, jnp.float64) for limit in limits))
     start = mover(objective, request.start)
     found = descend(objective, start, jnp.asarray(padded), rules, request.solver)
     return found._replace(states=found.states[padded.size - finite.size :])
