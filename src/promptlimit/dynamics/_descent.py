@@ -1,17 +1,20 @@
 """The compiled part of a flow: one program for all lengths, tolerances and starts of one shape."""
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._objective import Objective
-from promptlimit.dynamics._stabilised import StabilisedRungeKutta
+from promptlimit.dynamics._stabilised import FlowState, StabilisedRungeKutta
 from promptlimit.tasks._heads import merged_head
 
 MAX_STEPS = 200_000
@@ -20,6 +23,8 @@ SMALLEST_STEP = 1e-11
 _FALL = 0.01
 _ROUNDING = 1e-12
 _FINEST = 1e-13
+_CLOSE = 1e-14  # about a hundred roundings
+_CHUNK = 16
 
 
 class Rules(NamedTuple):
@@ -62,10 +67,10 @@ class Descent(NamedTuple):
 class Moments(NamedTuple):
     """Merged parameters and costs along a trajectory."""
 
-    key_query: Array
-    value: Array
-    risk: Array
-    gradient_norm: Array
+    key_query: np.ndarray | Array
+    value: np.ndarray | Array
+    risk: np.ndarray | Array
+    gradient_norm: np.ndarray | Array
 
 
 def gradient(objective: Objective, start: AbstractAttention, state: Array) -> Array:
@@ -73,6 +78,20 @@ def gradient(objective: Objective, start: AbstractAttention, state: Array) -> Ar
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
     return jax.grad(lambda vector: objective(eqx.combine(unravel(vector), rest)))(state)
+
+
+class _Progress(NamedTuple):
+    """A flow on its way: where it is, what the next step starts from, and what was saved."""
+
+    y: Array
+    t: Array
+    next_t: Array
+    solver: Any
+    controller: Any
+    slope: Array
+    states: Array
+    failed: Array
+    steps: Array
 
 
 @eqx.filter_jit
@@ -83,66 +102,173 @@ def descend(
     rules: Rules,
     solver: diffrax.AbstractSolver,
 ) -> Descent:
-    r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from the arrays of `start`."""
+    r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from the arrays of `start`.
+
+    A loop over diffrax's steps, written out: `diffrax.diffeqsolve` would compile the gradient of
+    the risk five times, and as much again around it.
+    """
     state, _ = ravel_pytree(eqx.filter(start, eqx.is_inexact_array))
-    first = jnp.linalg.norm(gradient(objective, start, state))
-    threshold = jnp.maximum(jnp.minimum(rules.arrival, _FALL * first), _ROUNDING)
+    pull = jax.jit(lambda y: -gradient(objective, start, y))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return _descended(pull, state, times, rules, solver)
+
+
+def _descended(
+    pull: Callable[[Array], Array],
+    y0: Array,
+    times: Array,
+    rules: Rules,
+    solver: Any,
+) -> Descent:
+    if isinstance(solver, diffrax.AbstractRungeKutta) and solver.scan_kind is None:
+        solver = dataclasses.replace(solver, scan_kind="lax")  # no one differentiates through it
+    terms = diffrax.ODETerm(lambda t, y, args: pull(y))  # noqa: ARG005  # diffrax's signature
+    zero = jnp.zeros_like(rules.end)
+    next_t = jnp.minimum(jnp.clip(0.1 * rules.end, SMALLEST_STEP, 0.01), rules.end)
+    memory = solver.init(terms, zero, next_t, y0, None)
+    slope = _slope(pull, y0, memory)
+    loop = _loop(pull, times, rules, solver, slope)
+    order = solver.error_order(terms)
+    _, marks = loop.control.init(terms, zero, rules.end, y0, next_t, None, solver.func, order)
+    first = _Progress(
+        y=y0,
+        t=zero,
+        next_t=next_t,
+        solver=memory,
+        controller=jax.tree.map(jnp.asarray, marks),
+        slope=slope,
+        states=jnp.where(times[:, None] > 0, jnp.inf, y0),
+        failed=jnp.asarray(False),
+        steps=jnp.zeros((), jnp.int32),
+    )
+    end = jax.lax.while_loop(loop.goes_on, loop.step, first)
+    arrived, escaped = loop.events(end)
+    finished = arrived | escaped | (~end.failed & (end.t >= rules.end))
+    return Descent(end.states, end.y, end.t, arrived, escaped, finished)
+
+
+def _loop(
+    pull: Callable[[Array], Array],
+    times: Array,
+    rules: Rules,
+    solver: diffrax.AbstractSolver,
+    slope: Array,
+) -> "_Loop":
+    """Return the loop of a flow whose gradient at the start has the norm `slope`."""
+    threshold = jnp.maximum(jnp.minimum(rules.arrival, _FALL * slope), _ROUNDING)
     tolerance = rules.tolerance
     if not isinstance(solver, StabilisedRungeKutta):
         # At the edge of stability other explicit methods hover about the end at their tolerance.
         tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
-
-    def field(t: object, y: Array, args: object) -> Array:  # noqa: ARG001  # diffrax's signature
-        return -gradient(objective, start, y)
-
-    def arrived(t: object, y: Array, args: object, **_: object) -> Array:
-        return jnp.linalg.norm(field(t, y, args)) <= threshold
-
-    def escaped(t: object, y: Array, args: object, **_: object) -> Array:  # noqa: ARG001  # as above
-        return jnp.linalg.norm(y) > rules.radius
-
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        found = diffrax.diffeqsolve(
-            diffrax.ODETerm(field),
-            solver,
-            t0=0.0,
-            t1=rules.end,
-            dt0=jnp.minimum(0.01, 0.1 * rules.end),
-            y0=state,
-            saveat=diffrax.SaveAt(
-                subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)]  # pyright: ignore[reportArgumentType]
-            ),
-            stepsize_controller=diffrax.PIDController(
-                rtol=tolerance,
-                atol=tolerance,
-                pcoeff=0.2,
-                icoeff=0.5,
-                dtmin=SMALLEST_STEP,
-                force_dtmin=False,
-            ),
-            event=diffrax.Event([arrived, escaped]),
-            adjoint=diffrax.ForwardMode(),
-            max_steps=MAX_STEPS,
-            throw=False,
-        )
-    if found.ys is None or found.ts is None or found.event_mask is None:
-        raise AssertionError("states, times and events are saved")
-    states, last = found.ys
-    return Descent(
-        states=states,
-        last=last[0],
-        end=found.ts[1][0],
-        arrived=found.event_mask[0],
-        escaped=found.event_mask[1],
-        finished=diffrax.is_okay(found.result),
+    control = diffrax.PIDController(
+        rtol=tolerance,
+        atol=tolerance,
+        pcoeff=0.2,
+        icoeff=0.5,
+        dtmin=SMALLEST_STEP,
+        force_dtmin=False,
     )
+    return _Loop(pull, times, rules, solver, control, threshold)
+
+
+class _Loop(NamedTuple):
+    """Steps of a solver, as long as a controller makes them, until one of the rules says stop."""
+
+    pull: Callable[[Array], Array]
+    times: Array
+    rules: Rules
+    solver: Any
+    control: Any
+    threshold: Array
+
+    def events(self, now: _Progress) -> tuple[Array, Array]:
+        """Return whether the flow has arrived, and whether it has left the ball before."""
+        arrived = now.slope <= self.threshold
+        return arrived, ~arrived & (jnp.linalg.norm(now.y) > self.rules.radius)
+
+    def goes_on(self, now: _Progress) -> Array:
+        arrived, escaped = self.events(now)
+        stopped = arrived | escaped | now.failed | (now.steps >= MAX_STEPS)
+        return (now.t < self.rules.end) & ~stopped
+
+    def step(self, now: _Progress) -> _Progress:
+        terms = diffrax.ODETerm(lambda t, y, args: self.pull(y))  # noqa: ARG005  # as above
+        y, error, dense, after, outcome = self.solver.step(
+            terms, now.t, now.next_t, now.y, None, now.solver, made_jump=False
+        )
+        error = jnp.where(jnp.isnan(error), jnp.inf, error)
+        order = self.solver.error_order(terms)
+        kept, t, next_t, _, marks, verdict = self.control.adapt_step_size(
+            now.t, now.next_t, now.y, y, None, error, order, now.controller
+        )
+        t = jnp.minimum(t, self.rules.end)
+        y, after = jax.tree.map(
+            lambda new, old: jnp.where(kept, new, old), (y, after), (now.y, now.solver)
+        )
+        return _Progress(
+            y=y,
+            t=t,
+            next_t=self._clipped(t, next_t, kept),
+            solver=after,
+            controller=marks,
+            slope=_slope(self.pull, y, after),
+            states=self._saved(now, dense, kept),
+            failed=~diffrax.is_okay(verdict) | (kept & ~diffrax.is_okay(outcome)),
+            steps=now.steps + 1,
+        )
+
+    def _clipped(self, t: Array, next_t: Array, kept: Array) -> Array:
+        """Return the end of the next step: not beyond the last time, nor just before it."""
+        end = self.rules.end
+        last = jnp.where(kept, end, t + 0.5 * (end - t))
+        return jnp.where(next_t > (1 - _CLOSE) * end, last, next_t)
+
+    def _saved(self, now: _Progress, dense: dict[str, Array], kept: Array) -> Array:
+        """Return the states, with those at times inside a step that was kept."""
+        path = self.solver.interpolation_cls(t0=now.t, t1=now.next_t, **dense)
+        inside = kept & (self.times > now.t) & (self.times <= now.next_t)
+        return jax.lax.cond(
+            jnp.any(inside),
+            lambda: jnp.where(inside[:, None], jax.vmap(path.evaluate)(self.times), now.states),
+            lambda: now.states,
+        )
+
+
+def _slope(pull: Callable[[Array], Array], y: Array, memory: Any) -> Array:
+    """Return the norm of the gradient at y, which some solvers have computed already."""
+    return jnp.linalg.norm(memory.field if isinstance(memory, FlowState) else pull(y))
+
+
+def measured(
+    objective: Objective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
+) -> Moments:
+    """Return merged parameters, risks and gradient norms."""
+    return _in_chunks(_measured, objective, start, states)
+
+
+def risks_along(
+    objective: Objective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
+) -> Float[np.ndarray, " times"]:
+    """Return the risks of another objective at the same parameters."""
+    return _in_chunks(_risks_along, objective, start, states)
+
+
+def _in_chunks(
+    program: Callable[[Objective, AbstractAttention, Array], Any],
+    objective: Objective,
+    start: AbstractAttention,
+    states: np.ndarray,
+) -> Any:
+    """Return what a program finds at all states, so many at a time that it is compiled once."""
+    count = states.shape[0]
+    padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
+    chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
+    found = [program(objective, start, jnp.asarray(chunk)) for chunk in chunks]
+    return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found)
 
 
 @eqx.filter_jit
-def measured(
-    objective: Objective, start: AbstractAttention, states: Float[Array, "times n"]
-) -> Moments:
-    """Return merged parameters, risks and gradient norms."""
+def _measured(objective: Objective, start: AbstractAttention, states: Array) -> Moments:
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
 
@@ -157,10 +283,7 @@ def measured(
 
 
 @eqx.filter_jit
-def risks_along(
-    objective: Objective, start: AbstractAttention, states: Float[Array, "times n"]
-) -> Float[Array, " times"]:
-    """Return the risks of another objective at the same parameters."""
+def _risks_along(objective: Objective, start: AbstractAttention, states: Array) -> Array:
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
     return jax.lax.map(lambda vector: objective(eqx.combine(unravel(vector), rest)), states)

@@ -200,7 +200,8 @@ def _descent(request: FlowRequest, objective: Objective) -> Descent:
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
     limits = (end, request.tolerance, request.arrival, request.radius)
-    rules = Rules(*map(jnp.asarray, limits))
+    # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
+    rules = Rules(*(jnp.asarray(limit, jnp.float64) for limit in limits))
     start = mover(objective, request.start)
     found = descend(objective, start, jnp.asarray(padded), rules, request.solver)
     return found._replace(states=found.states[padded.size - finite.size :])
@@ -238,20 +239,18 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: what was saved up to the end, then the last state."""
     objective, found, *_ = attempt
     end = float(found.end)
-    count = request.times.size
     saved = _states(request, found)
-    found_at = measured(objective, mover(objective, request.start), jnp.asarray(saved))
-    key_query, value, risks, norms = (np.asarray(each)[:count] for each in found_at)
+    found_at = measured(objective, mover(objective, request.start), saved)
+    key_query, value, risks, norms = map(np.asarray, found_at)
     error = _error(request, attempt, saved, risks)
     arrays = eqx.filter(request.start, eqx.is_inexact_array)
-    names = [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
-    unravel = ravel_pytree(arrays)[1]
-    leaves = [jax.tree.leaves(unravel(state)) for state in jnp.asarray(saved[:count])]
+    paths = jtu.tree_leaves_with_path(arrays)
+    cuts = np.cumsum([leaf.size for _, leaf in paths])[:-1]
     return Trajectory(
         times=request.times,
         parameters={
-            name: np.stack([np.asarray(leaf) for leaf in column])
-            for name, column in zip(names, zip(*leaves, strict=True), strict=True)
+            jtu.keystr(path).lstrip("."): column.reshape(-1, *leaf.shape)
+            for (path, leaf), column in zip(paths, np.split(saved, cuts, axis=1), strict=True)
         },
         key_query=key_query,
         value=value,
@@ -267,12 +266,11 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
 
 def _states(request: FlowRequest, found: Descent) -> np.ndarray:
     """Return the parameters at all times: saved up to the end, the start at 0, then the last."""
-    times, count = request.times, request.times.size
-    saved = np.tile(np.asarray(found.last), (count + -count % _PADDING, 1))
-    before = times <= float(found.end)
-    saved[:count][before] = np.asarray(found.states)[: before.sum()]
+    saved = np.tile(np.asarray(found.last), (request.times.size, 1))
+    before = request.times <= float(found.end)
+    saved[before] = np.asarray(found.states)[: before.sum()]
     start = ravel_pytree(eqx.filter(request.start, eqx.is_inexact_array))[0]
-    saved[:count][times == 0.0] = np.asarray(start)
+    saved[request.times == 0.0] = np.asarray(start)
     return saved
 
 
@@ -290,8 +288,8 @@ def _error(
     distance = np.zeros_like(risks)
     for shift in range(1, others + 1):
         other = _objective(request, attempt.max_sharpness, shift)
-        found = risks_along(other, mover(other, request.start), jnp.asarray(saved))
-        difference = np.abs(np.asarray(found)[: risks.size] - risks)
+        found = risks_along(other, mover(other, request.start), saved)
+        difference = np.abs(found - risks)
         distance = np.maximum(distance, np.where(np.isnan(difference), np.abs(risks), difference))
     if others > 1 and distance[-1] > _UNRELIABLE * risks[-1]:
         warnings.warn(

@@ -29,14 +29,14 @@ def stacked(request: TrainingRequest, cell: Cell) -> Any:
     def arrays(attention: AbstractAttention) -> Any:
         with jax.enable_x64(True):
             moving = eqx.filter(as_linear(attention), eqx.is_inexact_array)
-        return jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf, np.float32)), moving)
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), moving)
 
     rows = []
     for _, seed in cell:
         seeds = range(request.seeds) if seed is None else [seed]
         rows.append([arrays(start[each]) for start in request.starts for each in seeds])
-    members = [jax.tree.map(lambda *leaves: jnp.stack(leaves), *row) for row in rows]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    members = [jax.tree.map(lambda *leaves: np.stack(leaves), *row) for row in rows]
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *members)
 
 
 def as_linear(attention: AbstractAttention) -> AbstractAttention:

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -21,8 +20,6 @@ from promptlimit.dynamics._objective import (
 from promptlimit.finite import in_double
 from promptlimit.tasks import AbstractTask, LinearRegression
 from promptlimit.tasks._heads import merged_head
-
-_PADDING = 16  # numbers of states are padded to a multiple of this, so that programs are few
 
 
 class Measured(NamedTuple):
@@ -72,8 +69,6 @@ def measured_along(
         leaves: the arrays of the attention, each [n, ...].
     """
     states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
-    count = states.shape[0]
-    states = np.concatenate([states, np.repeat(states[-1:], -count % _PADDING, axis=0)])
     well = np.all(np.isfinite(states), axis=1, keepdims=True)[:, 0]
     with jax.enable_x64(True):
         double = in_double(start)
@@ -83,8 +78,8 @@ def measured_along(
         for widest in SHARPNESS_RANGES:
             first, second = (yardstick.objective(kernel, length, shift, widest) for shift in (0, 1))
             moving = mover(first, double)
-            moments = measured(first, moving, jnp.asarray(safe))
-            second_risk = risks_along(second, moving, jnp.asarray(safe))
+            moments = measured(first, moving, safe)
+            second_risk = risks_along(second, moving, safe)
             found = Measured(*(np.array(each) for each in (*moments, second_risk)))
             if np.isfinite(np.asarray(found.risk)[well]).all():
                 break
@@ -92,7 +87,7 @@ def measured_along(
         raise AssertionError("there is at least one range")
     for each in found:
         each[~well] = np.nan
-    return Measured(*(each[:count] for each in found))
+    return found
 
 
 def array_names(start: AbstractAttention) -> list[str]:
