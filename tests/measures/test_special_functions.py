@@ -70,7 +70,7 @@ def log_sinhc_derivatives(x: mp.mpf) -> list[mp.mpf]:
     return [mp.log(mp.sinh(x) / x), coth - 1 / x, second, 2 * coth * csch**2 - 2 / x**3]
 
 
-def log_cosh_derivatives(x: mp.mpf) -> list[mp.mpf]:
+def log_cosh_derivatives(x: mp.mpf) -> list:
     sech2 = mp.sech(x) ** 2
     return [mp.log(mp.cosh(x)), mp.tanh(x), sech2, -2 * mp.tanh(x) * sech2]
 
