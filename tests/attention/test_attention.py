@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from measures.cases import CASES, OneHot
+from measures.cases import CASES, OneHot, tilt_of, truth
 
 TOKEN_DIM, QUERY_DIM, OUTPUT_DIM, HEAD_DIM = 3, 4, 2, 5
 
@@ -151,24 +151,44 @@ def test_every_attention_has_its_gaussian_limit(attention: str, x64: None) -> No
     np.testing.assert_allclose(image.cov, matrix @ cov @ matrix.T, rtol=1e-12)
 
 
+@jax.jit
+def softmax_and_linear(law: pl.AbstractMeasure, u, v, queries) -> list[jax.Array]:
+    return [head(u, v)(law, query) for head, query in zip(HEADS.values(), queries, strict=True)]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_measure_is_a_prompt(name: str, x64: None) -> None:
-    """The attention of a measure is the limit of the attention of its samples."""
+    """Softmax reads V grad Lambda(Uz), linear attention V (Gamma + mm') Uz: 50-digit oracles."""
+    case, law = CASES[name], CASES[name].build()
+    rng = np.random.default_rng(5)
+    u, v = rng.normal(size=(law.dim, law.dim)), rng.normal(size=(2, law.dim))
+    known = slice(0, 3)  # the coordinates that the oracle knows
+    v[:, 3:] = 0.0
+    tilts = [tilt_of(1.0, law.dim).astype(float) for _ in HEADS]
+    tilts[1][3:] = 0.0
+    softmax, linear = softmax_and_linear(law, u, v, [np.linalg.solve(u, t) for t in tilts])
+    want = v[:, known] @ truth(case, 1.0, law.dim).gradient
+    np.testing.assert_allclose(softmax, want, rtol=0, atol=1e-13 * case.scale)
+    _, mean, cov = truth(case, 0.0, law.dim)
+    want = v[:, known] @ (cov + np.outer(mean, mean)) @ tilts[1][known]
+    np.testing.assert_allclose(linear, want, rtol=0, atol=1e-13 * case.scale**2)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "sphere"])
+def test_attention_over_a_measure_is_the_limit_of_that_over_its_samples(
+    name: str, x64: None
+) -> None:
     law = CASES[name].build()
     rng = np.random.default_rng(5)
-    u = rng.normal(size=(law.dim, law.dim)) * 0.3 / np.sqrt(law.dim) / CASES[name].scale
-    v = rng.normal(size=(2, law.dim))
-    query = rng.normal(size=law.dim)
-    prompt = pl.Empirical(law.sample(50_000, key=jax.random.key(2)))
-    for kernel in HEADS.values():
-        attention = kernel(u, v)
-        limit, finite = attention(law, query), attention(prompt, query)
+    u = rng.normal(size=(3, 3)) * 0.3 / np.sqrt(3) / CASES[name].scale
+    v, query = rng.normal(size=(2, 3)), rng.normal(size=3)
+    tokens = np.asarray(law.sample(50_000, key=jax.random.key(2)))
+    limits = softmax_and_linear(law, u, v, [query, query])
+    for kernel, limit in zip(HEADS, limits, strict=True):
+        finite = textbook(kernel, tokens, u, v, query)
         # The tilt is mild, so the weights are near uniform: a value's spread bounds the error.
-        values = np.asarray(prompt.tokens @ v.T)
-        weight = (
-            1.0 if kernel is pl.SoftmaxAttention else np.abs(prompt.tokens @ u @ query)[:, None]
-        )
-        spread = (values * weight).std(axis=0)
+        weight = 1.0 if kernel == "softmax" else np.abs(tokens @ u @ query)[:, None]
+        spread = (tokens @ v.T * weight).std(axis=0)
         assert (np.abs(limit - finite) <= 10 * spread / np.sqrt(50_000) + 1e-10).all()
 
 
@@ -189,21 +209,17 @@ def parameters() -> dict[str, np.ndarray]:
     return {**named, "u": 0.5 * named["k"].T @ named["q"]}
 
 
-def closed_form(wrt: str, prompt: pl.AbstractMeasure, a: dict[str, np.ndarray]) -> np.ndarray:
+def closed_forms(a: dict[str, np.ndarray], mean: np.ndarray, cov: np.ndarray) -> dict:
     """Appendix C.7: grad_U T_i = C v_i z', grad_{v_i} T_i = m, carried over to K and Q."""
-    tilt = jnp.asarray(a["u"] @ a["z"])
-    mean, cov = np.asarray(prompt.tilted_mean(tilt)), np.asarray(prompt.tilted_cov(tilt))
     by_u = np.stack([np.outer(cov @ row, a["z"]) for row in a["v"]])
-    if wrt == "key_query":
-        return by_u
-    if wrt == "key_weight":
-        return 0.5 * np.stack([a["q"] @ one.T for one in by_u])
-    if wrt == "query_weight":
-        return 0.5 * np.stack([a["k"] @ one for one in by_u])
-    if wrt == "output":
-        return np.einsum("ij,k->ijk", np.eye(2), a["w"] @ mean)
-    left = np.eye(2) if wrt == "value" else a["o"]
-    return np.einsum("ij,k->ijk", left, mean)
+    return {
+        "key_query": by_u,
+        "key_weight": 0.5 * np.stack([a["q"] @ one.T for one in by_u]),
+        "query_weight": 0.5 * np.stack([a["k"] @ one for one in by_u]),
+        "value": np.einsum("ij,k->ijk", np.eye(2), mean),
+        "value_weight": np.einsum("ij,k->ijk", a["o"], mean),
+        "output": np.einsum("ij,k->ijk", np.eye(2), a["w"] @ mean),
+    }
 
 
 GRADIENT_PROMPTS = [
@@ -217,11 +233,22 @@ GRADIENT_PROMPTS = [
 
 
 @pytest.mark.parametrize("name", GRADIENT_PROMPTS)
-@pytest.mark.parametrize("wrt", PARAMETERS)
-def test_parameter_gradients_are_the_closed_forms(wrt: str, name: str, x64: None) -> None:
-    a, prompt = parameters(), CASES[name].build()
-    got = PARAMETERS[wrt](a).jacobian(prompt, a["z"], wrt=wrt)
-    np.testing.assert_allclose(got, closed_form(wrt, prompt, a), rtol=1e-11, atol=1e-13)
+def test_parameter_gradients_are_the_closed_forms(name: str, x64: None) -> None:
+    a = parameters()
+
+    @jax.jit
+    def all_at_once(prompt: pl.AbstractMeasure) -> tuple:
+        tilt = jnp.asarray(a["u"] @ a["z"])
+        jacobians = {
+            wrt: build(a).jacobian(prompt, a["z"], wrt=wrt) for wrt, build in PARAMETERS.items()
+        }
+        return jacobians, prompt.tilted_mean(tilt), prompt.tilted_cov(tilt)
+
+    jacobians, mean, cov = all_at_once(CASES[name].build())
+    wants = closed_forms(a, np.asarray(mean), np.asarray(cov))
+    assert jacobians.keys() == wants.keys()
+    for wrt, got in jacobians.items():
+        np.testing.assert_allclose(got, wants[wrt], rtol=1e-11, atol=1e-13, err_msg=wrt)
 
 
 @pytest.mark.parametrize("wrt", PARAMETERS)
@@ -247,12 +274,13 @@ def test_linear_gradients_are_the_closed_forms(name: str, x64: None) -> None:
     a, prompt = parameters(), CASES[name].build()
     second = np.asarray(prompt.cov) + np.outer(prompt.mean, prompt.mean)
     attention = pl.LinearAttention(a["u"], a["v"])
+    jacobians = jax.jit(
+        lambda law: [attention.jacobian(law, a["z"], wrt=wrt) for wrt in ("key_query", "value")]
+    )(prompt)
     by_u = np.stack([np.outer(second @ row, a["z"]) for row in a["v"]])
-    got = attention.jacobian(prompt, a["z"], wrt="key_query")
-    np.testing.assert_allclose(got, by_u, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(jacobians[0], by_u, rtol=1e-11, atol=1e-13)
     by_v = np.einsum("ij,k->ijk", np.eye(2), second @ a["u"] @ a["z"])
-    got = attention.jacobian(prompt, a["z"], wrt="value")
-    np.testing.assert_allclose(got, by_v, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(jacobians[1], by_v, rtol=1e-11, atol=1e-13)
 
 
 def test_gaussian_gradients_do_not_depend_on_the_tilt(x64: None) -> None:

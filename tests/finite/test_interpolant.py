@@ -36,78 +36,101 @@ def hundred() -> WeightInterpolant:
     return weight_interpolant(100, max_sharpness=4.0)
 
 
+OUTSIDE = [-1e-12, -4.0, 16.0 + 1e-9, 1e9, math.inf, -math.inf, math.nan]
+INSIDE = [0.0, 16.0, 0.3, 1.0, 3.3, 5.0, 9.0, 15.0]
+ORDERS = ("value", "slope", "slope forward", "curvature")
+DERIVATIVES = (jax.jacrev, jax.jacfwd, jax.hessian)
+Orders = dict[float, dict[str, dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def orders(hundred) -> Orders:
+    """Values and derivatives, of each order and statistic, at points inside and outside."""
+    points = np.array([*INSIDE, *OUTSIDE])
+
+    def at(squared):
+        return hundred(squared), *(d(hundred)(squared) for d in DERIVATIVES)
+
+    with jax.enable_x64(True):
+        found = jax.jit(jax.vmap(at))(points)
+    return {
+        point: {
+            order: {name: float(row[n]) for name, row in each.items()}
+            for order, each in zip(ORDERS, found, strict=True)
+        }
+        for n, point in enumerate(points.tolist())
+    }
+
+
 @pytest.mark.slow
-def test_agrees_with_the_engine_at_random_points(everything):
+def test_agrees_with_the_engine_at_random_points_with_lengths_the_last_axis(everything):
     rng = np.random.default_rng(3)
     squared = np.concatenate([[0.0, 1e-12, END**2], rng.uniform(0.0, END, 60) ** 2])
-    found = eqx.filter_jit(everything)(jnp.asarray(squared))
+    found = eqx.filter_jit(everything)(jnp.asarray(squared.reshape(7, 9)))
     expected = weight_statistics(np.minimum(np.sqrt(squared), END)[:, None], LENGTHS)
     assert everything.error < 1e-9
     assert everything.slope_error < 1e-7
     for name in STATISTICS:
-        value, right = np.asarray(found[name]), getattr(expected, name)
+        assert found[name].shape == (7, 9, len(LENGTHS))
+        value, right = np.asarray(found[name]).reshape(63, -1), getattr(expected, name)
         scale = np.abs(right)
         if name == "spread_participation":
             scale = np.sqrt(expected.spread_error * expected.participation_square)
         assert np.all(np.abs(value - right) <= 1e-9 * scale), name
 
 
-def test_both_ends_are_inside(hundred):
-    found = hundred(jnp.array([0.0, 16.0]))
+def test_both_ends_are_inside(orders):
     expected = weight_statistics([0.0, 4.0], 100)
-    np.testing.assert_allclose(found["participation"], expected.participation, rtol=1e-10)
-    np.testing.assert_allclose(found["score_error"], expected.score_error, rtol=1e-10)
+    for name in ("participation", "score_error"):
+        found = [orders[end]["value"][name] for end in (0.0, 16.0)]
+        np.testing.assert_allclose(found, getattr(expected, name), rtol=1e-10)
 
 
-@pytest.mark.slow
-def test_outside_its_range_values_and_derivatives_are_nan(hundred):
-    outside = jnp.array([-1e-12, -4.0, 16.0 + 1e-9, 1e9, math.inf, -math.inf, math.nan])
-
-    def value(squared):
-        return hundred(squared)["participation"]
-
-    for function in (value, jax.grad(value), jax.jacfwd(value), jax.hessian(value)):
-        assert jnp.isnan(jax.jit(jax.vmap(function))(outside)).all()
-        assert jnp.isfinite(jax.jit(jax.vmap(function))(jnp.array([0.0, 5.0, 16.0]))).all()
+def test_outside_its_range_values_and_derivatives_are_nan(orders):
+    for point, found in orders.items():
+        inside = point in INSIDE
+        for order, each in found.items():
+            assert np.isfinite(list(each.values())).all() == inside, (point, order)
+            assert np.isnan(list(each.values())).all() != inside, (point, order)
 
 
 @pytest.mark.parametrize("squared", [0.3, 1.0, 3.3, 9.0, 15.0])
-@pytest.mark.parametrize("name", ["participation", "shrinkage", "score_error"])
-def test_derivatives_are_those_of_the_engine(hundred, name, squared):
+def test_derivatives_are_those_of_the_engine(orders, squared):
     step = 0.02
     offsets = step * np.arange(-4, 5)
-    samples = np.asarray(getattr(weight_statistics(np.sqrt(squared + offsets), 100), name))
-    fit = np.polynomial.Polynomial.fit(offsets, samples, 8)
-    slope = jax.grad(lambda s: hundred(s)[name])(squared)
-    curvature = jax.grad(jax.grad(lambda s: hundred(s)[name]))(squared)
-    scale = abs(samples[4])
-    assert abs(slope - fit.deriv()(0.0)) < 1e-8 * scale
-    assert abs(curvature - fit.deriv(2)(0.0)) < 1e-5 * scale
+    statistics, found = weight_statistics(np.sqrt(squared + offsets), 100), orders[squared]
+    for name in ("participation", "shrinkage", "score_error"):
+        samples = np.asarray(getattr(statistics, name))
+        fit = np.polynomial.Polynomial.fit(offsets, samples, 8)
+        scale = abs(samples[4])
+        assert abs(found["slope"][name] - fit.deriv()(0.0)) < 1e-8 * scale
+        assert abs(found["slope forward"][name] - fit.deriv()(0.0)) < 1e-8 * scale
+        assert abs(found["curvature"][name] - fit.deriv(2)(0.0)) < 1e-5 * scale
 
 
-def test_the_slope_at_zero_is_that_of_the_expansion(hundred):
+def test_the_slope_at_zero_is_that_of_the_expansion(orders):
     """E S_2 = (1 + (1 - 1/L) sigma^2 + ...) / L for small sharpness."""
-    slope = jax.grad(lambda s: hundred(s)["participation"])(0.0)
-    assert slope == pytest.approx(0.99 / 100, rel=1e-7)
+    assert orders[0.0]["slope"]["participation"] == pytest.approx(0.99 / 100, rel=1e-7)
 
 
 @pytest.mark.slow
 def test_works_under_jit_vmap_and_as_an_argument(hundred):
     squared = jnp.linspace(0.0, 16.0, 12).reshape(3, 4)
-    plain = hundred(squared)["score_error"]
-    inside = jax.jit(lambda s: hundred(s)["score_error"])(squared)
+
+    def error(s):
+        return hundred(s)["score_error"]
+
+    def transformed(s):
+        gradient = jax.grad(lambda s: error(s).sum())(s)
+        return error(s), jax.vmap(jax.vmap(error))(s), gradient, jax.jvp(error, (s,), (s + 1,))[1]
+
+    plain = error(squared)
+    inside, mapped, gradient, pushed = jax.jit(transformed)(squared)
     argument = eqx.filter_jit(lambda f, s: f(s)["score_error"])(hundred, squared)
-    mapped = jax.vmap(jax.vmap(lambda s: hundred(s)["score_error"]))(squared)
     for other in (inside, argument, mapped):
         np.testing.assert_allclose(other, plain, rtol=1e-12)
     assert plain.dtype == jnp.float64
-    gradient = jax.jit(jax.grad(lambda s: hundred(s)["score_error"].sum()))(squared)
-    pushed = jax.jvp(lambda s: hundred(s)["score_error"], (squared,), (jnp.ones((3, 4)),))[1]
-    np.testing.assert_allclose(gradient, pushed, rtol=1e-12)
-
-
-def test_several_lengths_are_the_last_axis(everything):
-    assert eqx.filter_jit(everything)(jnp.ones((2, 3)))["participation"].shape == (2, 3, 4)
+    np.testing.assert_allclose(gradient * (squared + 1), pushed, rtol=1e-12)
 
 
 def test_single_precision_gives_single_precision(hundred):
@@ -128,11 +151,20 @@ def stored_table(folder):
     return interpolation_table(("participation",), (7.0,), 0.5, folder)
 
 
-def test_tables_on_disk_are_used_again(tmp_path, monkeypatch):
-    built = stored_table(tmp_path)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"]
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A table, and the one file that it is kept in."""
+    folder = tmp_path_factory.mktemp("tables")
+    table = stored_table(folder)
+    (path,) = folder.iterdir()
+    return table, path
+
+
+def test_tables_on_disk_are_used_again(built, monkeypatch):
+    table, path = built
+    assert path.suffix == ".npz"
     monkeypatch.setattr(_interpolant_table, "_built", None)
-    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, built.coefficients)
+    np.testing.assert_array_equal(stored_table(path.parent).coefficients, table.coefficients)
 
 
 def cut(path):
@@ -154,6 +186,13 @@ def replace(**changes):
     return change
 
 
+def shorten(path):
+    """Leave tables that do not cover the range."""
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    np.savez(path, **{**arrays, "coefficients": arrays["coefficients"][..., :1]})
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -165,25 +204,16 @@ def replace(**changes):
         replace(coefficients=np.full((1, 1, 8, 8), np.nan)),
         replace(numbers=np.array([1.0, 0.0, 0.0])),
         replace(coefficients=np.array([{}], dtype=object)),
+        shorten,
     ],
 )
-def test_a_damaged_file_is_rebuilt(tmp_path, damage):
-    built = stored_table(tmp_path)
-    (path,) = tmp_path.iterdir()
-    sound = path.read_bytes()
+def test_a_damaged_file_is_rebuilt(built, tmp_path, damage):
+    table, sound = built
+    path = tmp_path / sound.name
+    path.write_bytes(sound.read_bytes())
     damage(path)
-    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, built.coefficients)
-    assert len(path.read_bytes()) == len(sound)
-
-
-def test_a_file_that_does_not_cover_the_range_is_rebuilt(tmp_path):
-    built = stored_table(tmp_path)
-    (path,) = tmp_path.iterdir()
-    with np.load(path, allow_pickle=False) as stored:
-        parts = dict(stored)
-    parts["coefficients"] = parts["coefficients"][..., :1]
-    np.savez(path, **parts)
-    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, built.coefficients)
+    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, table.coefficients)
+    assert len(path.read_bytes()) == len(sound.read_bytes())
 
 
 def test_refuses_when_polynomials_cannot_follow(monkeypatch):

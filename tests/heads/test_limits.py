@@ -1,5 +1,7 @@
 """Heads and their limits: the weighings against the library's own measures, and Gaussian tokens."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,22 +122,26 @@ def gaussian_layer(heads: int, length: int) -> tuple[LayerHeads, CorpusMap, np.n
     return LayerHeads(*arrays[:3]), CorpusMap(*arrays[3:]), root
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
+@functools.cache
+def measured_over_gaussian_tokens(causal: bool) -> tuple[LayerHeads, dict[str, np.ndarray]]:
     layer, corpus, _ = gaussian_layer(heads=400, length=64)
-    table = prediction(8 if causal else 64, 64)
     found = measured(
         layer,
         jnp.float32(1.0),
         corpus,
-        table,
+        prediction(8 if causal else 64, 64),
         jax.random.key(0),
         causal=causal,
         shortest=8,
         clusters=2,
         sinks=2,
     )
-    sums = {name: np.asarray(value, np.float64) for name, value in found.items()}
+    return layer, {name: np.asarray(value, np.float64) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
+    _, sums = measured_over_gaussian_tokens(causal)
 
     def close(ours: str, predicted: str, bias: float) -> None:
         difference = sums[ours] - sums[predicted]
@@ -152,12 +158,8 @@ def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
 
 
 def test_the_predicted_error_is_that_of_prompt_moments() -> None:
-    layer, corpus, _ = gaussian_layer(heads=1, length=64)
+    layer, found = measured_over_gaussian_tokens(causal=False)
     head = Head(*(np.asarray(part[0]) for part in layer), scale=1.0)
-    found = measured(
-        layer, jnp.float32(1.0), corpus, prediction(64, 64), jax.random.key(0),
-        causal=False, shortest=8, clusters=2, sinks=2,
-    )  # fmt: skip
     with jax.enable_x64(True):
         law = head.gaussian()
         exact = sum(

@@ -1,11 +1,13 @@
 """Every measure beside its log-Laplace transform in 50-digit arithmetic, written independently."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import mpmath as mp
+import numpy as np
 
 import promptlimit as pl
 
@@ -89,7 +91,7 @@ SKEWED = [[1.0, 0.5], [-0.75, 2.0]]
 
 
 def _mixture_oracle(t: Sequence[mp.mpf]) -> Any:
-    parts = [_gaussian(MEAN, COV)(t), _sphere(3, 1.5)(t), _rademacher(WIDTHS)(t)]
+    parts = [_gaussian(MEAN, COV)(t), _tokens(TOKENS, WEIGHTS)(t), _rademacher(WIDTHS)(t)]
     return _log_mean_exp([0.5, 0.25, 0.25], parts)
 
 
@@ -98,12 +100,18 @@ def _affine_oracle(t: Sequence[mp.mpf]) -> Any:
     return _dot(SHIFT, t) + _tokens(SKEWED, [0.75, 0.25])(back)
 
 
+MIXED_SPHERE = Case(
+    lambda: pl.Mixture([0.5, 0.5], [pl.Gaussian(MEAN, COV), pl.UniformSphere(3, 1.5)]),
+    lambda t: _log_mean_exp([0.5, 0.5], [_gaussian(MEAN, COV)(t), _sphere(3, 1.5)(t)]),
+    3.0,
+)
+
 CASES: dict[str, Case] = {
     "gaussian": Case(lambda: pl.Gaussian(MEAN, COV), _gaussian(MEAN, COV), 3.0),
     "singular gaussian": Case(lambda: pl.Gaussian(MEAN, SINGULAR), _gaussian(MEAN, SINGULAR), 3.0),
     "point": Case(
-        lambda: pl.Gaussian([1.0, 2.0], jnp.zeros((2, 2))),
-        _gaussian([1.0, 2.0], [[0.0, 0.0], [0.0, 0.0]]),
+        lambda: pl.Gaussian([1.0, 2.0, -0.5], np.zeros((3, 3))),
+        _gaussian([1.0, 2.0, -0.5], [[0.0] * 3] * 3),
         2.0,
     ),
     "tokens": Case(lambda: pl.Empirical(TOKENS), _tokens(TOKENS, UNIFORM), 2.0),
@@ -116,7 +124,7 @@ CASES: dict[str, Case] = {
     "mixture": Case(
         lambda: pl.Mixture(
             [0.5, 0.25, 0.25],
-            [pl.Gaussian(MEAN, COV), pl.UniformSphere(3, 1.5), pl.Rademacher(WIDTHS)],
+            [pl.Gaussian(MEAN, COV), pl.Empirical(TOKENS, WEIGHTS), pl.Rademacher(WIDTHS)],
         ),
         _mixture_oracle,
         3.0,
@@ -150,3 +158,39 @@ CASES: dict[str, Case] = {
         2.0,
     ),
 }
+
+
+def tilt_of(norm: float, dim: int, seed: int = 0) -> np.ndarray:
+    """A tilt of that norm which single precision holds exactly, so that one oracle serves both."""
+    direction = np.random.default_rng(seed).normal(size=dim)
+    return (norm * direction / np.linalg.norm(direction)).astype("float32")
+
+
+class Truth(NamedTuple):
+    value: mp.mpf
+    gradient: np.ndarray  # the first three coordinates
+    hessian: np.ndarray  # the first three rows and columns
+
+
+@functools.cache
+def truth(case: Case, norm: float, dim: int) -> Truth:
+    """The oracle and its central differences: 50 digits in, at least 17 out."""
+    tilt = [mp.mpf(float(x)) for x in tilt_of(norm, dim)]
+    step = mp.mpf(10) ** -10
+    oracle = case.oracle
+
+    def moved(*changes: tuple[int, int]) -> mp.mpf:
+        point = list(tilt)
+        for index, sign in changes:
+            point[index] += sign * step
+        return oracle(point)
+
+    def second(i: int, j: int) -> mp.mpf:
+        corners = [(a, b, moved((i, a), (j, b))) for a in (-1, 1) for b in (-1, 1)]
+        return mp.fsum(a * b * value for a, b, value in corners) / (4 * step**2)
+
+    axes = range(min(dim, 3))
+    gradient = [(moved((i, 1)) - moved((i, -1))) / (2 * step) for i in axes]
+    hessian = {(i, j): second(i, j) for i in axes for j in axes if i <= j}
+    rows = [[float(hessian[min(i, j), max(i, j)]) for j in axes] for i in axes]
+    return Truth(oracle(tilt), np.array(gradient, float), np.array(rows))

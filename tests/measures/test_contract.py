@@ -1,9 +1,13 @@
-"""Every measure keeps every promise of `AbstractMeasure`, in both precisions."""
+"""Every measure keeps every promise of `AbstractMeasure`, in both precisions.
+
+One program for a measure and a precision gives its three transforms at all tilts, and in double
+precision also at moved parameters with the slopes there; every test reads what it needs of it.
+"""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import mpmath as mp
@@ -11,206 +15,255 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from measures.cases import CASES, Case
+from measures.cases import CASES, MIXED_SPHERE, tilt_of, truth
 
 NORMS = [0.0, 1e-6, 1e-2, 1.0, 30.0, 1e3]
+SLOPE_NORMS = [0.0, 0.7, 20.0]
+STEP = 1e-3
+COUNT = 20_000
 
 
-@pytest.fixture(params=CASES.values(), ids=list(CASES))
-def case(request: pytest.FixtureRequest) -> Case:
+@pytest.fixture(params=CASES)
+def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def tilt_of(norm: float, dim: int, dtype: str, seed: int = 0) -> jax.Array:
-    """A tilt of that norm which single precision holds exactly, so that one oracle serves both."""
-    direction = np.random.default_rng(seed).normal(size=dim)
-    return jnp.asarray((norm * direction / np.linalg.norm(direction)).astype("float32"), dtype)
+class Transforms(NamedTuple):
+    """The log-Laplace transform, its gradient and its Hessian at a tilt."""
+
+    value: Any
+    mean: Any
+    cov: Any
 
 
-class Truth(NamedTuple):
-    value: mp.mpf
-    gradient: np.ndarray  # the first three coordinates
-    hessian: np.ndarray  # the first three rows and columns
+def transforms(measure: pl.AbstractMeasure, tilt: jax.Array) -> Transforms:
+    return Transforms(
+        measure.log_laplace(tilt), measure.tilted_mean(tilt), measure.tilted_cov(tilt)
+    )
+
+
+@jax.jit
+def of_one(measure: pl.AbstractMeasure, tilts: jax.Array) -> Transforms:
+    return jax.vmap(transforms, in_axes=(None, 0))(measure, tilts)
+
+
+@jax.jit
+def of_stack(
+    stack: pl.AbstractMeasure, directions: pl.AbstractMeasure, tilts: jax.Array
+) -> tuple[Transforms, Transforms]:
+    """The transforms of each measure of a stack at its tilt, and their slopes along a direction."""
+
+    def one(measure: Any, direction: Any, tilt: jax.Array) -> tuple[Transforms, Transforms]:
+        return jax.jvp(lambda moved: transforms(moved, tilt), (measure,), (direction,))
+
+    return jax.vmap(one)(stack, directions, tilts)
+
+
+def mild(name: str) -> float:
+    """The norm of a tilt that weighs the samples of a measure almost evenly."""
+    return 0.5 / CASES[name].scale
+
+
+Rows = dict[Hashable, Transforms]
+
+
+def rows_of(labels: list, batch: Transforms) -> Rows:
+    arrays = [np.asarray(each) for each in batch]
+    return {label: Transforms(*(each[n] for each in arrays)) for n, label in enumerate(labels)}
 
 
 @functools.cache
-def truth(case: Case, norm: float, dim: int) -> Truth:
-    """The oracle and its central differences: 50 digits in, at least 17 out."""
-    tilt = [mp.mpf(float(x)) for x in np.asarray(tilt_of(norm, dim, "float32"))]
-    step = mp.mpf(10) ** -10
-
-    def moved(*changes: tuple[int, int]) -> mp.mpf:
-        point = list(tilt)
-        for index, sign in changes:
-            point[index] += sign * step
-        return case.oracle(point)
-
-    def second(i: int, j: int) -> mp.mpf:
-        corners = [(a, b, moved((i, a), (j, b))) for a in (-1, 1) for b in (-1, 1)]
-        return mp.fsum(a * b * value for a, b, value in corners) / (4 * step**2)
-
-    axes = range(min(dim, 3))
-    gradient = [(moved((i, 1)) - moved((i, -1))) / (2 * step) for i in axes]
-    hessian = {(i, j): second(i, j) for i in axes for j in axes if i <= j}
-    rows = [[float(hessian[min(i, j), max(i, j)]) for j in axes] for i in axes]
-    return Truth(case.oracle(tilt), np.array(gradient, float), np.array(rows))
+def in_single(name: str) -> Rows:
+    """The transforms at the tilts of all norms."""
+    with jax.enable_x64(False):
+        measure = CASES[name].build()
+        norms = [*NORMS, mild(name)]
+        return rows_of(norms, of_one(measure, np.stack([tilt_of(n, measure.dim) for n in norms])))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_log_laplace_is_exact(case: Case, precision: str, norm: float) -> None:
-    measure = case.build()
-    tilt = tilt_of(norm, measure.dim, precision)
-    got = measure.log_laplace(tilt)
-    want = truth(case, norm, measure.dim).value
-    assert got.dtype == precision
+@functools.cache
+def in_double(name: str) -> tuple[Rows, Rows]:
+    """The transforms, and their slopes in the parameters, of one stack of measures.
+
+    Labels are the norm of a tilt for the measure itself, (norm, k) for parameters moved by k steps,
+    the ends and the middle of a chord of tilts, and "ones" where all parameters move alike.
+    """
+    with jax.enable_x64(True):
+        measure = CASES[name].build()
+        leaves, structure = jax.tree.flatten(measure)
+        rng = np.random.default_rng(3)
+        # Zero weights stay zero and covariances symmetric; otherwise any direction will do.
+        factors = [rng.normal(size=leaf.shape if leaf.ndim == 1 else ()) for leaf in leaves]
+        left, right = (tilt_of(2.0, measure.dim, seed).astype(float) for seed in (1, 2))
+        rows: dict[Hashable, tuple[int, np.ndarray]] = {
+            **{norm: (0, tilt_of(norm, measure.dim)) for norm in (*NORMS, mild(name))},
+            **{(n, k): (k, tilt_of(n, measure.dim)) for n in SLOPE_NORMS for k in range(-2, 3)},
+            "left": (0, left),
+            "middle": (0, (left + right) / 2),
+            "right": (0, right),
+            "ones": (0, tilt_of(0.7, measure.dim)),
+        }
+        steps = STEP * np.array([k for k, _ in rows.values()], float)
+        alike = np.array([label == "ones" for label in rows])
+        stack, directions = [], []
+        for leaf, factor in zip(map(np.asarray, leaves), factors, strict=True):
+            each = (-1, *(1,) * leaf.ndim)
+            stack.append(leaf + steps.reshape(each) * leaf * factor)
+            directions.append(np.where(alike.reshape(each), 1.0, leaf * factor))
+        found = of_stack(
+            structure.unflatten(map(jnp.asarray, stack)),
+            structure.unflatten(map(jnp.asarray, directions)),
+            np.stack([tilt for _, tilt in rows.values()]).astype(float),
+        )
+        values, slopes = (rows_of(list(rows), batch) for batch in found)
+        return values, slopes
+
+
+def found(name: str, precision: str) -> Rows:
+    return in_single(name) if precision == "float32" else in_double(name)[0]
+
+
+def test_log_laplace_is_exact(name: str, precision: str) -> None:
     rounding = 8 * np.finfo(precision).eps
-    # The logarithm of a mean near one, or a sum of signed terms, carries the rounding of its parts.
-    assert abs(mp.mpf(float(got)) - want) <= rounding * (1 + abs(want) + norm * case.scale)
+    for norm in NORMS:
+        got = found(name, precision)[norm]
+        want = truth(CASES[name], norm, len(got.mean)).value
+        assert got.value.dtype == precision
+        # The logarithm of a mean near one, or a sum of signed terms, carries the rounding of its
+        # parts.
+        size = 1 + abs(want) + norm * CASES[name].scale
+        assert abs(mp.mpf(float(got.value)) - want) <= rounding * size, norm
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_tilted_mean_is_the_gradient(case: Case, precision: str, norm: float) -> None:
-    measure = case.build()
-    tilt = tilt_of(norm, measure.dim, precision)
-    got = measure.tilted_mean(tilt)
-    want = truth(case, norm, measure.dim).gradient
-    assert got.dtype == precision
-    rounding = 8 * float(np.finfo(precision).eps * (np.linalg.norm(want) + case.scale))
-    np.testing.assert_allclose(got[:3], want, rtol=0, atol=rounding)
+def test_tilted_mean_is_the_gradient(name: str, precision: str) -> None:
+    for norm in NORMS:
+        got = found(name, precision)[norm].mean
+        want = truth(CASES[name], norm, len(got)).gradient
+        assert got.dtype == precision
+        size = np.linalg.norm(want) + CASES[name].scale
+        rounding = 8 * float(np.finfo(precision).eps * size)
+        np.testing.assert_allclose(got[:3], want, rtol=0, atol=rounding, err_msg=str(norm))
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_tilted_cov_is_the_hessian(case: Case, precision: str, norm: float) -> None:
-    measure = case.build()
-    tilt = tilt_of(norm, measure.dim, precision)
-    got = measure.tilted_cov(tilt)
-    want = truth(case, norm, measure.dim).hessian
-    assert got.dtype == precision
-    rounding = 32 * np.finfo(precision).eps * (np.abs(want).max() + case.scale**2)
-    np.testing.assert_allclose(got[:3, :3], want, rtol=0, atol=rounding)
-    np.testing.assert_allclose(got, got.T, rtol=0, atol=rounding)
+def test_tilted_cov_is_the_hessian(name: str, precision: str) -> None:
+    for norm in NORMS:
+        got = found(name, precision)[norm].cov
+        want = truth(CASES[name], norm, len(got)).hessian
+        assert got.dtype == precision
+        size = np.abs(want).max() + CASES[name].scale ** 2
+        rounding = 32 * np.finfo(precision).eps * size
+        np.testing.assert_allclose(got[:3, :3], want, rtol=0, atol=rounding, err_msg=str(norm))
+        np.testing.assert_allclose(got, got.T, rtol=0, atol=rounding, err_msg=str(norm))
 
 
-def test_moments_are_the_tilted_moments_at_zero(case: Case, precision: str) -> None:
-    measure = case.build()
+def test_the_log_laplace_transform_vanishes_at_zero(name: str, precision: str) -> None:
+    assert abs(found(name, precision)[0.0].value) <= 2 * np.finfo(precision).eps
+
+
+def test_moments_have_the_precision_of_the_parameters(name: str, precision: str) -> None:
+    mean, cov = jax.eval_shape(lambda measure: (measure.mean, measure.cov), CASES[name].build())
+    assert mean.dtype == cov.dtype == precision
+
+
+def test_moments_are_the_tilted_moments_at_zero(name: str, x64: None) -> None:
+    measure = CASES[name].build()
     zero = jnp.zeros(measure.dim)
-    assert measure.mean.dtype == precision
     np.testing.assert_array_equal(measure.mean, measure.tilted_mean(zero))
     np.testing.assert_array_equal(measure.cov, measure.tilted_cov(zero))
-    assert float(abs(measure.log_laplace(zero))) <= 2 * np.finfo(precision).eps
 
 
-def test_log_laplace_is_convex_and_the_tilted_cov_positive(case: Case, x64: None) -> None:
-    measure = case.build()
-    a, b = (tilt_of(2.0, measure.dim, "float64", seed) for seed in (1, 2))
-    middle = measure.log_laplace((a + b) / 2)
-    ends = (measure.log_laplace(a) + measure.log_laplace(b)) / 2
-    assert middle <= ends + 1e-14
-    assert np.linalg.eigvalsh(measure.tilted_cov(a)).min() >= -1e-14
+EAGER = set(CASES) - {"mixture", "product"}  # each operation of these is one of the others'
 
 
-def test_samples_follow_the_measure(case: Case, precision: str) -> None:
-    measure = case.build()
-    count = 20_000
-    tokens = measure.sample(count, key=jax.random.key(7))
-    assert tokens.shape == (count, measure.dim)
+def test_jit_vmap_and_a_stack_of_measures_change_nothing(name: str, x64: None) -> None:
+    measure, batch = CASES[name].build(), in_double(name)[0]
+    for norm in (1.0, 0.0):
+        tilt = jnp.asarray(tilt_of(norm, measure.dim), float)
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-13, atol=1e-14)
+        close(batch[norm].mean, measure.tilted_mean(tilt))
+        close(batch[norm].cov, measure.tilted_cov(tilt))
+        if name in EAGER:
+            close(batch[norm].value, measure.log_laplace(tilt))
+
+
+def test_a_mixture_may_hold_a_sphere(x64: None) -> None:
+    measure, norms = MIXED_SPHERE.build(), [0.0, 1e-2, 1.0, 1e3]
+    rows = rows_of(norms, of_one(measure, np.stack([tilt_of(n, 3) for n in norms]).astype(float)))
+    units = 8 * np.finfo(float).eps
+    for norm in norms:
+        got, want = rows[norm], truth(MIXED_SPHERE, norm, 3)
+        size = 1 + abs(want.value) + norm * MIXED_SPHERE.scale
+        assert abs(mp.mpf(float(got.value)) - want.value) <= units * size
+        size = np.linalg.norm(want.gradient) + MIXED_SPHERE.scale
+        np.testing.assert_allclose(got.mean, want.gradient, rtol=0, atol=units * size)
+        size = np.abs(want.hessian).max() + MIXED_SPHERE.scale**2
+        np.testing.assert_allclose(got.cov, want.hessian, rtol=0, atol=4 * units * size)
+
+
+def test_log_laplace_is_convex_and_the_tilted_cov_positive(name: str) -> None:
+    left, middle, right = (in_double(name)[0][end] for end in ("left", "middle", "right"))
+    assert middle.value <= (left.value + right.value) / 2 + 1e-14
+    assert np.linalg.eigvalsh(left.cov).min() >= -1e-14
+
+
+@functools.cache
+def tokens_of(name: str, precision: str) -> np.ndarray:
+    with jax.enable_x64(precision == "float64"):
+        return np.asarray(CASES[name].build().sample(COUNT, key=jax.random.key(7)))
+
+
+def test_samples_follow_the_measure(name: str, precision: str) -> None:
+    tokens, case = tokens_of(name, precision), CASES[name]
+    plain, tilted = found(name, precision)[0.0], found(name, precision)[mild(name)]
+    dim = len(plain.mean)
+    assert tokens.shape == (COUNT, dim)
     assert tokens.dtype == precision
     # Under the law, e^{<t,z> - Lambda(t)} has mean one; likewise the tilted first moment.
-    tilt = tilt_of(0.5 / case.scale, measure.dim, precision)
-    draws = np.asarray(tokens, float)
-    ratios = np.exp(draws @ np.asarray(tilt, float) - float(measure.log_laplace(tilt)))
-    checks = [ratios, *(draws - np.asarray(measure.mean, float)).T]
-    checks += list((draws - np.asarray(measure.tilted_mean(tilt), float)).T * ratios)
+    draws = tokens.astype(float)
+    ratios = np.exp(draws @ tilt_of(mild(name), dim).astype(float) - float(tilted.value))
+    checks = [ratios, *(draws - plain.mean).T, *((draws - tilted.mean).T * ratios)]
     for draw, want in zip(checks, [1.0] + [0.0] * (len(checks) - 1), strict=True):
-        error = draw.std() / np.sqrt(count) + 20 * np.finfo(precision).eps * case.scale
+        error = draw.std() / np.sqrt(COUNT) + 20 * np.finfo(precision).eps * case.scale
         assert abs(draw.mean() - want) <= 4.5 * error
 
 
-def test_sample_covariance_is_the_covariance(case: Case, x64: None) -> None:
-    measure = case.build()
-    count = 20_000
-    centred = np.asarray(measure.sample(count, key=jax.random.key(8)) - measure.mean[None])
+def test_sample_covariance_is_the_covariance(name: str) -> None:
+    moments = in_double(name)[0][0.0]
+    centred = tokens_of(name, "float64") - moments.mean
     products = centred[:, :, None] * centred[:, None, :]
-    error = products.std(axis=0) / np.sqrt(count) + 1e-12
-    assert (np.abs(products.mean(axis=0) - measure.cov) <= 5 * error).all()
+    error = products.std(axis=0) / np.sqrt(COUNT) + 1e-12
+    assert (np.abs(products.mean(axis=0) - moments.cov) <= 5 * error).all()
 
 
-def test_samples_are_reproducible_and_new_keys_give_new_tokens(case: Case) -> None:
-    measure = case.build()
-    draw = lambda seed: np.asarray(measure.sample(64, key=jax.random.key(seed)))  # noqa: E731
-    np.testing.assert_array_equal(draw(1), draw(1))
-    if np.asarray(measure.cov).any():
-        assert (draw(1) != draw(2)).any()
+def test_samples_are_reproducible_and_new_keys_give_new_tokens(name: str, x64: None) -> None:
+    measure, tokens = CASES[name].build(), tokens_of(name, "float64")
+    np.testing.assert_array_equal(measure.sample(COUNT, key=jax.random.key(7)), tokens)
+    if in_double(name)[0][0.0].cov.any():
+        assert (np.asarray(measure.sample(COUNT, key=jax.random.key(8))) != tokens).any()
 
 
-def test_jit_and_vmap_change_nothing(case: Case, x64: None) -> None:
-    measure = case.build()
-    tilts = jnp.stack([tilt_of(1.0, measure.dim, "float64", seed) for seed in range(3)])
-
-    def transforms(tilt: jax.Array) -> tuple[jax.Array, ...]:
-        return measure.log_laplace(tilt), measure.tilted_mean(tilt), measure.tilted_cov(tilt)
-
-    one_by_one = [np.stack(each) for each in zip(*map(transforms, tilts), strict=True)]
-    batched = jax.jit(jax.vmap(transforms))(tilts)
-    for got, want in zip(batched, one_by_one, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-14)
-
-
-def test_a_stack_of_measures_maps_over_its_parameters(case: Case, x64: None) -> None:
-    measure = case.build()
-    stack = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), measure)
-    tilt = tilt_of(1.0, measure.dim, "float64")
-    both = jax.vmap(type(measure).tilted_mean, in_axes=(0, None))(stack, tilt)
-    one = measure.tilted_mean(tilt)
-    np.testing.assert_allclose(both, np.stack([one, one]), rtol=1e-13, atol=1e-14)
-
-
-@jax.jit
-def moments(
-    measure: pl.AbstractMeasure, direction: pl.AbstractMeasure, tilt: jax.Array, step: jax.Array
-) -> tuple:
-    """The three transforms of the measure moved by `step` along `direction`."""
-    moved = jax.tree.map(lambda leaf, d: leaf + step * d, measure, direction)
-    return moved.log_laplace(tilt), moved.tilted_mean(tilt), moved.tilted_cov(tilt)
-
-
-@jax.jit
-def moments_slope(measure, direction, tilt, step, speed) -> tuple:
-    return jax.jvp(lambda at: moments(measure, direction, tilt, at), (step,), (speed,))[1]
-
-
-@pytest.mark.parametrize("norm", [0.0, 0.7, 20.0])
-def test_derivatives_in_the_parameters_match_finite_differences(
-    case: Case, norm: float, x64: None
-) -> None:
-    measure = case.build()
-    tilt = tilt_of(norm, measure.dim, "float64")
-    leaves, structure = jax.tree.flatten(eqx.filter(measure, eqx.is_inexact_array))
-    rng = np.random.default_rng(3)
-    # Zero weights stay zero and covariances symmetric; otherwise any direction will do.
-    factors = [rng.normal(size=leaf.shape if leaf.ndim == 1 else ()) for leaf in leaves]
-    direction = structure.unflatten([leaf * f for leaf, f in zip(leaves, factors, strict=True)])
-
-    h = 1e-3
-    zero, one = jnp.zeros(()), jnp.ones(())
-    slope = moments_slope(measure, direction, tilt, zero, one)
-    points = [moments(measure, direction, tilt, jnp.asarray(k * h)) for k in (-2, -1, 1, 2)]
-    for index, got in enumerate(slope):
-        far_down, down, up, far_up = (np.asarray(point[index]) for point in points)
-        want = (8 * (up - down) - (far_up - far_down)) / (12 * h)
-        size = np.abs(want).max() + case.scale ** (index + 1) + norm * case.scale
+@pytest.mark.parametrize("norm", SLOPE_NORMS)
+def test_derivatives_in_the_parameters_match_finite_differences(name: str, norm: float) -> None:
+    values, slopes = in_double(name)
+    scale = CASES[name].scale
+    for index, got in enumerate(slopes[norm, 0]):
+        far_down, down, up, far_up = (values[norm, k][index] for k in (-2, -1, 1, 2))
+        want = (8 * (up - down) - (far_up - far_down)) / (12 * STEP)
+        size = np.abs(want).max() + scale ** (index + 1) + norm * scale
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-8 * size)
 
 
-def test_reverse_mode_in_the_parameters_agrees_with_forward_mode(case: Case, x64: None) -> None:
-    measure = case.build()
-    tilt = tilt_of(0.7, measure.dim, "float64")
-    direction = jax.tree.map(jnp.ones_like, measure)
-    forward = moments_slope(measure, direction, tilt, jnp.zeros(()), jnp.ones(()))
-    total = lambda m: sum(jnp.sum(each) for each in moments(m, direction, tilt, jnp.zeros(())))  # noqa: E731
-    gradient = jax.jit(jax.grad(total))(measure)
-    reverse = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gradient))
-    forward = sum(jnp.sum(each) for each in forward)
+@jax.jit
+@jax.grad
+def gradient_of_sum(measure: pl.AbstractMeasure, tilt: jax.Array) -> jax.Array:
+    return sum((jnp.sum(each) for each in transforms(measure, tilt)), start=jnp.zeros(()))
+
+
+def test_reverse_mode_in_the_parameters_agrees_with_forward_mode(name: str, x64: None) -> None:
+    measure = CASES[name].build()
+    gradient = gradient_of_sum(measure, tilt_of(0.7, measure.dim).astype(float))
+    reverse = sum(np.sum(leaf) for leaf in jax.tree.leaves(gradient))
+    forward = sum(np.sum(each) for each in in_double(name)[1]["ones"])
     np.testing.assert_allclose(reverse, forward, rtol=1e-11, atol=1e-12)
 
 
@@ -232,6 +285,6 @@ def test_moments_compile_once() -> None:
             raise AssertionError("not needed here")
 
     for seed in range(5):
-        tilt = tilt_of(1.0, 2, "float32", seed)
+        tilt = jnp.asarray(tilt_of(1.0, 2, seed))
         Counted(jnp.array(1.0 + seed)).tilted_mean(tilt)
     assert len(traces) == 1

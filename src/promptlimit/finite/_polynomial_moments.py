@@ -18,7 +18,7 @@ from jaxtyping import Array as JaxArray
 from promptlimit.finite._array_types import Array
 from promptlimit.finite._components import Components, gaussian_components
 from promptlimit.finite._precision import in_double
-from promptlimit.measures import AbstractMeasure
+from promptlimit.measures import AbstractMeasure, compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,13 @@ class TiltedMoments:
 def tilted_moments(measure: AbstractMeasure, tilt: Array) -> TiltedMoments:
     """Return the log-Laplace transform of any measure and its two derivatives at a tilt."""
     with jax.enable_x64(True):
-        double, point = in_double(measure), jnp.asarray(tilt)
-        return TiltedMoments(
-            float(double.log_laplace(point)),
-            np.asarray(double.tilted_mean(point), np.float64),
-            np.asarray(double.tilted_cov(point), np.float64),
-        )
+        value, mean, cov = _transforms(in_double(measure), jnp.asarray(tilt))
+    return TiltedMoments(float(value), np.asarray(mean, np.float64), np.asarray(cov, np.float64))
+
+
+@compiled
+def _transforms(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray]:
+    return measure.log_laplace(tilt), measure.tilted_mean(tilt), measure.tilted_cov(tilt)
 
 
 def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
@@ -101,8 +102,12 @@ def _read_derivatives(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArra
     origin = jnp.zeros_like(tilt)
     mean = jax.grad(measure.log_laplace)(origin)
     second = jax.hessian(lambda r: jnp.exp(measure.log_laplace(r) - r @ mean))
-    cov, third = jax.jvp(second, (origin,), (tilt,))
-    return mean, cov, third, _second_derivative(second, tilt)(origin)
+
+    def with_slope(point: JaxArray) -> tuple[JaxArray, JaxArray]:
+        return jax.jvp(second, (point,), (tilt,))
+
+    (cov, third), (_, fourth) = jax.jvp(with_slope, (origin,), (tilt,))
+    return mean, cov, third, fourth
 
 
 def _second_derivative(

@@ -14,8 +14,9 @@ on Taylor coefficients, which is as stable as the recursion itself.
 
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
-from math import ceil, factorial
+from functools import cache, partial
+from itertools import zip_longest
+from math import ceil, factorial, fsum
 
 import jax
 import jax.numpy as jnp
@@ -85,14 +86,25 @@ _DEBYE_SLOPES = [_slope_from_one(polynomial) for polynomial in _LOG_DEBYE]
 _DEBYE_DERIVATIVES = [_derivative(polynomial) for polynomial in _LOG_DEBYE]
 
 
+@cache
+def _series(kind: str, order: float, terms: int) -> list[float]:
+    r"""Return the coefficients in $p$ of $\sum_k c_k(p)/\nu^k$: one polynomial instead of many.
+
+    Here $c_k$ is $(D_k(p) - D_k(1))/(p - 1)$ or $D_k'(p)$.
+    """
+    polynomials = {"slopes": _DEBYE_SLOPES, "derivatives": _DEBYE_DERIVATIVES}[kind][:terms]
+    scaled = [[c / order**k for c in each] for k, each in enumerate(polynomials, start=1)]
+    return [fsum(same_power) for same_power in zip_longest(*scaled, fillvalue=0.0)]
+
+
 def _horner(coefficients: list[float], p: Array) -> Array:
-    total = jnp.zeros_like(p)
-    for coefficient in reversed(coefficients):
+    total = jnp.full_like(p, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
         total = total * p + coefficient
     return total
 
 
-def _debye_value(order: Array, s: Array) -> Array:
+def _debye_value(order: float, s: Array) -> Array:
     r"""Return $F_{\nu+1}(s)$ for large $\nu$.
 
     With $w=\sqrt{\nu^2+s}$, $p=\nu/w$ and $y = w/\nu - 1$ it is
@@ -102,20 +114,19 @@ def _debye_value(order: Array, s: Array) -> Array:
     p = order / w
     y = s / (order * (order + w))
     p_minus_one = -s / (w * (order + w))
-    tail = sum(_horner(c, p) / order**k for k, c in enumerate(_DEBYE_SLOPES, start=1))
+    tail = _horner(_series("slopes", order, _DEBYE_TERMS), p)
     main = order * (y - jnp.log1p(0.5 * y)) - 0.5 * jnp.log1p(y)
     return main + p_minus_one * tail
 
 
-def _debye_quotient(order: Array, terms: int, s: Array) -> Array:
+def _debye_quotient(order: float, terms: int, s: Array) -> Array:
     r"""Return $q_{\nu+1}(s) = 2F'_{\nu+1}(s)$ for large $\nu$, to so many terms.
 
     $\frac1{\nu+w} - \frac1{2w^2} - \sum_k D_k'(p)\,p^3/\nu^{k+2}$.
     """
     w = jnp.sqrt(order**2 + s)
     p = order / w
-    series = enumerate(_DEBYE_DERIVATIVES[:terms], start=1)
-    tail = sum(_horner(c, p) / order**k for k, c in series)
+    tail = _horner(_series("derivatives", order, terms), p)
     return 1.0 / (order + w) - 0.5 / w**2 - (p / order) ** 2 * p * tail
 
 
@@ -141,7 +152,7 @@ def _quotient_derivative(k: int, b: float, s: Float[Array, "*shape"]) -> Float[A
             r.append(-r[0] * sum(d[i] * r[j - i] for i in range(1, j + 1)))
         return tuple(r)
 
-    order = jnp.asarray(b + steps - 1.0, s.dtype)
+    order = b + steps - 1.0
     start = _taylor(partial(_debye_quotient, order, _QUOTIENT_TERMS), s, k)
     coefficients = jax.lax.fori_loop(
         0, steps, lambda step, a: one_step_down(step.astype(s.dtype), a), start
@@ -181,7 +192,7 @@ def log_0f1(b: float, s: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         higher = s * quotient
         return value + jnp.log1p(higher / (2.0 * c)), 1.0 / (2.0 * c + higher)
 
-    order = jnp.asarray(b + steps - 1.0, s.dtype)
+    order = b + steps - 1.0
     start = (_debye_value(order, s), _debye_quotient(order, _DEBYE_TERMS, s))
     value, _ = jax.lax.fori_loop(
         0, steps, lambda step, carry: one_step_down(step.astype(s.dtype), carry), start
