@@ -68,7 +68,8 @@ def test_the_output_bound_is_above_the_exact_average_over_queries(dim):
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_output_bound_is_of_the_right_order_for_soft_attention(dim):
     sizes = {"sub_gaussian": 1.0, "key_query_norm": 0.2, "value_norm": 1.0}
-    assert output_bound(1e8, dim=dim, **sizes) < 50 * averaged_gap(0.2, 1e8, dim)
+    exact = averaged_gap(0.2, LENGTHS, dim)[-1]
+    assert output_bound(LENGTHS[-1], dim=dim, **sizes) < 50 * exact
 
 
 @pytest.mark.slow
