@@ -12,7 +12,9 @@ from scipy import stats
 
 import promptlimit as pl
 from concentration.exact_curves import averaged_gap
+from promptlimit.concentration import _exact_gaps
 from promptlimit.concentration._exponent import exponent
+from promptlimit.finite import weight_statistics
 
 NORMAL = pl.Gaussian([0.0], [[1.0]])
 
@@ -300,12 +302,24 @@ def test_many_listed_queries_are_interpolated_to_the_same_values(x64):
 def test_the_query_inside_counts_as_in_prompt_moments(x64):
     points = np.array([[0.5], [1.5]])
     for kind in ("exact", "asymptotic"):
-        gap = pl.output_gap(head(0.7), NORMAL, points, [4, 40], including_query=True, kind=kind)
-        single = [
-            pl.prompt_moments(head(0.7), NORMAL, z, [4, 40], including_query=True, kind=kind).mse
-            for z in points
-        ]
-        np.testing.assert_allclose(gap.value, np.mean(single, axis=0), rtol=1e-12)
+        options = {"including_query": True, "kind": kind}
+        gap = pl.output_gap(head(0.7), NORMAL, points, [4, 40], **options)
+        single = [pl.prompt_moments(head(0.7), NORMAL, z, [4, 40], **options) for z in points]
+        np.testing.assert_allclose(gap.value, np.mean([m.mse for m in single], axis=0), rtol=1e-12)
+        np.testing.assert_allclose(gap.error, np.mean([m.error for m in single], axis=0))
+        assert not (gap.error == 0.0).any()
+
+
+def test_an_exact_gap_is_no_more_certain_than_the_statistics_it_is_made_of(x64, monkeypatch):
+    def uncertain(*args):
+        found = weight_statistics(*args)
+        return dataclasses.replace(found, error=np.full_like(found.error, 1e-3))
+
+    monkeypatch.setattr(_exact_gaps, "weight_statistics", uncertain)
+    _exact_gaps._kept_statistics.cache_clear()
+    gap = pl.output_gap(head(0.5), NORMAL, NORMAL, [17])
+    _exact_gaps._kept_statistics.cache_clear()
+    assert gap.error[0] == pytest.approx(1e-3 * gap.value[0], rel=1e-2)
 
 
 def test_the_leading_order_is_reached_and_diverges_beyond_one_half(x64):
