@@ -122,6 +122,13 @@ def test_the_slope_and_its_error_are_those_of_textbook_generalised_least_squares
     assert_allclose(fit.chi_square, residual @ precision @ residual, rtol=1e-4)
 
 
+def test_logarithms_of_noisy_values_are_raised_by_half_their_variance():
+    lengths, variances = decades(1, 4, 6), np.geomspace(1e-4, 0.04, 6)
+    values = np.exp(-variances / 2) / lengths
+    fit = fit_rate(lengths, values, cov=variances * values**2)
+    assert_allclose([fit.exponent, fit.coefficient], 1.0, atol=1e-12)
+
+
 def test_variances_are_the_diagonal_of_a_covariance():
     lengths = decades(2, 5, 5)
     values, variances = 1 / lengths, np.geomspace(1e-4, 1e-3, 5) / lengths**2
@@ -209,6 +216,10 @@ def test_the_verdict_names_the_noise():
     lengths = decades(2, 4, 5)
     fit = fit_rate(lengths, 1 / lengths, cov=(0.2 / lengths) ** 2)
     assert fit.verdict.startswith("Too noisy to tell: the exponent would be 1.000, between 0.8")
+    falling = np.exp(0.01 * np.log(lengths) ** 2) / lengths
+    fit = fit_rate(lengths, falling, cov=(0.2 * falling) ** 2)
+    assert -fit.drift_interval[0] > fit.drift_interval[1]
+    assert fit.verdict.endswith(f"may drift by {-fit.drift_interval[0]:.3f} over the data.")
 
 
 @pytest.mark.parametrize(

@@ -265,11 +265,11 @@ def test_linear_attention_is_averaged_in_closed_form_over_any_queries(x64):
 def test_a_mixture_of_queries_is_a_mixture_of_gaps(x64):
     narrow, shifted = normal(2), pl.Gaussian([1.0, 0.0], 0.5 * np.eye(2))
     atom = pl.Empirical([[0.5, 2.0]])
-    mixed = pl.Mixture([0.5, 0.3, 0.2], [narrow, shifted, atom])
+    mixed = pl.Mixture([0.3, 0.5, 0.2], [shifted, narrow, atom])
     given = (head(0.6, 2), normal(2))
-    parts = [pl.output_gap(*given, part, [5, 500]).value for part in (narrow, shifted, atom)]
+    parts = [pl.output_gap(*given, part, [5, 500]).value for part in (shifted, narrow, atom)]
     whole = pl.output_gap(*given, mixed, [5, 500])
-    np.testing.assert_allclose(whole.value, np.dot([0.5, 0.3, 0.2], parts), rtol=1e-9)
+    np.testing.assert_allclose(whole.value, np.dot([0.3, 0.5, 0.2], parts), rtol=1e-9)
     assert pl.gap_exponent(*given, mixed).tau == pytest.approx(0.6)
 
 
@@ -442,6 +442,16 @@ def test_bounds_hold_for_listed_queries_other_tokens_and_other_queries(x64):
     bound = pl.output_gap(attention, normal(2), cube, lengths, kind="bound")
     few = np.asarray(cube.sample(50, key=jax.random.key(0)))
     assert (bound.value > pl.output_gap(attention, normal(2), few, lengths).value).all()
+
+
+def test_a_bound_over_other_queries_asks_that_they_be_centred(x64):
+    shifted = pl.Affine(pl.UniformCube([1.0]), [[1.0]], [0.5])
+    message = (
+        "`kind` must be 'estimate' for SoftmaxAttention over Gaussian tokens at Affine queries, "
+        "got 'bound'."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.output_gap(head(0.5), NORMAL, shifted, [10], kind="bound")
 
 
 class Laplace(pl.AbstractMeasure):
