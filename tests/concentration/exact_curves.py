@@ -1,5 +1,6 @@
 """Exact gap curves averaged over Gaussian queries, by panels of Gauss-Legendre nodes."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,22 +8,23 @@ from scipy.special import gammaln
 
 from promptlimit.finite import weight_statistics
 
+FINEST, RATIO, COARSEST, TOP = 0.4, 0.12, 2.0, 31.0
+"""Widths of the panels in the sharpness, which are the same for all curves, and where they end."""
+
 
 def averaged_gap(tau, lengths, dim=1):
     r"""Return $E|T_L-T|^2$ for tokens and queries N(0, I_d), U = tau I, V = I.
 
-    Given |z|, it is $E(A-\sigma)^2+(d-1)E S_2$ at sharpness tau |z|; |z| has the chi law.
+    Given |z|, it is $E(A-\sigma)^2+(d-1)E S_2$ at sharpness tau |z|; |z| has the chi law. The
+    panels are fine enough for tau from 0.2 to 2, and far lengths at all of them.
     """
-    length = np.atleast_1d(np.asarray(lengths, dtype=float))
-    # A gap of order 1/L is not lost to queries further out than this, nor is sharpness above 40.
-    top = math.sqrt(dim) + math.sqrt(2 * (30 + math.log(length.max())))
-    nodes, weights = _panels(min(top, 40.0 / tau))
+    nodes, weights = _panels()
+    score_error, participation = _statistics(tuple(np.ravel(lengths).tolist()))
+    radius = nodes / tau
     log_density = (
-        (dim - 1) * np.log(nodes) - nodes**2 / 2 - (dim / 2 - 1) * math.log(2) - gammaln(dim / 2)
+        (dim - 1) * np.log(radius) - radius**2 / 2 - (dim / 2 - 1) * math.log(2) - gammaln(dim / 2)
     )
-    found = weight_statistics((tau * nodes)[:, None], length)
-    gap = found.score_error + (dim - 1) * found.participation
-    return (weights * np.exp(log_density)) @ gap
+    return (weights / tau * np.exp(log_density)) @ (score_error + (dim - 1) * participation)
 
 
 def sharp_exponent(tau):
@@ -30,8 +32,17 @@ def sharp_exponent(tau):
     return 1.0 if tau**2 <= 0.5 else math.sqrt(1 / tau**2 + 0.25) - 0.5
 
 
-def _panels(top, panels=16, order=10):
+@functools.cache
+def _statistics(lengths):
+    """Return what all curves at these lengths are made of, [nodes, lengths] each."""
+    found = weight_statistics(_panels()[0][:, None], lengths)
+    return found.score_error, found.participation
+
+
+def _panels(order=8):
     nodes, weights = np.polynomial.legendre.leggauss(order)
-    ends = np.linspace(0.0, top, panels + 1)
-    half = np.diff(ends)[:, None] / 2
-    return ((ends[1:] + ends[:-1])[:, None] / 2 + half * nodes).ravel(), (half * weights).ravel()
+    ends = [0.0]
+    while ends[-1] < TOP:
+        ends.append(ends[-1] + min(max(FINEST, RATIO * ends[-1]), COARSEST))
+    middle, half = np.add(ends[1:], ends[:-1])[:, None] / 2, np.diff(ends)[:, None] / 2
+    return (middle + half * nodes).ravel(), (half * weights).ravel()

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from concentration.exact_curves import averaged_gap
+from promptlimit.concentration import _bounds
 from promptlimit.concentration._bounds import (
     _beyond,
     covariance_bound,
@@ -68,7 +69,8 @@ def test_the_output_bound_is_above_the_exact_average_over_queries(dim):
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_output_bound_is_of_the_right_order_for_soft_attention(dim):
     sizes = {"sub_gaussian": 1.0, "key_query_norm": 0.2, "value_norm": 1.0}
-    assert output_bound(1e8, dim=dim, **sizes) < 50 * averaged_gap(0.2, 1e8, dim)
+    exact = averaged_gap(0.2, LENGTHS, dim)[-1]
+    assert output_bound(LENGTHS[-1], dim=dim, **sizes) < 50 * exact
 
 
 @pytest.mark.slow
@@ -171,6 +173,13 @@ def test_what_lies_beyond_the_last_node_is_its_formula(dim, tau, x):
     expected = 2 * 1.5 * math.sqrt(p) * math.sqrt(math.log(1000) + cells)
     expected += 2 * 1.5 * math.sqrt(4 * tau**2 * p * math.log(1 + math.exp(cells) / p))
     assert_allclose(_beyond(1000.0, dim, 1.5, tau, x), expected**2, rtol=1e-6)
+
+
+def test_the_output_bound_counts_what_lies_beyond_the_last_node(monkeypatch):
+    sizes = {"dim": 1, "sub_gaussian": 1.0, "key_query_norm": 0.5, "value_norm": 3.0}
+    usual = output_bound(100, **sizes)
+    monkeypatch.setattr(_bounds, "_beyond", lambda *_: 7.0)
+    assert_allclose(output_bound(100, **sizes), usual + 9 * 7.0, rtol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [0.25, 1.0, 3.0])

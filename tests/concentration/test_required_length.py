@@ -74,6 +74,12 @@ def test_the_last_crossing_counts_when_a_gap_rises_first():
     assert _crossing(bumpy, 0.05) == 10
     assert _crossing(bumpy, 3.0) == 1
 
+    def bumpy_between_two_lengths_tried_first(lengths, tolerance):
+        over = (lengths < 150) | ((lengths >= 300) & (lengths <= 600))
+        return np.where(over, 2.0, 0.5)
+
+    assert _crossing(bumpy_between_two_lengths_tried_first, 1.0) == 601
+
 
 @pytest.mark.parametrize("crossing", [1, 2, 7, 33, 999, 123_457, 10**9 + 7])
 def test_crossings_are_found_to_the_last_token(crossing):

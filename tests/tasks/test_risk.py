@@ -104,7 +104,7 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
     linear = pl.risk(pl.LinearAttention(KEY_QUERY, VALUE), task, math.inf)
     assert softmax == linear
     assert (softmax.kind, softmax.error, softmax.samples) == ("limit", 0.0, 0)
-    long = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, 1e15, points=64)
+    long = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, 1e15, tolerance=0.5)
     assert_allclose(long.value, softmax.value, rtol=1e-8)
     assert softmax.as_json() == {
         "value": softmax.value,
@@ -121,11 +121,12 @@ def test_factors_and_single_heads_have_the_risk_of_their_product():
     task, rng = TASKS["anisotropic"], np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (1, 2)])
     for kernel, head in [("softmax", pl.SoftmaxAttention), ("linear", pl.LinearAttention)]:
-        merged = pl.risk(head(0.7 * K.T @ Q, out @ V), task, 2, points=64)
+        merged = pl.risk(head(0.7 * K.T @ Q, out @ V), task, 2, tolerance=0.5)
         factored = pl.Factored(kernel, K, Q, V, out, scale=0.7)
-        assert_allclose(pl.risk(factored, task, 2, points=64).value, merged.value, rtol=1e-6)
         single = pl.MultiHead([pl.Factored(kernel, K, Q, V, scale=0.7)], output=out)
-        assert_allclose(pl.risk(single, task, 2, points=64).value, merged.value, rtol=1e-6)
+        for same in (factored, single):
+            found = pl.risk(same, task, 2, tolerance=0.5)
+            assert_allclose(found.value, merged.value, rtol=1e-6)
 
 
 def test_risks_are_double_precision_whatever_the_user_set(precision):

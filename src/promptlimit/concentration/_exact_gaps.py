@@ -8,6 +8,7 @@ docs/gaps.md.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from promptlimit.finite import (
     Array,
     Components,
     Readout,
+    WeightStatistics,
     mixture_moments,
     weight_interpolant,
     weight_statistics,
@@ -30,6 +32,9 @@ from promptlimit.finite import (
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""
+
+_MOST_KEPT = 2**14
+"""Values of a statistic beyond which none are kept for the next gap."""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
 """For each statistic, which products of forms it multiplies: (coefficient, index) pairs."""
@@ -233,7 +238,9 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
             f"gradient of a score matrix, got {sharpness.max():.4g} (in their tail, if they have "
             "one). Ask for kind='estimate' or 'bound', or scale the parameters down."
         )
-    statistics = weight_statistics(sharpness[inside, None], lengths)
+    few = sharpness.size * lengths.size <= _MOST_KEPT
+    asked = tuple(sharpness[inside].tolist()), tuple(lengths.tolist())
+    statistics = _kept_statistics(*asked) if few else _every_statistic(*asked)
     values = {name: np.empty((sharpness.size, lengths.size)) for name in names}
     error = np.empty((sharpness.size, lengths.size))
     error[inside] = statistics.error
@@ -244,6 +251,15 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
         for name in names:
             values[name][index] = found[name]
     return values, error
+
+
+def _every_statistic(sharpness: tuple[float, ...], lengths: tuple[float, ...]) -> WeightStatistics:
+    """Return all statistics, [n, lengths] each."""
+    return weight_statistics(np.array(sharpness, dtype=np.float64)[:, None], np.array(lengths))
+
+
+_kept_statistics = functools.lru_cache(maxsize=32)(_every_statistic)
+"""The same from memory: gaps of outputs and of gradients ask for the same ones in turn."""
 
 
 def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:

@@ -64,13 +64,17 @@ class Queries:
         return sub_gaussian_constant(self.law)
 
     def moments(self) -> tuple[Array, Array]:
-        """Return mean and covariance."""
-        if self.law is not None:
+        """Return mean and covariance; of a law taken apart, from its parts."""
+        if self.law is not None and not self.is_known:
             with jax.enable_x64(True):
                 return doubles(self.law.mean), doubles(self.law.cov)
-        mean = self.weights @ self.points
-        centred = self.points - mean
-        return mean, (self.weights[:, None] * centred).T @ centred
+        parts = self.gaussians
+        shares = np.concatenate([self.weights, [part.weight for part in parts]])
+        centres = np.concatenate([self.points, *(part.mean[None] for part in parts)])
+        mean = shares @ centres
+        centred = centres - mean
+        within = sum(part.weight * part.cov for part in parts)
+        return mean, (shares[:, None] * centred).T @ centred + within
 
 
 def checked_queries(queries: AbstractMeasure | ArrayLike, attention: AbstractAttention) -> Queries:
