@@ -13,7 +13,9 @@ from promptlimit.results import InputFileError, StreamedAttention
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._request import leaves_of_a_block, most_blocks, platform_at_work
-from streaming.plain_sums import plain_attention
+from promptlimit.streaming._sums import no_sums
+from promptlimit.streaming._tree import BlockTree
+from streaming.plain_sums import plain_attention, plain_sums
 
 DIM = 3
 LENGTHS = [1, 2, 4096, 5000, 131072, 200_000]
@@ -92,6 +94,23 @@ def test_a_prefix_has_the_bits_of_a_prompt_that_ends_there() -> None:
     for i in (2, 3, 4, 5):
         short = pl.stream(_head(), tokens[: LENGTHS[i]], QUERIES)
         assert all(np.array_equal(getattr(short, n)[0], getattr(long, n)[i]) for n in NAMES)
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 6, 7])
+def test_a_prefix_of_many_blocks_is_summed_as_if_empty_ones_followed_in_any_order(
+    length: int,
+) -> None:
+    rng = np.random.default_rng(length)
+    tilts = rng.standard_normal((2, DIM))
+    blocks = [plain_sums(rng.standard_normal((50, DIM)), tilts) for _ in range(length + 1)]
+    none = no_sums(2, DIM, DIM * (DIM + 1) // 2)
+    prefix, whole = BlockTree(), BlockTree()
+    for number in range(length):
+        prefix.add(number, blocks[number])
+    for number in rng.permutation(8).tolist():
+        whole.add(number, blocks[number] if number <= length else none)
+    (root,) = whole.nodes.values()
+    assert all(np.array_equal(x, y) for x, y in zip(prefix.total(blocks[-1]), root, strict=True))
 
 
 def test_neither_chunks_nor_blocks_nor_files_change_a_bit(tmp_path: Path) -> None:
