@@ -97,9 +97,9 @@ def test_version_is_the_package_version() -> None:
     assert run("--version").stdout == f"promptlimit {promptlimit.__version__}\n"
 
 
-def test_wrong_usage_exits_2() -> None:
-    assert run("limit", "--no-such-flag").returncode == 2
-    assert run("limitt").returncode == 2
+def test_wrong_usage_exits_2(here: Here) -> None:
+    assert here("limit", "--no-such-flag").returncode == 2
+    assert here("limitt").returncode == 2
 
 
 def test_limit_of_an_example_as_json() -> None:
@@ -114,11 +114,11 @@ def test_limit_of_an_example_as_json() -> None:
     assert result["kind"] == "limit"
 
 
-def test_limit_of_files_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+def test_limit_of_files_prints_a_table_and_writes_json(here: Here, tmp_path: Path) -> None:
     np.savez(tmp_path / "head.npz", key_query=np.eye(2), value=np.eye(2))
     np.savetxt(tmp_path / "query.csv", [[3.0, 4.0]], delimiter=",")
     (tmp_path / "law.json").write_text(json.dumps({"mean": [1, 0], "cov": [[1, 0], [0, 1]]}))
-    done = run("limit", "head.npz", "law.json", "query=query.csv", "--out", "o", folder=tmp_path)
+    done = here("limit", "head.npz", "law.json", "query=query.csv", "--out", "o")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[1:] == [
@@ -200,8 +200,11 @@ def test_bad_input_gets_an_error_and_a_hint(
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.json"]
 
 
-def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in run("--debug", "limit", "absent.npz").stderr
+def test_debug_shows_the_traceback(here: Here) -> None:
+    from promptlimit.cli._console import CommandError  # noqa: PLC0415  # only here it comes out
+
+    with pytest.raises(CommandError, match=r"absent\.npz must be a file"):
+        here("--debug", "limit", "absent.npz")
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
@@ -217,8 +220,8 @@ def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None
     assert f"{letter} of the standard case (0.5)." in done.stdout.decode(encoding)
 
 
-def test_doctor_finds_everything_well() -> None:
-    done = run("doctor", "--json")
+def test_doctor_finds_everything_well(here: Here) -> None:
+    done = here("doctor", "--json")
     assert done.returncode == 0, done.stdout
     findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
     assert {"python", "jax", "devices", "float32", "float64"} <= set(findings)

@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_CACHE = Path(__file__).parents[2] / ".pytest_cache" / "jax"
+import numpy as np
+from numpy.typing import ArrayLike
+
+from promptlimit.results import StreamedAttention
+
+TESTS = Path(__file__).parents[1]
+_CACHE = TESTS.parent / ".pytest_cache" / "jax"
 _ENVIRONMENT = {
     **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
     "JAX_PLATFORMS": "cpu",  # processes cannot share one GPU, and a CPU counts as many devices
     "JAX_COMPILATION_CACHE_DIR": str(_CACHE),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -23,7 +30,7 @@ _ENVIRONMENT = {
 LOST = r"Another process of this run was lost while .*Start the same command on all processes again"
 """What every survivor says."""
 
-LIMIT = 150.0
+LIMIT = 300.0
 """Seconds after which a process that has not ended is ended, and the test fails."""
 
 
@@ -40,6 +47,11 @@ def script(code: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
+def program(file: Path, *arguments: object) -> list[str]:
+    """Return the command that runs a Python file."""
+    return [sys.executable, str(file), *map(str, arguments)]
+
+
 def command(*arguments: object) -> list[str]:
     """Return a `promptlimit` command."""
     return [sys.executable, "-m", "promptlimit.cli", *map(str, arguments)]
@@ -50,6 +62,17 @@ def several(count: int, *arguments: object) -> list[list[str]]:
     address = f"127.0.0.1:{free_port()}"
     joint = ["--distributed", "--coordinator", address, "--processes", count, "--process"]
     return [command(*arguments, *joint, number) for number in range(count)]
+
+
+def hexadecimal(*arrays: ArrayLike) -> list[str]:
+    """Return numbers bit for bit, as text that JSON holds."""
+    return [float(x).hex() for array in arrays for x in np.ravel(np.asarray(array))]
+
+
+def streamed_numbers(found: StreamedAttention) -> dict[str, list[str]]:
+    """Return all numbers of a stream, bit for bit."""
+    arrays = {name: x for name, x in vars(found).items() if isinstance(x, np.ndarray)}
+    return {name: hexadecimal(array) for name, array in arrays.items()}
 
 
 def free_port() -> int:

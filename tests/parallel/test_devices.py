@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,77 +8,10 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from parallel.processes import command, run, script
+from parallel.processes import command, program, run
+from promptlimit.cli._console import CommandError
+from promptlimit.cli._machines import Machines, machines
 from promptlimit.parallel import collective_sums, crew, in_chunks, on_crew
-
-ESTIMATES = """
-import contextlib, json, sys, jax
-jax.config.update("jax_num_cpu_devices", 8)
-import numpy as np, promptlimit as pl
-
-key, signs = jax.random.key(3), pl.Rademacher(np.array([1.0, 0.5]))
-attention = pl.SoftmaxAttention(np.array([[0.5, 0.2], [-0.3, 0.4]]), np.array([[1.0, 2.0]]))
-head = pl.SoftmaxAttention(0.3 * np.eye(2), np.array([[0.0, 1.0]]))
-task = pl.LinearRegression(np.eye(1), noise_variance=0.1)
-how = {"kind": "estimate", "key": key}
-
-def gap():
-    found = pl.output_gap(attention, signs, signs, [3, 20], **how, samples=700)
-    return found.value, found.error
-
-def slope():
-    return (pl.gradient_gap(attention, signs, signs, [3], wrt="value", **how, samples=600).value,)
-
-def moments():
-    found = pl.prompt_moments(attention, signs, np.ones(2), 9, **how, rtol=0.05)
-    return found.mean, found.cov, found.mse
-
-def risk():
-    found = pl.risk(head, task, 5, **how, samples=2500)
-    return found.value, found.error
-
-everything = (gap, slope, moments, risk)
-found = {}
-for devices, estimates in ((1, everything), (2, (gap,)), (4, (moments,)), (8, everything)):
-    with pl.spread(devices):
-        for each in estimates:
-            numbers = [x.hex() for array in each() for x in np.ravel(array).tolist()]
-            found.setdefault(each.__name__, {})[devices] = numbers
-json.dump(found, sys.stdout)
-"""
-
-TRAININGS = """
-import contextlib, json, sys, jax
-jax.config.update("jax_num_cpu_devices", 4)
-import numpy as np, promptlimit as pl
-from pathlib import Path
-
-class Killed(Exception):
-    pass
-
-def stop(progress):
-    if progress.step >= 40:
-        raise Killed
-
-def trained(devices, folder=None, watch=None):
-    task = pl.LinearRegression(np.eye(1), noise_variance=0.1)
-    factors = lambda key: pl.uniform_factors(1, key=key, kernel="linear")
-    starts = [factors, lambda key: factors(jax.random.fold_in(key, 1))]
-    with pl.spread(devices):
-        done = pl.sgd(
-            task, starts, 6, steps=80, key=jax.random.key(1), seeds=5, batch=8, learning_rate=0.05,
-            record=[0, 80], points=64, folder=folder, every=20, watch=watch, label="sgd")
-    return {**done.parameters, "risks": done.risks}
-
-folder = Path(sys.argv[1])
-runs = {devices: trained(devices) for devices in (1, 2, 4)}
-with contextlib.suppress(Killed):
-    trained(4, folder, stop)
-checkpoints = [str(path.relative_to(folder)) for path in folder.glob("*/checkpoint.npz")]
-runs["resumed"] = trained(1, folder)
-json.dump({"runs": {k: {n: a.tolist() for n, a in r.items()} for k, r in runs.items()},
-           "checkpoints": checkpoints}, sys.stdout)
-"""
 
 
 def doubled(shared: tuple[jax.Array, str], part: jax.Array) -> jax.Array:
@@ -88,11 +22,41 @@ def doubled(shared: tuple[jax.Array, str], part: jax.Array) -> jax.Array:
 traced: list[str] = []
 
 
-def test_estimates_have_the_same_bits_on_1_2_4_and_8_devices(tmp_path: Path) -> None:
-    (done,) = run([script(ESTIMATES)], folder=tmp_path)
+def _on_devices(folder: Path, *parts: str) -> dict[str, dict[str, Any]]:
+    """Return what a process with eight devices finds."""
+    file = Path(__file__).with_name("on_devices.py")
+    (done,) = run([program(file, *parts, folder / "runs")], folder=folder)
     assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert [len(found[name]) for name in ("gap", "slope", "moments", "risk")] == [3, 2, 3, 2]
+    return json.loads(done.out)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return what one such process found, for all tests."""
+    folder = tmp_path_factory.mktemp("devices")
+    return _on_devices(folder, "estimates", "trainings", "streams")
+
+
+@pytest.mark.slow
+def test_estimates_have_the_same_bits_on_1_2_4_and_8_devices(told: dict[str, dict]) -> None:
+    found = told["estimates"]
+    assert {name: [*by_devices] for name, by_devices in found.items()} == {
+        "gap": ["1", "8"],
+        "moments": ["1", "4"],
+        "risk": ["1", "2"],
+    }
+    _assert_same_bits(found)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_so_have_gradient_gaps(tmp_path: Path) -> None:
+    found = _on_devices(tmp_path, "slopes")["slopes"]
+    assert [*found["slope"]] == ["1", "2"]
+    _assert_same_bits(found)
+
+
+def _assert_same_bits(found: dict[str, dict[str, list[str]]]) -> None:
     for name, by_devices in found.items():
         first = by_devices["1"]
         assert all(float.fromhex(number) != 0.0 for number in first)
@@ -101,19 +65,31 @@ def test_estimates_have_the_same_bits_on_1_2_4_and_8_devices(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_training_agrees_to_rounding_and_a_run_begun_on_four_devices_resumes_on_one(
-    tmp_path: Path,
+    told: dict[str, dict],
 ) -> None:
-    (done,) = run([script(TRAININGS, tmp_path / "runs")], folder=tmp_path)
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
-    assert len(found["checkpoints"]) == 1
-    alone = found["runs"].pop("1")
+    runs = dict(told["trainings"]["runs"])
+    assert len(told["trainings"]["checkpoints"]) == 1
+    alone = runs.pop("1")
     moved = np.array(alone["risks"])[..., -1] / np.array(alone["risks"])[..., 0]
     assert (abs(moved - 1.0) > 1e-3).all()
-    assert set(found["runs"]) == {"2", "4", "resumed"}
-    for other in found["runs"].values():
+    assert set(runs) == {"4", "resumed"}
+    for other in runs.values():
         for name, array in alone.items():
             np.testing.assert_allclose(other[name], array, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_devices_and_chunks_change_no_bit_of_a_stream(told: dict[str, dict]) -> None:
+    found = told["streams"]
+    assert {name: [*ways] for name, ways in found.items()} == {
+        "drawn": ["1 1", "4 3"],  # devices and chunks
+        "held": ["1 1", "8 1"],
+        "arriving": ["1 1", "8 1"],
+    }
+    for name, ways in found.items():
+        assert ways == dict.fromkeys(ways, ways["1 1"]), name
+    assert found["held"] == found["arriving"]
+    assert found["held"]["1 1"] != found["drawn"]["1 1"]
 
 
 def test_a_program_is_traced_once_for_the_same_shapes_and_constants() -> None:
@@ -166,23 +142,38 @@ def test_collective_sums_are_those_of_arithmetic() -> None:
     assert found.tolist() == [expected] * len(jax.devices())
 
 
+@pytest.mark.slow
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:
-    well, refused, lone, many = run(
-        [
-            command("doctor", "--devices", 4, "--json"),
-            command("gap", "--dim", 1, "--devices", "few"),
-            command("gap", "--dim", 1, "--process", 1),
-            command("doctor", "--devices", 5000),
-        ],
-        folder=tmp_path,
-    )
+    (well,) = run([command("doctor", "--devices", 4, "--json")], folder=tmp_path)
     findings = {each["name"]: each for each in json.loads(well.out)}
     assert (well.code, findings["hosts"]["found"]) == (0, "1 process")
     assert findings["collectives"]["found"] == "4 of 4 devices"
     assert findings["devices"]["found"].startswith("4 x ")
-    assert refused.code == lone.code == 1
-    assert refused.err == (
-        "error: --devices must be a whole number from 1, or all, got 'few'\nhint: --devices all\n"
-    )
-    assert lone.err == "error: --process belongs to --distributed\nhint: add --distributed\n"
-    assert many.err.startswith("error: --devices must be at most 2048 in a process, got 5000\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message", "hint"),
+    [
+        (
+            ("few", None),
+            "--devices must be a whole number from 1, or all, got 'few'",
+            "--devices all",
+        ),
+        ((None, 1), "--process belongs to --distributed", "add --distributed"),
+        (
+            ("5000", None),
+            "--devices must be at most 2048 in a process, got 5000",
+            "--devices all takes what there is",
+        ),
+    ],
+)
+def test_wrong_numbers_of_devices_and_processes_get_an_error_and_a_hint(
+    asked: tuple[str | None, int | None], message: str, hint: str
+) -> None:
+    devices, process = asked
+    with (
+        pytest.raises(CommandError) as refusal,
+        machines(Machines(devices, False, None, None, process)),
+    ):
+        pass
+    assert (refusal.value.message, refusal.value.hint) == (message, hint)

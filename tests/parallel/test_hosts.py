@@ -7,8 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from parallel.on_devices import moments
 from parallel.processes import LOST, Ended, command, free_port, run, run_and_kill, script, several
-from promptlimit.parallel import _hosts, join
+from promptlimit.cli import _machines
+from promptlimit.cli._console import CommandError
+from promptlimit.parallel import JoinError, PeerLostError, WriterError, _hosts, join
 
 GAP = ("gap", "--dim", 1, "--lengths", "4,30", "--samples", 600, "--json")
 TRAIN = (
@@ -17,30 +20,44 @@ TRAIN = (
 )
 
 COMPUTING = """
-import os, signal, sys, time, numpy as np
-from promptlimit.parallel import from_writer, join, on_crew, spread
+import json, os, signal, sys, time, numpy as np
+from parallel.on_devices import moments
+from promptlimit.parallel import agreed, from_writer, join, on_crew, spread
 
 def added(one, part):
     return one + part
 
-address, number, victim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+address, number = sys.argv[1], int(sys.argv[2])
 join(address, 2, number)
 with spread():
     found = on_crew(added, np.float32(1), lambda i: np.full(2, i, np.float32))
     assert found.tolist() == [[1.0, 1.0], [2.0, 2.0]], found
-    if victim < 0:
-        try:
-            from_writer(lambda: {"x": np.arange(3) / 0})
-            from_writer(lambda: open("nowhere/file"))
-        except Exception as problem:
-            print(type(problem).__name__, problem)
-    elif number == victim:
+    small, large = agreed([np.arange(3) + number, np.array([0.5, number])])
+    assert (small.tolist(), large.tolist()) == ([0, 1, 2], [0.5, 0.0]), (small, large)
+    arrays = from_writer(lambda: {"x": np.arange(3) / 4, "y": np.array(number)})
+    assert (arrays["x"].tolist(), int(arrays["y"])) == ([0.0, 0.25, 0.5], 0), arrays
+    try:
+        from_writer(lambda: open("nowhere/file"))
+    except Exception as problem:
+        print(type(problem).__name__, problem, flush=True)
+    print(json.dumps(moments()), flush=True)
+    if number == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    else:
-        time.sleep(60)  # not in a collective: only jax's own service can tell
+    time.sleep(60)  # not in a collective: only jax's own service can tell
 """
 
 
+@pytest.mark.slow
+def test_the_first_of_two_processes_prints_for_both(tmp_path: Path) -> None:
+    first, second = run(several(2, "doctor", "--devices", 2, "--json"), folder=tmp_path)
+    assert (first.code, first.err) == (0, ""), first.err
+    assert second == Ended(0, "", "")
+    findings = {each["name"]: each["found"] for each in json.loads(first.out)}
+    assert findings["hosts"] == "2 processes, this is number 0"
+    assert findings["collectives"] == "4 of 4 devices"
+
+
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> None:
     first, second = run(several(2, *GAP, "--devices", 2), folder=tmp_path)
@@ -50,6 +67,7 @@ def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> Non
     assert (second.out, second.err) == ("", "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_process_is_reported_by_the_other_and_the_command_resumes_on_four(
     tmp_path: Path,
@@ -80,22 +98,41 @@ def _assert_alike(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_computes_by_itself_says_why_it_ends(tmp_path: Path) -> None:
+def test_processes_agree_with_one_alone_stop_with_the_writer_and_say_when_another_is_gone(
+    tmp_path: Path,
+) -> None:
     address = f"127.0.0.1:{free_port()}"
-    commands = [script(COMPUTING, address, number, 0) for number in range(2)]
+    commands = [script(COMPUTING, address, number) for number in range(2)]
     killed, survivor = run(commands, folder=tmp_path)
+    words = "[Errno 2] No such file or directory: 'nowhere/file'"
+    stopped = f"FileNotFoundError {words}", f"WriterError Process 0 stopped this run: {words}"
+    with jax.default_device(jax.devices("cpu")[0]):
+        alone = json.dumps(moments())
+    for ended, problem in zip((killed, survivor), stopped, strict=True):
+        assert ended.out.splitlines()[-2:] == [problem, alone], ended.err
     assert (killed.code, survivor.code) == (-9, 1)
     assert re.search(LOST, survivor.err.splitlines()[-1])
 
 
-@pytest.mark.slow
-def test_what_stops_the_writer_stops_the_others_with_its_words(tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    commands = [script(COMPUTING, address, number, -1) for number in range(2)]
-    first, second = run(commands, folder=tmp_path)
-    words = "[Errno 2] No such file or directory: 'nowhere/file'"
-    assert first.out.splitlines()[-1] == f"FileNotFoundError {words}", first.err
-    assert second.out.splitlines()[-1] == f"WriterError Process 0 stopped this run: {words}"
+@pytest.mark.parametrize("problem", [PeerLostError, WriterError, JoinError, ValueError])
+def test_a_command_says_which_of_its_processes_had_to_stop_and_why(
+    problem: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = []
+    monkeypatch.setattr("promptlimit.parallel.join", lambda *_: None)
+    monkeypatch.setattr("promptlimit.parallel.leave_at_exit", left.append)
+    monkeypatch.setattr(_machines, "_keep_standard_output_clean", lambda: None)
+    monkeypatch.setenv("JAX_PROCESS_ID", "0")
+    with (
+        pytest.raises(CommandError) as stopped,
+        _machines.machines(_machines.Machines(None, True, "here:1", 1, None)),
+    ):
+        raise problem("The reason.")
+    assert stopped.value.message == "process 0: The reason."
+    assert stopped.value.hint == (
+        "the same command with doctor for its name tests whether processes reach each other"
+    )
+    assert left == [1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -10,22 +10,33 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from parallel.processes import run, run_and_kill, script
+from parallel.processes import run, script
 from promptlimit.results import InputFileError, RunBusyError, StreamedAttention, locked
 from promptlimit.streaming import Progress
+from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import as_prompt
 
-LENGTH = 100 * 131072
-STREAM = f"""
-import json, sys, jax, numpy as np, promptlimit as pl
-head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), {LENGTH}, key=jax.random.key(5))
-folder, seen = (*sys.argv[1:], None)[0], []
-found = pl.stream(head, prompt, [[0.5, 0.5]], [1000, 5 * 131072 + 17], folder=folder, every=1e-3,
-                  watch=seen.append)
-numbers = [x.ravel().tolist() for x in vars(found).values() if isinstance(x, np.ndarray)]
-json.dump({{"seen": [each.tokens for each in seen], "found": numbers}}, sys.stdout)
+LENGTH = 20 * 131072
+KILLED = """
+import os, signal, sys
+from streaming.test_saved import drawn
+
+def kill(progress):
+    if progress.tokens >= 8 * 131072:  # what was read before is saved
+        os.kill(os.getpid(), signal.SIGKILL)
+
+drawn(sys.argv[1], kill)
 """
+
+
+def drawn(
+    folder: str | Path | None, watch: Callable[[Progress], None] | None = None
+) -> StreamedAttention:
+    """Stream a drawn prompt, saving as often as possible."""
+    head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
+    prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), LENGTH, key=jax.random.key(5))
+    how = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
+    return pl.stream(head, prompt, [[0.5, 0.5]], [1000, 5 * 131072 + 17], **how)
 
 
 @pytest.fixture(autouse=True)
@@ -36,27 +47,25 @@ def _on_a_cpu() -> Iterator[None]:
 
 
 def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
-    return one.lengths.tolist() == other.lengths.tolist() and all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("output", "log_sum_exp", "participation", "cov", "max_weight")
-    )
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return all(np.array_equal(x, y) for x, y in pairs)
 
 
 @pytest.mark.slow
 def test_a_stream_killed_in_the_middle_goes_on_to_the_identical_bits(tmp_path: Path) -> None:
-    def saved() -> bool:
-        return any(tmp_path.glob("*/checkpoint.npz"))
-
-    ((code, _, err),), _ = run_and_kill([script(STREAM, tmp_path)], 0, saved, folder=tmp_path)
+    ((code, _, err),) = run([script(KILLED, tmp_path)], folder=tmp_path)
     assert code == -9, err
-    assert not any(tmp_path.glob("*/done")), "it was over before it was killed"
-    (resumed,) = run([script(STREAM, tmp_path)], folder=tmp_path)
-    again, fresh = run([script(STREAM, tmp_path), script(STREAM)], folder=tmp_path)
-    assert [each.code for each in (resumed, again, fresh)] == [0] * 3, resumed.err
-    first, second, whole = (json.loads(each.out) for each in (resumed, again, fresh))
-    assert 0 < first["seen"][0] < LENGTH
-    assert first["found"] == second["found"] == whole["found"]
-    assert second["seen"] == [LENGTH]  # read from the folder, not streamed
+    assert any(tmp_path.glob("*/checkpoint.npz"))
+    assert not any(tmp_path.glob("*/done"))
+    counts: list[list[int]] = [[], []]
+    resumed = drawn(tmp_path, lambda progress: counts[0].append(progress.tokens))
+    again = drawn(tmp_path, lambda progress: counts[1].append(progress.tokens))
+    assert 0 < counts[0][0] < LENGTH
+    assert counts[0][-1] == LENGTH
+    assert counts[1] == [LENGTH]  # read from the folder, not streamed
+    fresh = drawn(None)
+    assert _same_bits(resumed, again)
+    assert _same_bits(resumed, fresh)
 
 
 class _KilledError(Exception):
@@ -131,6 +140,24 @@ def test_blocks_skipped_on_the_way_to_the_checkpoint_are_not_kept() -> None:
     assert prompt.reach(90_000, 95_000) == 95_000
     (kept,) = (each for each in vars(prompt).values() if isinstance(each, list))
     assert sum(map(len, kept)) == 5000
+
+
+def test_prompts_are_known_by_all_that_tells_them_apart() -> None:
+    tokens = np.zeros((3 * LEAF, 2))
+    other_first, other_last = tokens.copy(), tokens.copy()
+    other_first[0, 0] = other_last[-1, 0] = 1.0
+    with jax.enable_x64(True):
+        law, wider = (pl.Gaussian(np.zeros(2), size * np.eye(2)) for size in (1.0, 1 + 1e-12))
+        prompts = [
+            *(tokens, tokens[:-1], other_first, other_last, tokens.astype(np.float32)),
+            *(pl.Generated(law, 9, key=jax.random.key(i)) for i in range(2)),
+            pl.Generated(law, 8, key=jax.random.key(0)),
+            pl.Generated(wider, 9, key=jax.random.key(0)),
+        ]
+        known = [json.dumps(as_prompt(prompt, 1).description) for prompt in prompts]
+        again = [json.dumps(as_prompt(prompt, 1).description) for prompt in prompts]
+    assert len(set(known)) == len(prompts)
+    assert known == again
 
 
 @pytest.mark.parametrize("damage", ["text", "shape", "nan", "count"])

@@ -1,55 +1,130 @@
-"""Streams on several devices and in several processes, with the bits of one."""
+"""Streams in several processes, with the bits of one; `parallel/test_devices.py` has devices."""
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
-from parallel.processes import LOST, Ended, command, run, run_and_kill, script, several
+import promptlimit as pl
+from parallel.processes import (
+    LOST,
+    Ended,
+    command,
+    free_port,
+    run,
+    run_and_kill,
+    script,
+    several,
+    streamed_numbers,
+)
+from promptlimit.results import StreamedAttention
+from promptlimit.streaming import Progress, _stream
+from promptlimit.streaming._request import checked_request
 
-DEVICES = """
-import hashlib, json, sys, jax
-jax.config.update("jax_num_cpu_devices", 8)
-import numpy as np, promptlimit as pl
-
-head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-law = pl.Gaussian(np.ones(2), np.eye(2))
-tokens = np.random.default_rng(0).standard_normal((1_500_000, 2)).astype(np.float32)
-prompts = {
-    "drawn": lambda: pl.Generated(law, 1_500_000, key=jax.random.key(0)),
-    "held": lambda: tokens,
-    "arriving": lambda: iter(np.array_split(tokens, 7)),
-}
-found = {}
-for devices in (1, 2, 4, 8):
-    with pl.spread(devices):
-        for name, prompt in prompts.items():
-            for chunk in (1, 3) if devices in (1, 4) and name == "drawn" else (1,):
-                got = pl.stream(head, prompt(), [[0.3, 0.4]], [10, 400_000, 786_432], chunk=chunk)
-                numbers = np.concatenate([np.ravel(x) for x in vars(got).values()
-                                          if isinstance(x, np.ndarray)])
-                digest = hashlib.sha256(numbers.tobytes()).hexdigest()
-                found.setdefault(name, {})[f"{devices} {chunk}"] = digest
-json.dump(found, sys.stdout)
-"""
 LONG = ("stream", "--dim", 1, "--length", 60_000_000, "--queries", 1, "--every", 0.05, "--json")
+LENGTH = 20 * 131072
+
+TWO = """
+import json, os, signal, sys
+address, number = sys.argv[1], int(sys.argv[2])
+from parallel.processes import streamed_numbers
+from promptlimit.parallel import join, spread
+from streaming.test_scale import drawn, held
+
+join(address, 2, number)
+
+def kill(progress):
+    if number == 1 and progress.tokens >= 8 * 131072:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with spread():
+    print(json.dumps(streamed_numbers(held())), flush=True)
+    drawn("runs", kill)
+"""
+
+
+def held() -> StreamedAttention:
+    """Stream the tokens of a file."""
+    return pl.stream(_head(), "tokens.npy", [[0.5, 0.5]], [10, 300_000])
+
+
+def drawn(
+    folder: str | None = None, watch: Callable[[Progress], None] | None = None
+) -> StreamedAttention:
+    """Stream a drawn prompt, saving as often as possible."""
+    how = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
+    return pl.stream(_head(), _prompt(0), [[0.5, 0.5]], [1000, 5 * 131072 + 17], **how)
+
+
+def _prompt(seed: int) -> pl.Generated:
+    law = pl.Gaussian(np.zeros(2), np.eye(2))
+    return pl.Generated(law, LENGTH, key=jax.random.key(seed))
+
+
+def _head() -> pl.SoftmaxAttention:
+    return pl.SoftmaxAttention(np.eye(2), np.eye(2))
+
+
+@pytest.fixture
+def _on_a_cpu() -> Iterator[None]:
+    """Stream as the processes do, whatever device the tests run on."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 @pytest.mark.slow
-def test_devices_and_chunks_change_no_bit_of_a_stream(tmp_path: Path) -> None:
-    ((code, out, err),) = run([script(DEVICES)], folder=tmp_path)
-    assert code == 0, err
-    found = json.loads(out)
-    assert {name: len(set(digests.values())) for name, digests in found.items()} == {
-        "drawn": 1,
-        "held": 1,
-        "arriving": 1,
-    }
-    assert found["held"]["1 1"] == found["arriving"]["1 1"]
-    assert len(found["drawn"]) == 6
+@pytest.mark.usefixtures("_on_a_cpu")
+def test_two_processes_share_a_file_and_one_alone_ends_what_both_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("tokens.npy", np.random.default_rng(0).standard_normal((600_000, 2)))
+    address = f"127.0.0.1:{free_port()}"
+    commands = [script(TWO, address, number) for number in range(2)]
+    survivor, killed = run(commands, folder=tmp_path)
+    assert (survivor.code, killed.code) == (1, -9), survivor.err
+    first, second = (json.loads(each.out.splitlines()[-1]) for each in (survivor, killed))
+    assert first == second == streamed_numbers(held())
+    assert re.search(LOST, survivor.err), survivor.err
+    assert any(tmp_path.glob("runs/*/checkpoint.npz"))
+    assert not any(tmp_path.glob("runs/*/done"))
+    seen: list[Progress] = []
+    resumed = drawn("runs", seen.append)
+    assert 0 < seen[0].tokens < LENGTH
+    assert streamed_numbers(resumed) == streamed_numbers(drawn())
 
 
+def test_a_process_with_another_prompt_than_the_first_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[np.ndarray] = []
+
+    def of_the_first(own: np.ndarray) -> np.ndarray:
+        told.append(own)
+        return told[0]
+
+    monkeypatch.setattr(_stream, "agreed", of_the_first)
+    monkeypatch.setattr(_stream, "crew", lambda: SimpleNamespace(hosts=3, process=len(told) - 1))
+    how = {"covariance": True, "linear": False, "chunk": 1}
+    with jax.enable_x64(True):
+        for query in ([1.0, 0.0], [1.0, 1e-16]):  # hosts may differ in a last bit
+            _stream._require_one_for_all(checked_request(_head(), _prompt(0), [query], [7], **how))
+        with pytest.raises(ValueError, match="`prompt`") as refusal:
+            _stream._require_one_for_all(
+                checked_request(_head(), _prompt(1), [[1.0, 0.0]], [7], **how)
+            )
+    assert str(refusal.value) == (
+        "`prompt`, and what is asked of it, must be the same in all processes, but process 2 has "
+        "others than process 0. Give all the same options and tokens."
+    )
+
+
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_of_two_processes_is_killed_and_the_same_command_ends_as_one_process_does(
     tmp_path: Path,
@@ -71,10 +146,10 @@ def test_one_of_two_processes_is_killed_and_the_same_command_ends_as_one_process
     assert json.loads(first.out) == json.loads(alone.out)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_four_processes_share_a_file_of_tokens(tmp_path: Path) -> None:
-    make = "import numpy as np; np.save('tokens.npy', np.random.default_rng(0).random((600000, 1)))"
-    assert run([script(make)], folder=tmp_path)[0].code == 0
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).random((600_000, 1)))
     read = ("stream", "--dim", 1, "--tokens", "tokens.npy", "--queries", 2, "--json")
     first, *others = run(several(4, *read), folder=tmp_path)
     (alone,) = run([command(*read)], folder=tmp_path)
@@ -83,6 +158,7 @@ def test_four_processes_share_a_file_of_tokens(tmp_path: Path) -> None:
     assert others == [Ended(0, "", "")] * 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_that_draw_different_prompts_are_refused(tmp_path: Path) -> None:
     one, other = several(2, "stream", "--dim", 1, "--length", 1000, "--queries", 1)

@@ -13,7 +13,9 @@ from promptlimit.results import InputFileError, StreamedAttention
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._request import leaves_of_a_block, most_blocks, platform_at_work
-from streaming.plain_sums import plain_attention
+from promptlimit.streaming._sums import no_sums
+from promptlimit.streaming._tree import BlockTree
+from streaming.plain_sums import plain_attention, plain_sums
 
 DIM = 3
 LENGTHS = [1, 2, 4096, 5000, 131072, 200_000]
@@ -36,6 +38,8 @@ def _tokens(length: int = 300_000) -> np.ndarray:
 
 
 QUERIES = np.random.default_rng(2).standard_normal((4, DIM))
+FEWER = QUERIES[:3]
+"""With linear attention beside it, which adds one, as many as `QUERIES`: the same programs."""
 
 
 def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
@@ -46,12 +50,12 @@ def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 2e-5)])
 def test_a_stream_is_attention_on_the_tokens_in_memory(dtype: type, tolerance: float) -> None:
     head, tokens = _head(), _tokens().astype(dtype)
-    found = pl.stream(head, tokens, QUERIES, LENGTHS, linear=True)
+    found = pl.stream(head, tokens, FEWER, LENGTHS, linear=True)
     assert found.lengths.tolist() == [*LENGTHS, len(tokens)]
     assert found.dtype == np.dtype(dtype).name
     matrices = np.asarray(head.key_query), np.asarray(head.value)
     for i, length in enumerate(found.lengths):
-        expected = plain_attention(*matrices, tokens[:length].astype(np.float64), QUERIES)
+        expected = plain_attention(*matrices, tokens[:length].astype(np.float64), FEWER)
         for name, value in expected.items():
             got = getattr(found, name)[i]
             scale = max(1.0, np.abs(value).max()) if name == "entropy" else np.abs(value).max()
@@ -76,11 +80,11 @@ def test_tokens_far_from_the_first_one_keep_their_digits_in_single_precision() -
 
 def test_linear_attention_is_its_own_output() -> None:
     tokens = _tokens(10_000)
-    found = pl.stream(_head("linear"), tokens, QUERIES)
+    found = pl.stream(_head("linear"), tokens, FEWER)
     assert found.linear_output is not None
     assert np.array_equal(found.output, found.linear_output)
     matrices = [np.asarray(getattr(_head("linear"), name)) for name in ("key_query", "value")]
-    expected = plain_attention(matrices[0], matrices[1], tokens, QUERIES)["linear_output"]
+    expected = plain_attention(matrices[0], matrices[1], tokens, FEWER)["linear_output"]
     np.testing.assert_allclose(found.output[0], expected, rtol=1e-11)
 
 
@@ -90,6 +94,23 @@ def test_a_prefix_has_the_bits_of_a_prompt_that_ends_there() -> None:
     for i in (2, 3, 4, 5):
         short = pl.stream(_head(), tokens[: LENGTHS[i]], QUERIES)
         assert all(np.array_equal(getattr(short, n)[0], getattr(long, n)[i]) for n in NAMES)
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 6, 7])
+def test_a_prefix_of_many_blocks_is_summed_as_if_empty_ones_followed_in_any_order(
+    length: int,
+) -> None:
+    rng = np.random.default_rng(length)
+    tilts = rng.standard_normal((2, DIM))
+    blocks = [plain_sums(rng.standard_normal((50, DIM)), tilts) for _ in range(length + 1)]
+    none = no_sums(2, DIM, DIM * (DIM + 1) // 2)
+    prefix, whole = BlockTree(), BlockTree()
+    for number in range(length):
+        prefix.add(number, blocks[number])
+    for number in rng.permutation(8).tolist():
+        whole.add(number, blocks[number] if number <= length else none)
+    (root,) = whole.nodes.values()
+    assert all(np.array_equal(x, y) for x, y in zip(prefix.total(blocks[-1]), root, strict=True))
 
 
 def test_neither_chunks_nor_blocks_nor_files_change_a_bit(tmp_path: Path) -> None:
@@ -104,8 +125,7 @@ def test_neither_chunks_nor_blocks_nor_files_change_a_bit(tmp_path: Path) -> Non
 
     whole = pl.stream(head, tokens, QUERIES, LENGTHS, chunk=1)
     others = [
-        pl.stream(head, tokens, QUERIES, LENGTHS, chunk=3),
-        pl.stream(head, str(tmp_path / "tokens.npy"), QUERIES, LENGTHS),
+        pl.stream(head, str(tmp_path / "tokens.npy"), QUERIES, LENGTHS),  # all in one round
         pl.stream(head, pieces([1, 70_000, 4096]), QUERIES, LENGTHS, chunk=2),
         pl.stream(head, pieces([150_000]), QUERIES, LENGTHS, chunk=1),
     ]
@@ -126,14 +146,10 @@ def test_moments_left_out_change_no_others() -> None:
 def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_says() -> None:
     length, prompts = 6000, 48
     mean, cov = np.array([0.5, -1.0, 0.2]), np.diag([1.0, 0.5, 2.0]) + 0.2
-    law, head, query = pl.Gaussian(mean, cov), _head(), QUERIES[:1]
-    exact = pl.prompt_moments(head, law, query[0], length)
-    outputs = np.stack(
-        [
-            pl.stream(head, pl.Generated(law, length, key=jax.random.key(i)), query).output[0, 0]
-            for i in range(prompts)
-        ]
-    )
+    law, head = pl.Gaussian(mean, cov), _head()
+    exact = pl.prompt_moments(head, law, QUERIES[0], length)
+    drawn = [pl.Generated(law, length, key=jax.random.key(i)) for i in range(prompts)]
+    outputs = np.stack([pl.stream(head, p, QUERIES, chunk=1).output[0, 0] for p in drawn])
     deviation = outputs - exact.mean
     square = np.einsum("pi,ij,pj->p", deviation, np.linalg.inv(exact.cov), deviation)
     error = square.std(ddof=1) / np.sqrt(prompts)
@@ -174,18 +190,18 @@ def test_drawn_tokens_far_from_zero_keep_their_digits() -> None:
 def test_generated_tokens_depend_on_key_and_place_alone() -> None:
     law = pl.Gaussian(np.zeros(DIM), np.eye(DIM))
 
-    def read(length: int, seed: int, chunk: int) -> StreamedAttention:
+    def read(length: int, seed: int) -> StreamedAttention:
         prompt = pl.Generated(law, length, key=jax.random.key(seed))
-        return pl.stream(_head(), prompt, QUERIES, [70_000], chunk=chunk)
+        return pl.stream(_head(), prompt, QUERIES, [70_000], chunk=1)
 
-    long, short = read(200_000, 0, 1), read(70_000, 0, 2)
+    long, short = read(200_000, 0), read(70_000, 0)
     assert all(np.array_equal(getattr(long, n)[0], getattr(short, n)[0]) for n in NAMES)
-    assert not np.array_equal(read(70_000, 1, 1).mean, short.mean)
+    assert not np.array_equal(read(70_000, 1).mean, short.mean)
 
 
 def test_watching_counts_tokens_up_to_the_end() -> None:
     seen: list[Progress] = []
-    pl.stream(_head(), _tokens(), QUERIES[:1], covariance=False, chunk=1, watch=seen.append)
+    pl.stream(_head(), _tokens().astype(np.float32), QUERIES, chunk=1, watch=seen.append)
     counts = [each.tokens for each in seen]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 300_000)
@@ -200,7 +216,7 @@ def test_lengths_an_iterable_never_reaches_are_told_and_lose_nothing() -> None:
 
 
 def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
-    tokens = _tokens(2 * 131072)
+    tokens = _tokens(2 * 131072).astype(np.float32)
     one = pl.stream(_head(), iter([tokens[:0], tokens, tokens[:0]]), QUERIES, chunk=1)
     assert _same_bits(one, pl.stream(_head(), tokens, QUERIES))
 
@@ -262,11 +278,11 @@ def test_the_limits_of_a_cpu_are_these() -> None:
 
 @pytest.mark.parametrize("length", [200_000, 131072 + 16 * LEAF], ids=["cut", "whole leaves"])
 def test_tokens_whose_scores_are_all_too_low_for_their_precision_are_named(length: int) -> None:
-    tokens = np.zeros((length, 1), np.float32)
-    tokens[131072:] = -1e30
-    head = pl.SoftmaxAttention([[1e10]], [[1.0]])
+    tokens = np.zeros((length, DIM), np.float32)
+    tokens[131072:, 0] = -1e30
+    head = pl.SoftmaxAttention(1e10 * np.eye(DIM), np.eye(DIM))
     with pytest.raises(ValueError, match=_not_finite(131072, length)):
-        pl.stream(head, tokens, [[1.0]])
+        pl.stream(head, tokens, [[1.0, 0.0, 0.0]] * len(QUERIES))
 
 
 def test_tokens_whose_squares_single_precision_cannot_hold_are_read_in_any_number() -> None:

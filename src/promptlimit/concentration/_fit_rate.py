@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, ndtri
 
 from promptlimit.concentration._rate_inputs import checked_curve, checked_level, checked_log_cov
 from promptlimit.finite._array_types import Array, ArrayLike
@@ -88,9 +88,9 @@ def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
     """Return the generalised least-squares line, judged by chi-square and by its curvature."""
     whitener = _whitener(log_cov)
     line = _polynomial(x, y, whitener, 1)
-    quantile = float(norm.ppf((1 + level) / 2))
+    quantile = float(ndtri((1 + level) / 2))
     freedom = x.size - 2
-    p_value = float(chi2.sf(line.chi_square, freedom)) if freedom else math.nan
+    p_value = float(chdtrc(freedom, line.chi_square)) if freedom else math.nan
     error = math.sqrt(line.cov[1, 1])
     low, high = -line.coefficients[1] - quantile * error, -line.coefficients[1] + quantile * error
     fit = dataclasses.replace(
