@@ -184,8 +184,10 @@ def _in_order(
     for work in order:
         shown.at(work.label)
         future = delegated.get(work)
-        mine = future is None or future.cancel()  # nobody has begun it: done here
-        done = _do(work, setting, out) if mine else _awaited(work, future)
+        if future is None or future.cancel():  # nobody else has begun it
+            done = _do(work, setting, out)
+        else:
+            done = _awaited(work, future)
         _tell(work, done, shown)  # even if it is told already: the callback may come too late
         items[work] = done.item
     return items
