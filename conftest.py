@@ -1,6 +1,5 @@
 """Every test runs with annotations checked, promotion strict and warnings as errors."""
 
-import collections
 import functools
 import inspect
 import itertools
@@ -57,10 +56,25 @@ jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
+_LONGEST = (
+    "reproduction",
+    "contract",
+    "sgd",
+    "gaps",
+    "flow",
+    "cli",
+    "devices",
+    "atlas",
+    "simulation",
+)
+"""Files that take longest, by their names: begun first, so that no worker ends long after another."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let one worker run a whole file, whose tests share programs; the longest files first."""
-    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: (-slow[item.path], str(item.path)))
+    order = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
