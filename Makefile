@@ -47,7 +47,7 @@ layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 unit: $(STAMP) $(HAS_MODEL)
 	$(PYTEST)

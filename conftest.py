@@ -56,28 +56,14 @@ jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
-_LONGEST = (
-    "reproduction",
-    "contract",
-    "sgd",
-    "gaps",
-    "flow",
-    "cli",
-    "devices",
-    "atlas",
-    "simulation",
-)
-"""Files that take longest, by their names: begun first, so that no worker ends long after another."""
+_LONGEST = ("reproduction", "contract", "sgd", "gaps", "cli", "flow", "devices", "atlas")
+"""Files that take longest, begun first, so that no worker ends long after another."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one worker run a whole file, whose tests share programs; the longest files first."""
+    """Begin with the files that take longest."""
     order = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture
