@@ -87,6 +87,10 @@ def test_the_paint_of_a_shape_that_is_used_stands_with_its_use() -> None:
             "<image href='data:image/svg+xml;base64,AAAA'/>",
             "it points to 'data:image/svg+xml;base64,AAAA'",
         ),
+        (
+            "<image href='data:image/png;base64,AAAA, https://example.org/'/>",
+            "it points to 'data:image/png;base64,AAAA, https://exam'",
+        ),
         ("<path href='javascript:alert(1)'/>", "it points to 'javascript:alert(1)'"),
         (
             "<path style='fill: url(https://example.org/x)'/>",
