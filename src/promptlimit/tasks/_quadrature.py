@@ -1,6 +1,5 @@
 """The risk of softmax attention, over as many points as a tolerance asks for."""
 
-import dataclasses
 import math
 import warnings
 
@@ -17,6 +16,7 @@ from promptlimit.tasks._softmax_risk import (
     PointMeans,
     SoftmaxRisk,
     combined,
+    of_any_length,
     risk_statistics,
     scores,
 )
@@ -53,13 +53,8 @@ def replicate_risks(
     end = next((end for end in _RANGES if end >= largest), None)
     if end is None:
         raise _too_sharp(largest)
-    statistics = _of_some_length(risk_statistics(length, end))
+    statistics = of_any_length(risk_statistics(length, end))
     return [SoftmaxRisk(task, statistics, nodes) for nodes in sets]
-
-
-def _of_some_length(statistics: WeightInterpolant) -> WeightInterpolant:
-    """Return the statistics without what only a reader reads: one program serves all lengths."""
-    return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
 def _too_sharp(sharpness: float) -> ValueError:
@@ -77,7 +72,7 @@ def _largest_sharpness(task: LinearRegression, nodes: Nodes, key_query: Array) -
 
 def _within(head: Regressor, end: float, tolerance: float, points: int | None) -> Averaged | float:
     """Return the risk with statistics tabulated up to `end`, or the sharpness beyond it."""
-    statistics = _of_some_length(risk_statistics(head.length, end))
+    statistics = of_any_length(risk_statistics(head.length, end))
     size = _SET if points is None else min(points, _SET)
     streams = [node_sets(head.task, size, replicate) for replicate in range(REPLICATES)]
     sums = np.zeros((REPLICATES, len(PointMeans._fields) - 1))

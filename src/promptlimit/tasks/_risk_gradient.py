@@ -83,7 +83,7 @@ def _exact(
         found = [np.asarray(each) for each in _slopes(attention, polynomial)]
         return (found, [np.zeros_like(each) for each in found]), 0
     risks = replicate_risks(task, length, key_query, points)
-    rows = zip(*(_slopes(attention, each.of_any_length()) for each in risks), strict=True)
+    rows = zip(*(_slopes(attention, each) for each in risks), strict=True)
     stacked = [np.stack([np.asarray(one) for one in row]) for row in rows]
     spread = [2 * each.std(axis=0, ddof=1) / math.sqrt(len(risks)) for each in stacked]
     return ([each.mean(axis=0) for each in stacked], spread), points * len(risks)

@@ -41,6 +41,11 @@ def risk_statistics(
     return dataclasses.replace(found, tables=tables, statistics=names)
 
 
+def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
+    """Return the statistics without what only a reader reads: one program serves all lengths."""
+    return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
+
+
 class PointMeans(NamedTuple):
     r"""Means over points of $P,\varrho,\sigma^2,f,c^2,f\sigma^2,c^2\sigma^2$ and $fP+c^2\varrho$.
 
@@ -109,10 +114,7 @@ class SoftmaxRisk(eqx.Module):
 
     def of_any_length(self) -> "SoftmaxRisk":
         """Return the same risk with nothing but arrays to tell its length: one program for all."""
-        statistics = dataclasses.replace(
-            self.statistics, lengths=(0.0,), error=0.0, slope_error=0.0
-        )
-        return eqx.tree_at(lambda risk: risk.statistics, self, statistics)
+        return eqx.tree_at(lambda risk: risk.statistics, self, of_any_length(self.statistics))
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
