@@ -52,8 +52,8 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 unit: $(STAMP) $(HAS_MODEL)
 	$(PYTEST)
 
-test-long: $(STAMP) $(HAS_MODEL) ## Also what takes long and seldom finds more, every annotation checked
-	CHECK_EVERY_CALL=1 $(PYTEST) -m ""
+test-long: $(STAMP) $(HAS_MODEL) ## Also what takes long and seldom finds more, programs optimised
+	THOROUGH=1 $(PYTEST) -m ""
 
 mutants: $(STAMP) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py

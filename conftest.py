@@ -1,4 +1,8 @@
-"""Every test runs with annotations checked, promotion strict and warnings as errors."""
+"""Every test runs with annotations checked, promotion strict and warnings as errors.
+
+Compiling is most of the work, and most programs run once: they are compiled without optimisation.
+`make test-long` optimises them, and checks the annotations of each call.
+"""
 
 import functools
 import inspect
@@ -10,8 +14,17 @@ from typing import Any
 
 import jaxtyping
 
-EVERY_CALL = "CHECK_EVERY_CALL" in os.environ
-"""Whether each call is checked, as `make test-long` wants it."""
+THOROUGH = "THOROUGH" in os.environ
+"""Whether each call is checked and programs are optimised, as `make test-long` wants it."""
+
+_QUICKLY_COMPILED = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+if not THOROUGH:
+    _others = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*_others, *_QUICKLY_COMPILED)))
 
 _FIRST = 100
 """Calls of a function whose annotations are checked; of later ones, each so many-th.
@@ -27,7 +40,7 @@ def _sampled(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
     def decorate(fn: Any = None, *, typechecker: Any) -> Any:
         if fn is None:
             return functools.partial(decorate, typechecker=typechecker)
-        if EVERY_CALL or not inspect.isfunction(fn):
+        if THOROUGH or not inspect.isfunction(fn):
             return jaxtyped(fn, typechecker=typechecker)
         calls = itertools.count(1)
         checked = functools.cache(lambda: jaxtyped(fn, typechecker=typechecker))
@@ -64,6 +77,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
     order = {f"test_{name}": place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+@pytest.fixture(scope="session")
+def users_environment() -> dict[str, str]:
+    """Return the environment of commands that must run as a user's do: with optimised programs."""
+    flags = [
+        flag for flag in os.environ.get("XLA_FLAGS", "").split() if flag not in _QUICKLY_COMPILED
+    ]
+    return {**os.environ, "XLA_FLAGS": " ".join(flags)}
 
 
 @pytest.fixture

@@ -24,14 +24,20 @@ class Reproduced(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
-    return reproduced(tmp_path_factory.mktemp("quick") / "report")
+def quick(
+    tmp_path_factory: pytest.TempPathFactory, users_environment: dict[str, str]
+) -> Reproduced:
+    return reproduced(tmp_path_factory.mktemp("quick") / "report", users_environment)
 
 
-def reproduced(out: Path) -> Reproduced:
+def reproduced(out: Path, environment: dict[str, str]) -> Reproduced:
     command = [sys.executable, "-m", "promptlimit.cli", "reproduce", "--quick", "--json"]
     done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, check=False
+        [*command, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.stdout, done.stderr
     return Reproduced(done.returncode, json.loads(done.stdout), done.stderr.splitlines(), out)
@@ -62,13 +68,13 @@ def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
 
 
 def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
-    quick: Reproduced,
+    quick: Reproduced, users_environment: dict[str, str]
 ) -> None:
     drawn = {f"{recipe.name}.{kind}" for recipe in all_figures() for kind in FORMATS}
     before = files(quick.out)
     assert drawn <= {path.name for path in before}
     assert all(len(before[path]) > 5_000 for path in before if path.name in drawn)
-    again = reproduced(quick.out)
+    again = reproduced(quick.out, users_environment)
     assert again.code == 0
     assert again.printed == quick.printed
     ended = [line for line in again.log if line.endswith(" left") and " s, " in line]
