@@ -23,7 +23,7 @@ def test_the_cost_of_softmax_is_drawn_with_its_limits() -> None:
     heads = {"softmax": 20.0, "linear": 6.5, "ridge": 0.5}
     data = {"lengths": LENGTHS, **{name: 0.9 * cost + 0 * LENGTHS for name, cost in heads.items()}}
     data |= {f"{name}_limit": np.array(cost) for name, cost in heads.items()}
-    drawn = render(draw("softmax_optimum", data), "svg")
+    (drawn,) = render(draw("softmax_optimum", data), "svg")
     assert all(f">{cost:.3g}<".encode() in drawn for cost in heads.values())
     for kind in FORMATS:
         first, second = (render(draw("softmax_optimum", data), kind) for _ in range(2))
@@ -100,7 +100,7 @@ def made_up(number: int) -> dict[str, np.ndarray]:
 )
 def test_a_figure_of_the_paper_names_what_a_reader_may_hide(number: int, series: list[str]) -> None:
     data = made_up(number)
-    first, second = (render(draw(f"figure_{number}", data), "svg") for _ in range(2))
+    (first,), (second,) = (render(draw(f"figure_{number}", data), "svg") for _ in range(2))
     assert first == second
     for label in series:
         assert f'id="series:{label}"'.encode() in first

@@ -1,9 +1,11 @@
 """Results go to standard output; progress, errors and hints go to standard error."""
 
 import json
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,9 @@ ERR = Console(stderr=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+
+
+_SOONER = ("--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false")
 
 
 class CommandError(Exception):
@@ -52,6 +57,18 @@ def require_folder(out: Path) -> None:
     """Refuse an output folder that is a file, before any work is done."""
     if out.exists() and not out.is_dir():
         raise CommandError(f"--out must be a folder, got the file {out}", "choose another folder")
+
+
+def compile_sooner() -> None:
+    """Ask for programs that compile in two thirds of the time and run nearly as fast.
+
+    A reproduction runs most of its programs once. Flags of the user's own come first; those of an
+    accelerator's compiler are left alone; a compiler that does not know a flag would end the
+    process, so that only versions that were tried are asked.
+    """
+    tried = metadata.version("jaxlib").startswith(("0.10.", "0.11."))
+    if tried and not metadata.entry_points(group="jax_plugins"):
+        os.environ.setdefault("XLA_FLAGS", " ".join(_SOONER))
 
 
 def use_double_precision() -> None:

@@ -14,6 +14,6 @@ def write_figure(name: str, data: "dict[str, np.ndarray]", stem: Path) -> list[P
 
     figure = draw(name, data)
     paths = [stem.with_name(f"{stem.name}.{extension}") for extension in FORMATS]
-    for path, extension in zip(paths, FORMATS, strict=True):
-        write_bytes(path, render(figure, extension))
+    for path, content in zip(paths, render(figure, *FORMATS), strict=True):
+        write_bytes(path, content)
     return paths

@@ -16,6 +16,7 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     SeedOption,
+    compile_sooner,
     print_json,
     require_folder,
     use_double_precision,
@@ -72,6 +73,7 @@ def reproduce(
     setting_words = {"seed": seed, "quick": quick, "protocol": _protocol(protocol)}
     with progress("reproduce") as shown:
         shown.at("starting")
+        compile_sooner()
         use_double_precision()
         from promptlimit import experiments
         from promptlimit.reporting import write_page

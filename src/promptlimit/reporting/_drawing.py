@@ -7,11 +7,14 @@ from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from promptlimit.reporting._theme import theme
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
+
+_MARGIN = 0.1  # inches around what is drawn
 
 # What would make the same figure differ from run to run.
 _UNDATED: dict[str, dict[str, str | None]] = {
@@ -28,9 +31,19 @@ def draw(name: str, data: Mapping[str, np.ndarray]) -> Figure:
         return module.draw(data)
 
 
-def render(figure: Figure, format: Format) -> bytes:  # noqa: A002  # matplotlib's own word
-    """Return the figure as a file's content; the same figure gives the same bytes."""
-    buffer = io.BytesIO()
+def render(figure: Figure, *formats: Format) -> list[bytes]:
+    """Return the figure as the content of files; the same figure gives the same bytes.
+
+    It is laid out once, so that no format moves it for the next.
+    """
     with theme():
-        figure.savefig(buffer, format=format, metadata=_UNDATED[format], bbox_inches="tight")
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+        inked = figure.get_tightbbox().padded(_MARGIN)
+        return [_file(figure, each, inked) for each in formats]
+
+
+def _file(figure: Figure, format: Format, inked: Bbox) -> bytes:  # noqa: A002  # matplotlib's word
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=format, metadata=_UNDATED[format], bbox_inches=inked)
     return buffer.getvalue()

@@ -52,7 +52,7 @@ def plot() -> bytes:
         line.set_gid(f"series:{label}")
     axis.set_title("gap $L^{-1}$ & risk")
     axis.legend()
-    return render(figure, "svg")
+    return render(figure, "svg")[0]
 
 
 def write_results(
