@@ -12,7 +12,7 @@ import pytest
 from promptlimit.finite import _interpolant_table
 from promptlimit.finite._accuracy import AccuracyError
 from promptlimit.finite._interpolant import WeightInterpolant, weight_interpolant
-from promptlimit.finite._interpolant_table import interpolation_table
+from promptlimit.finite._interpolant_table import forget_tables, interpolation_table, tabulate
 from promptlimit.finite._weight_statistics import STATISTICS, weight_statistics
 
 LENGTHS = (1, 2, 1e6, math.inf)
@@ -147,7 +147,7 @@ def test_a_second_call_builds_nothing(monkeypatch):
 
 
 def stored_table(folder):
-    interpolation_table.cache_clear()
+    forget_tables()
     return interpolation_table(("participation",), (7.0,), 0.5, folder)
 
 
@@ -219,12 +219,12 @@ def test_a_damaged_file_is_rebuilt(built, tmp_path, damage):
 def test_refuses_when_polynomials_cannot_follow(monkeypatch):
     monkeypatch.setattr(_interpolant_table, "_HALVINGS", 0)
     monkeypatch.setattr(_interpolant_table, "_NARROW", 1.0)
-    interpolation_table.cache_clear()
+    forget_tables()
     with pytest.raises(
         AccuracyError, match=r"^An interpolant must reach a relative error of 1e-09"
     ):
         weight_interpolant(100, max_sharpness=3.0)
-    interpolation_table.cache_clear()
+    forget_tables()
 
 
 def test_bad_arguments_are_named():
@@ -245,3 +245,20 @@ def test_bad_arguments_are_named():
         arguments = {"length": 3} | changes
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             weight_interpolant(arguments.pop("length"), **arguments)
+
+
+def test_tables_made_together_are_those_made_alone() -> None:
+    names, lengths = ("participation", "score_error"), (7.0, 50.0, 3e4)
+    forget_tables()
+    alone = [interpolation_table(names, (one,), 2.0) for one in lengths]
+    forget_tables()
+    tabulate(names, lengths, 2.0)
+    for own, one in zip(alone, lengths, strict=True):
+        found = interpolation_table(names, (one,), 2.0)
+        assert found.coefficients.shape == own.coefficients.shape
+        np.testing.assert_allclose(found.coefficients, own.coefficients, rtol=1e-9, atol=1e-12)
+    known = [interpolation_table(names, (one,), 2.0) for one in lengths]
+    tabulate(names, lengths, 2.0)
+    assert all(
+        a is interpolation_table(names, (one,), 2.0) for a, one in zip(known, lengths, strict=True)
+    )

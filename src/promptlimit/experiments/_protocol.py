@@ -1,13 +1,22 @@
 """The training protocol of the paper's experiments (section 6)."""
 
+import functools
+
 import numpy as np
 
 from promptlimit._inputs import require_choice
+from promptlimit.experiments._regressions import LENGTHS as CLAIM_LENGTHS
 from promptlimit.experiments._regressions import correlated
-from promptlimit.tasks import LinearRegression
+from promptlimit.tasks import LinearRegression, tabulate_risks
 
 LENGTHS = (*range(10, 100, 10), *range(100, 1001, 100))
 """The prompt lengths of the experiments."""
+
+
+@functools.cache
+def tables_at_hand() -> None:
+    """Tabulate, once, what risks at the lengths of experiments and claims are made of."""
+    tabulate_risks((*LENGTHS, *CLAIM_LENGTHS))
 
 
 def protocol_task(

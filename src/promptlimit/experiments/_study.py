@@ -16,7 +16,7 @@ import numpy as np
 from promptlimit.attention import Factored
 from promptlimit.dynamics import gradient_flow, sgd, trajectory_gap, uniform_factors
 from promptlimit.experiments._devices import on_accelerator, on_cpu
-from promptlimit.experiments._protocol import LENGTHS, protocol_task
+from promptlimit.experiments._protocol import LENGTHS, protocol_task, tables_at_hand
 from promptlimit.experiments._setting import Setting
 from promptlimit.experiments._start_gap import gradient_noise
 from promptlimit.results import Training, Trajectory
@@ -73,6 +73,7 @@ def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None
     where = "blocks" if start is None else f"start {start}"
     setting.tell(f"flow: {law}, {kernel}, L = {length}, {where}")
     first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
+    tables_at_hand()
     with jax.enable_x64(True), on_cpu():
         return followed(setting, protocol_task(law), first, length)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._heads import readout as readout
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
     from promptlimit.finite._interpolant import weight_interpolant as weight_interpolant
+    from promptlimit.finite._interpolant_table import tabulate as tabulate
     from promptlimit.finite._lengths import LARGEST_LENGTH as LARGEST_LENGTH
     from promptlimit.finite._lengths import checked_lengths as checked_lengths
     from promptlimit.finite._mixture_moments import mixture_moments as mixture_moments
@@ -63,6 +64,7 @@ _HOME = {
     "require_key_to_simulate": "_requests",
     "require_queries_are_tokens": "_requests",
     "stopping": "_simulation",
+    "tabulate": "_interpolant_table",
     "tokens_that_fit": "_simulation",
     "warn_when_unreliable": "_simulation",
     "weight_interpolant": "_interpolant",

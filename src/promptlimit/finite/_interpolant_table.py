@@ -12,7 +12,6 @@ then renamed, read back only when its description and its contents are what was 
 """
 
 import dataclasses
-import functools
 import hashlib
 import io
 import json
@@ -64,7 +63,12 @@ class Table:
     slope_error: float
 
 
-@functools.lru_cache(maxsize=64)
+_Asked = tuple[tuple[str, ...], tuple[float, ...], float]
+_MOST = 64
+_made: dict[_Asked, Table] = {}
+"""Tables of this process, the latest last."""
+
+
 def interpolation_table(
     statistics: tuple[str, ...],
     lengths: tuple[float, ...],
@@ -72,6 +76,40 @@ def interpolation_table(
     folder: pathlib.Path | None = None,
 ) -> Table:
     """Return the table of these statistics, from memory, from `folder`, or built by the engine."""
+    asked = (statistics, lengths, max_sharpness)
+    if asked not in _made:
+        _remember(asked, _read_or_built(*asked, folder))
+    return _made[asked]
+
+
+def tabulate(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> None:
+    """Build the tables of single lengths together: the engine gives one length or twenty alike."""
+    wanted = [one for one in lengths if (statistics, (one,), max_sharpness) not in _made]
+    if not wanted:
+        return
+    table = _built(statistics, tuple(wanted), max_sharpness)
+    for place, one in enumerate(wanted):
+        own = np.ascontiguousarray(table.coefficients[:, place : place + 1])
+        _remember((statistics, (one,), max_sharpness), dataclasses.replace(table, coefficients=own))
+
+
+def _remember(asked: _Asked, table: Table) -> None:
+    _made[asked] = table
+    while len(_made) > _MOST:
+        del _made[next(iter(_made))]
+
+
+def forget_tables() -> None:
+    """Forget the tables of this process."""
+    _made.clear()
+
+
+def _read_or_built(
+    statistics: tuple[str, ...],
+    lengths: tuple[float, ...],
+    max_sharpness: float,
+    folder: pathlib.Path | None,
+) -> Table:
     named = [_FORMAT, DEGREE, statistics, [repr(length) for length in lengths], max_sharpness]
     description = json.dumps(named)
     if folder is None:

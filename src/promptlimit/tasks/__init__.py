@@ -13,3 +13,4 @@ from promptlimit.tasks._risk_function import LinearRisk as LinearRisk
 from promptlimit.tasks._risk_function import risk_function as risk_function
 from promptlimit.tasks._risk_gradient import risk_gradient as risk_gradient
 from promptlimit.tasks._softmax_risk import SoftmaxRisk as SoftmaxRisk
+from promptlimit.tasks._softmax_risk import tabulate_risks as tabulate_risks

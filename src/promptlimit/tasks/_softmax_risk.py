@@ -12,6 +12,7 @@ docs/tasks.md.
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -20,10 +21,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit.finite import WeightInterpolant, weight_interpolant
+from promptlimit._inputs import Number
+from promptlimit.finite import WeightInterpolant, checked_lengths, tabulate, weight_interpolant
 from promptlimit.tasks._points import Nodes
 from promptlimit.tasks._polynomials import averages, score_averages
 from promptlimit.tasks._regression import LinearRegression
+
+_STATISTICS = ("participation", "cubic_participation", "participation_square")
+
+
+def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> None:
+    """Tabulate what risks at these lengths are made of, together: 20 take as long as one or two.
+
+    Flows, training runs and risks at those lengths then begin at once. The tables live as long as
+    the process.
+
+    Args:
+        lengths: prompt lengths, whole numbers from 1 to 1e30, several.
+        max_sharpness: how far the tables go; flows ask for 16.
+
+    >>> import promptlimit as pl
+    >>> pl.tasks.tabulate_risks([10, 20], max_sharpness=2.0)
+    """
+    tokens = tuple(float(one) for one in checked_lengths(lengths).ravel() if np.isfinite(one))
+    tabulate(_STATISTICS, tokens, float(max_sharpness))
 
 
 def risk_statistics(
@@ -33,8 +54,9 @@ def risk_statistics(
 
     The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
     """
-    names = ("participation", "cubic_participation", "participation_square")
-    found = weight_interpolant(length, max_sharpness=max_sharpness, statistics=names, folder=folder)
+    found = weight_interpolant(
+        length, max_sharpness=max_sharpness, statistics=_STATISTICS, folder=folder
+    )
     participation, cubic, square = found.tables
     excess = participation - 6 * cubic + 6 * square
     tables, names = (participation, excess), ("participation", "excess")

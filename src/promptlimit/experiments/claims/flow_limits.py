@@ -11,6 +11,7 @@ from promptlimit.dynamics import (
     imbalance,
     trajectory_gap,
 )
+from promptlimit.experiments._protocol import tables_at_hand
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._regressions import (
     ALPHA,
@@ -41,6 +42,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     seed = setting.seed
     rng = np.random.default_rng(seed)
     theta = rng.normal(size=(DIM, DIM))
+    tables_at_hand()
     task, noisy = regression(), regression(noise=_NOISE)
     factor = rng.normal(size=(DIM, DIM - 1)) / DIM**0.5
     flat = regression(factor @ factor.T)

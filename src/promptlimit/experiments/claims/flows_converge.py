@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from promptlimit.dynamics import ball_gap, gradient_flow, limit_band, trajectory_gap
+from promptlimit.experiments._protocol import tables_at_hand
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._regressions import (
     LENGTHS,
@@ -27,6 +28,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     seed = setting.seed
     task, lengths = regression(), claim_lengths(setting)
     first = start(task)
+    tables_at_hand()
     limit = gradient_flow(task, first, np.inf, TIMES)
     flows = [gradient_flow(task, first, length, TIMES, points=POINTS) for length in lengths]
     gaps = np.array([trajectory_gap(flow, limit).merged for flow in flows])

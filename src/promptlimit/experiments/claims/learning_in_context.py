@@ -7,6 +7,7 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.dynamics import OutsideTheoremWarning, block_start, gradient_flow
+from promptlimit.experiments._protocol import tables_at_hand
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._regressions import (
     ALPHA,
@@ -58,6 +59,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     """Return excess risks at the end of flows, and a start from which none falls."""
     seed = setting.seed
     rng = np.random.default_rng(seed)
+    tables_at_hand()
     task, alike = regression(), regression(np.eye(DIM))
     floor = bayes_risk(task, np.inf).value
     with warnings.catch_warnings():

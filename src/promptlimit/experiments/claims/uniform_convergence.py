@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from promptlimit.dynamics import ball_gap
+from promptlimit.experiments._protocol import tables_at_hand
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._regressions import POINTS, claim_lengths, regression
 from promptlimit.experiments._setting import Setting
@@ -19,6 +20,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     seed = setting.seed
     task, key = regression(), jax.random.key(seed)
     lengths = claim_lengths(setting)
+    tables_at_hand()
     gaps = [ball_gap(task, length, _RADIUS, key=key, points=POINTS) for length in lengths]
     wide = ball_gap(task, lengths[0], 2 * _RADIUS, key=key, points=POINTS)
     risks, slopes = (
