@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import promptlimit as pl
 from promptlimit._packages import extra_versions, installed_version, package_versions
 from promptlimit.results import environment, save_run
+from promptlimit.results._runs import _environment
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
     "project"
@@ -18,8 +20,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the versions of what seems to be installed, this package as pyproject.toml says."""
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Yield the versions of what seems to be installed, this package as pyproject.toml says."""
     versions: dict[str, str] = dict.fromkeys(
         ("promptlimit", "jax", "jaxlib", "optax", "numpy"), "1.0"
     )
@@ -37,7 +39,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: version(name) and requires)
-    return versions
+    _environment.cache_clear()
+    yield versions
+    _environment.cache_clear()
 
 
 def test_every_dependency_is_told_with_its_version_and_jaxlib_with_them(

@@ -80,7 +80,7 @@ def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None
 
 def followed(setting: Setting, task: LinearRegression, first: Factored, length: int) -> Trajectory:
     """Return the flow on as few points as carry it: a flow may follow too few out of bounds."""
-    usual = 2048 if setting.quick else 4096
+    usual = 1024 if setting.quick else 4096
     for points in (usual, 4 * usual):
         try:
             return gradient_flow(task, first, length, TIMES, points=points, folder=setting.folder)
@@ -246,7 +246,7 @@ def descent(setting: Setting, law: str) -> Training:
             learning_rate=rate,
             batch=BATCH,
             record=record.astype(int),
-            points=2048 if setting.quick else 4096,
+            points=1024 if setting.quick else 4096,
             folder=setting.folder,
         )
 

@@ -1,4 +1,4 @@
-"""Matrix products in blocks that one thread finishes sooner than it could wake another."""
+"""Matrix products and correlations, in blocks that one thread finishes before it wakes another."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,3 +20,32 @@ def blocked_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> ND
         part = slice(start, start + block)
         np.matmul(np.ascontiguousarray(left[part]), right, out=result[part])
     return result
+
+
+_COLUMNS = 32
+"""How many columns a product should have at least to be fast."""
+
+
+def correlations(kernels: NDArray[np.float64], signals: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
+
+    P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
+    A product of windows would copy every number of a kernel P times as often.
+
+    Args:
+        kernels: [kernel, outputs + inner - 1].
+        signals: [inner, signal].
+    """
+    count, (inner, columns) = len(kernels), signals.shape
+    phases = max(1, _COLUMNS // columns)
+    outputs = kernels.shape[1] - inner + 1
+    rows = -(-outputs // phases)
+    shifted = np.zeros((inner + phases - 1, phases, columns))
+    for phase in range(phases):
+        shifted[phase : phase + inner, phase] = signals
+    padded = np.zeros((count, phases * rows + inner - 1))
+    padded[:, : kernels.shape[1]] = kernels
+    windows = np.lib.stride_tricks.sliding_window_view(padded, len(shifted), axis=1)[:, ::phases]
+    flat = shifted.reshape(len(shifted), -1)
+    found = np.stack([blocked_product(each, flat) for each in windows])
+    return found.reshape(count, rows * phases, columns)[:, :outputs]

@@ -26,10 +26,10 @@ _LARGEST_SCORE = 4.1
 
 @dataclasses.dataclass(frozen=True)
 class Brackets:
-    r"""$[f]_b$ of several integrands f, for several lengths.
+    r"""$[f]_b$ of several integrands f, for several sharpnesses and lengths.
 
     Attributes:
-        value: $[f]_b$, shape [functions, lengths].
+        value: $[f]_b$, shape [functions, sharpnesses, lengths].
         step_change: what doubling the step changes.
         edge: the integrand at the two ends of the range, in the units of `value`.
     """
@@ -46,18 +46,25 @@ def brackets(
     lengths: NDArray[np.float64],
     spacing: float,
 ) -> Brackets:
-    r"""Return $[f]_b$ for the rows f of `functions`, b = `blocks`, and every length L."""
+    r"""Return $[f]_b$ for `functions` [function, sharpness, u], b = `blocks`, at every length L."""
     excess = np.maximum(lengths - blocks, 0.0)
-    power = np.exp(np.outer(transforms.log_phi, excess))
+    power = np.exp(transforms.log_phi[..., None] * excess)
     falling = np.ones_like(lengths)
     for taken in range(blocks):
         falling = falling * np.maximum(lengths - taken, 0.0)
-    alternating = functions.copy()
-    alternating[:, 1::2] *= -1.0
-    sums = blocked_product(np.concatenate([functions, alternating]), power)
-    ends = np.abs(functions[:, :1] * power[:1]) + np.abs(functions[:, -1:] * power[-1:])
-    full, change = np.split(sums * falling * spacing, 2)
-    return Brackets(full, change, ends * falling)
+    at_even, at_odd = (
+        np.stack(
+            [
+                blocked_product(functions[:, n, phase::2], np.ascontiguousarray(each[phase::2]))
+                for n, each in enumerate(power)
+            ],
+            axis=1,
+        )
+        * (falling * spacing)
+        for phase in (0, 1)
+    )
+    ends = sum(np.abs(functions[..., end, None] * power[:, end]) for end in (0, -1))
+    return Brackets(at_even + at_odd, at_even - at_odd, ends * falling)
 
 
 def _log_overlap(x: float, sharpness: float) -> float:

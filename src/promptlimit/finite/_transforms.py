@@ -17,12 +17,13 @@ $10^{-16}$ for $k\le4$ at `STEP`.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from promptlimit.finite._products import blocked_product
+from promptlimit.finite._products import blocked_product, correlations
 
 STEP = 3 / 16
 """Spacing of the nodes in t and u; a dyadic fraction, so that nodes and differences are exact."""
@@ -36,21 +37,22 @@ _CENTRED_ABOVE = 4.0
 _RANGE = 9.0
 _LARGEST_T = 5.0625
 _TAIL = 40.0
+_TINY = np.finfo(np.float64).tiny
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreTransforms:
-    r"""Transforms of one score at the nodes u.
+    r"""Transforms of one score at the nodes u; of several sharpnesses, along the last axis but one.
 
     Attributes:
-        sharpness: $\sigma$.
+        sharpness: $\sigma$; of several, a column.
         nodes: u.
         log_phi: $\log\varphi(u)$, accurate relatively at both ends.
         about_sharpness: $a_{k,j}(u)$ at `[k - 1, j]`.
         about_centre: $c_{k,j}(u)$ at `[k - 1, j]`.
     """
 
-    sharpness: float
+    sharpness: float | NDArray[np.float64]
     nodes: NDArray[np.float64]
     log_phi: NDArray[np.float64]
     about_sharpness: NDArray[np.float64]
@@ -74,6 +76,17 @@ def score_transforms(
     return _wide_transforms(sharpness, first, count, stride, length)
 
 
+def stacked(transforms: Sequence[ScoreTransforms]) -> ScoreTransforms:
+    """Return the transforms of several sharpnesses at the same nodes as one."""
+    return ScoreTransforms(
+        sharpness=np.array([[each.sharpness] for each in transforms], dtype=np.float64),
+        nodes=transforms[0].nodes,
+        log_phi=np.stack([each.log_phi for each in transforms]),
+        about_sharpness=np.stack([each.about_sharpness for each in transforms], axis=-2),
+        about_centre=np.stack([each.about_centre for each in transforms], axis=-2),
+    )
+
+
 def _nodes(first: int, count: int, stride: int = 1) -> NDArray[np.float64]:
     return np.multiply(STEP, first + stride * np.arange(count), dtype=np.float64)
 
@@ -81,7 +94,8 @@ def _nodes(first: int, count: int, stride: int = 1) -> NDArray[np.float64]:
 def _log_phi(phi: NDArray[np.float64], complement: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return $\log\varphi$ from whichever of $\varphi$, $1-\varphi$ is small."""
     small = complement < 0.5
-    return np.where(small, np.log1p(-np.where(small, complement, 0.0)), np.log(phi))
+    logarithm = np.log(np.maximum(phi, _TINY))  # finite: the power 0 of it must be 1
+    return np.where(small, np.log1p(-np.where(small, complement, 0.0)), logarithm)
 
 
 def _narrow_transforms(sharpness: float, first: int, count: int, stride: int) -> ScoreTransforms:
@@ -135,20 +149,18 @@ def _wide_transforms(
     x = STEP * (t_first - first + np.arange(-span, t_count)) / sharpness
     density = np.exp(-0.5 * x * x) * (STEP / (sharpness * math.sqrt(2 * math.pi)))
 
-    def convolved(kernel: NDArray[np.float64], signal: NDArray[np.float64]) -> NDArray[np.float64]:
-        windows = np.lib.stride_tricks.sliding_window_view(kernel, t_count)[::stride]
-        return blocked_product(windows, signal)[::-1]
+    def convolved(
+        kernels: NDArray[np.float64], signals: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        return correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
 
-    h = x - sharpness
-    moments = np.stack([convolved(density * h**j, damped) for j in range(HIGHEST_POWER + 1)])
-    moments = moments.transpose(2, 0, 1)
-    phi = convolved(STEP * ndtr(x), damped[:, :1])[:, 0]
-    complement = convolved(STEP * ndtr(-x), damped[:, :1])[:, 0]
+    j = np.arange(HIGHEST_POWER + 1)[:, None]
+    moments = convolved(density * (x - sharpness) ** j, damped)
+    phi, complement = convolved(STEP * ndtr(np.stack([x, -x])), damped[:, :1])[0]
     log_phi = _log_phi(phi, complement)
     if sharpness <= _CENTRED_ABOVE:
         return ScoreTransforms(sharpness, u, log_phi, moments, moments)
-    j = np.arange(HIGHEST_POWER + 1)[None, :, None]
-    signal = damped.T[:, None, :] * np.power(t / sharpness, j, dtype=np.float64)
-    near_zero = convolved(density, signal.reshape(-1, t_count).T).T.reshape(moments.shape)
+    signals = damped.T[:, None] * np.power(t / sharpness, j, dtype=np.float64)
+    near_zero = convolved(density[None], signals.reshape(-1, t_count).T).reshape(moments.shape)
     centred = np.where(u > -sharpness * sharpness, near_zero, moments)
     return ScoreTransforms(sharpness, u, log_phi, moments, centred)

@@ -7,6 +7,7 @@ at a cost that does not depend on L (derived in docs/finite.md).
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -23,13 +24,17 @@ from promptlimit.finite._partition_formulas import (
     spread_statistics,
 )
 from promptlimit.finite._quadrature import Brackets, brackets, node_range
-from promptlimit.finite._transforms import STEP, ScoreTransforms, score_transforms
+from promptlimit.finite._transforms import STEP, ScoreTransforms, score_transforms, stacked
 
 MAX_SHARPNESS = 40.0
 TOLERANCE = 1e-10
 """The relative error the engine may measure on itself before it refuses."""
 
 _LENGTHS_AT_ONCE = 64
+_SHARPNESSES_AT_ONCE = 16
+_LONGER = 1.1
+"""How much longer a range of nodes may be than one sharpness needs, to be shared with others."""
+
 _EDGE_FACTOR = 100.0
 _SAFETY = 4.0
 _ROUNDING = 4 * np.finfo(np.float64).eps
@@ -119,13 +124,13 @@ def weight_statistics(sharpness: ArrayLike, length: ArrayLike) -> WeightStatisti
     flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
     values = _closed_forms(flat_sigma, flat_length)
     by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
-    distinct, group = np.unique(flat_sigma, return_inverse=True)
-    for index, one_sigma in enumerate(distinct):
-        chosen = np.flatnonzero(by_quadrature & (group == index))
-        if chosen.size:
-            needed, position = np.unique(flat_length[chosen], return_inverse=True)
-            for name, found in _by_quadrature(float(one_sigma), needed).items():
-                values[name][chosen] = found[position]
+    places = np.flatnonzero(by_quadrature)
+    for chosen, sharpnesses, needed in _batches(flat_sigma[places], flat_length[places]):
+        at = places[chosen]
+        row = np.searchsorted(sharpnesses, flat_sigma[at])
+        column = np.searchsorted(needed, flat_length[at])
+        for name, found in _by_quadrature(sharpnesses, needed).items():
+            values[name][at] = found[row, column]
     return WeightStatistics(
         sharpness=sigma.copy(),
         length=lengths.copy(),
@@ -171,15 +176,62 @@ def _closed_forms(
     }
 
 
-def _by_quadrature(sigma: float, lengths: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Return all statistics for one sharpness and increasing lengths above 1, with their error."""
-    first, last = node_range(sigma, lengths[0], lengths[-1])
-    transforms = score_transforms(sigma, first, last - first + 1, length=lengths[-1])
-    pieces = [
-        _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE])
-        for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
-    ]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+def _batches(
+    sigma: NDArray[np.float64], length: NDArray[np.float64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield points by number, with their sharpnesses and lengths, increasing: few at a time.
+
+    A batch holds sharpnesses that are asked for at the same lengths.
+    """
+    order = np.lexsort((length, sigma))
+    starts = np.flatnonzero(np.diff(sigma[order], prepend=-1.0))
+    alike: dict[bytes, list[NDArray[np.int64]]] = {}
+    for points in np.split(order, starts[1:]) if order.size else []:
+        alike.setdefault(np.unique(length[points]).tobytes(), []).append(points)
+    for lengths, groups in alike.items():
+        needed = np.frombuffer(lengths)
+        for start in range(0, len(groups), _SHARPNESSES_AT_ONCE):
+            batch = groups[start : start + _SHARPNESSES_AT_ONCE]
+            yield np.concatenate(batch), np.array([sigma[points[0]] for points in batch]), needed
+
+
+def _by_quadrature(
+    sharpnesses: NDArray[np.float64], lengths: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return all statistics, [sharpness, length], at increasing lengths above 1, and their error.
+
+    Nodes are shared where the ranges that the sharpnesses need are nearly the same.
+    """
+    ranges = [node_range(float(sigma), lengths[0], lengths[-1]) for sigma in sharpnesses]
+    parts = []
+    for sigmas, (first, last) in _sharing(sharpnesses, ranges):
+        count = last - first + 1
+        found = [score_transforms(s, first, count, length=lengths[-1]) for s in sigmas]
+        transforms = stacked(found)
+        pieces = [
+            _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE])
+            for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
+        ]
+        parts.append({name: np.hstack([piece[name] for piece in pieces]) for name in pieces[0]})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _sharing(
+    sharpnesses: NDArray[np.float64], ranges: list[tuple[int, int]]
+) -> list[tuple[list[float], tuple[int, int]]]:
+    """Return neighbours with a range of nodes that is little longer than each of theirs."""
+    groups: list[tuple[list[float], tuple[int, int]]] = []
+    shortest = 0
+    for sigma, (first, last) in zip(sharpnesses, ranges, strict=True):
+        if groups:
+            members, (low, high) = groups[-1]
+            union, shortest = (min(low, first), max(high, last)), min(shortest, last - first)
+            if union[1] - union[0] <= _LONGER * shortest:
+                groups[-1] = ([*members, float(sigma)], union)
+                continue
+        groups.append(([float(sigma)], (first, last)))
+        shortest = last - first
+    return groups
 
 
 def _integrated(
@@ -197,7 +249,7 @@ def _integrated(
     statistics["mean_score"] = transforms.sharpness * value["shrinkage"]
     rounding = _choose_spread_forms(statistics, value)
     error = _SAFETY * np.maximum(_measured_error(statistics, found), rounding)
-    _refuse_large(error, transforms.sharpness, lengths)
+    _refuse_large(error, np.ravel(transforms.sharpness), lengths)
     return statistics | {"error": error}
 
 
@@ -205,7 +257,8 @@ def _summed_brackets(
     quantities: dict[str, Integrands], transforms: ScoreTransforms, lengths: NDArray[np.float64]
 ) -> dict[str, Brackets]:
     """Return every quantity summed over its numbers of distinct tokens, one product for each b."""
-    total = {name: np.zeros((3, lengths.size)) for name in quantities}
+    shape = (3, len(transforms.log_phi), lengths.size)
+    total = {name: np.zeros(shape) for name in quantities}
     for blocks in (1, 2, 3, 4):
         names = [name for name, integrands in quantities.items() if blocks in integrands]
         rows = np.stack([quantities[name][blocks] for name in names])
@@ -269,11 +322,14 @@ def _measured_error(
     return np.max(errors, axis=0)
 
 
-def _refuse_large(error: NDArray[np.float64], sigma: float, lengths: NDArray[np.float64]) -> None:
-    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+def _refuse_large(
+    error: NDArray[np.float64], sharpnesses: NDArray[np.float64], lengths: NDArray[np.float64]
+) -> None:
+    worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), error.shape)
     if not error[worst] <= TOLERANCE:
+        row, column = worst
         raise AccuracyError(
             f"`weight_statistics` must reach a relative error of {TOLERANCE:g}, "
-            f"got {error[worst]:.1e} at sharpness {sigma:g}, length {lengths[worst]:g}. "
-            "Please report this point."
+            f"got {error[worst]:.1e} at sharpness {sharpnesses[row]:g}, "
+            f"length {lengths[column]:g}. Please report this point."
         )

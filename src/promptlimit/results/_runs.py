@@ -6,6 +6,7 @@ is either finished or not there. Folders are not trusted when read: nothing is u
 does not fit its name, its configuration or its checksum is refused.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -44,6 +45,11 @@ def run_name(config: Configuration) -> str:
 
 def environment() -> dict[str, str]:
     """Return what a result may depend on besides its configuration."""
+    return dict(_environment())
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
     versions = {name: version or "missing" for name, version in package_versions().items()}
     return {"python": platform.python_version(), "machine": platform.machine(), **versions}
 
