@@ -19,9 +19,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JS
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 
 
-_SOONER = ("--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false")
-
-
 class CommandError(Exception):
     """A command cannot go on; the message says why and the hint what to do."""
 
@@ -62,13 +59,15 @@ def require_folder(out: Path) -> None:
 def compile_sooner() -> None:
     """Ask for programs that compile in two thirds of the time and run nearly as fast.
 
-    A reproduction runs most of its programs once. Flags of the user's own come first; those of an
-    accelerator's compiler are left alone; a compiler that does not know a flag would end the
-    process, so that only versions that were tried are asked.
+    A reproduction runs most of its programs once. The flags of the user come first, and compilers
+    for accelerators are left alone. A flag that a compiler does not know ends the process: the
+    second one is gone from jaxlib 0.11.
     """
-    tried = metadata.version("jaxlib").startswith(("0.10.", "0.11."))
-    if tried and not metadata.entry_points(group="jax_plugins"):
-        os.environ.setdefault("XLA_FLAGS", " ".join(_SOONER))
+    flags = "--xla_backend_optimization_level=1"
+    if metadata.version("jaxlib").startswith("0.10."):
+        flags += " --xla_cpu_use_fusion_emitters=false"
+    if not metadata.entry_points(group="jax_plugins"):
+        os.environ.setdefault("XLA_FLAGS", flags)
 
 
 def use_double_precision() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from promptlimit.cli._console import ERR
-from promptlimit.cli._drawing import write_figure
+from promptlimit.cli._drawing import figure_paths, write_figure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,24 +51,29 @@ def claim_item(claim: "Claim", setting: "Setting", out: Path) -> Item:
 
 
 def figure_item(recipe: "FigureRecipe", setting: "Setting", out: Path) -> Item:
-    """Return the figure, drawn from its stored arrays or from arrays computed now."""
+    """Return the figure as it lies there, drawn from its stored arrays, or computed now."""
     from promptlimit import experiments
     from promptlimit.results import write_bytes, write_json
 
-    about, arrays = (out / "figures" / f"{recipe.name}.{kind}" for kind in ("json", "npz"))
+    stem = out / "figures" / recipe.name
+    about, arrays = stem.with_suffix(".json"), stem.with_suffix(".npz")
     name = experiments.item_hash("figure", recipe.name, setting)
-    data = _stored(about, name, lambda _: _read_arrays(arrays))
+    words, data = _stored(about, name, lambda found: (found, _read_arrays(arrays))) or (None, None)
     fresh = data is None
-    if data is None:
+    if words is None or data is None:
         began = time.monotonic()
         computed = experiments.figure_data(recipe, setting)
         about.unlink(missing_ok=True)
         write_bytes(arrays, _archive(computed))
         told = ("name", "title", "caption", "reference", "section")
         words = {key: getattr(recipe, key) for key in told}
-        write_json(about, {**words, **_about(recipe.name, setting, name, began)})
+        words |= _about(recipe.name, setting, name, began)
+        write_json(about, words)
         data = _read_arrays(arrays)
-    drawn = write_figure(recipe.name, data, out / "figures" / recipe.name)
+    drawn, drawing = figure_paths(stem), experiments.drawing_hash()
+    if words.get("drawing") != drawing or not all(path.is_file() for path in drawn):
+        write_figure(recipe.name, data, stem)
+        write_json(about, {**words, "drawing": drawing})
     return Item(name, fresh, [*drawn, arrays, about], None)
 
 

@@ -54,13 +54,17 @@ def _rate(arguments: Mapping[str, Any], length: int) -> float:
 
 
 def _finished(plan: Plan, out: Path) -> set[int]:
-    """Return the lengths whose runs of this plan are finished in the folder."""
+    """Return the lengths whose runs of this plan are finished in the folder.
+
+    An accelerator trains several lengths together, and those with another one anew.
+    """
     try:
         if json.loads((out / "train.json").read_text(encoding="utf-8")) != plan.record():
             return set()
         done = [path.parent for path in (out / "runs").glob("*/done")]
         configs = [json.loads((path / "config.json").read_text(encoding="utf-8")) for path in done]
-        return {int(length) for config in configs for length, _ in config["lengths"]}
+        cells = [{int(length) for length, _ in config["lengths"]} for config in configs]
+        return set().union(*(cell for cell in cells if cell <= set(plan.lengths)))
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 

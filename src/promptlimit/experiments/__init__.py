@@ -1,5 +1,6 @@
 """Experiments: problems a user brings, claims of the paper, and the data behind the figures."""
 
+from promptlimit.experiments._fingerprint import drawing_hash as drawing_hash
 from promptlimit.experiments._fingerprint import engine_hash as engine_hash
 from promptlimit.experiments._fingerprint import item_hash as item_hash
 from promptlimit.experiments._gap_problems import GapProblem as GapProblem

@@ -8,6 +8,7 @@ rounding alone, and `environment.json` and `provenance.json` name them.
 import functools
 import hashlib
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 
 import promptlimit
@@ -15,13 +16,19 @@ from promptlimit.experiments._setting import Setting
 from promptlimit.results import run_name
 
 _TALKS_OR_DRAWS = ("cli", "reporting")
-"""Packages that decide no number: figures are drawn anew from their stored arrays each time."""
+"""Packages that decide no number: other code draws a figure anew from its stored arrays."""
 
 
 def item_hash(kind: str, name: str, setting: Setting) -> str:
     """Return the hash of all that decides a claim or a figure: its name, the setting, the code."""
     code = _own_hash(_TALKS_OR_DRAWS)
     return run_name({"what": kind, "name": name, "code": code, **setting.as_json()})
+
+
+def drawing_hash() -> str:
+    """Return the hash of what decides how stored arrays are drawn."""
+    sources = _source_hashes(Path(promptlimit.__file__).parent / "reporting")
+    return run_name({**sources, "matplotlib": metadata.version("matplotlib")})[:16]
 
 
 def engine_hash() -> str:

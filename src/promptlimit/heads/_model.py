@@ -25,6 +25,7 @@ from promptlimit.heads._forward import (
     run_layer,
 )
 from promptlimit.heads._head import Head
+from promptlimit.measures import full_precision
 from promptlimit.results import InputFileError
 
 PROBE_LENGTH = 24
@@ -214,7 +215,7 @@ def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
         model.layers, model.heads(ids), model.layer_outputs(ids), strict=True
     ):
         context = np.concatenate([head.outputs() for head in heads], axis=1).astype(np.float32)
-        rebuilt = np.asarray(family.output(weights, jnp.asarray(context)))
+        rebuilt = np.asarray(full_precision(family.output)(weights, jnp.asarray(context)))
         exact = np.asarray(attended)
         errors.append(np.linalg.norm(rebuilt - exact) / np.linalg.norm(exact))
     return np.array(errors, dtype=np.float64)

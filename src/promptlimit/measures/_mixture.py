@@ -15,6 +15,7 @@ from promptlimit._inputs import (
     require_weights,
 )
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._components import require_components
 from promptlimit.measures._log_mean_exp import log_mean_exp, relative_exponentials
 
@@ -56,6 +57,7 @@ class Mixture(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.components[0].dim
 
+    @full_precision
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
 

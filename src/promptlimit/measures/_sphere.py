@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._bessel import log_0f1
+from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._hyperbolic import log_cosh
 
 
@@ -45,6 +46,7 @@ class UniformSphere(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.space_dim
 
+    @full_precision
     def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
         r"""Return $\log{}_0F_1(;d/2;r^2|t|^2/4)$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
