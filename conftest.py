@@ -70,7 +70,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 _CACHE = Path(__file__).parent / ".pytest_cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 _LONGEST = ("reproduction", "contract", "sgd", "gaps", "cli", "flow", "devices", "atlas")

@@ -61,9 +61,9 @@ def compile_sooner() -> None:
 
     A reproduction runs most of its programs once. The flags of the user come first, and compilers
     for accelerators are left alone. A flag that a compiler does not know ends the process: the
-    second one is gone from jaxlib 0.11.
+    last one is gone from jaxlib 0.11.
     """
-    flags = "--xla_backend_optimization_level=1"
+    flags = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
     if metadata.version("jaxlib").startswith("0.10."):
         flags += " --xla_cpu_use_fusion_emitters=false"
     if not metadata.entry_points(group="jax_plugins"):
