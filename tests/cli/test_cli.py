@@ -319,12 +319,14 @@ def test_doctor_tells_a_source_tree_from_what_was_installed(
 
 @pytest.mark.slow
 def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
-    done = run("reproduce", "3", "growing_prompt", "--out", "r", "--json", folder=tmp_path)
+    done = run(
+        *("reproduce", "3", "growing_prompt", "--quick", "--out", "r", "--json"), folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     (printed,) = json.loads(done.stdout)["claims"]
     written = json.loads((tmp_path / "r" / "claims" / "linear-is-the-limit.json").read_text())
     assert {name: written[name] for name in printed} == printed
-    assert written["command"] == "promptlimit reproduce linear-is-the-limit --seed 0"
+    assert written["command"] == "promptlimit reproduce linear-is-the-limit --quick --seed 0"
     assert printed["verdict"] == "holds"
     drawn = sorted(path.name for path in (tmp_path / "r" / "figures").iterdir())
     assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "pdf", "png", "svg")]

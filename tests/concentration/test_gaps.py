@@ -43,7 +43,9 @@ def isotropic_gap(tau, dim=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tau", "dim"), [(0.3, 1), (2.0, 1), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("tau", "dim"), [pytest.param(0.3, 1, marks=pytest.mark.long), (2.0, 1), (1.0, 3)]
+)
 def test_isotropic_gaps_match_a_quadrature_over_the_chi_law(x64, tau, dim):
     near, _ = isotropic_gap(tau, dim)
     np.testing.assert_allclose(near, averaged_gap(tau, NEAR, dim), rtol=1e-8)
@@ -54,7 +56,9 @@ PUBLISHED = {0.3: 1.0, 0.5: 1.0, 1.0: 0.611, 1.5: 0.329, 2.0: 0.211}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tau", PUBLISHED)
+@pytest.mark.parametrize(
+    "tau", [0.3, 1.0, 2.0, *(pytest.param(tau, marks=pytest.mark.long) for tau in (0.5, 1.5))]
+)
 def test_local_slopes_approach_the_predicted_exponent(x64, tau):
     _, far = isotropic_gap(tau)
     slopes = -np.diff(np.log(far)) / np.diff(np.log(FAR))
@@ -417,7 +421,9 @@ def test_infinite_prompts_have_no_gap_and_the_relative_gap_has_the_limit_below(x
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dim", "tau"), [(1, 0.7), (4, 0.2), (4, 2.0)])
+@pytest.mark.parametrize(
+    ("dim", "tau"), [(1, 0.7), (4, 0.2), pytest.param(4, 2.0, marks=pytest.mark.long)]
+)
 def test_the_bound_is_above_the_exact_gap(x64, dim, tau):
     lengths = np.array([1.0, 2.0, 10.0, 1e3, 1e6, 1e12])
     for wrt in (None, "value", "key_query"):

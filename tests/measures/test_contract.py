@@ -212,6 +212,9 @@ def tokens_of(name: str, precision: str) -> np.ndarray:
         return np.asarray(CASES[name].build().sample(COUNT, key=jax.random.key(7)))
 
 
+@pytest.mark.parametrize(
+    "precision", [pytest.param("float32", marks=pytest.mark.long), "float64"], indirect=True
+)
 def test_samples_follow_the_measure(name: str, precision: str) -> None:
     tokens, case = tokens_of(name, precision), CASES[name]
     plain, tilted = found(name, precision)[0.0], found(name, precision)[mild(name)]
