@@ -1,6 +1,7 @@
 """Attention on measures: textbook softmax on tokens, Lemma 2.1 on Gaussians, and gradients."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -445,3 +446,20 @@ def test_values_of_the_wrong_type_are_refused_in_one_sentence() -> None:
         check=True,
     )
     assert json.loads(run.stdout) == WRONG_TYPES
+
+
+def test_tokens_with_too_many_coordinates_are_refused() -> None:
+    message = (
+        "`prompt` must have tokens of dimension 2 (what the attention's parameters take), got 3."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.SoftmaxAttention(np.eye(2), np.eye(2))(pl.Rademacher([1.0, 1.0, 1.0]), np.zeros(2))
+
+
+def test_factors_that_are_not_finite_are_refused() -> None:
+    bad = np.array([[1.0, np.nan]])
+    for place, name in enumerate(("key_weight", "query_weight", "value_weight")):
+        factors = [np.ones((1, 2)), np.ones((1, 2)), np.ones((1, 2))]
+        factors[place] = bad
+        with pytest.raises(ValueError, match=rf"^`{name}` must be finite, got nan at index 0, 1"):
+            pl.Factored("softmax", *factors)

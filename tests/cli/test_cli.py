@@ -15,6 +15,7 @@ import pytest
 
 import promptlimit
 from promptlimit.cli import _progress, main
+from promptlimit.cli._problem_input import read_files
 from promptlimit.experiments import Claim
 from promptlimit.results import Check
 
@@ -622,3 +623,22 @@ def test_queries_too_sharp_for_exact_theory_are_streamed_all_the_same(here: Here
     report = json.loads(done.stdout)
     assert report["expected_square"] is None
     assert report["max_weight"][-1] == [1.0]
+
+
+def test_gap_prints_percentages_and_standard_errors(here: Here) -> None:
+    asked = ("gap", "--dim", "2", "--sharpness", "0.4", "--lengths", "10,1000", "--samples", "50")
+    curves = json.loads(here(*asked, "--json").stdout)["curves"]
+    printed = here(*asked).stdout
+    for relative in curves["exact"]["relative"]:
+        assert f"{100 * relative:.3g}%" in printed
+    for value, error in zip(*(curves["estimate"][k] for k in ("value", "error")), strict=True):
+        assert f"{value:.4g} ± {error:.1g}" in printed
+    twice = refused(here("gap", "--lengths", "10,10"))
+    assert "--lengths must increase, got 10,10" in twice
+
+
+def test_arrays_of_later_files_replace_those_of_earlier_ones(tmp_path: Path) -> None:
+    for name, value in (("first", 1.0), ("second", 2.0)):
+        np.savez(tmp_path / f"{name}.npz", value=np.array([[value]]))
+    files = [str(tmp_path / f"{name}.npz") for name in ("first", "second")]
+    assert read_files(files, None, "gap")["value"] == 2.0

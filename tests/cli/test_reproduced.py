@@ -13,6 +13,7 @@ import pytest
 
 from promptlimit.cli import _reproduced, _workers
 from promptlimit.cli._console import CommandError
+from promptlimit.cli._drawing import figure_paths
 from promptlimit.cli._progress import progress
 from promptlimit.cli._reproduced import Item, claim_item, command, figure_item, write_provenance
 from promptlimit.experiments import Claim, FigureRecipe, Setting
@@ -242,3 +243,35 @@ def test_other_processes_get_theory_and_with_more_cores_each_law(
         found = _workers._elsewhere(theory, training)
         assert [[work.label for work in queue] for queue in found] == queues
     assert _workers._elsewhere([], training) == []
+
+
+def test_a_figure_is_drawn_again_by_other_code_or_where_a_file_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, drawn = Counted(), []
+
+    def write(name: str, data: dict[str, np.ndarray], stem: Path) -> None:
+        drawn.append(name)
+        for path in figure_paths(stem):
+            path.write_bytes(b"a picture")
+
+    monkeypatch.setattr(_reproduced, "write_figure", write)
+    for _ in range(2):
+        figure_item(made.recipe, Setting(), tmp_path)
+    assert len(drawn) == 1
+    (tmp_path / "figures" / "made_up.svg").unlink()
+    figure_item(made.recipe, Setting(), tmp_path)
+    assert len(drawn) == 2
+    monkeypatch.setattr("promptlimit.experiments.drawing_hash", lambda: "another")
+    figure_item(made.recipe, Setting(), tmp_path)
+    assert len(drawn) == 3
+    assert made.count == 1
+
+
+def test_the_same_items_in_another_order_are_the_same_reproduction(tmp_path: Path) -> None:
+    items = [Item(name, True, [tmp_path / f"{name}.json"], None) for name in ("ab", "cd")]
+    path = write_provenance(tmp_path, Setting(), items, 0.0, whole=True)
+    before = path.read_bytes()
+    stored = [item._replace(fresh=False) for item in reversed(items)]
+    write_provenance(tmp_path, Setting(), stored, 0.0, whole=True)
+    assert path.read_bytes() == before

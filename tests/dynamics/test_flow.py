@@ -455,3 +455,11 @@ def test_folders_with_an_equals_sign_are_read_again(tmp_path) -> None:
     folder = tmp_path / "alpha=0.5"
     first, again = (pl.gradient_flow(TASK, start, 10, [0.0, 1.0], folder=folder) for _ in range(2))
     np.testing.assert_array_equal(first.risks, again.risks)
+
+
+def test_a_start_that_the_theorem_covers_is_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pl.block_start(pl.LinearRegression(np.eye(4)), 0.99)
+    with pytest.warns(OutsideTheoremWarning):
+        pl.block_start(pl.LinearRegression(np.eye(4)), 1.01)

@@ -146,3 +146,20 @@ def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
     assert (found[0].diverged >= 0).all()
     np.testing.assert_array_equal(found[0].risks, found[1].risks)
     np.testing.assert_array_equal(found[0].diverged, found[1].diverged)
+
+
+def test_a_run_in_law_is_not_taken_for_one_over_tokens(tmp_path: Path) -> None:
+    task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
+    for sampling in ("tokens", "law"):
+        start = pl.uniform_factors(2, key=jax.random.key(0), kernel="linear")
+        pl.sgd(
+            *(task, [start], [5]),
+            steps=2,
+            key=jax.random.key(3),
+            batch=8,
+            record=[0, 2],
+            points=256,
+            folder=tmp_path,
+            sampling=sampling,
+        )
+    assert len(list(tmp_path.glob("*/done"))) == 2

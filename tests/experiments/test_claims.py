@@ -197,3 +197,7 @@ def test_a_planted_error_in_a_flow_turns_its_claim_red(
 ) -> None:
     monkeypatch.setattr(module_of(name), function, planted)
     assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"
+
+
+def test_claims_on_training_are_those_from_the_thirteenth() -> None:
+    assert [claim.number for claim in all_claims() if claim.of_training] == list(range(13, 20))

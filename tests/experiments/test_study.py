@@ -16,9 +16,9 @@ from promptlimit.experiments._start_gap import (
     same_batch_gradient_gap,
     squared_output_gap,
 )
-from promptlimit.experiments._study import TIMES, Curves, Ends, block_factors
+from promptlimit.experiments._study import TIMES, Curves, Ends, block_factors, random_start
 from promptlimit.experiments.figures.softmax_optimum import leading_order
-from promptlimit.tasks import LinearRegression
+from promptlimit.tasks import LinearRegression, risk_gradient
 
 CLAIMS = {claim.name: claim for claim in all_claims()}
 LENGTHS = np.array([10, 100, 1000])
@@ -270,3 +270,22 @@ def test_claim_19_depends_on_the_law_as_coded(
     gaps = claim_module("gaps_at_the_start")
     monkeypatch.setattr(gaps, "start_gaps", lambda *_: made_up_gaps((-1.0, -1.0, -2.0)))
     assert verdict("anisotropic-training") == expected
+
+
+def test_another_seed_has_other_starts() -> None:
+    first, again, other = (
+        random_start(Setting(seed=seed), 1, "softmax").key_weight for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.1
+
+
+def test_a_population_gap_is_freed_of_the_noise_of_its_points() -> None:
+    task = protocol_task("identity")
+    starts = [random_start(Setting(), 0, kernel) for kernel in ("softmax", "linear")]
+    gap = float(population_gradient_gap(task, starts, 1000, points=16).value)
+    softmax, linear = (risk_gradient(start, task, 1000, points=16) for start in starts)
+    square = sum(np.sum((softmax.value[name] - linear.value[name]) ** 2) for name in linear.value)
+    noise = sum(np.sum(error**2) / 4 for error in softmax.error.values())  # two deviations each
+    assert gap == pytest.approx(square - noise, rel=1e-9)
+    assert noise > 1e-6 * square

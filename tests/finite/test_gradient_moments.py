@@ -144,3 +144,11 @@ def test_the_spread_of_outer_products_is_that_of_the_tokens(x64):
     found = outer_product_spread(pl.Empirical(tokens), left, right)
     np.testing.assert_allclose(found, want, rtol=1e-12)
     assert outer_product_spread(pl.Empirical([[1234.567, 77.7]]), np.eye(2), np.eye(2)) == 0.0
+
+
+def test_the_error_of_a_gradient_grows_with_its_size(x64):
+    tokens = pl.Gaussian([0.3, 0.0], [[1.0, 0.2], [0.2, 0.5]])
+    attention, query = pl.SoftmaxAttention(0.4 * np.eye(2), np.eye(2)), [1.0, -0.5]
+    found = pl.gradient_moments(attention, tokens, query, [20], wrt="value", kind="exact")
+    outputs = pl.prompt_moments(attention, tokens, query, [20], kind="exact")
+    assert found.error[0] / found.value[0] == pytest.approx(outputs.error[0] / outputs.mse[0])

@@ -211,3 +211,8 @@ def test_sinks_are_the_keys_that_queries_prefer() -> None:
         ValueError, match="`sinks` must be from 0 to fewer than the 30 tokens, got 30"
     ):
         sinks_of(queries, keys, 1.0, 30)
+
+
+def test_sinks_are_the_keys_that_attract_most_at_the_scale_of_the_head() -> None:
+    members = sinks_of(np.array([[0.0], [2.0]]), np.array([[0.125], [-0.875]]), 2.0, 1)
+    np.testing.assert_array_equal(members[:, 0], [1.0, 0.0])

@@ -1,5 +1,6 @@
 """A bad measure gets one sentence that names the argument, the value and the way out."""
 
+import re
 from collections.abc import Callable
 
 import jax
@@ -241,3 +242,24 @@ def test_half_precision_is_computed_in_single() -> None:
 def test_a_tilt_of_another_dimension_is_refused_everywhere(law: pl.AbstractMeasure) -> None:
     with pytest.raises(ValueError, match="`tilt` must have shape"):
         law.log_laplace(jnp.ones(1))
+
+
+def test_weights_in_double_precision_must_sum_to_one_to_ten_digits(x64: None) -> None:
+    with pytest.raises(ValueError, match=r"^`weights` must sum to one, got a sum of 1.0000001"):
+        pl.Empirical([[1.0], [2.0]], [0.5, 0.5 + 1e-7])
+
+
+def test_one_bad_entry_of_a_large_array_is_found() -> None:
+    tokens = np.zeros((20_000, 1), np.float32)
+    tokens[12_345] = np.nan
+    message = "`tokens` must be finite, got nan at index 12345, 0. Replace that entry."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.Empirical(tokens)
+
+
+def test_half_precision_alone_is_computed_in_single() -> None:
+    assert pl.Empirical(np.array([[1.0], [2.0]], np.float16)).tokens.dtype == np.float32
+
+
+def test_a_coordinate_may_always_be_zero() -> None:
+    np.testing.assert_array_equal(pl.Rademacher([1.0, 0.0]).cov, [[1.0, 0.0], [0.0, 0.0]])

@@ -257,3 +257,17 @@ def test_scores_beyond_the_range_of_the_engine_are_refused():
         pl.risk(head, pl.LinearRegression(ANISOTROPIC), 10)
     with pytest.raises(ValueError, match=message):
         pl.risk_gradient(head, pl.LinearRegression(ANISOTROPIC), 10)
+
+
+def test_the_isotropic_integral_knows_queries_of_another_size():
+    task = pl.LinearRegression(
+        np.eye(3), noise_variance=0.1, prior_variance=0.2, query_covariance=4.0 * np.eye(3)
+    )
+    key_query, value_row = np.diag([0.5, 0.5, 0.5, 0.0]), np.array([0.0, 0.0, 0.0, 1.0])
+    value = np.zeros((4, 4))
+    value[3] = value_row
+    found = pl.risk(pl.SoftmaxAttention(key_query, value), task, 10)
+    drawn = (40_000, np.random.default_rng(0))
+    brute = losses("softmax", (key_query, value_row), task, 10, drawn)
+    assert within(found.value, found.error, brute)
+    assert not within(0.7 * found.value, found.error, brute)

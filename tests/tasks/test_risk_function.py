@@ -158,3 +158,27 @@ def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
     value, slopes = both(sharp, jnp.asarray(VALUE_ROW))
     assert np.isnan(value)
     assert np.isnan(slopes[0]).any()
+
+
+def test_points_follow_the_laws_of_query_and_weights() -> None:
+    query = np.array([[2.0, 0.9], [0.9, 1.0]])
+    sigma = np.array([[1.0, -0.4], [-0.4, 0.5]])
+    task = pl.LinearRegression(sigma, prior_variance=0.3, query_covariance=query)
+    nodes = next(node_sets(task, 4096, 0))
+    np.testing.assert_allclose(np.cov(nodes.query), query, atol=0.02)
+    np.testing.assert_allclose(nodes.root.T @ nodes.root, sigma, atol=1e-12)
+    weights = np.linalg.solve(nodes.root, nodes.weights)
+    np.testing.assert_allclose(np.cov(weights), 0.3 * np.eye(2), atol=0.02)
+    np.testing.assert_allclose(nodes.label, (weights * nodes.query).sum(axis=0), atol=1e-12)
+
+
+def test_the_error_of_a_gradient_is_two_standard_errors_over_the_point_sets(x64: None) -> None:
+    head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
+    found = pl.risk_gradient(head, task, 10, points=64)
+    U, v = jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
+    risks = [pl.risk_function(task, 10, points=64, replicate=r) for r in range(8)]
+    slopes = np.stack([jax.grad(risk)(U, v) for risk in risks])
+    assert_allclose(found.value["key_query"], slopes.mean(axis=0), rtol=1e-7, atol=1e-9)
+    assert_allclose(
+        found.error["key_query"], 2 * slopes.std(axis=0, ddof=1) / 8**0.5, rtol=1e-5, atol=1e-9
+    )
