@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from promptlimit.concentration import fit_rate
 from promptlimit.experiments import EXAMPLES, limits, problem_from_arrays
+from promptlimit.experiments._gap_problems import _fit
 from promptlimit.measures import Empirical, Gaussian, Rademacher, UniformCube, UniformSphere
+from promptlimit.results import GapCurve
 
 EYE = np.eye(2)
 HEAD = {"key_query": EYE, "value": EYE, "query": np.array([1.0, 2.0])}
@@ -108,3 +111,14 @@ def test_outputs_beyond_double_precision_are_refused() -> None:
     huge = {"key_query": 1e200 * EYE, "value": 1e200 * EYE, "query": np.ones(2), "cov": EYE}
     with pytest.raises(ValueError, match="the outputs must be finite"):
         limits(problem_from_arrays(huge))
+
+
+def test_gaps_of_the_same_prompts_are_fitted_with_their_covariance() -> None:
+    lengths = np.array([10.0, 100.0, 1000.0, 1e4])
+    value = 1.3 / lengths * np.array([1.0, 1.1, 0.9, 1.05])
+    cov = 1e-2 * np.outer(value, value) * (0.9 + 0.1 * np.eye(4))
+    curve = GapCurve(lengths, value, np.sqrt(np.diag(cov)), "estimate", None, 1.0, cov, 50)
+    found, want = _fit([curve]), fit_rate(lengths, value, cov=cov)
+    assert found is not None
+    assert found.standard_error == want.standard_error
+    assert found.standard_error < 0.5 * fit_rate(lengths, value, cov=np.diag(cov)).standard_error

@@ -72,6 +72,18 @@ def test_the_exact_output_gap_is_that_of_simulated_prompts() -> None:
         assert error < 0.1 * mean
 
 
+def test_the_exact_output_gap_knows_wide_directions_from_narrow_ones() -> None:
+    narrow, wide = np.array([1.0, -1.0]) / 2**0.5, np.array([1.0, 1.0]) / 2**0.5
+    cov = 0.01 * np.outer(narrow, narrow) + 4.0 * np.outer(wide, wide)
+    task = LinearRegression(cov, noise_variance=0.1, query_covariance=np.eye(2))
+    read = np.append(narrow, 0.0)[None]
+    head = Factored("softmax", read, 3 * read, np.array([[0.0, 0.0, 1.0]]), np.ones((1, 1)))
+    with jax.enable_x64(True):
+        exact = squared_output_gap(task, head, [4], points=2048)
+    mean, error = simulated_output_gap(task, head, 4, 40_000)
+    assert abs(exact.value[0] - mean) < 4 * np.hypot(error, exact.error[0])
+
+
 @pytest.mark.slow
 def test_gradients_on_large_batches_are_those_of_the_population() -> None:
     task = protocol_task("identity", dim=2)

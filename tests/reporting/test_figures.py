@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.container import ErrorbarContainer
 
 from promptlimit.experiments import all_figures
 from promptlimit.reporting import FORMATS, draw, render
@@ -104,3 +105,13 @@ def test_a_figure_of_the_paper_names_what_a_reader_may_hide(number: int, series:
     assert first == second
     for label in series:
         assert f'id="series:{label}"'.encode() in first
+
+
+def test_error_bars_are_two_standard_errors_of_the_mean_over_starts() -> None:
+    data = made_up(1)
+    (errors,) = (rows for name, rows in data.items() if name.endswith("batch_error"))
+    axis = draw("figure_1", data).axes[0]
+    (bars,) = (each for each in axis.containers if isinstance(each, ErrorbarContainer))
+    (segments,) = (lines.get_segments() for lines in bars.lines[2])
+    heights = [np.ptp(segment[:, 1]) for segment in segments]
+    np.testing.assert_allclose(heights, 4 * np.sqrt((errors**2).sum(axis=0)) / len(errors))
