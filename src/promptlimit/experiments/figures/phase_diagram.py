@@ -8,24 +8,22 @@ from promptlimit.experiments._gap_problems import standard_gap_problem
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
 
-_SHARPNESSES = np.geomspace(0.15, 4.0, 11)
-_LENGTHS = np.unique(np.logspace(0, 12, 19).round())
-_FINE = 6
-"""How many times finer the figure's grid is than that of the exact values, by splines."""
+_FINE = (66, 114)
+"""Sharpnesses and lengths of the figure's grid, by splines through the exact values."""
 
 
 def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return the exact relative gap, [sharpness, length], in one dimension."""
-    every = 3 if setting.quick else 1
-    sharpnesses, lengths = _SHARPNESSES[::every], _LENGTHS[::every]
+    sharpnesses = np.geomspace(0.15, 4.0, 4 if setting.quick else 11)
+    lengths = np.logspace(0, 12, 7 if setting.quick else 19).round()
     problems = [standard_gap_problem(1, float(tau)) for tau in sharpnesses]
     gaps = [
         output_gap(problem.attention, problem.measure, problem.queries, lengths).relative
         for problem in problems
     ]
     tau, length = np.log(sharpnesses), np.log(lengths)
-    fine_tau = np.linspace(tau[0], tau[-1], _FINE * every * tau.size)
-    fine_length = np.linspace(length[0], length[-1], _FINE * every * length.size)
+    fine_tau = np.linspace(tau[0], tau[-1], _FINE[0])
+    fine_length = np.linspace(length[0], length[-1], _FINE[1])
     smooth = RectBivariateSpline(tau, length, np.log(gaps))(fine_tau, fine_length)
     return {
         "sharpnesses": np.exp(fine_tau),
