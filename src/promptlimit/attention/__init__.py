@@ -2,6 +2,9 @@
 
 from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
 from promptlimit.attention._factored import Factored as Factored
+from promptlimit.attention._heads import AbstractHead as AbstractHead
+from promptlimit.attention._heads import GradientReading as GradientReading
 from promptlimit.attention._heads import LinearAttention as LinearAttention
 from promptlimit.attention._heads import SoftmaxAttention as SoftmaxAttention
+from promptlimit.attention._kernels import KernelName as KernelName
 from promptlimit.attention._multi_head import MultiHead as MultiHead

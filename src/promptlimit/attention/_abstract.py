@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -16,12 +17,18 @@ from promptlimit.measures import (
     require_measure,
 )
 
+if TYPE_CHECKING:
+    from promptlimit.attention._heads import AbstractHead, GradientReading
+
 
 class AbstractAttention(eqx.Module):
     r"""A map from a prompt $\mu$ and a query $z$ to an output $T[\mu](z)$.
 
     The prompt is any measure: finitely many tokens, or the law of one token when the prompt is
     infinite. One query a call; `jax.vmap` makes the batch.
+
+    What more an attention knows of itself it says through `heads_read` and `gradient_reading`,
+    which return None by default: with them, finite prompts are exact rather than simulated.
     """
 
     @property
@@ -119,6 +126,22 @@ class AbstractAttention(eqx.Module):
         require_choice("wrt", wrt, matrices)
         _require_prompt(self, prompt)
         return _jacobian(self, prompt, _as_query(self, query), wrt)
+
+    def heads_read(self) -> "tuple[AbstractHead, ...] | None":
+        r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
+
+        Differentiable, so that a factored or projected head can be trained through it.
+        """
+        return None
+
+    def single_head(self) -> "AbstractHead | None":
+        """Return this attention as one head with merged parameters; None when it is not one."""
+        heads = self.heads_read()
+        return heads[0] if heads is not None and len(heads) == 1 else None
+
+    def gradient_reading(self, wrt: str) -> "GradientReading | None":  # noqa: ARG002
+        """Return what the gradient in the matrix named `wrt` reads of a prompt; None if unknown."""
+        return None
 
     def matrices(self) -> list[str]:
         """Return the names of this attention's own matrices, those `jacobian` can take."""

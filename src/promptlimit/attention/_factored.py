@@ -1,6 +1,7 @@
 """One head with its four matrices kept apart, as they are trained."""
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import (
@@ -13,6 +14,8 @@ from promptlimit._inputs import (
 )
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import (
+    AbstractHead,
+    GradientReading,
     LinearAttention,
     SoftmaxAttention,
     require_key_query,
@@ -113,3 +116,29 @@ class Factored(AbstractAttention):
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
         r"""Return the limit of the merged head."""
         return self.merged().affine_limit(prompt)
+
+    def heads_read(self) -> tuple[AbstractHead, ...]:
+        """Return the merged head."""
+        return (self.merged(),)
+
+    @full_precision
+    def gradient_reading(self, wrt: str) -> GradientReading | None:
+        r"""Return what the gradient in K, Q, V or O reads, $U=c\,K^\top Q$.
+
+        $\nabla_KT_i=c\,Qz\,(Cv_i)^\top$, $\nabla_QT_i=c\,KCv_iz^\top$,
+        $\partial T_i/\partial V=O_i\otimes r$ and $\partial T_i/\partial O_i=Vr$.
+        """
+        head, outputs = self.merged(), float(self.output_dim)
+        dtype = head.key_query.dtype
+        token, query = (jnp.eye(size, dtype=dtype) for size in head.key_query.shape)
+        match wrt:
+            case "key_weight":
+                return GradientReading(head, left=token, factor=self.scale * self.query_weight)
+            case "query_weight":
+                return GradientReading(head, left=self.scale * self.key_weight, factor=query)
+            case "output":
+                return GradientReading(head.with_value(self.value_weight), constant=outputs)
+            case "value_weight":
+                size = outputs if self.output is None else jnp.sum(self.output**2)
+                return GradientReading(head.with_value(token), constant=size)
+        return None

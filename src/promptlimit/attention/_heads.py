@@ -4,6 +4,7 @@ import math
 from typing import TypeVar
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import (
@@ -18,6 +19,25 @@ from promptlimit.attention._kernels import KernelName, kernel_named
 from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 HeadT = TypeVar("HeadT", bound=AbstractAttention)
+
+
+class GradientReading(eqx.Module):
+    r"""How the gradient of $T=V\,r(\mu,Uz)$ in one matrix differs between two prompts.
+
+    Its squared distance, summed over the outputs, is $|Fz|^2$ (or `constant`) times that of $Vr$,
+    or of $KCV^\top$ for a score matrix, $C=\partial r/\partial t$.
+
+    Attributes:
+        head: the head, its value matrix replaced by the $V$ above.
+        left: $K$ for a score matrix, [k, token_dim]; None otherwise.
+        constant: what multiplies the distance when it does not depend on the query...
+        factor: ... and $F$ when it does, [f, query_dim].
+    """
+
+    head: "AbstractHead"
+    left: Float[Array, "k token_dim"] | None = None
+    constant: float | Float[Array, ""] = 1.0
+    factor: Float[Array, "f query_dim"] | None = None
 
 
 class AbstractHead(AbstractAttention):
@@ -82,6 +102,28 @@ class AbstractHead(AbstractAttention):
         r"""Return $(VGU, Vc)$ when the head reads $Gt + c$ at tilt $t$."""
         matrix, shift = kernel_named(self.kernel).affine(prompt)
         return self.value @ matrix @ self.key_query, self.value @ shift
+
+    def heads_read(self) -> "tuple[AbstractHead, ...]":
+        """Return the head itself."""
+        return (self,)
+
+    def with_value(self: HeadT, value: Float[Array, "output_dim token_dim"]) -> HeadT:
+        """Return the head with another value matrix."""
+        return eqx.tree_at(lambda head: head.value, self, value)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def gradient_reading(self, wrt: str) -> "GradientReading | None":
+        r"""Return what $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$ reads."""
+        dtype = self.key_query.dtype
+        if wrt == "value":
+            return GradientReading(
+                self.with_value(jnp.eye(self.token_dim, dtype=dtype)),
+                constant=float(self.output_dim),
+            )
+        if wrt == "key_query":
+            eyes = (jnp.eye(size, dtype=dtype) for size in self.key_query.shape)
+            left, factor = eyes
+            return GradientReading(self, left=left, factor=factor)
+        return None
 
 
 class SoftmaxAttention(AbstractHead):

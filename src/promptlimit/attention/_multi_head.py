@@ -7,7 +7,8 @@ from jaxtyping import Array, Float
 
 from promptlimit._inputs import ArrayLike, float_array, require_shape
 from promptlimit.attention._abstract import AbstractAttention
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.attention._heads import AbstractHead
+from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
 class MultiHead(AbstractAttention):
@@ -82,3 +83,15 @@ class MultiHead(AbstractAttention):
         if self.output is None:
             return matrix, shift
         return self.output @ matrix, self.output @ shift
+
+    @full_precision
+    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+        r"""Return the heads of every part, $O$ multiplied into their values."""
+        parts = [part.heads_read() for part in self.heads]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        heads = tuple(head for part in known for head in part)
+        if self.output is None:
+            return heads
+        return tuple(head.with_value(self.output @ head.value) for head in heads)
