@@ -42,7 +42,7 @@ def main() -> None:
             total += seconds
             target = TARGETS.get(length) if kernel == "softmax" else None
             verdict = "" if target is None else f"   target {target:g}: {met(seconds <= target)}"
-            error = f"squared error {2 * flow.risks[-1]:.5f}"
+            error = f"squared error {2 * flow.value[-1]:.5f}"
             print(f"  {kernel:8} L = {length:<8g} {error}   {seconds:7.2f}{verdict}")
     print(f"  together {total:.1f}")
     if importlib.util.find_spec("torch") is None:
@@ -62,7 +62,7 @@ def timed(
 ) -> tuple[float, pl.Trajectory]:
     """Return the seconds of one trajectory, and the trajectory."""
     begin = time.perf_counter()
-    flow = pl.gradient_flow(task, start, length, times)
+    flow = pl.gradient_flow(start, task, length, times)
     return time.perf_counter() - begin, flow
 
 

@@ -73,8 +73,8 @@ def training_seconds(size: int) -> float:
 
     looks = []
     pl.sgd(
-        pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2),
         lambda key: pl.uniform_factors(5, key=key),
+        pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2),
         LENGTH,
         steps=STEPS,
         key=jax.random.key(0),

@@ -59,8 +59,8 @@ def main() -> None:
         seen: list[tuple[float, int]] = []
         began = time.perf_counter()
         found = pl.sgd(
-            protocol_task(name),
             starts,
+            protocol_task(name),
             LENGTHS,
             steps=steps,
             key=jax.random.key(0),
@@ -80,9 +80,9 @@ def main() -> None:
         normals = tokens * (DIM + 1)
         print(f"  {normals / 1e9:.1f} G normals/s, {normals / fastest:.0%} of the roofline")
         for i, length in enumerate(LENGTHS):
-            ends = 2 * found.risks[i, :, 0, -1]
+            ends = 2 * found.value[i, :, 0, -1]
             print(f"  L = {length:4}: softmax {ends[0]:.4f}, linear {ends[1]:.4f}")
-        if np.isnan(found.risks[..., -1]).any():
+        if np.isnan(found.value[..., -1]).any():
             print("  some runs diverged")
 
 

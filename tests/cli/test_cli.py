@@ -380,7 +380,7 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
     assert done.returncode == 0, done.stderr
     plan = "2 lengths, 30 steps of 2 runs each, into training"
     result = json.loads(done.stdout)
-    ends = {f"L = {n}": 2 * result["runs"][i]["risks"][-1] for i, n in ((0, 3), (2, 5))}
+    ends = {f"L = {n}": 2 * result["runs"][i]["value"][-1] for i, n in ((0, 3), (2, 5))}
     if len(told := ended_items(done, plan)) == 2:  # an accelerator packs the lengths
         assert told == {
             item: f"squared error {end:.4f} (first of 2 runs)" for item, end in ends.items()
@@ -568,7 +568,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: 
     report = json.loads(done.stdout)
     plan = "2 lengths and infinite prompts, linear, to time 5"
     ends = {
-        f"L = {n}": f"squared error {2 * flow['risks'][-1]:.6f}"
+        f"L = {n}": f"squared error {2 * flow['value'][-1]:.6f}"
         for n, flow in zip((3, 20, "inf"), (*report["flows"], report["limit"]), strict=True)
     }
     assert ended_items(done, plan) == ends

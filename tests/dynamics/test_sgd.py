@@ -12,10 +12,10 @@ import pytest
 import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
-from promptlimit.dynamics._batches import questions, stream
-from promptlimit.dynamics._packed_sums import packed_sums
-from promptlimit.dynamics._token_sums import coordinates, token_sums
 from promptlimit.dynamics._training_loop import advancer, first_state
+from promptlimit.tasks._batches import questions, stream
+from promptlimit.tasks._packed_sums import packed_sums
+from promptlimit.tasks._token_sums import coordinates, token_sums
 
 KEY = jax.random.key(7)
 KMS = 0.5 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
@@ -69,8 +69,8 @@ def test_normals_are_those_of_box_and_muller() -> None:
 def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
     task, length, rate = LAWS[law], 5, 0.01
     found = pl.sgd(
-        task,
         BOTH,
+        task,
         length,
         steps=2,
         key=KEY,
@@ -150,12 +150,12 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
 def test_neither_packing_nor_grouping_changes_a_run() -> None:
     settings = {"steps": 20, "key": KEY, "batch": 16, "record": [0, 20], "points": 256}
     task = LAWS["kms"]
-    packed = pl.sgd(task, BOTH, [5, 9], seeds=2, packed=True, **settings)
-    alone = pl.sgd(task, BOTH, [5, 9], seeds=2, packed=False, **settings)
-    assert alone.risks.shape == (2, 2, 2, 2)
+    packed = pl.sgd(BOTH, task, [5, 9], seeds=2, packed=True, **settings)
+    alone = pl.sgd(BOTH, task, [5, 9], seeds=2, packed=False, **settings)
+    assert alone.value.shape == (2, 2, 2, 2)
     for name in NAMES:
         np.testing.assert_allclose(packed.parameters[name], alone.parameters[name], atol=2e-6)
-    linear = pl.sgd(task, start("linear"), 9, seeds=1, **settings)
+    linear = pl.sgd(start("linear"), task, 9, seeds=1, **settings)
     np.testing.assert_allclose(
         alone.parameters["output"][1, 1, 0], linear.parameters["output"][0, 0, 0], atol=1e-7
     )
@@ -164,13 +164,13 @@ def test_neither_packing_nor_grouping_changes_a_run() -> None:
 def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
     fixed = pl.uniform_factors(3, key=KEY)
     settings = {"steps": 5, "key": KEY, "batch": 8, "record": [0, 5], "seeds": 3, "points": 256}
-    found = pl.sgd(LAWS["identity"], fixed, [5, 9], own_prompts=True, **settings)
+    found = pl.sgd(fixed, LAWS["identity"], [5, 9], own_prompts=True, **settings)
     moved = found.parameters["output"]
     assert moved.shape == (2, 1, 3, 2, 1, 4)
     assert (moved[:, 0, 0, 0] == moved[:, 0, 1, 0]).all()
     assert (moved[:, 0, 0, 1] != moved[:, 0, 1, 1]).all()
     with pytest.raises(ValueError, match="the runs would be one"):
-        pl.sgd(LAWS["identity"], fixed, 5, **settings)
+        pl.sgd(fixed, LAWS["identity"], 5, **settings)
 
 
 def test_steps_in_blocks_are_the_same_steps() -> None:
@@ -198,8 +198,8 @@ def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
     for rate in (0.1, 0.001):
         steps = round(end / (2 * rate))
         found = pl.sgd(
-            task,
             BOTH,
+            task,
             length,
             steps=steps,
             key=KEY,
@@ -217,12 +217,12 @@ def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
                 )
                 for kernel, run in zip(("softmax", "linear"), runs, strict=True)
             ]
-        flows = [pl.gradient_flow(task, head, length, found.times, points=256) for head in heads]
+        flows = [pl.gradient_flow(head, task, length, found.times, points=256) for head in heads]
         apart = [pl.trajectory_gap(*pair) for pair in zip(runs, flows, strict=True)]
         assert [gap.times.size for gap in apart] == [2, 2]
         gaps.append([gap.merged[-1] for gap in apart])
         for run, flow in zip(runs, flows, strict=True):
-            assert abs(run.risks[-1] - flow.risks[-1]) < 2 * np.sqrt(rate)
+            assert abs(run.value[-1] - flow.value[-1]) < 2 * np.sqrt(rate)
     # The squared distance falls like the rate: by 100 here, with much room for chance.
     large, small = np.array(gaps)
     assert (small < large / 5).all()
@@ -231,8 +231,8 @@ def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
 
 def test_another_optimiser_takes_over() -> None:
     found = pl.sgd(
-        LAWS["identity"],
         BOTH,
+        LAWS["identity"],
         5,
         steps=30,
         key=KEY,
@@ -242,7 +242,7 @@ def test_another_optimiser_takes_over() -> None:
         record=[0, 30],
     )
     assert (found.times == found.steps).all()
-    assert (found.risks[..., -1] < found.risks[..., 0]).all()
+    assert (found.value[..., -1] < found.value[..., 0]).all()
 
 
 def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
@@ -252,8 +252,8 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
             return dataclasses.replace(head, value_weight=100.0 * head.value_weight)
 
     found = pl.sgd(
-        LAWS["identity"],
         [large, start("linear")],
+        LAWS["identity"],
         5,
         steps=15,
         key=KEY,
@@ -265,8 +265,8 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
     assert found.diverged[0, 1, 0] == -1
     well = np.isfinite(found.parameters["output"][0, 0, 0]).all(axis=(1, 2))
     np.testing.assert_array_equal(np.flatnonzero(~well)[0], found.diverged[0, 0, 0])
-    assert np.isnan(found.risks[0, 0, 0, found.diverged[0, 0, 0] :]).all()
-    assert np.isfinite(found.risks[0, 1, 0]).all()
+    assert np.isnan(found.value[0, 0, 0, found.diverged[0, 0, 0] :]).all()
+    assert np.isfinite(found.value[0, 1, 0]).all()
     text = json.dumps(found.as_json(), allow_nan=False)
     assert [run["outcome"] for run in json.loads(text)["runs"]] == ["diverged", "finished"]
 
@@ -275,8 +275,8 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]), noise_variance=0.1)
     starts = [start("softmax", 2), start("linear", 2)]
     found = pl.sgd(
-        task,
         starts,
+        task,
         4,
         steps=60,
         key=KEY,
@@ -286,8 +286,8 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
         samples=512,
     )
     assert found.kind == "estimate"
-    assert found.risks.shape == (1, 2, 1, 2)
-    assert (found.risks[..., 1] < found.risks[..., 0]).all()
+    assert found.value.shape == (1, 2, 1, 2)
+    assert (found.value[..., 1] < found.value[..., 0]).all()
 
 
 def test_a_step_on_another_task_descends_twice_its_risk() -> None:
@@ -297,7 +297,7 @@ def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     task = pl.CovariateRegression(covariates, noise_variance=noise, prior_variance=prior)
     head = pl.LinearAttention(np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, 1.0]))
     settings = {"steps": 2, "batch": 8192, "learning_rate": rate, "record": [0, 1, 2]}
-    found = pl.sgd(task, head, length, key=KEY, samples=16, **settings)
+    found = pl.sgd(head, task, length, key=KEY, samples=16, **settings)
     slope = prior * d * (1 + (d + 1) / length) + noise * d / length - prior * d
     moved = np.diff(found.parameters["value"][0, 0, 0, :, -1, -1]) / (-2 * rate)
     np.testing.assert_allclose(moved, slope, atol=0.2)
@@ -305,9 +305,17 @@ def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     assert abs(moved[0] - moved[1]) > 0.005
 
 
+USUAL = {"start": start(), "lengths": 5, "steps": 5, "key": KEY}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            {"lengths": [5, 0.5]},
+            "`lengths` must be whole numbers from 1, each once, got 0.5. "
+            "At infinite length there is nothing to sample: use gradient_flow.",
+        ),
         ({"steps": 0}, "`steps` must be a whole number from 1 to 2147483647, got 0."),
         ({"sampling": "wishart"}, "`sampling` must be one of 'tokens', 'law', got 'wishart'."),
         ({"record": [3, 2]}, "`record` must be increasing whole numbers from 0 to 5, got [3, 2]."),
@@ -317,8 +325,9 @@ def test_a_step_on_another_task_descends_twice_its_risk() -> None:
         ),
         (
             {"start": [start(), scaled]},
-            "`start` must hold attentions with one scale of the scores, got 0.5, 2. Train them in "
-            "calls of their own, with the same key.",
+            "`start` must hold attentions that make U and V of their arrays in one way, got "
+            "several, such as two scales of the scores. Train them in calls of their own, with the "
+            "same key.",
         ),
         (
             {"samples": 0},
@@ -329,7 +338,7 @@ def test_a_step_on_another_task_descends_twice_its_risk() -> None:
 )
 def test_bad_requests_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
-        pl.sgd(LAWS["identity"], length=5, **{"start": start(), "steps": 5, "key": KEY, **change})
+        pl.sgd(task=LAWS["identity"], **{**USUAL, **change})
     assert str(caught.value) == message
 
 
@@ -340,9 +349,9 @@ def test_a_start_keeps_its_kernel_for_every_seed() -> None:
         return start(next(kernels))(key)
 
     with pytest.raises(ValueError, match="must return the same kernel for every key"):
-        pl.sgd(LAWS["identity"], either, 5, steps=5, key=KEY, seeds=2)
+        pl.sgd(either, LAWS["identity"], 5, steps=5, key=KEY, seeds=2)
 
 
 def test_infinite_lengths_are_for_the_flow() -> None:
     with pytest.raises(ValueError, match="there is nothing to sample: use gradient_flow"):
-        pl.sgd(LAWS["identity"], start(), float("inf"), steps=5, key=KEY)
+        pl.sgd(start(), LAWS["identity"], float("inf"), steps=5, key=KEY)

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 import promptlimit as pl
-from promptlimit.dynamics import _batches, _chi_square, _law_sums
-from promptlimit.dynamics._batches import questions, stream
-from promptlimit.dynamics._chi_square import ATTEMPTS, chi_square
-from promptlimit.dynamics._law_sums import law_sums
-from promptlimit.dynamics._token_sums import token_sums
+from promptlimit.tasks import _batches, _chi_square, _law_sums
+from promptlimit.tasks._batches import questions, stream
+from promptlimit.tasks._chi_square import ATTEMPTS, chi_square
+from promptlimit.tasks._law_sums import law_sums
+from promptlimit.tasks._token_sums import token_sums
 
 TASK = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
 BATCH = 8192
@@ -124,7 +124,7 @@ def test_training_in_law_ends_at_the_same_risk() -> None:
     ]
     settings = {"steps": 500, "learning_rate": 0.02, "seeds": 4, "points": 256, "record": [0, 500]}
     ends = [
-        pl.sgd(TASK, starts, 9, key=jax.random.key(5), sampling=sampling, **settings).risks[
+        pl.sgd(starts, TASK, 9, key=jax.random.key(5), sampling=sampling, **settings).value[
             0, ..., -1
         ]
         for sampling in ("tokens", "law")

@@ -29,7 +29,7 @@ def train(folder, watch):
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
     starts = [lambda key, kernel=kernel: pl.uniform_factors(2, key=key, kernel=kernel)
               for kernel in ("softmax", "linear")]
-    return pl.sgd(task, starts, [5, 9], steps=400, key=jax.random.key(3), batch=8, seeds=2,
+    return pl.sgd(starts, task, [5, 9], steps=400, key=jax.random.key(3), batch=8, seeds=2,
                   record=[0, 33, 400], points=256, folder=folder, every=30, watch=watch,
                   optimiser=optax.adam(1e-3), label="adam(1e-3)")
 """
@@ -68,7 +68,7 @@ def test_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
     whole = train(None)
     for name, array in whole.parameters.items():
         np.testing.assert_array_equal(resumed.parameters[name], array)
-    np.testing.assert_array_equal(resumed.risks, whole.risks)
+    np.testing.assert_array_equal(resumed.value, whole.value)
     # Finished cells are not run again, and leave no checkpoint behind.
     looked: list[int] = []
     train(tmp_path / "killed", lambda progress: looked.append(progress.step))
@@ -132,8 +132,8 @@ def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
 
     found = [
         pl.sgd(
-            task,
             start,
+            task,
             5,
             steps=20,
             key=jax.random.key(0),
@@ -144,7 +144,7 @@ def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert (found[0].diverged >= 0).all()
-    np.testing.assert_array_equal(found[0].risks, found[1].risks)
+    np.testing.assert_array_equal(found[0].value, found[1].value)
     np.testing.assert_array_equal(found[0].diverged, found[1].diverged)
 
 
@@ -153,7 +153,7 @@ def test_a_run_in_law_is_not_taken_for_one_over_tokens(tmp_path: Path) -> None:
     for sampling in ("tokens", "law"):
         start = pl.uniform_factors(2, key=jax.random.key(0), kernel="linear")
         pl.sgd(
-            *(task, [start], [5]),
+            *([start], task, [5]),
             steps=2,
             key=jax.random.key(3),
             batch=8,

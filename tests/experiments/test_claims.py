@@ -172,10 +172,10 @@ def limit_off_by_a_thousandth(task, alpha, theta=None):
     return pl.SoftmaxAttention(1.001 * right.key_query, right.value)
 
 
-def slower_at_long_prompts(task, start, length, *args, **kwargs):
+def slower_at_long_prompts(start, task, length, *args, **kwargs):
     """A flow whose long prompts behave like short ones."""
     few = 10 if 1000 <= length < math.inf else length
-    return gradient_flow(task, start, few, *args, **kwargs)
+    return gradient_flow(start, task, few, *args, **kwargs)
 
 
 def longer_prompts_alike(task, length, *args, **kwargs):

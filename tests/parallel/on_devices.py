@@ -90,8 +90,8 @@ def _trained(devices: int, folder: Path | None = None, watch: Any = None) -> dic
     how = {"steps": 80, "key": jax.random.key(1), "seeds": 5, "batch": 8, "learning_rate": 0.05}
     kept = {"record": [0, 80], "points": 64, "folder": folder, "every": 20, "watch": watch}
     with pl.spread(devices):
-        done = pl.sgd(_task(), starts, 6, **how, **kept, label="sgd")
-    return {name: x.tolist() for name, x in {**done.parameters, "risks": done.risks}.items()}
+        done = pl.sgd(starts, _task(), 6, **how, **kept, label="sgd")
+    return {name: x.tolist() for name, x in {**done.parameters, "value": done.value}.items()}
 
 
 def trainings(folder: Path) -> dict[str, Any]:

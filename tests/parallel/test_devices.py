@@ -70,7 +70,7 @@ def test_training_agrees_to_rounding_and_a_run_begun_on_four_devices_resumes_on_
     runs = dict(told["trainings"]["runs"])
     assert len(told["trainings"]["checkpoints"]) == 1
     alone = runs.pop("1")
-    moved = np.array(alone["risks"])[..., -1] / np.array(alone["risks"])[..., 0]
+    moved = np.array(alone["value"])[..., -1] / np.array(alone["value"])[..., 0]
     assert (abs(moved - 1.0) > 1e-3).all()
     assert set(runs) == {"4", "resumed"}
     for other in runs.values():

@@ -20,8 +20,8 @@ def trajectory(**change) -> Trajectory:
         "times": np.array([0.0, np.inf]),
         "parameters": {"value": np.arange(8.0).reshape(2, 2, 2)},
         "key_query": np.ones((2, 2, 2)),
-        "value": np.zeros((2, 2, 2)),
-        "risks": np.array([1.0, 0.5]),
+        "value_matrix": np.zeros((2, 2, 2)),
+        "value": np.array([1.0, 0.5]),
         "gradient_norms": np.array([1.0, 0.0]),
         "error": np.zeros(2),
         "arrived": 3.5,
@@ -113,8 +113,8 @@ def test_a_trajectory_is_read_back(tmp_path: Path) -> None:
 def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="must hold a trajectory, but '"):
         Trajectory.load(save_run(tmp_path, CONFIG, ARRAYS))
-    short = trajectory(risks=np.ones(3), config={**CONFIG, "n": 3})
-    with pytest.raises(InputFileError, match="'risks' does not have one entry for each time"):
+    short = trajectory(value=np.ones(3), config={**CONFIG, "n": 3})
+    with pytest.raises(InputFileError, match="'value' does not have one entry for each time"):
         Trajectory.load(short.save(tmp_path))
 
 
@@ -137,4 +137,4 @@ def test_the_gap_is_the_squared_distance_at_common_times() -> None:
     with pytest.raises(ValueError, match="`b` must share a time with `a`, got none"):
         trajectory_gap(a, trajectory(times=np.array([5.0, 6.0])))
     with pytest.raises(ValueError, match="`b` must move a head of the same shapes as `a`"):
-        trajectory_gap(a, trajectory(value=np.ones((2, 1, 2))))
+        trajectory_gap(a, trajectory(value_matrix=np.ones((2, 1, 2))))

@@ -111,7 +111,7 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
         "mse": 2 * softmax.value,
         "error": 0.0,
         "kind": "limit",
-        "length": None,
+        "lengths": None,
         "samples": 0,
     }
 
@@ -179,7 +179,7 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 0),
-            "`length` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the "
+            "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 0.0. It counts the "
             "tokens of a prompt.",
         ),
         (
@@ -206,8 +206,8 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(pl.MultiHead([HEAD, HEAD]), TASK, 10, kind="exact"),
-            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact'. Exact risks "
-            "are those of one head on LinearRegression.",
+            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact'. The "
+            "task's `exact_risk` does not know this attention.",
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(np.eye(3), np.eye(3)), TASK, 10),
@@ -215,11 +215,12 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(KEY_QUERY[:, :3], VALUE), TASK, 10),
-            "`attention` must take queries of dimension 4 (a token with its label masked), got 3.",
+            "`attention` must take queries of dimension 4 (what the task's `masked` leaves of a "
+            "token), got 3.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 1e8, kind="estimate", key=jax.random.key(0)),
-            "`length` must be at most 8388608 to simulate prompts of dimension 4, got 1e+08. Ask "
+            "`lengths` must be at most 8388608 to simulate prompts of dimension 4, got 1e+08. Ask "
             "for math.inf, the limit.",
         ),
         (

@@ -84,7 +84,7 @@ def flow(
 
         def followed(length: float) -> "Trajectory":
             return gradient_flow(
-                task, start, length, flow_times(end), tolerance=tolerance, folder=folder
+                start, task, length, flow_times(end), tolerance=tolerance, folder=folder
             )
 
         *finite, limit = _each([*wanted, math.inf], followed, folder, kernel, end, shown)
@@ -121,7 +121,7 @@ def _each(
         shown.at(name)
         found.append(trajectory := followed(length))
         stored = run_name(trajectory.config) in before
-        outcome = f"squared error {2 * trajectory.risks[-1]:.6f}{', stored' * stored}"
+        outcome = f"squared error {2 * trajectory.value[-1]:.6f}{', stored' * stored}"
         shown.end(name, outcome=outcome, stored=stored)
     return found
 
@@ -180,8 +180,8 @@ def _curves(finite: "Sequence[Trajectory]", limit: "Trajectory") -> "dict[str, n
     return {
         "times": limit.times,
         "lengths": np.array([each.length for each in finite]),
-        "errors": np.array([2 * each.risks for each in finite]),
-        "limit_error": 2 * limit.risks,
+        "errors": np.array([2 * each.value for each in finite]),
+        "limit_error": 2 * limit.value,
         "distances": np.array([_distances(each, limit) for each in finite]),
     }
 
@@ -193,7 +193,7 @@ def _table(finite: "Sequence[Trajectory]", limit: "Trajectory") -> Table:
     for each in (*finite, limit):
         table.add_row(
             f"{each.length:g}",
-            f"{2 * each.risks[-1]:.6f}",
+            f"{2 * each.value[-1]:.6f}",
             f"{2 * each.error[-1]:.1e}",
             f"{_distances(each, limit)[-1]:.3g}",
             "" if each.arrived is None else f"{each.arrived:.4g}",

@@ -230,7 +230,7 @@ def _table(training: "Training") -> Table:
         table.add_column(name, justify="right")
     for i, length in enumerate(training.lengths):
         for j, kernel in enumerate(training.kernels):
-            ends = 2 * training.risks[i, j, :, -1]
+            ends = 2 * training.value[i, j, :, -1]
             well = ends[np.isfinite(ends)]
             lost = int((training.diverged[i, j] >= 0).sum())
             numbers = [np.median(well), well.min(), well.max()] if well.size else [np.nan] * 3

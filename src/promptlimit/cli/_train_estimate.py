@@ -49,7 +49,7 @@ def _rate(arguments: Mapping[str, Any], length: int) -> float:
             raise _EnoughError
 
     with contextlib.suppress(_EnoughError):
-        Plan.call({**arguments, "length": length, "steps": 10**6}, watch=watch)
+        Plan.call({**arguments, "lengths": length, "steps": 10**6}, watch=watch)
     return rates[0]
 
 

@@ -75,7 +75,7 @@ class Plan:
         return {
             "task": task,
             "start": starts,
-            "length": self.lengths,
+            "lengths": self.lengths,
             "steps": config["steps"],
             "key": jax.random.key(config["seed"]),
             "seeds": config["seeds"],

@@ -21,7 +21,7 @@ def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
     $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
     block start both stay 0: their gradients are odd in w.
     """
-    below, beside = trajectory.key_query[:, -1, :-1], trajectory.value[:, -1, :-1]
+    below, beside = trajectory.key_query[:, -1, :-1], trajectory.value_matrix[:, -1, :-1]
     return np.abs(np.concatenate([below, beside], axis=1)).max(axis=1)
 
 
@@ -31,7 +31,7 @@ def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
     $R_\infty$ sees only $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ changes nothing, and gradient flow
     keeps what belongs to that symmetry.
     """
-    A, b = trajectory.key_query[:, :-1, :-1], trajectory.value[:, -1, -1]
+    A, b = trajectory.key_query[:, :-1, :-1], trajectory.value_matrix[:, -1, -1]
     return (A**2).sum(axis=(1, 2)) - b**2
 
 
@@ -75,5 +75,5 @@ def _require_one_image(task: LinearRegression) -> None:
     if not full and not np.array_equal(*covariances):
         raise ValueError(
             "`task` must have one covariance, or two that are invertible, for the end of its flow "
-            "to be known. Follow it: gradient_flow(task, start, math.inf, [math.inf])."
+            "to be known. Follow it: gradient_flow(start, task, math.inf, [math.inf])."
         )

@@ -34,10 +34,12 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         a: one trajectory.
         b: another, of a head with the same dimensions.
     """
-    if a.key_query.shape[1:] != b.key_query.shape[1:] or a.value.shape[1:] != b.value.shape[1:]:
+    shapes = [(each.key_query.shape[1:], each.value_matrix.shape[1:]) for each in (a, b)]
+    if shapes[0] != shapes[1]:
         raise ValueError(
-            f"`b` must move a head of the same shapes as `a`, U {a.key_query.shape[1:]} and V "
-            f"{a.value.shape[1:]}, got {b.key_query.shape[1:]} and {b.value.shape[1:]}."
+            "`b` must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
+                *shapes[0], *shapes[1]
+            )
         )
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
@@ -47,9 +49,9 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         difference = one[in_a] - other[in_b]
         return (difference**2).sum(axis=tuple(range(1, difference.ndim)))
 
-    merged = squared(a.key_query, b.key_query) + squared(a.value, b.value)
-    shapes = [{name: x.shape[1:] for name, x in each.parameters.items()} for each in (a, b)]
-    if shapes[0] != shapes[1]:
+    merged = squared(a.key_query, b.key_query) + squared(a.value_matrix, b.value_matrix)
+    moved = [{name: x.shape[1:] for name, x in each.parameters.items()} for each in (a, b)]
+    if moved[0] != moved[1]:
         return TrajectoryGap(times, merged, None)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
     return TrajectoryGap(times, merged, np.sum(distances, axis=0))

@@ -14,10 +14,13 @@ from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._comparison import trajectory_gap
 from promptlimit.dynamics._flow import gradient_flow
-from promptlimit.dynamics._objective import SHARPNESS_RANGES, Objective, regression_objective
 from promptlimit.results import Trajectory
-from promptlimit.tasks import LinearRegression
-from promptlimit.tasks._risk_function import require_length
+from promptlimit.tasks import (
+    SHARPNESS_RANGES,
+    AbstractObjective,
+    AbstractTask,
+    require_lengths,
+)
 
 _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 
@@ -42,7 +45,7 @@ class BallGap:
 
 
 def ball_gap(
-    task: LinearRegression,
+    task: AbstractTask,
     length: Number,
     radius: Number,
     *,
@@ -53,7 +56,7 @@ def ball_gap(
     r"""Return how far $R_L$ and its gradient are from $R_\infty$ on a ball of parameters.
 
     Args:
-        task: the regression.
+        task: one with an exact risk, as `LinearRegression` has.
         length: $L$.
         radius: of the ball; half of the points lie on its surface.
         key: randomness of the points.
@@ -66,17 +69,19 @@ def ball_gap(
         directions = directions / jnp.linalg.norm(directions, axis=1, keepdims=True)
         reach = jnp.where(jnp.arange(draws) % 2 == 0, 1.0, jnp.linspace(0.1, 1.0, draws))
         where = radius * reach[:, None] * directions
+        head = SoftmaxAttention(jnp.zeros((dim, dim)), jnp.zeros((1, dim)))
+        lengths = require_lengths([length, math.inf]).tolist()
+        found = [task.exact_risk(head, tokens) for tokens in lengths]
+        risks = [risk for risk in found if risk is not None]
+        if len(risks) < len(found):
+            raise ValueError(
+                f"`task` must know the exact risk of one head, got {type(task).__name__}, which "
+                "does not. Give it a method `closed_risk` or `exact_risk`."
+            )
         for max_sharpness in SHARPNESS_RANGES:
             finite, limit = (
-                regression_objective(
-                    task,
-                    "softmax",
-                    require_length(tokens),
-                    points=points,
-                    replicate=0,
-                    max_sharpness=max_sharpness,
-                )
-                for tokens in (length, math.inf)
+                risk.objective(points=points, replicate=0, max_sharpness=max_sharpness)
+                for risk in risks
             )
             found = np.array([float(jnp.max(each)) for each in _ball_gaps(finite, limit, where)])
             if np.isfinite(found).all():
@@ -89,12 +94,12 @@ def ball_gap(
 
 @eqx.filter_jit
 def _ball_gaps(
-    finite: Objective, limit: Objective, where: Float[Array, "draws n"]
+    finite: AbstractObjective, limit: AbstractObjective, where: Float[Array, "draws n"]
 ) -> tuple[Array, Array, Array]:
     """Return gaps of the risk and the gradient, and Hessian norms of the limit, at each point."""
     dim = (math.isqrt(1 + 4 * where.shape[1]) - 1) // 2
 
-    def risk(objective: Objective, vector: Array) -> Array:
+    def risk(objective: AbstractObjective, vector: Array) -> Array:
         key_query, value = vector[: dim * dim].reshape(dim, dim), vector[None, dim * dim :]
         return objective(SoftmaxAttention(key_query, value))
 
@@ -141,8 +146,8 @@ def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitB
 
 
 def excess_risk(
-    task: LinearRegression,
     start: AbstractAttention,
+    task: AbstractTask,
     length: Number,
     *,
     tolerance: float = 1e-6,
@@ -151,22 +156,20 @@ def excess_risk(
     r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
 
     Args:
-        task: the regression.
         start: where both flows start.
+        task: one with an exact risk, as `LinearRegression` has.
         length: $L$.
         tolerance: as for `gradient_flow`.
         points: as for `gradient_flow`.
     """
-    ends = [
-        gradient_flow(task, start, tokens, [math.inf], tolerance=tolerance, points=points).risks[-1]
-        for tokens in (length, math.inf)
-    ]
-    return float(ends[0] - ends[1])
+    both = [length, math.inf]
+    flows = gradient_flow(start, task, both, [math.inf], tolerance=tolerance, points=points)
+    return float(flows[0].value[-1] - flows[1].value[-1])
 
 
 def smallest_length(
-    task: LinearRegression,
     start: AbstractAttention,
+    task: AbstractTask,
     excess: Number,
     *,
     ratio: Number = 1.0625,
@@ -179,8 +182,8 @@ def smallest_length(
     smallest to within `ratio`.
 
     Args:
-        task: the regression.
         start: where the flows start.
+        task: one with an exact risk, as `LinearRegression` has.
         excess: $\epsilon$, above the limit of the infinite flow.
         ratio: of the length found to one that is too short, at most.
         tolerance: as for `gradient_flow`.
@@ -190,7 +193,7 @@ def smallest_length(
         raise ValueError(f"`excess` must be positive, got {excess}. Finite prompts cost something.")
 
     def found_at(length: int) -> float:
-        return excess_risk(task, start, length, tolerance=tolerance, points=points)
+        return excess_risk(start, task, length, tolerance=tolerance, points=points)
 
     below, above = 0, _FIRST_LENGTH
     while (found := found_at(above)) > excess:

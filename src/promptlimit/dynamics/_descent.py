@@ -13,9 +13,9 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._objective import Objective
+from promptlimit.dynamics._objective import merged
 from promptlimit.dynamics._stabilised import FlowState, StabilisedRungeKutta
-from promptlimit.tasks._heads import merged_head
+from promptlimit.tasks import AbstractObjective
 
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11
@@ -73,7 +73,7 @@ class Moments(NamedTuple):
     gradient_norm: np.ndarray | Array
 
 
-def gradient(objective: Objective, start: AbstractAttention, state: Array) -> Array:
+def gradient(objective: AbstractObjective, start: AbstractAttention, state: Array) -> Array:
     r"""Return $\nabla R_L$ at the parameters in `state`, as a vector."""
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
@@ -96,7 +96,7 @@ class _Progress(NamedTuple):
 
 @eqx.filter_jit
 def descend(
-    objective: Objective,
+    objective: AbstractObjective,
     start: AbstractAttention,
     times: Float[Array, " times"],
     rules: Rules,
@@ -240,22 +240,22 @@ def _slope(pull: Callable[[Array], Array], y: Array, memory: Any) -> Array:
 
 
 def measured(
-    objective: Objective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
+    objective: AbstractObjective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
 ) -> Moments:
     """Return merged parameters, risks and gradient norms."""
     return _in_chunks(_measured, objective, start, states)
 
 
 def risks_along(
-    objective: Objective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
+    objective: AbstractObjective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
 ) -> Float[np.ndarray, " times"]:
     """Return the risks of another objective at the same parameters."""
     return _in_chunks(_risks_along, objective, start, states)
 
 
 def _in_chunks(
-    program: Callable[[Objective, AbstractAttention, Array], Any],
-    objective: Objective,
+    program: Callable[[AbstractObjective, AbstractAttention, Array], Any],
+    objective: AbstractObjective,
     start: AbstractAttention,
     states: np.ndarray,
 ) -> Any:
@@ -268,22 +268,22 @@ def _in_chunks(
 
 
 @eqx.filter_jit
-def _measured(objective: Objective, start: AbstractAttention, states: Array) -> Moments:
+def _measured(objective: AbstractObjective, start: AbstractAttention, states: Array) -> Moments:
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
 
     def at(vector: Array) -> Moments:
         attention = eqx.combine(unravel(vector), rest)
-        _, key_query, value = merged_head(attention)
+        head = merged(attention)
         risk, slopes = eqx.filter_value_and_grad(objective)(attention)
         norm = jnp.linalg.norm(ravel_pytree(slopes)[0])
-        return Moments(key_query, value, risk, norm)
+        return Moments(head.key_query, head.value, risk, norm)
 
     return jax.lax.map(at, states)
 
 
 @eqx.filter_jit
-def _risks_along(objective: Objective, start: AbstractAttention, states: Array) -> Array:
+def _risks_along(objective: AbstractObjective, start: AbstractAttention, states: Array) -> Array:
     arrays, rest = eqx.partition(start, eqx.is_inexact_array)
     _, unravel = ravel_pytree(arrays)
     return jax.lax.map(lambda vector: objective(eqx.combine(unravel(vector), rest)), states)

@@ -2,14 +2,14 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack, overload
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PRNGKeyArray
@@ -25,14 +25,7 @@ from promptlimit.dynamics._descent import (
     measured,
     risks_along,
 )
-from promptlimit.dynamics._objective import (
-    SHARPNESS_RANGES,
-    Objective,
-    largest_sharpness,
-    mover,
-    regression_objective,
-    simulated_objective,
-)
+from promptlimit.dynamics._objective import mover
 from promptlimit.dynamics._requests import (
     FlowRequest,
     require_counts,
@@ -44,10 +37,16 @@ from promptlimit.dynamics._requests import (
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.finite import UnreliableErrorWarning, in_double
 from promptlimit.results import Trajectory, is_finished, require_named, run_name
-from promptlimit.tasks import AbstractTask, LinearRegression
-from promptlimit.tasks._heads import merged_head
-from promptlimit.tasks._points import require_points
-from promptlimit.tasks._risk_function import require_length
+from promptlimit.tasks import (
+    SHARPNESS_RANGES,
+    AbstractExactRisk,
+    AbstractObjective,
+    AbstractTask,
+    Lengths,
+    array_names,
+    require_lengths,
+    require_points,
+)
 
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
@@ -56,10 +55,40 @@ _OTHER_SETS = 4
 _UNRELIABLE = 0.1
 
 
+class _Settings(TypedDict, total=False):
+    """The keywords of `gradient_flow`."""
+
+    tolerance: float
+    arrival: float | None
+    radius: Number
+    solver: diffrax.AbstractSolver | None
+    points: int
+    replicate: int
+    key: PRNGKeyArray | None
+    samples: int
+    folder: str | Path | None
+
+
+@overload
 def gradient_flow(
-    task: AbstractTask,
     start: AbstractAttention,
-    length: Number,
+    task: AbstractTask,
+    lengths: Number,
+    times: ArrayLike,
+    **settings: Unpack[_Settings],
+) -> Trajectory: ...
+@overload
+def gradient_flow(
+    start: AbstractAttention,
+    task: AbstractTask,
+    lengths: Sequence[Number] | np.ndarray,
+    times: ArrayLike,
+    **settings: Unpack[_Settings],
+) -> tuple[Trajectory, ...]: ...
+def gradient_flow(
+    start: AbstractAttention,
+    task: AbstractTask,
+    lengths: Lengths,
     times: ArrayLike,
     *,
     tolerance: float = 1e-6,
@@ -71,18 +100,21 @@ def gradient_flow(
     key: PRNGKeyArray | None = None,
     samples: int = 4096,
     folder: str | Path | None = None,
-) -> Trajectory:
+) -> Trajectory | tuple[Trajectory, ...]:
     r"""Return the trajectory of $\theta'=-\nabla R_L(\theta)$, $\theta$ the arrays of `start`.
 
-    On `LinearRegression` no prompt is simulated, at any length: the risk is the closed form of
-    linear attention and of $L=\infty$, or the exact softmax risk of `risk_function`. On other
-    tasks it is the mean loss over `samples` prompts, drawn once from `key`. The flow stops where
-    the gradient says that it has arrived; later times repeat that state.
+    Where the task knows its `exact_risk`, no prompt is simulated: on `LinearRegression`, at every
+    length, the risk is the closed form of linear attention and of $L=\infty$, or the exact softmax
+    risk of `risk_function`. On other tasks it is the mean loss over `samples` prompts, drawn once
+    from `key`. The flow stops where the gradient says that it has arrived; later times repeat that
+    state.
 
     Args:
+        start: $\theta(0)$: a `SoftmaxAttention`, `LinearAttention` or `Factored`, or another
+            attention that is one head.
         task: the law of prompts and queries, and the loss.
-        start: $\theta(0)$: a `SoftmaxAttention`, `LinearAttention` or `Factored`.
-        length: $L$, a whole number from 1 to 1e30, or `math.inf`.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. For many, one trajectory a length
+            comes back, as a tuple.
         times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
         tolerance: of each step, absolute and relative.
         arrival: the gradient norm at which the flow has arrived, `tolerance` when None; at most a
@@ -90,7 +122,7 @@ def gradient_flow(
         radius: of the ball about 0 that the parameters must not leave.
         solver: how to step; by default a stabilised method of order 2, and `diffrax.Dopri8` where
             the risk is a closed form or the tolerance is below 1e-7.
-        points: of quadrature for the exact softmax risk, a power of two.
+        points: of quadrature for exact risks, a power of two.
         replicate: which of the independent point sets.
         key: randomness, where prompts are simulated.
         samples: how many prompts then.
@@ -98,55 +130,71 @@ def gradient_flow(
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.diag(jnp.array([1.0, 0.5])))
-    >>> flow = pl.gradient_flow(task, pl.block_start(task, 0.5), math.inf, [0.0, 1.0, math.inf])
-    >>> print(flow.kind, flow.risks.round(4), flow.arrived is not None)
+    >>> flow = pl.gradient_flow(pl.block_start(task, 0.5), task, math.inf, [0.0, 1.0, math.inf])
+    >>> print(flow.kind, flow.value.round(4), flow.arrived is not None)
     limit [0.5466 0.2012 0.    ] True
     """
-    require_start(task, start)
+    require_start(start, task)
     require_counts(replicate, samples)
-    require_key(task, key)
     threshold = tolerance if arrival is None else arrival
     require_positive(tolerance=tolerance, arrival=threshold, radius=float(radius))
-    tokens = require_length(length)
+    tokens, when, count = require_lengths(lengths), require_times(times), require_points(points)
     with jax.enable_x64(True):
-        request = FlowRequest(
-            task=task,
-            start=in_double(start),
-            length=tokens,
-            times=require_times(times),
-            tolerance=float(tolerance),
-            arrival=float(threshold),
-            radius=float(radius),
-            solver=_usual_solver(task, start, tokens, tolerance) if solver is None else solver,
-            points=require_points(points),
-            replicate=int(replicate),
-            key=key,
-            samples=int(samples),
-        )
+        mover, law = in_double(start), in_double(task)
+        requests = []
+        for length in tokens.ravel().tolist():
+            usual = _usual_solver(law.exact_risk(mover, length), tolerance)
+            request = FlowRequest(
+                task=law,
+                start=mover,
+                length=length,
+                times=when,
+                tolerance=float(tolerance),
+                arrival=float(threshold),
+                radius=float(radius),
+                solver=usual if solver is None else solver,
+                points=count,
+                replicate=int(replicate),
+                key=key,
+                samples=int(samples),
+            )
+            require_key(request)
+            if folder is not None:
+                require_named(request.config)
+            requests.append(request)
+        found = _followed(requests, folder)
+    return found if tokens.ndim else found[0]
+
+
+def _followed(requests: Sequence[FlowRequest], folder: str | Path | None) -> tuple[Trajectory, ...]:
+    """Return the trajectories, from the folder those that are finished there."""
+    known = [folder is not None and is_finished(Path(folder), each.config) for each in requests]
+    open_ones = [each for each, done in zip(requests, known, strict=True) if not done]
+    finite = [each for each in open_ones if math.isfinite(each.length) and each.exact is not None]
+    if len(finite) > 1 and finite[0].exact is not None:
+        lengths = [each.length for each in finite]
+        finite[0].exact.tabulate(finite[0].start, lengths, SHARPNESS_RANGES[0])
+    found = []
+    for request, done in zip(requests, known, strict=True):
+        if folder is not None and done:
+            found.append(Trajectory.load(Path(folder) / run_name(request.config)))
+            continue
+        found.append(_solved(request))
         if folder is not None:
-            require_named(request.config)
-        if folder is not None and is_finished(Path(folder), request.config):
-            return Trajectory.load(Path(folder) / run_name(request.config))
-        trajectory = _solved(request)
-    if folder is not None:
-        trajectory.save(folder)
-    return trajectory
+            found[-1].save(folder)
+    return tuple(found)
 
 
-def _usual_solver(
-    task: AbstractTask, start: AbstractAttention, length: float, tolerance: float
-) -> diffrax.AbstractSolver:
+def _usual_solver(exact: AbstractExactRisk | None, tolerance: float) -> diffrax.AbstractSolver:
     """Return a method of high order where steps are cheap or must be fine, else the stabilised."""
-    polynomial = math.isinf(length) or merged_head(start)[0] == "linear"
-    if tolerance < _STABILISED_FROM or (isinstance(task, LinearRegression) and polynomial):
-        return diffrax.Dopri8()
-    return StabilisedRungeKutta()
+    cheap = exact is not None and exact.is_closed_form
+    return diffrax.Dopri8() if cheap or tolerance < _STABILISED_FROM else StabilisedRungeKutta()
 
 
 class _Attempt(NamedTuple):
     """A flow followed with weight statistics up to some sharpness."""
 
-    objective: Objective
+    objective: AbstractObjective
     found: Descent
     max_sharpness: float
     sharpness: float
@@ -168,32 +216,13 @@ def _solved(request: FlowRequest) -> Trajectory:
 
 
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
-    objective = _objective(request, max_sharpness, 0)
+    objective = request.objective(max_sharpness)
     found = _descent(request, objective)
-    sharpness = largest_sharpness(objective, _attention(request, found.last))
+    sharpness = objective.sharpness(_attention(request, found.last))
     return _Attempt(objective, found, max_sharpness, sharpness)
 
 
-def _objective(request: FlowRequest, max_sharpness: float, shift: int) -> Objective:
-    """Return the risk, or for a `shift` the same risk on independent points or prompts."""
-    task, replicate = request.task, request.replicate + shift
-    if isinstance(task, LinearRegression):
-        kernel = merged_head(request.start)[0]
-        return regression_objective(
-            task,
-            kernel,
-            request.length,
-            points=request.points,
-            replicate=replicate,
-            max_sharpness=max_sharpness,
-        )
-    if request.key is None:
-        raise AssertionError("prompts are simulated with a key")
-    key = jax.random.fold_in(request.key, replicate)
-    return simulated_objective(in_double(task), request.length, samples=request.samples, key=key)
-
-
-def _descent(request: FlowRequest, objective: Objective) -> Descent:
+def _descent(request: FlowRequest, objective: AbstractObjective) -> Descent:
     """Follow the flow; its states at times padded to a common number, so that programs are few."""
     finite = request.times[np.isfinite(request.times)]
     end = finite[-1] if finite.size == request.times.size else _FOREVER
@@ -243,18 +272,17 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     found_at = measured(objective, mover(objective, request.start), saved)
     key_query, value, risks, norms = map(np.asarray, found_at)
     error = _error(request, attempt, saved, risks)
-    arrays = eqx.filter(request.start, eqx.is_inexact_array)
-    paths = jtu.tree_leaves_with_path(arrays)
-    cuts = np.cumsum([leaf.size for _, leaf in paths])[:-1]
+    leaves = jax.tree.leaves(eqx.filter(request.start, eqx.is_inexact_array))
+    columns = np.split(saved, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1)
     return Trajectory(
         times=request.times,
         parameters={
-            jtu.keystr(path).lstrip("."): column.reshape(-1, *leaf.shape)
-            for (path, leaf), column in zip(paths, np.split(saved, cuts, axis=1), strict=True)
+            name: column.reshape(-1, *leaf.shape)
+            for name, leaf, column in zip(array_names(request.start), leaves, columns, strict=True)
         },
         key_query=key_query,
-        value=value,
-        risks=risks,
+        value_matrix=value,
+        value=risks,
         gradient_norms=norms,
         error=error,
         arrived=end if bool(found.arrived) else None,
@@ -281,13 +309,12 @@ def _error(
 
     Points whose scores leave the tables say nothing: there the error is all of the risk.
     """
-    polynomial = merged_head(request.start)[0] == "linear" or math.isinf(request.length)
-    if isinstance(request.task, LinearRegression) and polynomial:
+    if request.exact is not None and request.exact.is_closed_form:
         return np.zeros_like(risks)
-    others = _OTHER_SETS if isinstance(request.task, LinearRegression) else 1
+    others = 1 if request.exact is None else _OTHER_SETS
     distance = np.zeros_like(risks)
     for shift in range(1, others + 1):
-        other = _objective(request, attempt.max_sharpness, shift)
+        other = request.objective(attempt.max_sharpness, shift)
         found = risks_along(other, mover(other, request.start), saved)
         difference = np.abs(found - risks)
         distance = np.maximum(distance, np.where(np.isnan(difference), np.abs(risks), difference))

@@ -1,6 +1,7 @@
 """What a user asks of a flow, checked before any work is done."""
 
 import dataclasses
+import functools
 import math
 from numbers import Integral
 
@@ -13,9 +14,17 @@ from numpy.typing import NDArray
 from promptlimit import __version__
 from promptlimit._configuration import described
 from promptlimit._inputs import ArrayLike
-from promptlimit.attention import AbstractAttention, Factored, LinearAttention, SoftmaxAttention
+from promptlimit.attention import AbstractAttention
+from promptlimit.dynamics._objective import simulated_objective
 from promptlimit.results import Kind
-from promptlimit.tasks import AbstractTask, LinearRegression
+from promptlimit.tasks import (
+    AbstractExactRisk,
+    AbstractObjective,
+    AbstractTask,
+    kind_of,
+    require_fitting_task,
+    require_task,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +44,27 @@ class FlowRequest:
     key: PRNGKeyArray | None
     samples: int
 
+    @functools.cached_property
+    def exact(self) -> AbstractExactRisk | None:
+        """The risk, where it is had without simulation."""
+        return self.task.exact_risk(self.start, self.length)
+
     @property
     def kind(self) -> Kind:
         """What the risks will be."""
-        if not isinstance(self.task, LinearRegression):
-            return "estimate"
-        return "limit" if math.isinf(self.length) else "exact"
+        return kind_of(self.length, simulated=self.exact is None)
+
+    def objective(self, max_sharpness: float, shift: int = 0) -> AbstractObjective:
+        """Return the risk, or for a `shift` the same risk on independent points or prompts."""
+        replicate = self.replicate + shift
+        if self.exact is not None:
+            return self.exact.objective(
+                points=self.points, replicate=replicate, max_sharpness=max_sharpness
+            )
+        if self.key is None:
+            raise AssertionError("prompts are simulated with a key")
+        key = jax.random.fold_in(self.key, replicate)
+        return simulated_objective(self.task, self.length, samples=self.samples, key=key)
 
     @property
     def config(self) -> dict[str, object]:
@@ -69,27 +93,16 @@ def require_times(times: ArrayLike) -> NDArray[np.float64]:
     return when
 
 
-def require_start(task: AbstractTask, start: AbstractAttention) -> None:
+def require_start(start: AbstractAttention, task: AbstractTask) -> None:
     """Refuse what is no task, no head, or a head that does not fit the task's tokens."""
-    if not isinstance(task, AbstractTask):
+    require_task(task)
+    require_fitting_task("start", start, task)
+    with jax.enable_x64(True):  # for starts in double precision
+        head = start.single_head()
+    if head is None:
         raise ValueError(
-            f"`task` must be an in-context task, got {type(task).__name__}. "
-            "Make one of LinearRegression, or of your own subclass of AbstractTask."
-        )
-    if not isinstance(start, SoftmaxAttention | LinearAttention | Factored):
-        raise ValueError(
-            "`start` must be a SoftmaxAttention, LinearAttention or Factored, "
-            f"got {type(start).__name__}. Its arrays are what moves."
-        )
-    if start.token_dim != task.token_dim:
-        raise ValueError(
-            f"`start` must take tokens of dimension {task.token_dim} (what the task's prompts "
-            f"hold), got {start.token_dim}."
-        )
-    if isinstance(task, LinearRegression) and start.query_dim != task.token_dim:
-        raise ValueError(
-            f"`start` must take queries of dimension {task.token_dim} (a token with its label "
-            f"masked), got {start.query_dim}."
+            f"`start` must be one head, as its `single_head` says, got {type(start).__name__}. "
+            "Its arrays are what moves."
         )
 
 
@@ -110,10 +123,10 @@ def require_counts(replicate: int, samples: int) -> None:
         )
 
 
-def require_key(task: AbstractTask, key: PRNGKeyArray | None) -> None:
+def require_key(request: FlowRequest) -> None:
     """Refuse to simulate prompts without randomness."""
-    if key is None and not isinstance(task, LinearRegression):
+    if request.key is None and request.exact is None:
         raise ValueError(
-            f"`key` must be given to simulate prompts of {type(task).__name__}, got None. "
+            f"`key` must be given to simulate prompts of {type(request.task).__name__}, got None. "
             "Pass key=jax.random.key(0)."
         )

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import jax
 import numpy as np
@@ -13,16 +14,18 @@ from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._comparison import flow_time
 from promptlimit.dynamics._requests import require_counts, require_positive
-from promptlimit.dynamics._training_gradients import Cell
 from promptlimit.dynamics._training_request import (
+    Cell,
+    Sampling,
     Start,
     TrainingRequest,
-    require_lengths,
+    require_law,
     require_plan,
     require_record,
+    require_whole_lengths,
     resolved_starts,
 )
-from promptlimit.dynamics._training_risks import Yardstick, array_names, measured_along
+from promptlimit.dynamics._training_risks import measured_along
 from promptlimit.dynamics._training_run import Records, Watcher, trained
 from promptlimit.parallel import from_writer
 from promptlimit.results import (
@@ -38,17 +41,16 @@ from promptlimit.results import (
     save_run,
     unmasked,
 )
-from promptlimit.tasks import AbstractTask, LinearRegression
-from promptlimit.tasks._points import require_points
+from promptlimit.tasks import AbstractTask, array_names, require_points
 
 _PREFIX = "parameters."
-_CURVES = ("key_query", "value", "risks", "gradient_norms", "error")
+_CURVES = ("key_query", "value_matrix", "value", "gradient_norms", "error")
 
 
 def sgd(
-    task: AbstractTask,
     start: Start | Sequence[Start],
-    length: Number | Sequence[Number],
+    task: AbstractTask,
+    lengths: Number | Sequence[Number] | np.ndarray,
     *,
     steps: int,
     key: PRNGKeyArray,
@@ -72,17 +74,19 @@ def sgd(
     Each step draws `batch` fresh prompts and descends their mean squared error, twice the task's
     loss, as the paper's experiments do (section 6). All starts and seeds meet the same prompts:
     step k's batch is a function of (key, length, k) alone. On `LinearRegression` training runs in
-    a layout made for it, in single precision, and risks are exact; other tasks draw their own
-    prompts, and risks are estimated on `samples` others.
+    a layout made for it, its `batch_gradient`, in single precision, and risks are exact; other
+    tasks draw their own prompts. Where a task has no `exact_risk`, risks are estimated on `samples`
+    other prompts.
 
     Inside `spread` the seeds of a length are shared out over the devices, and agree with one device
     to rounding; seeds with prompts of their own run on one.
 
     Args:
+        start: a `SoftmaxAttention`, `LinearAttention` or `Factored`, or another attention that is
+            one head; or a function of a key that returns one, called once a seed; or several of
+            these, trained on the same prompts.
         task: the law of prompts and queries, and the loss.
-        start: a `SoftmaxAttention`, `LinearAttention` or `Factored`; or a function of a key that
-            returns one, called once a seed; or several of these, trained on the same prompts.
-        length: $L$, one or several whole numbers.
+        lengths: $L$, one or several whole numbers.
         steps: how many.
         key: randomness.
         seeds: how many runs from each start.
@@ -105,17 +109,17 @@ def sgd(
     >>> import jax, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
     >>> start = lambda key: pl.uniform_factors(2, key=key)
-    >>> found = pl.sgd(task, start, 10, steps=50, key=jax.random.key(0), seeds=2, record=[0, 50])
-    >>> print(found.kind, found.risks.shape, bool((found.diverged < 0).all()))
+    >>> found = pl.sgd(start, task, 10, steps=50, key=jax.random.key(0), seeds=2, record=[0, 50])
+    >>> print(found.kind, found.value.shape, bool((found.diverged < 0).all()))
     exact (1, 1, 2, 2) True
     """
-    require_plan(task, sampling, steps=steps, batch=batch, seeds=seeds, every=every)
+    require_plan(sampling, steps=steps, batch=batch, seeds=seeds, every=every)
     require_counts(0, samples)
     rate = float(learning_rate)
     require_positive(learning_rate=rate)
-    lengths = require_lengths(length)
+    tokens = require_whole_lengths(lengths)
     start_key, prompt_key = jax.random.split(key)
-    starts = resolved_starts(task, start, seeds, start_key)
+    starts = resolved_starts(start, task, seeds, start_key)
     if seeds > 1 and not own_prompts:
         _require_different(start)
     if folder is not None and optimiser is not None and label is None:
@@ -124,7 +128,7 @@ def sgd(
     request = TrainingRequest(
         task=task,
         starts=starts,
-        lengths=lengths,
+        lengths=tokens,
         steps=int(steps),
         record=require_record(record, int(steps)),
         batch=int(batch),
@@ -133,11 +137,12 @@ def sgd(
         label=("sgd" if optimiser is None else "given") if label is None else label,
         key=prompt_key,
         own_prompts=bool(own_prompts),
-        sampling=sampling,
+        sampling=cast(Sampling, sampling),
         packed=bool(on_device) and sampling == "tokens",
         points=require_points(points),
         samples=int(samples),
     )
+    require_law(request)
     if folder is not None:
         require_named(request.config())
     found = [_cell(request, cell, folder, int(every), watch) for cell in request.cells]
@@ -203,12 +208,11 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
     seeds = records.diverged.shape[1] // len(request.starts)
     shape = (members, len(request.starts), seeds)
     leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
-    yardstick = Yardstick(request.task, request.points, request.samples, request.key)
     rows = []
     for i, (length, _) in enumerate(cell):
         for j, start in enumerate(request.starts):
             flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
-            moments = measured_along(yardstick, start[0], length, flat)
+            moments = measured_along(request, start[0], length, flat)
             error = np.abs(moments.second_risk - moments.risk)
             curves = (moments.key_query, moments.value, moments.risk, moments.gradient_norm, error)
             rows.append([each.reshape(seeds, count, *each.shape[1:]) for each in curves])
@@ -238,7 +242,6 @@ def _training(
         }
     steps = request.record
     times = np.array([flow_time(int(step), request.learning_rate) for step in steps])
-    exact = isinstance(request.task, LinearRegression)
     return Training(
         steps=steps,
         times=times if plain else steps.astype(np.float64),
@@ -251,6 +254,6 @@ def _training(
         },
         **{name: arrays[name] for name in _CURVES},
         diverged=arrays["diverged"].astype(np.int64),
-        kind="exact" if exact else "estimate",
+        kind="exact" if request.is_exact else "estimate",
         config=request.config(),
     )

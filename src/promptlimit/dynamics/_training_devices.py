@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from promptlimit.dynamics._training_gradients import Cell, gradient_of
+from promptlimit.dynamics._training_gradients import gradient_of
 from promptlimit.dynamics._training_loop import Advance, State, advancer, steps_of
-from promptlimit.dynamics._training_request import TrainingRequest
+from promptlimit.dynamics._training_request import Cell, TrainingRequest
 from promptlimit.parallel import crew, on_crew, spread
 
 

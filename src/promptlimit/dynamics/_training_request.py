@@ -1,10 +1,12 @@
 """What a user asks of gradient descent, checked before any work is done."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
+import equinox as eqx
 import jax
 import numpy as np
 import optax
@@ -15,14 +17,19 @@ from promptlimit import __version__
 from promptlimit._configuration import described
 from promptlimit._inputs import require_choice
 from promptlimit._normals import LAST_STEP
-from promptlimit.attention import AbstractAttention, Factored, LinearAttention
+from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.dynamics._objective import kernel_of, merged
 from promptlimit.dynamics._requests import require_start
-from promptlimit.tasks import AbstractTask, LinearRegression
+from promptlimit.finite import in_double
+from promptlimit.tasks import AbstractTask, Batches, array_names
 
 Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
 """An attention, or a function of a key that returns one: one for each seed."""
 
-SAMPLINGS = ("tokens", "law")
+Cell: TypeAlias = tuple[tuple[int, int | None], ...]
+"""The members of one program: a length each, and a seed where seeds have prompts of their own."""
+
+Sampling: TypeAlias = Literal["tokens", "law"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +53,7 @@ class TrainingRequest:
     label: str
     key: PRNGKeyArray
     own_prompts: bool
-    sampling: str
+    sampling: Sampling
     packed: bool
     points: int
     samples: int
@@ -57,23 +64,44 @@ class TrainingRequest:
         return len(self.starts[0])
 
     @property
-    def kernels(self) -> tuple[str, ...]:
+    def kernels(self) -> tuple[KernelName, ...]:
         """The kernel of each start."""
-        return tuple(_kernel(start[0]) for start in self.starts)
+        return tuple(kernel_of(start[0]) for start in self.starts)
+
+    @functools.cached_property
+    def is_exact(self) -> bool:
+        """Whether the risks of all runs are had without simulation."""
+        with jax.enable_x64(True):
+            task, starts = in_double(self.task), [in_double(start[0]) for start in self.starts]
+            risks = (task.exact_risk(start, n) for start in starts for n in self.lengths)
+            return all(risk is not None for risk in risks)
 
     @property
-    def cells(self) -> list[tuple[tuple[int, int | None], ...]]:
-        """What is trained in one program and kept in one folder: lengths with their seeds.
+    def cells(self) -> list[Cell]:
+        """What runs in one program each: lengths, and seeds that have prompts of their own.
 
-        The seed is None where all seeds share the prompts.
+        A cell is a tuple of (length, seed), the seed None where all seeds share their prompts.
         """
         seeds: Sequence[int | None] = range(self.seeds) if self.own_prompts else [None]
         members = [(length, seed) for length in self.lengths for seed in seeds]
         return [tuple(members)] if self.packed else [(member,) for member in members]
 
-    def config(self, cell: Sequence[tuple[int, int | None]] | None = None) -> dict[str, object]:
+    def batches(self, cell: Cell) -> Batches:
+        """What the prompts of a cell come from, and the heads that meet them."""
+        per_start = self.seeds if cell[0][1] is None else 1
+        shared = jax.random.fold_in(self.key, 0)
+        seeds = [seed for _, seed in cell]
+        keys = [shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds]
+        return Batches(
+            lengths=tuple(length for length, _ in cell),
+            keys=tuple(keys),
+            size=self.batch,
+            kernels=tuple(kernel for kernel in self.kernels for _ in range(per_start)),
+            sampling=self.sampling,
+        )
+
+    def config(self, cell: Cell | None = None) -> dict[str, object]:
         """The request, or one cell of it, as plain numbers and strings."""
-        exact = isinstance(self.task, LinearRegression)
         members = [list(each) for each in cell] if cell is not None else list(self.lengths)
         return {
             "what": "sgd",
@@ -91,18 +119,12 @@ class TrainingRequest:
             "own_prompts": self.own_prompts,
             "sampling": self.sampling,
             "packed": self.packed,
-            **({"points": self.points} if exact else {"samples": self.samples}),
+            **({"points": self.points} if self.is_exact else {"samples": self.samples}),
         }
 
 
-def _kernel(attention: AbstractAttention) -> str:
-    if isinstance(attention, Factored):
-        return attention.kernel
-    return "linear" if isinstance(attention, LinearAttention) else "softmax"
-
-
 def resolved_starts(
-    task: AbstractTask, start: Start | Sequence[Start], seeds: int, key: PRNGKeyArray
+    start: Start | Sequence[Start], task: AbstractTask, seeds: int, key: PRNGKeyArray
 ) -> tuple[tuple[AbstractAttention, ...], ...]:
     """Return the attentions [start][seed]; functions get the same key for the same seed."""
     given = list(start) if isinstance(start, Sequence) else [start]
@@ -121,21 +143,21 @@ def resolved_starts(
     )
     for row in found:
         for each in row:
-            require_start(task, each)
-    shapes = {_shapes(each) for row in found for each in row}
+            require_start(each, task)
+    everyone = [each for row in found for each in row]
+    shapes = {_shapes(each) for each in everyone}
     if len(shapes) > 1:
         raise ValueError(
             "`start` must hold attentions whose arrays have the same names and shapes, got "
             f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
         )
-    scales = {each.scale for row in found for each in row if isinstance(each, Factored)}
-    if len(scales) > 1:
-        listing = ", ".join(f"{scale:g}" for scale in sorted(scales))
+    if not all(_merges_like(everyone[0], each) for each in everyone):
         raise ValueError(
-            f"`start` must hold attentions with one scale of the scores, got {listing}. Train them "
-            "in calls of their own, with the same key."
+            "`start` must hold attentions that make U and V of their arrays in one way, got "
+            "several, such as two scales of the scores. Train them in calls of their own, with the "
+            "same key."
         )
-    if any(len({_kernel(each) for each in row}) > 1 for row in found):
+    if any(len({kernel_of(each) for each in row}) > 1 for row in found):
         raise ValueError(
             "`start` must return the same kernel for every key, got softmax and linear. Pass one "
             "function for each kernel."
@@ -144,19 +166,29 @@ def resolved_starts(
 
 
 def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    names = [field.name for field in dataclasses.fields(attention)]
-    arrays = [(name, getattr(attention, name)) for name in names]
-    return tuple((name, each.shape) for name, each in arrays if isinstance(each, jax.Array))
+    leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
+    return tuple(zip(array_names(attention), (leaf.shape for leaf in leaves), strict=True))
 
 
-def require_lengths(length: object) -> tuple[int, ...]:
+def _merges_like(first: AbstractAttention, other: AbstractAttention) -> bool:
+    """Return whether the first would make the other's head of the other's arrays."""
+    moving, rest = eqx.partition(first, eqx.is_inexact_array)
+    leaves = jax.tree.leaves(eqx.filter(other, eqx.is_inexact_array))
+    with jax.enable_x64(True):
+        made = merged(eqx.combine(jax.tree.unflatten(jax.tree.structure(moving), leaves), rest))
+        own = merged(other)
+    pairs = ((made.key_query, own.key_query), (made.value, own.value))
+    return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+
+
+def require_whole_lengths(lengths: object) -> tuple[int, ...]:
     """Return the lengths as whole numbers, or say what is wrong with them."""
-    given: list[Any] = list(length) if isinstance(length, Sequence | np.ndarray) else [length]
+    given: list[Any] = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
     bad = [each for each in given if not isinstance(each, Integral) or int(each) < 1]
     if bad or not given or len(set(given)) < len(given):
         what = bad[0] if bad else given
         raise ValueError(
-            f"`length` must be whole numbers from 1, each once, got {what}. "
+            f"`lengths` must be whole numbers from 1, each once, got {what}. "
             "At infinite length there is nothing to sample: use gradient_flow."
         )
     return tuple(int(each) for each in given)
@@ -177,14 +209,19 @@ def require_record(record: object, steps: int) -> NDArray[np.int64]:
     return found
 
 
-def require_plan(task: AbstractTask, sampling: str, **counts: int) -> None:
-    """Refuse counts that are none, and sampling that the task does not have."""
+def require_plan(sampling: str, **counts: int) -> None:
+    """Refuse counts that are none, and sampling that is not known."""
     for name, value in counts.items():
         if not (isinstance(value, Integral) and 1 <= value <= LAST_STEP):
             raise ValueError(f"`{name}` must be a whole number from 1 to {LAST_STEP}, got {value}.")
-    require_choice("sampling", sampling, SAMPLINGS)
-    if sampling == "law" and not isinstance(task, LinearRegression):
+    require_choice("sampling", sampling, get_args(Sampling))
+
+
+def require_law(request: TrainingRequest) -> None:
+    """Refuse to sample in law where the task does not know how."""
+    known = request.task.batch_gradient(request.batches(request.cells[0])) is not None
+    if request.sampling == "law" and not known:
         raise ValueError(
-            f"`sampling` must be 'tokens' for {type(task).__name__}, got 'law'. "
-            "Only Gaussian regression is sampled in law."
+            f"`sampling` must be 'tokens' for {type(request.task).__name__}, got 'law'. "
+            "Its `batch_gradient` does not know that law."
         )

@@ -10,15 +10,15 @@ import jax
 import numpy as np
 
 from promptlimit.dynamics._training_devices import advancer_of
-from promptlimit.dynamics._training_gradients import Cell, stacked
+from promptlimit.dynamics._training_gradients import stacked
 from promptlimit.dynamics._training_loop import (
     State,
     first_state,
     packed_state,
     unpacked_state,
 )
-from promptlimit.dynamics._training_request import TrainingRequest
-from promptlimit.dynamics._training_risks import Yardstick, measured_along
+from promptlimit.dynamics._training_request import Cell, TrainingRequest
+from promptlimit.dynamics._training_risks import measured_along
 from promptlimit.parallel import agreed, crew, from_writer
 from promptlimit.results import load_checkpoint, save_checkpoint
 
@@ -114,8 +114,7 @@ def _last_checkpoint(folder: Path | None, like: dict[str, np.ndarray]) -> dict[s
 def _current_risk(request: TrainingRequest, length: int, parameters: Any) -> float:
     """Return the risk of the first run of a cell."""
     leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
-    yardstick = Yardstick(request.task, request.points, request.samples, request.key)
-    return float(measured_along(yardstick, request.starts[0][0], length, leaves).risk[0])
+    return float(measured_along(request, request.starts[0][0], length, leaves).risk[0])
 
 
 def _kept(state: State, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:

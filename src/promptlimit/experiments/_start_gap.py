@@ -25,8 +25,7 @@ from scipy.interpolate import CubicSpline
 
 from promptlimit.attention import Factored
 from promptlimit.finite import weight_statistics
-from promptlimit.tasks import LinearRegression, risk_gradient
-from promptlimit.tasks._points import Nodes, node_sets
+from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
 
 _REPLICATES = 4
 _GRID = 16

@@ -83,10 +83,10 @@ def followed(setting: Setting, task: LinearRegression, first: Factored, length: 
     usual = 1024 if setting.quick else 4096
     for points in (usual, 4 * usual):
         try:
-            return gradient_flow(task, first, length, TIMES, points=points, folder=setting.folder)
+            return gradient_flow(first, task, length, TIMES, points=points, folder=setting.folder)
         except ArithmeticError:
             setting.tell(f"flow at L = {length}: more points")
-    return gradient_flow(task, first, length, TIMES, points=16 * usual, folder=setting.folder)
+    return gradient_flow(first, task, length, TIMES, points=16 * usual, folder=setting.folder)
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,10 @@ def curves(setting: Setting, law: str) -> Curves:
         [_distance(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(*runs, strict=True)
     ]
     best = [
-        [2 * flow(setting, law, "softmax", n, None).risks[-1] for n in lengths],
-        [linear_optimum(task, n).risk.mse for n in lengths],
+        [2 * flow(setting, law, "softmax", n, None).value[-1] for n in lengths],
+        [best.risk.mse for best in linear_optimum(task, lengths)],
     ]
-    errors = np.array([[[2 * run.risks for run in row] for row in rows] for rows in runs])
+    errors = np.array([[[2 * run.value for run in row] for row in rows] for rows in runs])
     return Curves(
         np.array(lengths), errors, np.array(distances), np.array(best), task.noise_variance
     )
@@ -177,10 +177,10 @@ def ends(setting: Setting, law: str) -> Ends:
     runs = [[flow(setting, law, kernel, n, start) for n in lengths] for kernel in KERNELS]
     return Ends(
         lengths=np.array(lengths),
-        errors=np.array([[2 * run.risks[-1] for run in row] for row in runs]),
+        errors=np.array([[2 * run.value[-1] for run in row] for row in runs]),
         accuracy=np.array([[2 * run.error[-1] for run in row] for row in runs]),
-        optimum=np.array([linear_optimum(task, n).risk.mse for n in lengths]),
-        ridge=np.array([bayes_risk(task, n).mse for n in lengths]),
+        optimum=np.array([best.risk.mse for best in linear_optimum(task, lengths)]),
+        ridge=np.asarray(bayes_risk(task, lengths).mse),
         floor=task.noise_variance,
     )
 
@@ -238,8 +238,8 @@ def descent(setting: Setting, law: str) -> Training:
     setting.tell(f"descent: {law}, {steps:,} steps")
     with on_accelerator():
         return sgd(
-            protocol_task(law),
             [random_start(setting, start, kernel) for kernel in KERNELS],
+            protocol_task(law),
             list(descent_lengths(setting)),
             steps=steps,
             key=jax.random.fold_in(jax.random.key(setting.seed), 1_000 + LAWS.index(law)),

@@ -9,39 +9,48 @@ from promptlimit.results._kinds import Kind
 
 @dataclass(frozen=True)
 class Risk:
-    r"""The risk of a predictor on an in-context task.
+    r"""The risk of a predictor on an in-context task, at one length or along many.
+
+    Numbers for one length; for many, arrays of the shape of `lengths`.
 
     Attributes:
         value: the mean loss; for regression half the mean squared error, noisy query label
             included.
         error: of `value`, in its units: 0 for a closed form, twice the standard error over
             independent point sets ("exact", "limit"), one standard error ("estimate").
-        kind: "exact", "limit" or "estimate".
-        length: $L$, the number of tokens of a prompt.
+        kind: "exact", "limit" or "estimate"; "limit" when all lengths are infinite.
+        lengths: $L$, the number of tokens of a prompt.
         samples: points of quadrature used (0 for a closed form), or prompts simulated.
     """
 
-    value: float
-    error: float
+    value: float | np.ndarray
+    error: float | np.ndarray
     kind: Kind
-    length: float
-    samples: int
+    lengths: float | np.ndarray
+    samples: int | np.ndarray
 
     @property
-    def mse(self) -> float:
+    def mse(self) -> float | np.ndarray:
         """Twice the value: the mean squared error of a regression."""
         return 2.0 * self.value
 
     def as_json(self) -> dict[str, object]:
-        """Return the result as plain numbers and strings; an infinite length is null."""
+        """Return the result as plain numbers, lists and strings; infinite lengths are null."""
         return {
-            "value": self.value,
-            "mse": self.mse,
-            "error": self.error,
+            "value": _plain(self.value),
+            "mse": _plain(self.mse),
+            "error": _plain(self.error),
             "kind": self.kind,
-            "length": self.length if np.isfinite(self.length) else None,
-            "samples": self.samples,
+            "lengths": _plain(self.lengths),
+            "samples": _plain(self.samples),
         }
+
+
+def _plain(values: float | np.ndarray) -> object:
+    host = np.asarray(values)
+    plain = host.astype(object)
+    plain[~np.isfinite(host)] = None
+    return plain.tolist()
 
 
 @dataclass(frozen=True)
@@ -50,14 +59,15 @@ class RiskGradient:
 
     Attributes:
         value: one array for each matrix, by name; "heads[0].value" for a matrix inside another.
+            For many lengths, theirs are the first axes.
         error: the same, entry by entry, as in `Risk`.
         kind: "exact", "limit" or "estimate".
-        length: $L$, the number of tokens of a prompt.
+        lengths: $L$, the number of tokens of a prompt.
         samples: as in `Risk`.
     """
 
     value: dict[str, np.ndarray]
     error: dict[str, np.ndarray]
     kind: Kind
-    length: float
-    samples: int
+    lengths: float | np.ndarray
+    samples: int | np.ndarray

@@ -24,11 +24,11 @@ class Training:
         kernels: "softmax" or "linear", one a start.
         parameters: the matrices that moved, by name, each [length, start, seed, step, ...].
         key_query: the merged $U$, [length, start, seed, step, dim, dim].
-        value: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim].
-        risks: $R_L$, half the mean squared error, [length, start, seed, step]; NaN after a run
-            has diverged, or where the sharpness is beyond weight statistics.
+        value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim].
+        value: the risk $R_L$, half the mean squared error, [length, start, seed, step]; NaN after a
+            run has diverged, or where the sharpness is beyond weight statistics.
         gradient_norms: $\|\nabla R_L\|$ in the matrices that moved.
-        error: of `risks`: how far they are from those on an independent set of points or prompts.
+        error: of `value`: how far they are from those on an independent set of points or prompts.
         diverged: after how many steps a run was infinite, -1 for never, [length, start, seed].
         kind: of the risks: "exact", or "estimate" where prompts are simulated.
         config: all that decides the runs, as plain numbers and strings.
@@ -40,8 +40,8 @@ class Training:
     kernels: tuple[str, ...]
     parameters: Mapping[str, np.ndarray]
     key_query: np.ndarray
+    value_matrix: np.ndarray
     value: np.ndarray
-    risks: np.ndarray
     gradient_norms: np.ndarray
     error: np.ndarray
     diverged: np.ndarray
@@ -66,8 +66,8 @@ class Training:
             times=self.times,
             parameters={name: array[place] for name, array in self.parameters.items()},
             key_query=self.key_query[place],
+            value_matrix=self.value_matrix[place],
             value=self.value[place],
-            risks=self.risks[place],
             gradient_norms=self.gradient_norms[place],
             error=self.error[place],
             arrived=None,
@@ -84,7 +84,7 @@ class Training:
                 "kernel": kernel,
                 "seed": seed,
                 **_outcome(int(self.diverged[i, j, seed])),
-                "risks": [_finite(risk) for risk in self.risks[i, j, seed].tolist()],
+                "value": [_finite(risk) for risk in self.value[i, j, seed].tolist()],
                 "error": [_finite(error) for error in self.error[i, j, seed].tolist()],
             }
             for i, length in enumerate(self.lengths)

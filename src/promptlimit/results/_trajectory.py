@@ -13,7 +13,7 @@ from promptlimit.results._kinds import Kind
 from promptlimit.results._runs import load_run, save_run
 
 _PREFIX = "parameters."
-_CURVES = ("risks", "gradient_norms", "error")
+_CURVES = ("value", "gradient_norms", "error")
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Trajectory:
         times: when, [n]; the last may be infinite, which is the time of arrival and after.
         parameters: the matrices that moved, by name, each [n, rows, columns].
         key_query: the merged $U$, [n, token_dim, query_dim].
-        value: the merged $V$, or $OV$, [n, output_dim, token_dim].
-        risks: $R_L$ at each time, [n].
+        value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim].
+        value: the risk $R_L$ at each time, [n].
         gradient_norms: $\|\nabla R_L\|$ in the matrices that moved, [n].
-        error: of `risks`, [n]: how far they are from the same risks on a second, independent set
+        error: of `value`, [n]: how far they are from the same risks on a second, independent set
             of points or prompts; 0 for a closed form.
         arrived: when the gradient fell below the threshold, after which nothing moves; None when
             it did not.
@@ -39,8 +39,8 @@ class Trajectory:
     times: np.ndarray
     parameters: Mapping[str, np.ndarray]
     key_query: np.ndarray
+    value_matrix: np.ndarray
     value: np.ndarray
-    risks: np.ndarray
     gradient_norms: np.ndarray
     error: np.ndarray
     arrived: float | None
@@ -53,7 +53,7 @@ class Trajectory:
 
         The folder's name is the hash of the configuration: the same training is written once.
         """
-        arrays = {name: getattr(self, name) for name in ("key_query", "value", *_CURVES)}
+        arrays = {name: getattr(self, name) for name in ("key_query", "value_matrix", *_CURVES)}
         arrays |= {_PREFIX + name: array for name, array in self.parameters.items()}
         arrays["arrived"] = np.array([] if self.arrived is None else [self.arrived])
         return save_run(Path(folder), self.config, arrays)
@@ -105,7 +105,7 @@ def _assembled(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -
         times=times,
         parameters=parameters,
         key_query=arrays["key_query"],
-        value=arrays["value"],
+        value_matrix=arrays["value_matrix"],
         **{name: arrays[name] for name in _CURVES},
         arrived=float(arrays["arrived"][0]) if arrays["arrived"].size else None,
         kind=cast(Kind, kind),

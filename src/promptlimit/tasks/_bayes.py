@@ -5,36 +5,52 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._inputs import Number
 from promptlimit.results import Risk
+from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._capabilities import REPLICATES, Averaged, Lengths, spread
 from promptlimit.tasks._points import require_points
-from promptlimit.tasks._regression import LinearRegression, require_regression
-from promptlimit.tasks._risk_function import require_length
+from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks._requests import assembled, require_lengths, require_task
 
-_REPLICATES = 8
 _SEED = 20_240_207
 
 
-def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) -> Risk:
-    r"""Return the risk of the posterior mean of w given L labelled covariates, the least possible.
+def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
+    r"""Return the risk of the best predictor there is given the prompt, the least possible.
 
-    The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
-    $s^2(M+\lambda I)^{-1}$, so that $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is a
-    Wishart matrix, drawn by its Bartlett factor: the cost does not depend on L.
+    On `LinearRegression` it is the risk of the posterior mean of w given L labelled covariates;
+    other tasks say what it is by their `least_risk`.
 
     Args:
-        task: the regression.
-        length: $L$, a whole number from 1 to 1e30, or `math.inf`.
+        task: the law of prompts and queries, and the loss.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         points: of quadrature, a power of two, in each of eight replicates whose spread is the
             error.
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
-    >>> print(f"{pl.bayes_risk(task, 10).mse:.3f}")
-    0.196
+    >>> print(pl.bayes_risk(task, [10, 40]).mse.round(3))
+    [0.196 0.114]
     """
-    require_regression(task)
-    tokens, count = require_length(length), require_points(points)
+    require_task(task)
+    tokens, count = require_lengths(lengths), require_points(points)
+    found = [task.least_risk(float(length), points=count) for length in tokens.ravel()]
+    known = [each for each in found if each is not None]
+    if len(known) < len(found):
+        raise ValueError(
+            f"`task` must know its least risk, got {type(task).__name__}, which does not. "
+            "Give it a method `least_risk`."
+        )
+    return assembled(known, tokens, simulated=False)
+
+
+def ridge_risk(task: LinearRegression, length: float, points: int) -> Averaged:
+    r"""Return the risk of the posterior mean of w given L labelled covariates.
+
+    The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
+    $s^2(M+\lambda I)^{-1}$, so that $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is a
+    Wishart matrix, drawn by its Bartlett factor: the cost does not depend on L.
+    """
     noise, prior = task.noise_variance, task.prior_variance
     variances, axes = np.linalg.eigh(task.covariance)
     seen = variances > 1e-13 * max(variances[-1], 0.0)
@@ -42,16 +58,13 @@ def bayes_risk(task: LinearRegression, length: Number, *, points: int = 1024) ->
     unseen = np.trace(axes[:, ~seen].T @ task.query_covariance @ axes[:, ~seen])
     never = noise + prior * max(float(unseen), 0.0)
     rank = inside.shape[0]
-    if math.isinf(tokens) or rank == 0 or (noise == 0.0 and tokens >= rank):
-        kind = "limit" if math.isinf(tokens) else "exact"
-        return Risk(never / 2, 0.0, kind, tokens, 0)
-    values = np.zeros(_REPLICATES)
-    for replicate in range(_REPLICATES):
-        factor = np.sqrt(variances[seen])[:, None] * _bartlett(rank, tokens, count, replicate)
-        values[replicate] = _unexplained(factor, inside, noise, prior).mean()
-    mean, error = values.mean(), 2 * values.std(ddof=1) / math.sqrt(_REPLICATES)
-    total = float(never + mean) / 2
-    return Risk(total, float(error) / 2, "exact", tokens, count * _REPLICATES)
+    if math.isinf(length) or rank == 0 or (noise == 0.0 and length >= rank):
+        return Averaged(never / 2, 0.0, 0)
+    values = np.zeros(REPLICATES)
+    for replicate in range(REPLICATES):
+        factor = np.sqrt(variances[seen])[:, None] * _bartlett(rank, length, points, replicate)
+        values[replicate] = (never + _unexplained(factor, inside, noise, prior).mean()) / 2
+    return Averaged(float(values.mean()), spread(values), points * REPLICATES)
 
 
 def _unexplained(

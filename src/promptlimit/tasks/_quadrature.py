@@ -9,20 +9,18 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit.finite import UnreliableErrorWarning, WeightInterpolant
-from promptlimit.tasks._heads import Averaged, Regressor
+from promptlimit.tasks._capabilities import REPLICATES, Averaged, spread
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._softmax_risk import (
     PointMeans,
+    Regressor,
     SoftmaxRisk,
     combined,
     of_any_length,
     risk_statistics,
     scores,
 )
-
-REPLICATES = 8
-"""Independent point sets; their spread is the error."""
 
 _SET = 4096
 _MARGIN = 1.25
@@ -34,14 +32,12 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Av
 
     Call inside `jax.enable_x64(True)`.
     """
-    largest = _largest_sharpness(head.task, next(node_sets(head.task, _SET, 0)), head.key_query)
-    for end in _RANGES:
-        if end >= largest and (end >= _MARGIN * largest or end == _RANGES[-1]):
-            found = _within(head, end, tolerance, points)
-            if isinstance(found, Averaged):
-                return found
-            largest = max(largest, found)
-    raise _too_sharp(largest)
+    end = first_range(head.task, head.key_query)
+    while True:
+        found = _within(head, end, tolerance, points)
+        if isinstance(found, Averaged):
+            return found
+        end = _range_of(found)
 
 
 def replicate_risks(
@@ -50,11 +46,21 @@ def replicate_risks(
     """Return the risk over each of the independent point sets, its tables wide enough for U."""
     sets = [next(node_sets(task, points, replicate)) for replicate in range(REPLICATES)]
     largest = max(_largest_sharpness(task, nodes, key_query) for nodes in sets)
-    end = next((end for end in _RANGES if end >= largest), None)
-    if end is None:
-        raise _too_sharp(largest)
-    statistics = of_any_length(risk_statistics(length, end))
+    statistics = of_any_length(risk_statistics(length, _range_of(largest)))
     return [SoftmaxRisk(task, statistics, nodes) for nodes in sets]
+
+
+def first_range(task: LinearRegression, key_query: Array) -> float:
+    """Return how far the tables go in which `softmax_risk` looks first."""
+    largest = _largest_sharpness(task, next(node_sets(task, _SET, 0)), key_query)
+    return _range_of(min(_MARGIN * largest, max(largest, _RANGES[-1])))
+
+
+def _range_of(sharpness: float) -> float:
+    end = next((end for end in _RANGES if end >= sharpness), None)
+    if end is None:
+        raise _too_sharp(sharpness)
+    return end
 
 
 def _too_sharp(sharpness: float) -> ValueError:
@@ -86,7 +92,7 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
                 sums[replicate] += np.array(means[:-1]) * size
         done = target
         values = np.array([_risk(row, statistics, head) for row in sums / done])
-        value, error = float(values.mean()), 2 * float(values.std(ddof=1)) / REPLICATES**0.5
+        value, error = float(values.mean()), spread(values)
         if points is None and error > tolerance * value and done < LARGEST:
             target = 4 * done
             continue

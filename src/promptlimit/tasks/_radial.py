@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.finite import weight_statistics
-from promptlimit.tasks._heads import Averaged, Regressor
+from promptlimit.tasks._capabilities import Averaged
+from promptlimit.tasks._softmax_risk import Regressor
 
 _STEP = 0.25
 _HALVINGS = 3
@@ -36,6 +37,11 @@ def radial_risk(head: Regressor, tolerance: float) -> Averaged | None:
             return Averaged(value / 2, error / 2, chi2.size)
         step /= 2
     return None
+
+
+def is_radial(head: Regressor) -> bool:
+    """Return whether law and head are isotropic blocks."""
+    return _block(head) is not None
 
 
 def _block(head: Regressor) -> tuple[float, float] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, Number, float_array, require_shape
+from promptlimit.attention import AbstractAttention
 from promptlimit.measures import (
     AbstractMeasure,
     Affine,
@@ -19,6 +20,12 @@ from promptlimit.measures import (
     require_measure,
 )
 from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._capabilities import (
+    AbstractExactRisk,
+    Averaged,
+    Batches,
+    BatchGradient,
+)
 
 
 class AbstractRegression(AbstractTask):
@@ -103,6 +110,26 @@ class LinearRegression(AbstractRegression):
     def token_dim(self) -> int:
         """The dimension of a token: the covariates' and one for the label."""
         return self.covariance.shape[0] + 1
+
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk of one head: a polynomial, or for softmax a mean over points."""
+        # Its modules hold this class in their signatures.
+        from promptlimit.tasks._regression_risk import RegressionRisk  # noqa: PLC0415
+
+        head = attention.single_head()
+        return None if head is None else RegressionRisk(self, float(length), head.kernel)
+
+    def least_risk(self, length: Number, *, points: int) -> Averaged:
+        """Return the risk of the posterior mean of w."""
+        from promptlimit.tasks._bayes import ridge_risk  # noqa: PLC0415  # as above
+
+        return ridge_risk(self, float(length), points)
+
+    def batch_gradient(self, batches: Batches) -> BatchGradient:
+        """Return gradients over tokens that are drawn as normals, or over their sums in law."""
+        from promptlimit.tasks._regression_step import regression_gradient  # noqa: PLC0415  # as above
+
+        return regression_gradient(self, batches)
 
     def _with_noise(self) -> tuple[Gaussian, Gaussian]:
         return self._joint(self.covariance), self._joint(self.query_covariance)

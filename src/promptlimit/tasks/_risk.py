@@ -1,25 +1,21 @@
 """The risk of an attention on an in-context task."""
 
 import jax
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import in_double
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._heads import Regressor
-from promptlimit.tasks._polynomials import linear_risk
-from promptlimit.tasks._quadrature import softmax_risk
-from promptlimit.tasks._radial import radial_risk
-from promptlimit.tasks._requests import checked_request
-from promptlimit.tasks._simulation import Simulation, simulated_risk
+from promptlimit.tasks._capabilities import Lengths
+from promptlimit.tasks._requests import assembled, checked_request
+from promptlimit.tasks._simulation import simulated_risk
 
 
 def risk(
     attention: AbstractAttention,
     task: AbstractTask,
-    length: Number,
+    lengths: Lengths,
     *,
     tolerance: float = 1e-3,
     points: int | None = None,
@@ -29,8 +25,8 @@ def risk(
 ) -> Risk:
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
-    On `LinearRegression` it is half the mean squared error of the last output coordinate, and no
-    prompt is simulated:
+    Where the task knows its `exact_risk`, no prompt is simulated. On `LinearRegression` it is half
+    the mean squared error of the last output coordinate:
 
     | attention | length | how |
     |---|---|---|
@@ -38,13 +34,13 @@ def risk(
     | softmax | infinite | the same closed form |
     | softmax | finite | mean over $(w, x_q)$; one integral where law and head are isotropic |
 
-    Several heads, and other tasks, are simulated with a `key`. For the risk as a function to
-    differentiate, see `risk_function` and `risk_gradient`.
+    Several heads, and tasks that know no more than how to draw, are simulated with a `key`. For the
+    risk as a function to differentiate, see `risk_function` and `risk_gradient`.
 
     Args:
-        attention: $T$; its last output coordinate predicts.
+        attention: $T$; on regressions its last output coordinate predicts.
         task: the law of prompts and queries, and the loss.
-        length: $L$, a whole number from 1 to 1e30, or `math.inf`.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         tolerance: the relative error at which points are enough.
         points: a power of two in each of eight replicates, in place of the tolerance.
         key: randomness, where prompts are simulated.
@@ -58,33 +54,25 @@ def risk(
     >>> found = pl.risk(head, task, 10)
     >>> print(found.kind, f"{found.mse:.5f}")
     exact 0.70891
+    >>> print(pl.risk(head, task, [10, 100]).mse.round(3))
+    [0.709 0.379]
     """
     if not 0.0 < tolerance < 1.0:
         raise ValueError(
             f"`tolerance` must lie between 0 and 1, got {tolerance}. It is a relative error."
         )
-    request = checked_request(
-        attention, task, length, kind=kind, key=key, points=points, samples=samples
-    )
     with jax.enable_x64(True):
-        mover = in_double(attention)
-        if request.regression is not None:
-            head = Regressor.of(mover, request.regression, request.length)
-            value, error, count = _exact(head, tolerance, request.points)
-        elif request.key is not None:
-            count = request.samples
-            simulation = Simulation(mover, in_double(task), request.length, request.key)
-            value, error = simulated_risk(simulation, count)
+        request = checked_request(
+            attention, task, lengths, kind=kind, key=key, points=points, samples=samples
+        )
+        if request.exact is None:
+            found = [simulated_risk(each, request.samples) for each in request.simulations]
         else:
-            raise AssertionError("a risk is exact or simulated with a key")
-    return Risk(value, error, request.kind, request.length, count)
-
-
-def _exact(head: Regressor, tolerance: float, points: int | None) -> tuple[float, float, int]:
-    """Return value, error and number of nodes of the risk of one head on Gaussian regression."""
-    if head.is_polynomial:
-        return float(linear_risk(head.task, head.length, head.key_query, head.value_row)), 0.0, 0
-    found = radial_risk(head, tolerance) if points is None else None
-    if found is None:
-        found = softmax_risk(head, tolerance=tolerance, points=points)
-    return found.value, found.error, found.points
+            finite = request.lengths[np.isfinite(request.lengths)].tolist()
+            if len(finite) > 1:
+                request.exact[0].tabulate(request.attention, finite, None)
+            found = [
+                each.value(request.attention, tolerance=tolerance, points=request.points)
+                for each in request.exact
+            ]
+    return assembled(found, request.lengths, simulated=request.exact is None)

@@ -23,7 +23,7 @@ class LinearRisk(eqx.Module):
     """
 
     task: LinearRegression
-    length: float = eqx.field(static=True)
+    length: float | Float[Array, ""]
 
     def __call__(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]

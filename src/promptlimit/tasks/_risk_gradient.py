@@ -1,32 +1,30 @@
 """The gradient of a risk in every matrix of an attention, with error bars."""
 
 import math
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import in_double
 from promptlimit.results import RiskGradient
 from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._heads import merged_head
-from promptlimit.tasks._polynomials import linear_risk
-from promptlimit.tasks._quadrature import replicate_risks
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks._capabilities import (
+    REPLICATES,
+    AbstractExactRisk,
+    AbstractObjective,
+    Lengths,
+)
 from promptlimit.tasks._requests import checked_request
-from promptlimit.tasks._simulation import Moments, Simulation, simulated_gradient
+from promptlimit.tasks._simulation import Moments, simulated_gradient
 
 
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,
-    length: Number,
+    lengths: Lengths,
     *,
     points: int = 4096,
     key: PRNGKeyArray | None = None,
@@ -38,7 +36,7 @@ def risk_gradient(
     Args:
         attention: $T$; all its matrices are differentiated.
         task: the law of prompts and queries, and the loss.
-        length: $L$, a whole number from 1 to 1e30, or `math.inf`.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         points: a power of two, in each of eight replicates whose spread is the error.
         key: randomness, where prompts are simulated.
         samples: prompts to simulate, 16384 when None.
@@ -51,50 +49,49 @@ def risk_gradient(
     >>> print(found.kind, found.value["value"][-1])
     exact [0.  0.5]
     """
-    request = checked_request(
-        attention, task, length, kind=kind, key=key, points=points, samples=samples
-    )
     with jax.enable_x64(True):
-        mover = in_double(attention)
-        if request.regression is not None:
-            (means, errors), count = _exact(mover, request.regression, request.length, points)
-        elif request.key is not None:
-            count = request.samples
-            simulation = Simulation(mover, in_double(task), request.length, request.key)
-            means, errors = simulated_gradient(simulation, count)
+        request = checked_request(
+            attention, task, lengths, kind=kind, key=key, points=points, samples=samples
+        )
+        if request.exact is None:
+            found = [simulated_gradient(each, request.samples) for each in request.simulations]
+            samples_used = [request.samples] * len(found)
         else:
-            raise AssertionError("a gradient is exact or simulated with a key")
-    names = _names(mover)
-    value, error = dict(zip(names, means, strict=True)), dict(zip(names, errors, strict=True))
-    return RiskGradient(value, error, request.kind, request.length, count)
+            found = [_exact(request.attention, each, points) for each in request.exact]
+            sets = [0 if each.is_closed_form else REPLICATES for each in request.exact]
+            samples_used = [points * count for count in sets]
+    shape = request.lengths.shape
+    names = array_names(request.attention)
+    value, error = (
+        {
+            name: np.stack(arrays).reshape(shape + arrays[0].shape)
+            for name, *arrays in zip(names, *part, strict=True)
+        }
+        for part in zip(*found, strict=True)
+    )
+    if not shape:
+        return RiskGradient(value, error, request.kind, request.lengths.item(), samples_used[0])
+    counts = np.array(samples_used).reshape(shape)
+    return RiskGradient(value, error, request.kind, request.lengths, counts)
 
 
-def _names(attention: AbstractAttention) -> list[str]:
+def array_names(attention: AbstractAttention) -> list[str]:
+    """Return the names of the arrays of an attention, "heads[0].value" for one inside another."""
     arrays = eqx.filter(attention, eqx.is_inexact_array)
     return [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
 
 
-def _exact(
-    attention: AbstractAttention, task: LinearRegression, length: float, points: int
-) -> tuple[Moments, int]:
-    kernel, key_query, _ = merged_head(attention)
-    if kernel == "linear" or math.isinf(length):
-        polynomial = jtu.Partial(linear_risk, task, jnp.asarray(length))
-        found = [np.asarray(each) for each in _slopes(attention, polynomial)]
-        return (found, [np.zeros_like(each) for each in found]), 0
-    risks = replicate_risks(task, length, key_query, points)
+def _exact(attention: AbstractAttention, exact: AbstractExactRisk, points: int) -> Moments:
+    risks = exact.replicates(attention, points)
     rows = zip(*(_slopes(attention, each) for each in risks), strict=True)
     stacked = [np.stack([np.asarray(one) for one in row]) for row in rows]
+    if exact.is_closed_form:
+        return [each[0] for each in stacked], [np.zeros_like(each[0]) for each in stacked]
     spread = [2 * each.std(axis=0, ddof=1) / math.sqrt(len(risks)) for each in stacked]
-    return ([each.mean(axis=0) for each in stacked], spread), points * len(risks)
+    return [each.mean(axis=0) for each in stacked], spread
 
 
 @eqx.filter_jit
-def _slopes(attention: AbstractAttention, risk: Callable[[Array, Array], Array]) -> list[Array]:
+def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
     """Return the slopes of a risk in all matrices; its length is an array, or compiles anew."""
-
-    def of(moved: AbstractAttention) -> Array:
-        _, key_query, value = merged_head(moved)
-        return risk(key_query, value[-1])
-
-    return jax.tree.leaves(eqx.filter_grad(of)(attention))
+    return jax.tree.leaves(eqx.filter_grad(risk)(attention))

@@ -12,6 +12,7 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 from promptlimit.parallel import Program, in_chunks
 from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._capabilities import Averaged
 
 DEFAULT_SAMPLES = 2**14
 
@@ -41,10 +42,10 @@ class Simulation(eqx.Module):
     key: PRNGKeyArray
 
 
-def simulated_risk(simulation: Simulation, samples: int) -> tuple[float, float]:
+def simulated_risk(simulation: Simulation, samples: int) -> Averaged:
     """Return the mean loss over so many prompts and its standard error, inside `enable_x64`."""
     mean, error = _over_prompts(_losses, simulation, samples)
-    return float(mean[0]), float(error[0])
+    return Averaged(float(mean[0]), float(error[0]), samples)
 
 
 def simulated_gradient(simulation: Simulation, samples: int) -> Moments:
@@ -79,7 +80,7 @@ def _chunk(length: float, dim: int, samples: int) -> int:
     count = 1 if math.isinf(length) else length
     if count > most:
         raise ValueError(
-            f"`length` must be at most {most} to simulate prompts of dimension {dim}, "
+            f"`lengths` must be at most {most} to simulate prompts of dimension {dim}, "
             f"got {length:g}. Ask for math.inf, the limit."
         )
     fitting = max(1, int(_MEMORY_BUDGET // (8 * count * dim * _COPIES)))

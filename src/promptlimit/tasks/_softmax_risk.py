@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from promptlimit._inputs import Number
 from promptlimit.finite import WeightInterpolant, checked_lengths, tabulate, weight_interpolant
 from promptlimit.tasks._points import Nodes
-from promptlimit.tasks._polynomials import averages, score_averages
+from promptlimit.tasks._polynomials import Averages, averages, score_averages
 from promptlimit.tasks._regression import LinearRegression
 
 _STATISTICS = ("participation", "cubic_participation", "participation_square")
@@ -85,6 +85,22 @@ class PointMeans(NamedTuple):
     largest: Float[Array, ""]
 
 
+class Regressor(NamedTuple):
+    """One softmax head on Gaussian regression at one length.
+
+    Attributes:
+        task: the regression.
+        length: the number of tokens of a prompt.
+        key_query: U, [d + 1, d + 1].
+        value_row: the last row of V, [d + 1].
+    """
+
+    task: LinearRegression
+    length: float
+    key_query: Float[Array, "tokens tokens"]
+    value_row: Float[Array, " tokens"]
+
+
 class SoftmaxRisk(eqx.Module):
     r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
 
@@ -95,10 +111,14 @@ class SoftmaxRisk(eqx.Module):
 
     and only the last term is a sum over points. It vanishes as the prompt grows.
 
+    A flow takes lines of slope 0: sloping ones are closer at given parameters, but with few points
+    the risk then falls without bound far out, and a flow finds that out.
+
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         query, root, weights, label: the points, as in `Nodes`.
+        sloping: whether the lines have slopes.
     """
 
     task: LinearRegression
@@ -107,10 +127,19 @@ class SoftmaxRisk(eqx.Module):
     root: np.ndarray
     weights: np.ndarray
     label: np.ndarray
+    sloping: bool = eqx.field(static=True)
 
-    def __init__(self, task: LinearRegression, statistics: WeightInterpolant, nodes: Nodes):
+    def __init__(
+        self,
+        task: LinearRegression,
+        statistics: WeightInterpolant,
+        nodes: Nodes,
+        *,
+        sloping: bool = True,
+    ):
         self.task = task
         self.statistics = statistics
+        self.sloping = sloping
         self.query, self.root = nodes.query, nodes.root
         self.weights, self.label = nodes.weights, nodes.label
 
@@ -132,11 +161,11 @@ class SoftmaxRisk(eqx.Module):
         Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
         """
         means = self.means(key_query, value_row)
-        return combined(self.task, self.statistics, means, key_query, value_row)
-
-    def of_any_length(self) -> "SoftmaxRisk":
-        """Return the same risk with nothing but arrays to tell its length: one program for all."""
-        return eqx.tree_at(lambda risk: risk.statistics, self, of_any_length(self.statistics))
+        if self.sloping:
+            return combined(self.task, self.statistics, means, key_query, value_row)
+        exact = averages(self.task, key_query, value_row)
+        corrected = means.finite + _corrections(exact, means, means.participation, means.excess)
+        return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
@@ -205,9 +234,14 @@ def combined(
     slope_p, slope_rho = slopes(statistics, sharp.sharpness)
     height_p = means.participation - slope_p * means.sharpness
     height_rho = means.excess - slope_rho * means.sharpness
-    factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
     factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
-    square, square_sharp = exact.square - means.square, sharp.square - means.square_sharpness
-    corrected = means.finite + height_p * factor + slope_p * factor_sharp
-    corrected += height_rho * square + slope_rho * square_sharp
+    square_sharp = sharp.square - means.square_sharpness
+    corrected = means.finite + _corrections(exact, means, height_p, height_rho)
+    corrected += slope_p * factor_sharp + slope_rho * square_sharp
     return 0.5 * (exact.misfit + task.noise_variance + corrected)
+
+
+def _corrections(exact: Averages, means: PointMeans, height_p: Array, height_rho: Array) -> Array:
+    r"""Return $h_P(E\,f-\bar f)+h_\varrho(E\,c^2-\overline{c^2})$, bars for means over points."""
+    factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
+    return height_p * factor + height_rho * (exact.square - means.square)

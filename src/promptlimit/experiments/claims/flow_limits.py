@@ -33,7 +33,7 @@ _NOISE = 0.3
 
 def _distance(flow: Trajectory, key_query: object, value: object) -> float:
     """Return how far the end of a flow is from given parameters, in the largest entry."""
-    ends = (flow.key_query[-1] - np.asarray(key_query), flow.value[-1] - np.asarray(value))
+    ends = (flow.key_query[-1] - np.asarray(key_query), flow.value_matrix[-1] - np.asarray(value))
     return float(max(np.abs(end).max() for end in ends))
 
 
@@ -47,17 +47,17 @@ def decide(setting: Setting) -> Sequence[Check]:
     factor = rng.normal(size=(DIM, DIM - 1)) / DIM**0.5
     flat = regression(factor @ factor.T)
     limit, noisy_limit, flat_limit = (
-        gradient_flow(each, start(each, theta), np.inf, TIMES, tolerance=TIGHT)
+        gradient_flow(start(each, theta), each, np.inf, TIMES, tolerance=TIGHT)
         for each in (task, noisy, flat)
     )
     at_once, flat_end = block_limit(task, ALPHA, theta), block_limit(flat, ALPHA, theta)
     inverse_only = block_limit(flat, 0.0, theta)
     length = LENGTHS[0]
-    linear = gradient_flow(noisy, start(noisy, kernel="linear"), length, TIMES, tolerance=TIGHT)
+    linear = gradient_flow(start(noisy, kernel="linear"), noisy, length, TIMES, tolerance=TIGHT)
     best = linear_optimum(noisy, length).attention
     without = linear_optimum(task, length).attention
-    finite = gradient_flow(task, start(task), length, TIMES, points=POINTS)
-    shift = noisy_limit.risks - limit.risks - _NOISE / 2
+    finite = gradient_flow(start(task), task, length, TIMES, points=POINTS)
+    shift = noisy_limit.value - limit.value - _NOISE / 2
     drift = float(np.ptp(imbalance(limit)))
     return [
         Check(

@@ -29,11 +29,11 @@ def decide(setting: Setting) -> Sequence[Check]:
     task, lengths = regression(), claim_lengths(setting)
     first = start(task)
     tables_at_hand()
-    limit = gradient_flow(task, first, np.inf, TIMES)
-    flows = [gradient_flow(task, first, length, TIMES, points=POINTS) for length in lengths]
+    limit = gradient_flow(first, task, np.inf, TIMES)
+    flows = [gradient_flow(first, task, length, TIMES, points=POINTS) for length in lengths]
     gaps = np.array([trajectory_gap(flow, limit).merged for flow in flows])
     farthest = gaps[:, :-1].max(axis=1)
-    norms = np.sqrt((limit.key_query**2 + limit.value**2).sum(axis=(1, 2)))
+    norms = np.sqrt((limit.key_query**2 + limit.value_matrix**2).sum(axis=(1, 2)))
     radius = 2 * float(norms[:_SHORT].max())
     bands = [
         limit_band(
@@ -42,8 +42,8 @@ def decide(setting: Setting) -> Sequence[Check]:
         for flow, length in zip(flows, lengths, strict=True)
     ]
     outside = [float((band.distance[1:_SHORT] / band.bound[1:_SHORT]).max()) for band in bands]
-    excess = np.array([flow.risks[-1] for flow in flows]) - limit.risks[-1]
-    rises = [float(np.diff(flow.risks).max()) for flow in flows]
+    excess = np.array([flow.value[-1] for flow in flows]) - limit.value[-1]
+    rises = [float(np.diff(flow.value).max()) for flow in flows]
     return [
         Check(
             "squared distance up to t = 16, from each length to the next: largest ratio",

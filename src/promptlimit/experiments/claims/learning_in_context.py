@@ -29,7 +29,7 @@ _COMPARED = (LENGTHS[0], *LENGTHS[-2:])
 def _ends(task: LinearRegression, first: SoftmaxAttention | LinearAttention) -> np.ndarray:
     """Return how far above the least possible risk the flows end, one for each length."""
     floor = bayes_risk(task, np.inf).value
-    ends = [gradient_flow(task, first, n, TIMES, points=POINTS).risks[-1] for n in _COMPARED]
+    ends = [gradient_flow(first, task, n, TIMES, points=POINTS).value[-1] for n in _COMPARED]
     return np.array(ends) - floor
 
 
@@ -66,7 +66,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         warnings.simplefilter("ignore", OutsideTheoremWarning)
         outside, saddle = block_start(task, 4 * ALPHA), block_start(task, 0.0)
     large, stuck = (
-        gradient_flow(task, first, LENGTHS[-1], TIMES, points=POINTS).risks[-1] - floor
+        gradient_flow(first, task, LENGTHS[-1], TIMES, points=POINTS).value[-1] - floor
         for first in (outside, saddle)
     )
     return [

@@ -60,7 +60,7 @@ def decide(setting: Setting) -> Sequence[Check]:
 def _from_zero(setting: Setting) -> float:
     """Return the mean squared error where the flow of linear attention ends that starts at zero."""
     zero = jax.tree.map(jnp.zeros_like, random_start(setting, 0, "linear"))
-    return 2 * float(followed(setting, protocol_task("identity"), zero, 1000).risks[-1])
+    return 2 * float(followed(setting, protocol_task("identity"), zero, 1000).value[-1])
 
 
 CLAIM = Claim(

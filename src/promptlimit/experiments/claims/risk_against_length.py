@@ -87,7 +87,7 @@ def training_distance(setting: Setting, law: str) -> float:
     worst = 0.0
     for place, length in enumerate(along.lengths):
         if int(length) in trained.lengths:
-            row = 2 * trained.risks[trained.lengths.index(int(length)), :, 0, -1]
+            row = 2 * trained.value[trained.lengths.index(int(length)), :, 0, -1]
             flows = along.errors[:, place, along.shown]
             at = [np.interp(trained.times[-1], TIMES, each) for each in flows]
             worst = max(worst, float(np.abs(row / at - 1).max()))

@@ -20,7 +20,7 @@ def converging(setting: Setting) -> np.ndarray:
     found = curves(setting, "identity")
     starts = start_numbers(setting, "identity") if setting.quick else range(_STARTS)
     errors = [
-        [2 * flow(setting, "identity", kernel, _LENGTH, start).risks[-1] for start in starts]
+        [2 * flow(setting, "identity", kernel, _LENGTH, start).value[-1] for start in starts]
         for kernel in KERNELS
     ]
     least = found.best[:, list(found.lengths).index(_LENGTH)] - found.floor

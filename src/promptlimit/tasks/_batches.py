@@ -6,6 +6,7 @@ directions of its own, which are turned to $(g,\epsilon)$ instead.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from promptlimit._normals import normal_pairs
-from promptlimit.tasks import LinearRegression
+from promptlimit.tasks._regression import LinearRegression
 
 EXACT = jax.lax.Precision.HIGHEST
 
@@ -41,14 +42,14 @@ class Stream(NamedTuple):
 
 
 def stream(
-    task: LinearRegression, lengths: tuple[int, ...], batch: int, keys: list[PRNGKeyArray]
+    task: LinearRegression, lengths: tuple[int, ...], batch: int, keys: Sequence[PRNGKeyArray]
 ) -> Stream:
     """Return the prompts of members with these lengths; the length is part of the key."""
     dim = task.token_dim
     largest = (dim + 2) * batch * max(lengths)
     if largest >= 2**32:
         raise ValueError(
-            f"`length` times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
+            f"`lengths` times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
             f"{batch}. Ask for smaller batches."
         )
     words = np.stack(

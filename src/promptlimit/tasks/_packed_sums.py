@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from promptlimit._normals import normal_pairs
-from promptlimit.dynamics._batches import Stream
-from promptlimit.dynamics._token_sums import Sums
+from promptlimit.tasks._batches import Stream
+from promptlimit.tasks._token_sums import Sums
 
 _CHUNK = 32
 

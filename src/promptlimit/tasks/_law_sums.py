@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import held, normal_pairs
-from promptlimit.dynamics._batches import Stream
-from promptlimit.dynamics._chi_square import ATTEMPTS, chi_square
-from promptlimit.dynamics._token_sums import Sums, largest_block
+from promptlimit.tasks._batches import Stream
+from promptlimit.tasks._chi_square import ATTEMPTS, chi_square
+from promptlimit.tasks._token_sums import Sums, largest_block
 
 
 class Frame(NamedTuple):

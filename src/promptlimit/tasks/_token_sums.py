@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import held, normal_pairs
-from promptlimit.dynamics._batches import EXACT, Stream
+from promptlimit.tasks._batches import EXACT, Stream
 
 _BLOCK = 2**14  # tokens whose coordinates fit in a cache
 

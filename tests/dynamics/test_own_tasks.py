@@ -1,0 +1,73 @@
+"""Flows and training on a user's own task: exact, without a key, and in law."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from tasks.own_tasks import SCATTER, VALUE, HiddenMean, KnownMean, PointedMean, best, textbook
+
+START = pl.SoftmaxAttention(0.3 * np.eye(2), VALUE)
+KEY = jax.random.key(11)
+
+
+def descended(length, time):
+    r"""$V(t)=V_*+(V_0-V_*)e^{-(I+S/L)t}$, as $V'=I-V(I+S/L)$."""
+    rates, axes = np.linalg.eigh(np.eye(2) + SCATTER / length)
+    return best(length) + (VALUE - best(length)) @ (axes * np.exp(-rates * time)) @ axes.T
+
+
+def test_a_flow_on_a_formula_needs_no_key_and_ends_at_the_posterior_mean(x64):
+    times = [0.0, 0.4, 1.5, math.inf]
+    flows = pl.gradient_flow(START, KnownMean(SCATTER), [3, math.inf], times, tolerance=1e-9)
+    assert [flow.kind for flow in flows] == ["exact", "limit"]
+    for flow, length in zip(flows, (3, math.inf), strict=True):
+        for place, time in enumerate(times[:-1]):
+            V = descended(length, time)
+            assert_allclose(flow.value_matrix[place], V, atol=1e-7)
+            assert_allclose(flow.value[place], textbook(V, length)[0], atol=1e-7)
+        assert_allclose(flow.value_matrix[-1], best(length), atol=1e-8)
+        assert not flow.error.any()
+        assert np.ptp(flow.key_query, axis=0).max() == 0.0
+    with pytest.raises(ValueError, match="`key` must be given to simulate prompts of H"):
+        pl.gradient_flow(START, HiddenMean(SCATTER), 3, times)
+
+
+def test_a_flow_over_points_of_the_tasks_own_says_how_far_they_are_off(x64):
+    flow = pl.gradient_flow(START, PointedMean(SCATTER), 3, [0.0, 0.4], points=4096)
+    exact = [textbook(descended(3, time), 3)[0] for time in (0.0, 0.4)]
+    assert flow.kind == "exact"
+    assert np.all(np.abs(flow.value - exact) > 0)
+    assert np.all(np.abs(flow.value - exact) < 2 * flow.error)
+
+
+def test_training_in_law_takes_the_steps_of_training_on_tokens():
+    task, rate = KnownMean(SCATTER), 0.01
+    settings = {"steps": 1, "key": KEY, "batch": 2**14, "learning_rate": rate, "record": [0, 1]}
+    runs = [pl.sgd(START, task, 5, sampling=each, **settings) for each in ("tokens", "law")]
+    slope = 2 * textbook(VALUE, 5)[1]
+    for found in runs:
+        moved = -np.diff(found.value_matrix[0, 0, 0], axis=0)[0] / rate
+        # A slope is 2 (V z - m) z' on average: standard deviations of about 4 over 128 draws' root.
+        assert_allclose(moved, slope, atol=4 * 4 / 2**7)
+        assert found.kind == "exact"
+        assert_allclose(found.value[0, 0, 0, 0], textbook(VALUE, 5)[0], rtol=1e-6)
+        assert not found.error.any()
+    assert np.any(runs[0].value_matrix != runs[1].value_matrix)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
+        pl.sgd(START, HiddenMean(SCATTER), 5, sampling="law", steps=1, key=KEY)
+    assert str(caught.value) == (
+        "`sampling` must be 'tokens' for HiddenMean, got 'law'. Its `batch_gradient` does not know "
+        "that law."
+    )
+
+
+def test_several_lengths_train_in_law_in_one_program():
+    settings = {"steps": 600, "key": KEY, "learning_rate": 0.01, "record": [600], "batch": 256}
+    found = pl.sgd(START, KnownMean(SCATTER), [2, 50], sampling="law", **settings)
+    for i, length in enumerate((2, 50)):
+        assert_allclose(found.value_matrix[i, 0, 0, 0], best(length), atol=0.06)
+        assert found.value[i, 0, 0, 0] < 1.02 * pl.bayes_risk(KnownMean(SCATTER), length).value

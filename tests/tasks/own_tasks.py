@@ -1,0 +1,123 @@
+r"""Tasks of a user's own: each prompt hides a mean $m\sim N(0,I)$, and tokens are $N(m,S)$.
+
+The query says nothing, so softmax attention returns $V\bar z$ whatever its U, and
+$R_L(V)=\frac12\{\mathrm{tr}\,VSV^\top/L+\|V-I\|^2\}$. The posterior mean is
+$(I+S/L)^{-1}\bar z$: some V attains the least risk there is.
+"""
+
+import dataclasses
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import promptlimit as pl
+from promptlimit.tasks import AbstractExactRisk, AbstractObjective, Averaged
+
+SCATTER = np.array([[1.5, 0.4], [0.4, 0.6]])
+VALUE = np.array([[0.7, -0.2], [0.3, 0.5]])
+
+
+class HiddenMean(pl.AbstractTask):
+    """What every task must say, and nothing more."""
+
+    scatter: jax.Array = eqx.field(converter=jnp.asarray)
+
+    @property
+    def token_dim(self):
+        return self.scatter.shape[0]
+
+    def draw(self, *, key):
+        mean = jax.random.normal(key, (self.token_dim,), self.scatter.dtype)
+        return pl.Gaussian(mean, self.scatter), pl.Gaussian(mean, 0.0 * self.scatter)
+
+    def masked(self, token):
+        return 0.0 * token
+
+    def loss(self, output, token):
+        return 0.5 * jnp.sum((output - token) ** 2)
+
+
+class KnownMean(HiddenMean):
+    """The same with all that is known of it: its risks, the least of them, and sums in law."""
+
+    def closed_risk(self, attention, length):
+        head = attention.single_head()
+        if head is None or head.kernel != "softmax":
+            return None
+        V, missed = head.value, head.value - jnp.eye(self.token_dim)
+        return 0.5 * (jnp.sum(V @ self.scatter * V) / length + jnp.sum(missed**2))
+
+    def least_risk(self, length, *, points):
+        spread = np.asarray(self.scatter, np.float64) / length
+        return Averaged(0.5 * np.trace(spread @ np.linalg.inv(np.eye(2) + spread)), 0.0, 0)
+
+    def batch_gradient(self, batches):
+        """Return slopes over means of L tokens, $N(m,S/L)$: no token is ever drawn."""
+        if set(batches.kernels) != {"softmax"} or batches.sampling != "law":
+            return None
+        root = jnp.asarray(np.linalg.cholesky(self.scatter), jnp.float32)
+        scale = jnp.asarray(batches.lengths, jnp.float32)[:, None, None] ** -0.5
+
+        def gradient(step, key_query, value):
+            drawn = [
+                jax.random.normal(jax.random.fold_in(key, step), (2, batches.size, 2), jnp.float32)
+                for key in batches.keys
+            ]
+            hidden, noise = jnp.stack(drawn, axis=1)  # [members, batch, 2]
+            mean = hidden + scale * jnp.einsum("ij,mbj->mbi", root, noise)
+            missed = jnp.einsum("mhij,mbj->mhbi", value, mean) - hidden[:, None]
+            slope = 2.0 / batches.size * jnp.einsum("mhbi,mbj->mhij", missed, mean)
+            return jnp.zeros_like(key_query), slope
+
+        return gradient
+
+
+class _Pointed(AbstractObjective):
+    means: jax.Array
+    scatter: jax.Array
+    length: jax.Array
+
+    def __call__(self, attention):
+        head = attention.single_head()
+        assert head is not None
+        V = head.value
+        missed = self.means @ (V - jnp.eye(2)).T
+        return 0.5 * (jnp.sum(V @ self.scatter * V) / self.length + jnp.mean(missed**2) * 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class PointedRisk(AbstractExactRisk):
+    """The same risk, its hidden means averaged over points."""
+
+    task: HiddenMean
+    length: float
+
+    @property
+    def is_closed_form(self):
+        return False
+
+    def objective(self, *, points, replicate, max_sharpness):
+        means = np.random.default_rng(replicate).normal(size=(points, 2))
+        return _Pointed(jnp.asarray(means), self.task.scatter, jnp.asarray(self.length))
+
+
+class PointedMean(HiddenMean):
+    """The task whose exact risk is a mean over points."""
+
+    def exact_risk(self, attention, length):
+        return PointedRisk(self, float(length))
+
+
+def textbook(matrix, length):
+    """Return the risk of V and its gradient, in NumPy."""
+    V = np.asarray(matrix)
+    value = 0.5 * (np.trace(V @ SCATTER @ V.T) / length + np.sum((V - np.eye(2)) ** 2))
+    return value, V @ SCATTER / length + V - np.eye(2)
+
+
+def best(length):
+    """Return the V of the posterior mean."""
+    return np.eye(2) if math.isinf(length) else np.linalg.inv(np.eye(2) + SCATTER / length)

@@ -1,0 +1,95 @@
+"""A user's own task is exact as soon as it says what it knows."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from tasks.own_tasks import SCATTER, VALUE, HiddenMean, KnownMean, PointedMean, best, textbook
+
+KEY = jax.random.key(5)
+HEAD = pl.SoftmaxAttention(0.3 * np.eye(2), VALUE)
+LENGTHS = [1, 7, 1000, math.inf]
+RISKS = np.array([textbook(VALUE, length)[0] for length in LENGTHS])
+
+
+def test_one_formula_makes_its_risks_and_gradients_exact(precision):
+    task, head = KnownMean(SCATTER), pl.SoftmaxAttention(0.3 * np.eye(2), VALUE)
+    found = pl.risk(head, task, LENGTHS)
+    assert found.kind == "exact"
+    assert_allclose(found.value, RISKS, rtol=2e-7 if precision == "float32" else 1e-14)
+    assert not np.any(found.error)
+    assert pl.risk(head, task, math.inf).kind == "limit"
+    slopes = pl.risk_gradient(head, task, [7, math.inf])
+    for i, length in enumerate((7, math.inf)):
+        assert_allclose(slopes.value["value"][i], textbook(VALUE, length)[1], atol=1e-6)
+    assert slopes.value["key_query"].shape == (2, 2, 2)
+    assert not slopes.value["key_query"].any()
+
+
+@pytest.mark.slow
+def test_what_the_formula_says_is_what_prompts_say():
+    found = pl.risk(HEAD, HiddenMean(SCATTER), [1, 7], key=KEY)
+    assert found.kind == "estimate"
+    assert np.all(np.abs(found.value - RISKS[:2]) < 4 * found.error)
+    assert np.all(np.abs(1.05 * found.value - RISKS[:2]) > 4 * found.error)
+    slopes = pl.risk_gradient(HEAD, KnownMean(SCATTER), 7, kind="estimate", key=KEY)
+    off = np.abs(slopes.value["value"] - textbook(VALUE, 7)[1])
+    assert np.all(off < 4 * slopes.error["value"])
+
+
+def test_the_posterior_mean_has_the_least_risk_that_the_task_says():
+    task = KnownMean(SCATTER)
+    least = pl.bayes_risk(task, [1, 20, math.inf])
+    reached = [textbook(best(length), length)[0] for length in (1, 20, math.inf)]
+    assert_allclose(least.value, reached, rtol=1e-6, atol=1e-12)
+    assert (least.kind, pl.bayes_risk(task, math.inf).kind) == ("exact", "limit")
+
+
+def test_a_risk_over_points_of_its_own_comes_with_their_spread():
+    found = pl.risk(HEAD, PointedMean(SCATTER), 7)
+    value, slope = textbook(VALUE, 7)
+    assert (found.kind, found.samples) == ("exact", 8 * 4096)
+    assert 0 < abs(found.value - value) < 2 * found.error < 0.05 * value
+    slopes = pl.risk_gradient(HEAD, PointedMean(SCATTER), 7, points=1024)
+    assert np.all(np.abs(slopes.value["value"] - slope) < 2.5 * slopes.error["value"])
+    assert slopes.samples == 8 * 1024
+
+
+def test_other_attentions_are_simulated_as_before():
+    linear = pl.LinearAttention(0.3 * np.eye(2), VALUE)
+    message = (
+        "`key` must be given to simulate LinearAttention on KnownMean, got None. Pass "
+        "key=jax.random.key(0)."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.risk(linear, KnownMean(SCATTER), 7)
+    message = (
+        "`task` must know its least risk, got HiddenMean, which does not. Give it a method "
+        "`least_risk`."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.bayes_risk(HiddenMean(SCATTER), 7)
+
+
+class HalfSeen(HiddenMean):
+    """Queries of another dimension than tokens."""
+
+    def masked(self, token):
+        return token[:1]
+
+
+def test_the_dimension_of_queries_is_what_masking_leaves():
+    assert HalfSeen(SCATTER).query_dim == 1
+    message = (
+        "`attention` must take queries of dimension 1 (what the task's `masked` leaves of a "
+        "token), got 2."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.risk(HEAD, HalfSeen(SCATTER), 7, key=KEY)
+    narrow = pl.SoftmaxAttention(np.ones((2, 1)), VALUE)
+    assert pl.risk(narrow, HalfSeen(SCATTER), 3, key=KEY, samples=16).kind == "estimate"
