@@ -10,6 +10,7 @@ from promptlimit.results._checkpoints import save_checkpoint as save_checkpoint
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
 from promptlimit.results._claims import Verdict as Verdict
+from promptlimit.results._curves import MissingPackageError as MissingPackageError
 from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
 from promptlimit.results._files import read_arrays as read_arrays

@@ -1,10 +1,15 @@
 """How well attention predicts in context: a risk, its gradient, and how sure each is."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
 from promptlimit.results._kinds import Kind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,27 @@ class Risk:
             "lengths": _plain(self.lengths),
             "samples": _plain(self.samples),
         }
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the risk against the length, with its error; infinite lengths are dashed levels.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the line, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="length L", y="risk")
+        drawn.set_xscale("log")
+        x, y, error = (np.ravel(each) for each in (self.lengths, self.value, self.error))
+        draw_curve(drawn, x, y, error, **{"marker": "o", "label": self.kind, **style})
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` of value, error and samples by length."""
+        shape = np.shape(self.lengths)
+        axes = ("length",) if len(shape) == 1 else tuple(f"length_{i}" for i in range(len(shape)))
+        names = ("value", "error", "samples")
+        found: Variables = {name: (axes, np.asarray(getattr(self, name))) for name in names}
+        return dataset(found, {"length": (axes, np.asarray(self.lengths))}, {"kind": self.kind})
 
 
 def _plain(values: float | np.ndarray) -> object:

@@ -3,13 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, stretch
 from promptlimit.results._kinds import Kind
 from promptlimit.results._trajectory import Trajectory
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _MASK = "missing."
+_AXES = ("length", "start", "seed", "step")
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,39 @@ class Training:
             "times": self.times.tolist(),
             "runs": runs,
         }
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the risk of every run against steps: a colour a length, dashes for linear heads.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the lines, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="step", y="risk")
+        stretch(drawn, self.steps)
+        for i, j, seed in np.ndindex(*self.value.shape[:3]):
+            kernel = self.kernels[j]
+            own = {
+                "color": f"C{i}",
+                "linestyle": "-" if kernel == "softmax" else "--",
+                "label": f"L = {self.lengths[i]}, {kernel}" if seed == 0 else None,
+            }
+            place = (i, j, seed)
+            draw_curve(drawn, self.steps, self.value[place], self.error[place], **{**own, **style})
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` by length, start, seed and step."""
+        names = ("value", "error", "gradient_norms")
+        found: Variables = {name: (_AXES, getattr(self, name)) for name in names}
+        found["diverged"] = (_AXES[:3], self.diverged)
+        found["key_query"] = ((*_AXES, "token", "query"), self.key_query)
+        found["value_matrix"] = ((*_AXES, "output", "token"), self.value_matrix)
+        for name, array in self.parameters.items():
+            found[f"parameters.{name}"] = ((*_AXES, f"{name}.row", f"{name}.column"), array)
+        places = {"length": list(self.lengths), "step": self.steps}
+        kernels, times = ("start", list(self.kernels)), ("step", self.times)
+        return dataset(found, {**places, "kernel": kernels, "time": times}, {"kind": self.kind})
 
 
 def _outcome(diverged: int) -> dict[str, object]:

@@ -4,13 +4,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, stretch
 from promptlimit.results._files import InputFileError
 from promptlimit.results._kinds import Kind
 from promptlimit.results._runs import load_run, save_run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
@@ -78,6 +82,29 @@ class Trajectory:
             "times": [_finite(time) for time in self.times.tolist()],
             **{name: getattr(self, name).tolist() for name in _CURVES},
         }
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the risk against time, with its error; an infinite time is a dashed level.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the line, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="time", y="risk")
+        stretch(drawn, self.times)
+        label = f"L = {self.length:g}"
+        draw_curve(drawn, self.times, self.value, self.error, **{"label": label, **style})
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` of risks, errors, gradient norms and matrices by time."""
+        found: Variables = {name: (("time",), getattr(self, name)) for name in _CURVES}
+        found["key_query"] = (("time", "token", "query"), self.key_query)
+        found["value_matrix"] = (("time", "output", "token"), self.value_matrix)
+        for name, array in self.parameters.items():
+            found[_PREFIX + name] = (("time", f"{name}.row", f"{name}.column"), array)
+        known = {"kind": self.kind, "length": self.length}
+        return dataset(found, {"time": self.times}, known)
 
 
 def _finite(number: float) -> float | None:
