@@ -120,3 +120,13 @@ def test_text_is_read_and_written_in_an_encoding_that_is_named() -> None:
     for path, text in sources().items():
         calls = re.findall(r"\.(?:read|write)_text\(.*", text)
         assert all("encoding=" in call for call in calls), path
+
+
+def test_packages_use_the_public_names_of_one_another() -> None:
+    for path in (ROOT / "src" / "promptlimit").glob("*/**/*.py"):
+        own = path.relative_to(ROOT / "src" / "promptlimit").parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("promptlimit."):
+                package, *inside = (node.module or "").split(".")[1:]
+                private = any(name.startswith("_") for name in inside)
+                assert package == own or not private, f"{path} imports {node.module}"
