@@ -289,7 +289,7 @@ def test_doctor_names_all_that_is_missing_and_needs_none_of_it_to_say_so() -> No
 
 def test_doctor_finds_nothing_wrong_with_an_extra_that_is_missing() -> None:
     _, findings = doctored("missing |= {'tokenizers', 'jaxlib'}")
-    remedy = "for promptlimit heads: pip install 'promptlimit[heads]'"
+    remedy = "for the extra heads: pip install 'promptlimit[heads]'"
     assert findings["tokenizers"] == finding("tokenizers", "missing", remedy)
     assert findings["filelock"] == finding("filelock", "4")
     assert [name for name in findings if not findings[name]["well"]] == ["jaxlib"]

@@ -91,7 +91,7 @@ def _extras() -> list[Finding]:
     """Name what extras bring; nothing is wrong where it is missing."""
     return [
         Finding(
-            name, True, "missing", f"for promptlimit {extra}: pip install 'promptlimit[{extra}]'"
+            name, True, "missing", f"for the extra {extra}: pip install 'promptlimit[{extra}]'"
         )
         if there is None
         else Finding(name, True, there)
