@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import uniform_factors as uniform_factors
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import prompt_moments as prompt_moments
+    from promptlimit.finite import score_statistics as score_statistics
     from promptlimit.finite import weight_interpolant as weight_interpolant
     from promptlimit.finite import weight_statistics as weight_statistics
     from promptlimit.measures import AbstractMeasure as AbstractMeasure
@@ -97,6 +98,7 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
+    "score_statistics": "finite",
     "sgd": "dynamics",
     "spread": "parallel",
     "stream": "streaming",

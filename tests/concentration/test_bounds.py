@@ -20,7 +20,6 @@ from promptlimit.concentration._bounds import (
     mean_bound,
     output_bound,
 )
-from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
 
 DIMS = (1, 2, 3, 8)
 SCALES = (0.5, 1.0, 2.0)
@@ -89,7 +88,7 @@ def test_the_output_bound_is_of_the_right_order_for_soft_attention(dim):
 @pytest.mark.parametrize("length", [2, 30])
 def test_simulated_tokens_of_other_laws_stay_below_the_bounds(x64, build, length):
     law = build()
-    scale, tilt = sub_gaussian_constant(law), jnp.linspace(0.4, 0.7, law.dim)
+    scale, tilt = law.variance_proxy().constant, jnp.linspace(0.4, 0.7, law.dim)
     assert scale is not None
     tokens = law.sample(4000 * length, key=jax.random.key(0))
     prompts = np.asarray(tokens).reshape(4000, length, law.dim)

@@ -454,7 +454,7 @@ def test_a_bound_over_other_queries_asks_that_they_be_centred(x64):
     shifted = pl.Affine(pl.UniformCube([1.0]), [[1.0]], [0.5])
     message = (
         "`kind` must be 'estimate' for SoftmaxAttention over Gaussian tokens at Affine queries, "
-        "got 'bound'."
+        "got 'bound': no constant is known for Affine queries."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.output_gap(head(0.5), NORMAL, shifted, [10], kind="bound")
@@ -476,7 +476,7 @@ class Laplace(pl.AbstractMeasure):
 
 def test_a_bound_for_a_users_own_law_asks_for_its_constant(x64):
     own = Laplace()
-    with pytest.raises(ValueError, match=re.escape("Pass sub_gaussian=s.")):
+    with pytest.raises(ValueError, match=re.escape("(pass sub_gaussian=s with")):
         pl.output_gap(head(0.5), own, NORMAL, [10], kind="bound")
     given = pl.output_gap(head(0.5), own, NORMAL, [10], kind="bound", sub_gaussian=0.5)
     known = pl.output_gap(head(0.5), pl.Gaussian([0.0], [[0.25]]), NORMAL, [10], kind="bound")
@@ -542,13 +542,15 @@ BAD = [
     (
         {"measure": pl.Rademacher([1.0])},
         "`key` must be given for SoftmaxAttention over Rademacher tokens at Gaussian queries, "
-        "which has no exact gap here, got None. Pass key=jax.random.key(0) to simulate prompts, or "
+        "which has no exact answer here (only a list of queries is averaged one by one, not "
+        "Gaussian queries), got None. Pass key=jax.random.key(0) to simulate prompts, or "
         "kind='bound'.",
     ),
     (
         {"measure": pl.Rademacher([1.0]), "kind": "exact"},
-        "`kind` must be 'estimate' or 'bound' for SoftmaxAttention over Rademacher tokens at "
-        "Gaussian queries, got 'exact'.",
+        "`kind` must be 'bound' or 'estimate' for SoftmaxAttention over Rademacher tokens at "
+        "Gaussian queries, got 'exact': only a list of queries is averaged one by one, not "
+        "Gaussian queries.",
     ),
     (
         {"sub_gaussian": -1.0},

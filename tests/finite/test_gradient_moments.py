@@ -116,8 +116,8 @@ def test_gradients_that_are_not_exact_say_what_is_possible():
     head = pl.SoftmaxAttention([[1.0]], [[1.0]])
     coin = pl.Rademacher([1.0])
     message = (
-        "`kind` must be 'estimate' or 'asymptotic' for SoftmaxAttention over Rademacher tokens, "
-        "got 'exact'."
+        "`kind` must be 'asymptotic' or 'estimate' for SoftmaxAttention over Rademacher tokens "
+        "(gradient in key_query), got 'exact': the tokens are not Gaussian."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.gradient_moments(head, coin, [1.0], 5, wrt="key_query", kind="exact")

@@ -5,15 +5,15 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
+from finite.mixtures import moments_on_the_ray
 from finite.simulated_prompts import agrees, draw, outputs, weights_of
 from promptlimit.finite import prompt_moments, weight_statistics
-from promptlimit.finite._components import Components, gaussian_components
-from promptlimit.finite._mixture_moments import mixture_moments
 from promptlimit.finite._polynomial_moments import (
     _assembled_read_moments,
     _read_derivatives,
@@ -21,6 +21,7 @@ from promptlimit.finite._polynomial_moments import (
     tilted_moments,
 )
 from promptlimit.finite._precision import in_double
+from promptlimit.measures import GaussianParts
 
 HEADS = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}
 
@@ -108,9 +109,9 @@ def test_both_exact_paths_agree_on_one_gaussian(x64, sharpness):
     fast = pl.prompt_moments(
         pl.SoftmaxAttention(key_query, value), as_measure((weights, means, covs)), query, lengths
     )
-    slow = mixture_moments(weights, means, covs, key_query @ query, value, lengths)
-    assert_allclose(fast.mean, slow.mean, rtol=1e-11)
-    assert_allclose(fast.bias, slow.bias, rtol=1e-10, atol=1e-300)
+    slow = moments_on_the_ray(weights, means, covs, key_query @ query, value, lengths)
+    assert_allclose(fast.mean, slow.limit + slow.bias, rtol=1e-11)
+    assert_allclose(fast.bias, slow.bias, rtol=1e-10, atol=1e-14)
     assert_allclose(fast.mse, slow.mse, rtol=1e-10)
     assert_allclose(fast.cov, slow.cov, rtol=1e-8, atol=1e-10 * slow.mse.max())
     with np.errstate(divide="ignore"):
@@ -171,7 +172,7 @@ def test_measures_made_of_gaussians_are_taken_apart(x64):
         (pl.Mixture([1.0, 0.0], [coins, pl.UniformCube([1.0, 1.0, 1.0])]), coins),
     ]
     for measure, same in measures:
-        found = gaussian_components(measure)
+        found = measure.gaussian_parts()
         assert found is not None
         assert math.isclose(found.weights.sum(), 1.0)
         tilt = np.array([0.3, -0.2, 0.5])
@@ -195,7 +196,7 @@ def test_measures_made_of_gaussians_are_taken_apart(x64):
     ],
 )
 def test_other_measures_are_left_whole(measure):
-    assert gaussian_components(measure) is None
+    assert measure.gaussian_parts() is None
 
 
 def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64):
@@ -254,7 +255,13 @@ def test_one_length_has_no_axis_and_several_come_first():
     )
     one = pl.prompt_moments(attention, tokens, [1.0, 0.0], 7)
     many = pl.prompt_moments(attention, tokens, [1.0, 0.0], [[7, math.inf], [1, 1e30]])
-    for name, shape in {"mean": (3,), "bias": (3,), "cov": (3, 3), "mse": (), "length": ()}.items():
+    for name, shape in {
+        "mean": (3,),
+        "bias": (3,),
+        "cov": (3, 3),
+        "mse": (),
+        "lengths": (),
+    }.items():
         assert getattr(one, name).shape == shape
         assert getattr(many, name).shape == (2, 2, *shape)
         assert_allclose(getattr(many, name)[0, 0], getattr(one, name))
@@ -295,42 +302,62 @@ def test_factors_and_a_single_head_are_merged(kernel):
     assert_allclose(single.cov[0, 0], np.array([1, -1]) @ apart.cov @ np.array([1, -1]), rtol=1e-5)
 
 
-def test_components_know_when_they_are_one_gaussian():
-    assert gaussian_components(pl.Gaussian([0.0], [[1.0]])).is_gaussian  # pyright: ignore[reportOptionalMemberAccess]
-    assert not Components(np.ones(1), np.zeros((1, 1)), None).is_gaussian
+def test_parts_know_when_they_are_one_gaussian():
+    assert pl.Gaussian([0.0], [[1.0]]).gaussian_parts().is_gaussian
+    assert not GaussianParts(np.ones(1), np.zeros((1, 1))).is_gaussian
 
 
 SOFTMAX = pl.SoftmaxAttention([[1.0]], [[1.0]])
-CUBE, NORMAL = pl.UniformCube([1.0]), pl.Gaussian([0.0], [[1.0]])
-BOTH = pl.MultiHead([SOFTMAX, SOFTMAX])
+NORMAL = pl.Gaussian([0.0], [[1.0]])
+BOTH = pl.MultiHead([SOFTMAX, pl.SoftmaxAttention([[2.0]], [[1.0]])])
+
+
+class Folded(pl.AbstractMeasure):
+    """Tokens whose transform is written without a thought of complex tilts."""
+
+    @property
+    def dim(self):
+        return 1
+
+    def log_laplace(self, tilt):
+        return jnp.log(jnp.cosh(jnp.abs(tilt[0])))
+
+    def sample(self, length, *, key):
+        return jax.random.rademacher(key, (length, 1), float)
+
+
+FOLDED = Folded()
+NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex tilts"
 
 
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         (
-            (SOFTMAX, CUBE, [1.0], 5),
+            (SOFTMAX, FOLDED, [1.0], 5),
             {},
-            "`key` must be given for SoftmaxAttention over UniformCube tokens, which has no exact "
-            "moments here, got None. Pass key=jax.random.key(0) to simulate prompts, or "
-            "kind='asymptotic' for the leading order in 1/L.",
+            "`key` must be given for SoftmaxAttention over Folded tokens, which has no exact "
+            f"answer here ({NO_COMPLEX}), got None. Pass key=jax.random.key(0) to simulate "
+            "prompts, or kind='asymptotic'.",
         ),
         (
             (BOTH, NORMAL, [1.0], 5),
             {},
-            "`key` must be given for MultiHead over Gaussian tokens, which has no exact moments "
-            "here, got None. Pass key=jax.random.key(0) to simulate prompts.",
+            "`key` must be given for MultiHead over Gaussian tokens, which has no exact answer "
+            "here (several heads need the joint law of their weights (their means add up)), got "
+            "None. Pass key=jax.random.key(0) to simulate prompts.",
         ),
         (
-            (SOFTMAX, CUBE, [1.0], 5),
+            (SOFTMAX, FOLDED, [1.0], 5),
             {"kind": "exact", "including_query": True},
-            "`kind` must be 'estimate' or 'asymptotic' for SoftmaxAttention over UniformCube "
-            "tokens, query inside, got 'exact'.",
+            "`kind` must be 'asymptotic' or 'estimate' for SoftmaxAttention over Folded tokens, "
+            f"query inside, got 'exact': {NO_COMPLEX}.",
         ),
         (
             (BOTH, NORMAL, [1.0], 5),
             {"kind": "asymptotic"},
-            "`kind` must be 'estimate' for MultiHead over Gaussian tokens, got 'asymptotic'.",
+            "`kind` must be 'estimate' for MultiHead over Gaussian tokens, got 'asymptotic': "
+            "several heads need the joint law of their weights (their means add up).",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], 5),
@@ -347,13 +374,13 @@ BOTH = pl.MultiHead([SOFTMAX, SOFTMAX])
         (
             (SOFTMAX, NORMAL, [1.0], 2.5),
             {},
-            "`length` must be a whole number from 1 to 1e30 or math.inf, got 2.5. "
+            "`lengths` must be a whole number from 1 to 1e30 or math.inf, got 2.5. "
             "It counts the tokens of a prompt.",
         ),
         (
             (SOFTMAX, NORMAL, [1.0], ["3"]),
             {},
-            "`length` must hold numbers, got list of dtype <U1. It counts the tokens of a prompt.",
+            "`lengths` must hold numbers, got list of dtype <U1. It counts the tokens of a prompt.",
         ),
         (
             (SOFTMAX, pl.Rademacher([1.0, 1.0]), [1.0], 5),

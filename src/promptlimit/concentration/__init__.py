@@ -5,12 +5,11 @@ from promptlimit.concentration._bounds import mean_bound as mean_bound
 from promptlimit.concentration._bounds import output_bound as output_bound
 from promptlimit.concentration._exponent import gap_exponent as gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate as fit_rate
+from promptlimit.concentration._gaps import GAPS as GAPS
 from promptlimit.concentration._gaps import gradient_gap as gradient_gap
 from promptlimit.concentration._gaps import output_gap as output_gap
-from promptlimit.concentration._kinds import KindUnavailableError as KindUnavailableError
 from promptlimit.concentration._lemmas import error_quantile as error_quantile
 from promptlimit.concentration._lemmas import error_tail as error_tail
 from promptlimit.concentration._lemmas import largest_token_bound as largest_token_bound
 from promptlimit.concentration._lemmas import limit_bound as limit_bound
 from promptlimit.concentration._required_length import required_length as required_length
-from promptlimit.concentration._sub_gaussian import sub_gaussian_constant as sub_gaussian_constant

@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from promptlimit._arrays import Array
 from promptlimit.concentration._quadratic_products import Form
 from promptlimit.concentration._sharpness_law import SharpnessLaw
-from promptlimit.finite import AccuracyError, Array
+from promptlimit.finite import AccuracyError
 
 Integrand = Callable[[Array, Array], Array]
 """From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""

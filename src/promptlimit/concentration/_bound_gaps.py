@@ -9,12 +9,12 @@ import dataclasses
 
 import numpy as np
 
+from promptlimit._arrays import Array
 from promptlimit.concentration._averages import average
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
 from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._requests import GapRequest
 from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
-from promptlimit.finite import Array
+from promptlimit.finite import SEVERAL, Problem, first_obstacle
 
 _TOLERANCE = 1e-3
 """Relative error of the average of a bound, which has a kink; it is added to the bound."""
@@ -46,17 +46,36 @@ class _Reduced:
         )
 
 
-def bound_gap(request: GapRequest, lengths: Array) -> Array:
+def bound_obstacle(problem: Problem) -> str | None:
+    """Return why there is no bound."""
+    reading, queries = problem.reading, problem.queries
+    of_means = reading is not None and reading.left is None
+    averaged = queries.is_known or (of_means and queries.sub_gaussian is not None)
+    measure = type(problem.measure).__name__
+    return first_obstacle(
+        (reading is None, SEVERAL),
+        (problem.is_linear, "it is no softmax head"),
+        (problem.including_query, "the query is a token"),
+        (
+            problem.tail_constant is None,
+            f"no variance proxy is known for {measure} tokens (pass sub_gaussian=s with "
+            "E exp<a, z - mean> <= exp(s^2 |a|^2 / 2))",
+        ),
+        (not averaged, f"no constant is known for {queries.name}"),
+    )
+
+
+def bound_gap(problem: Problem) -> Array:
     r"""Return a number that the gap does not exceed, at every length.
 
     The bound of one query, averaged over queries: over points and Gaussians exactly, over other
     centred laws by their sub-Gaussian constant (Proposition 3.1 with explicit constants).
     """
-    reduced, queries = _reduced(request), request.queries
+    reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
     if reduced.scale == 0.0:
         return np.zeros(lengths.size)
     if not queries.is_known:
-        return _proposition(reduced, request, lengths)
+        return _proposition(reduced, problem)
     total = np.zeros(lengths.size)
     if queries.points.size:
         sharpness = np.linalg.norm(queries.points @ reduced.transform.T, axis=1)
@@ -68,19 +87,19 @@ def bound_gap(request: GapRequest, lengths: Array) -> Array:
     return total
 
 
-def _reduced(request: GapRequest) -> _Reduced:
-    read, components, constant = request.read, request.components, request.sub_gaussian
+def _reduced(problem: Problem) -> _Reduced:
+    read, constant = problem.reading, problem.tail_constant
     if read is None or constant is None:
-        raise AssertionError("bounds are for one head and sub-Gaussian tokens")
-    root = constant * np.eye(read.head.value.shape[1])
-    if request.has_gaussian_tokens and components is not None:
-        root = components.root()
-    scale = _norm(read.head.value @ root) ** 2
+        raise ValueError(f"`attention` must be one head, got {problem.subject}.")
+    root = constant * np.eye(problem.measure.dim)
+    if problem.gaussian is not None:
+        root = problem.gaussian.root()
+    scale = _norm(read.value @ root) ** 2
     if read.left is not None:
         scale *= _norm(read.left @ root) ** 2
     return _Reduced(
         dim=max(1, int(np.linalg.matrix_rank(root))),
-        transform=root @ read.head.key_query,
+        transform=root @ read.key_query,
         scale=read.constant * scale,
         size=() if read.factor is None else (square(read.factor),),
         of_covariance=read.left is not None,
@@ -109,11 +128,11 @@ def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
     return value + np.maximum(error, _TOLERANCE * value)
 
 
-def _proposition(reduced: _Reduced, request: GapRequest, lengths: Array) -> Array:
-    constant = request.queries.sub_gaussian
-    if constant is None or reduced.of_covariance:
-        raise AssertionError("other laws of queries need a constant, and outputs")
+def _proposition(reduced: _Reduced, problem: Problem) -> Array:
+    constant = problem.queries.sub_gaussian
+    if constant is None:
+        raise ValueError(f"`queries` must have a variance proxy, got {problem.queries.name}.")
     norm = constant * _norm(reduced.transform)
     return reduced.scale * output_bound(
-        lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0
+        problem.lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0
     )

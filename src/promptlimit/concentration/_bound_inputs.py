@@ -5,7 +5,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from promptlimit.finite._array_types import Array, ArrayLike
+from promptlimit._arrays import Array, ArrayLike
 
 
 def checked_dim(dim: SupportsIndex) -> int:

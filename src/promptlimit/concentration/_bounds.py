@@ -9,6 +9,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
+from promptlimit._arrays import Array, ArrayLike
 from promptlimit.concentration._bound_inputs import checked_dim, checked_number, checked_size
 from promptlimit.concentration._fluctuations import (
     Numbers,
@@ -18,8 +19,7 @@ from promptlimit.concentration._fluctuations import (
     spread,
     token_norm,
 )
-from promptlimit.finite._array_types import Array, ArrayLike
-from promptlimit.finite._lengths import checked_lengths
+from promptlimit.finite import checked_lengths
 
 _NODES = 1000
 _SMALLEST = 1e-100  # a larger norm only makes the bound larger, and zero has no logarithm
@@ -43,7 +43,7 @@ def mean_bound(
     Args:
         length: $L$, one or an array.
         dim: $d$, the dimension of a token.
-        sub_gaussian: $s$, from `sub_gaussian_constant`.
+        sub_gaussian: $s$, from `measure.variance_proxy().constant`.
         tilt_norm: $|u|=|Uz|$.
 
     >>> bound = mean_bound([100, 10_000], dim=1, sub_gaussian=1.0, tilt_norm=0.5)
@@ -76,7 +76,7 @@ def covariance_bound(
     Args:
         length: $L$, one or an array.
         dim: $d$, the dimension of a token.
-        sub_gaussian: $s$, from `sub_gaussian_constant`.
+        sub_gaussian: $s$, from `measure.variance_proxy().constant`.
         tilt_norm: $|u|=|Uz|$.
 
     >>> print(covariance_bound(1e6, dim=1, sub_gaussian=1.0, tilt_norm=0.5).round(6))

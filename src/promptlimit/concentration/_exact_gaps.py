@@ -14,24 +14,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._arrays import Array
 from promptlimit.concentration._averages import average
-from promptlimit.concentration._kinds import KindUnavailableError
 from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._queries import Queries
 from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
 from promptlimit.finite import (
     MAX_SHARPNESS,
-    Array,
-    Components,
-    Readout,
+    KindUnavailableError,
+    Problem,
+    Queries,
+    Ray,
     WeightStatistics,
-    mixture_moments,
+    ray_moments,
     weight_interpolant,
     weight_statistics,
 )
+from promptlimit.measures import Gaussian
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""
+
+_MOST_SHARP = 128.0
+"""Scores of larger standard deviation have no exact gap."""
 
 _MOST_KEPT = 2**14
 """Values of a statistic beyond which none are kept for the next gap."""
@@ -59,12 +63,15 @@ class GaussianGap:
     leading: tuple[tuple[float, tuple[Form, ...]], ...]
 
 
-def gaussian_gap(read: Readout, components: Components) -> GaussianGap:
+def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
-    root = components.root()
-    transform = root @ read.head.key_query
+    read, gaussian = problem.reading, problem.gaussian
+    if read is None or gaussian is None:
+        raise ValueError(f"`measure` must be Gaussian under one head, got {problem.subject}.")
+    root = gaussian.root()
+    transform = root @ read.key_query
     size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
-    outer = read.head.value @ root
+    outer = read.value @ root
     if read.left is not None:
         return _spread_gap(transform, size, read.left @ root, outer)
     total, along = float(np.sum(outer**2)), square(outer @ transform)
@@ -264,16 +271,16 @@ _kept_statistics = functools.lru_cache(maxsize=32)(_every_statistic)
 
 def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
     """Return the statistics of outputs where the engine of all statistics does not reach."""
-    one = np.ones((1, 1))
-    try:
-        found = mixture_moments([1.0], [[0.0]], one[None], [sharpness], one, lengths)
-    except ValueError:
+    if sharpness > _MOST_SHARP:
         raise KindUnavailableError(
             f"`queries` must keep the scores within reach of the exact gap, got a sharpness of "
             f"{sharpness:.4g} (in their tail, where they have one). Ask for kind='estimate' or "
             "'bound', or scale the parameters down."
-        ) from None
-    return {"score_error": found.mse, "participation": found.participation}, found.error
+        )
+    normal = Gaussian([0.0], [[1.0]])
+    found = ray_moments(Ray(normal, np.array([sharpness])), np.ones((1, 1)), lengths, None)
+    relative = found.error / np.maximum(found.mse, np.finfo(np.float64).tiny)
+    return {"score_error": found.mse, "participation": found.participation}, relative
 
 
 def log_scale(sharpness: Array, lengths: Array) -> Array:

@@ -2,10 +2,13 @@ r"""The sharp rate of the output gap, which the paper leaves as $c_2/\sigma^2$."
 
 import math
 
+import numpy as np
+
+from promptlimit._arrays import ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._requests import GapRequest, checked_request
+from promptlimit.concentration._gaps import gap_problem
 from promptlimit.concentration._sharpness_law import sharpness_law
-from promptlimit.finite import ArrayLike
+from promptlimit.finite import Problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapExponent
 
@@ -31,10 +34,10 @@ def gap_exponent(
     >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
     GapExponent(value=0.6180339887498949, tau=1.0)
     """
-    request = checked_request(attention, measure, queries)
-    if request.is_linear:
+    problem = gap_problem(attention, measure, queries, np.ones(0))
+    if problem.is_linear:
         return GapExponent(1.0, 0.0)
-    tau = _tau(request)
+    tau = _tau(problem)
     return GapExponent(exponent(tau), tau)
 
 
@@ -45,21 +48,21 @@ def exponent(tau: float) -> float:
     return math.sqrt(1.0 / tau**2 + 0.25) - 0.5
 
 
-def _tau(request: GapRequest) -> float:
-    read, components = request.read, request.components
-    if request.queries.are_points and read is not None:
+def _tau(problem: Problem) -> float:
+    read, gaussian = problem.reading, problem.gaussian
+    if problem.queries.are_points and read is not None:
         return 0.0
-    if read is None or components is None or not request.has_gaussian_tokens:
+    if read is None or gaussian is None:
         raise ValueError(
             "`measure` must be Gaussian and `attention` one head for the rate to be known, "
-            f"got {request.subject}. Fit it: fit_rate(lengths, values) takes any gap curve."
+            f"got {problem.subject}. Fit it: fit_rate(lengths, values) takes any gap curve."
         )
-    if not request.queries.is_known:
+    if not problem.queries.is_known:
         raise ValueError(
             "`queries` must be Gaussian, a mixture of Gaussians, or a list for the rate to be "
-            f"known, got {request.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "
+            f"known, got {problem.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "
             "curve."
         )
-    transform = components.root() @ read.head.key_query
-    laws = [sharpness_law(transform, part.mean, part.cov) for part in request.queries.gaussians]
+    transform = gaussian.root() @ read.key_query
+    laws = [sharpness_law(transform, part.mean, part.cov) for part in problem.queries.gaussians]
     return max(law.tau for law in laws)

@@ -11,8 +11,8 @@ import math
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
+from promptlimit._arrays import Array, ArrayLike
 from promptlimit.concentration._rate_inputs import checked_curve, checked_level, checked_log_cov
-from promptlimit.finite._array_types import Array, ArrayLike
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05

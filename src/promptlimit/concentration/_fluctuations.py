@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from promptlimit.finite._array_types import Array
+from promptlimit._arrays import Array
 
 # One number or an array of them; NumPy makes scalars of arrays without axes.
 Numbers: TypeAlias = Array | float

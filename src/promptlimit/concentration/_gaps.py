@@ -1,26 +1,48 @@
 """The distance between finite and infinite prompts, averaged over queries, in every kind."""
 
+import dataclasses
+from functools import partial
+from itertools import islice
+from numbers import Real
+
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._bound_gaps import bound_gap
-from promptlimit.concentration._estimated_gaps import estimated_gap
+from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
-from promptlimit.concentration._queries import points_for_squares
-from promptlimit.concentration._requests import (
-    GapRequest,
-    checked_request,
-    chosen_kind,
+from promptlimit.finite import (
+    GRADIENT_MOMENTS,
+    PROMPT_MOMENTS,
+    SEVERAL,
+    Effort,
+    KindUnavailableError,
+    Problem,
+    Quantity,
+    Rule,
+    Simulation,
+    checked_problem,
+    chunk_of_prompts,
+    first_obstacle,
+    in_double,
     increasing_lengths,
+    stopping,
+    tokens_that_fit,
+    warn_when_unreliable,
 )
-from promptlimit.finite import Array, ArrayLike, gradient_moments, prompt_moments, stopping
 from promptlimit.measures import AbstractMeasure
+from promptlimit.parallel import in_chunks
 from promptlimit.results import GapCurve, Kind
 
-TOLERANCE = 1e-7
-"""Relative change, when its points are doubled, at which a quadrature over queries stops."""
+DEFAULT_SAMPLES = 4096
+
+_COPIES = 8
+_LARGEST_CHUNK = 256
 
 
 def output_gap(
@@ -38,16 +60,8 @@ def output_gap(
     r"""Return $E\|T[\hat\mu_L](z)-T[\mu](z)\|^2$ over prompts and queries, for every length.
 
     Proposition 3.1 bounds it by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with unknown constants; here
-    it is the number itself.
-
-    | kind | for | how |
-    |---|---|---|
-    | `exact` | softmax, Gaussian tokens, Gaussian or listed queries | one-dimensional integral |
-    | | softmax, mixtures and atoms, listed queries | quadrature, query by query |
-    | | linear, any tokens, any queries | closed form |
-    | `asymptotic` | leading order in 1/L; infinite for Gaussian queries when $\tau^2\ge1/2$ | |
-    | `bound` | softmax, sub-Gaussian tokens | explicit constants, docs/bounds.md |
-    | `estimate` | anything | prompts simulated; prefixes of one prompt serve all lengths |
+    it is the number itself: exact at listed queries wherever `prompt_moments` is, and over Gaussian
+    queries for Gaussian tokens. All ways: `print(promptlimit.concentration.GAPS.table())`.
 
     Args:
         attention: $T$.
@@ -55,11 +69,12 @@ def output_gap(
         queries: the law of the query: a measure, or an array [n, query_dim] of equal shares.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
-        kind: "auto" (exact where possible, else estimate), or one of the above.
+        kind: "auto" (exact where possible, else estimate), "exact", "asymptotic" (leading order in
+            1/L), "bound" (proved, docs/bounds.md) or "estimate" (simulated).
         key: randomness, for `estimate`.
         samples: prompts to simulate, 4096 when None.
-        sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$; known for
-            the measures of this library, and not used for Gaussian tokens, which are whitened.
+        sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$, where the
+            measure has no `variance_proxy`; not used for Gaussian tokens, which are whitened.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -68,10 +83,15 @@ def output_gap(
     >>> print(gap.kind, gap.value)
     exact [3.19156163e-01 1.48542052e-02 5.53775683e-08]
     """
-    request = checked_request(
-        attention, measure, queries, including_query=including_query, sub_gaussian=sub_gaussian
+    problem = gap_problem(
+        attention,
+        measure,
+        queries,
+        increasing_lengths(lengths),
+        including_query=including_query,
+        sub_gaussian=sub_gaussian,
     )
-    return _curve(request, increasing_lengths(lengths), kind, key, samples)
+    return _curve(problem, kind, Effort(key, samples))
 
 
 def gradient_gap(
@@ -111,96 +131,282 @@ def gradient_gap(
     >>> print(gap.kind, gap.value)
     exact [0.2481419  0.01459002]
     """
-    require_choice("wrt", wrt, attention.matrices())
-    request = checked_request(
+    if isinstance(attention, AbstractAttention):
+        require_choice("wrt", wrt, attention.matrices())
+    problem = gap_problem(
         attention,
         measure,
         queries,
+        increasing_lengths(lengths),
         wrt=wrt,
         including_query=including_query,
         sub_gaussian=sub_gaussian,
     )
-    return _curve(request, increasing_lengths(lengths), kind, key, samples)
+    return _curve(problem, kind, Effort(key, samples))
 
 
-def _curve(
-    request: GapRequest,
+def gap_problem(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    queries: AbstractMeasure | ArrayLike,
     lengths: Array,
-    kind: str,
-    key: PRNGKeyArray | None,
-    samples: int | None,
-) -> GapCurve:
-    chosen = chosen_kind(request, kind, key)
-    stopping(None, samples)
-    finite = lengths[np.isfinite(lengths)]
-    value, error = np.zeros(lengths.size), np.zeros(lengths.size)
-    if chosen == "estimate" and key is not None and finite.size:
-        return _estimated_curve(request, lengths, finite, key, samples)
-    if finite.size:
-        value[: finite.size], error[: finite.size] = gap_values(request, finite, chosen)
-    size = request.limit_square()
-    scale = float("nan") if size is None else size
-    return GapCurve(lengths, value, error, chosen, request.wrt, scale, None, 0)
-
-
-def _estimated_curve(
-    request: GapRequest, lengths: Array, finite: Array, key: PRNGKeyArray, samples: int | None
-) -> GapCurve:
-    found = estimated_gap(
-        request.attention,
-        request.measure,
-        request.queries,
-        finite,
-        wrt=request.wrt,
-        including_query=request.including_query,
-        key=key,
-        samples=samples,
+    *,
+    wrt: str | None = None,
+    including_query: bool = False,
+    sub_gaussian: float | None = None,
+) -> Problem:
+    """Return the problem, or say what does not fit."""
+    if sub_gaussian is not None and not (
+        isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
+    ):
+        raise ValueError(
+            f"`sub_gaussian` must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
+            "standard deviation is."
+        )
+    return checked_problem(
+        attention,
+        measure,
+        queries,
+        lengths,
+        wrt=wrt,
+        including_query=including_query,
+        sub_gaussian=None if sub_gaussian is None else float(sub_gaussian),
     )
-    beyond = lengths.size - finite.size
-    value, cov = np.pad(found.value, (0, beyond)), np.pad(found.cov, (0, beyond))
-    known = request.limit_square()
-    scale = found.limit_square if known is None else known
-    error = np.sqrt(np.diag(cov))
-    return GapCurve(lengths, value, error, "estimate", request.wrt, scale, cov, found.samples)
 
 
-def gap_values(
-    request: GapRequest, lengths: Array, kind: Kind, *, tolerance: float = TOLERANCE
-) -> tuple[Array, Array]:
-    """Return the gaps at finite lengths, and their errors, of a kind without simulation."""
-    if kind == "bound":
-        return bound_gap(request, lengths), np.zeros(lengths.size)
-    read, components = request.read, request.components
-    if read is None:
-        raise AssertionError("only estimates exist for what is not one head")
-    by_sharpness = not request.is_linear and request.has_gaussian_tokens
-    if by_sharpness and not request.including_query and components is not None:
-        gap = gaussian_gap(read, components)
-        if kind == "exact":
-            return exact_gap(gap, request.queries, lengths, tolerance=tolerance)
-        return leading_gap(gap, request.queries, lengths), np.full(lengths.size, np.nan)
-    return _query_by_query(request, lengths, kind)
+@dataclasses.dataclass(frozen=True)
+class GapValues:
+    """Gaps at finite lengths.
 
-
-def _query_by_query(request: GapRequest, lengths: Array, kind: Kind) -> tuple[Array, Array]:
-    r"""Average the moments at single queries.
-
-    The gap of linear attention is a quadratic form in the query, so that for it any law of queries
-    can be replaced by points with the same second moments.
+    Attributes:
+        value: mean squared distances from the limit, [n].
+        error: of them, [n].
+        cov: covariance of estimates, [n, n]; None for other kinds.
+        limit_square: mean square of the limit, as estimated; None for other kinds.
+        samples: how many prompts were simulated.
     """
-    queries = request.queries
-    points, weights = queries.points, queries.weights
-    if not queries.are_points:
-        points, weights = points_for_squares(queries)
-    value, error = np.zeros(lengths.size), np.zeros(lengths.size)
+
+    value: Array
+    error: Array
+    cov: Array | None = None
+    limit_square: float | None = None
+    samples: int = 0
+
+
+def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
+    stopping(effort)
+    rule = GAPS.choose(problem, kind, effort.key)
+    lengths = problem.lengths
+    finite = lengths[np.isfinite(lengths)]
+    found = GapValues(np.zeros(0), np.zeros(0))
+    if finite.size:
+        found = rule.compute(dataclasses.replace(problem, lengths=finite), effort)
+    beyond = lengths.size - finite.size
+    value, error = (np.pad(each, (0, beyond)) for each in (found.value, found.error))
+    cov = None if found.cov is None else np.pad(found.cov, (0, beyond))
+    known = limit_square(problem)
+    scale = found.limit_square if known is None else known
+    scale = float("nan") if scale is None else scale
+    return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, found.samples)
+
+
+def limit_square(problem: Problem) -> float | None:
+    r"""Return $E\|T\|^2$ over queries; None where it is not a finite sum."""
+    queries = problem.queries
+    known = problem.heads if problem.wrt is None else problem.reading
+    is_affine = problem.gaussian is not None and known is not None
+    if problem.is_linear or is_affine:
+        points, weights = queries.for_squares()
+    elif queries.are_points:
+        points, weights = queries.points, queries.weights
+    else:
+        return None
+    with jax.enable_x64(True):
+        attention, measure = in_double(problem.attention), in_double(problem.measure)
+
+        def size(query: JaxArray) -> JaxArray:
+            if problem.wrt is None:
+                return (attention(measure, query) ** 2).sum()
+            return (attention.jacobian(measure, query, wrt=problem.wrt) ** 2).sum()
+
+        return float(weights @ doubles(jax.vmap(size)(jnp.asarray(points))))
+
+
+def _by_sharpness(problem: Problem) -> str | None:
+    reading = problem.reading
+    return first_obstacle(
+        (reading is None, SEVERAL),
+        (problem.is_linear, "it is no softmax head"),
+        (problem.gaussian is None, "the tokens are not Gaussian"),
+        (problem.including_query, "the query is a token"),
+        (not problem.queries.is_known, "the law of the queries is not made of Gaussians"),
+    )
+
+
+def _as_quadratic(problem: Problem) -> str | None:
+    return first_obstacle(
+        (problem.reading is None, SEVERAL),
+        (not problem.is_linear, "it is no linear head"),
+        (problem.including_query, "the query is a token"),
+    )
+
+
+def _query_by_query(kind: Kind, problem: Problem) -> str | None:
+    """Return why moments at single queries cannot be averaged: as the first of them shows."""
+    if not problem.queries.are_points:
+        return f"only a list of queries is averaged one by one, not {problem.queries.name}"
+    moments = PROMPT_MOMENTS if problem.wrt is None else GRADIENT_MOMENTS
+    found = moments.first(problem.at(problem.queries.points[0]), kind)
+    return found if isinstance(found, str) else None
+
+
+def _exact_by_sharpness(problem: Problem, effort: Effort) -> GapValues:
+    gap = gaussian_gap(problem)
+    found = exact_gap(gap, problem.queries, problem.lengths, tolerance=effort.tolerance)
+    return GapValues(*found)
+
+
+def _leading_by_sharpness(problem: Problem, _effort: Effort) -> GapValues:
+    value = leading_gap(gaussian_gap(problem), problem.queries, problem.lengths)
+    return GapValues(value, np.full(value.size, np.nan))
+
+
+def _over_squares(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
+    r"""Average over points with the second moments of the queries.
+
+    The gap of linear attention is a quadratic form in the query, which sees no more.
+    """
+    points, weights = problem.queries.for_squares()
+    return _averaged(kind, problem, effort, points, weights)
+
+
+def _over_points(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
+    return _averaged(kind, problem, effort, problem.queries.points, problem.queries.weights)
+
+
+def _averaged(
+    kind: Kind, problem: Problem, effort: Effort, points: Array, weights: Array
+) -> GapValues:
+    """Average the moments at single queries."""
+    value, error = np.zeros((2, problem.lengths.size))
     for point, weight in zip(points, weights, strict=True):
-        given = (request.attention, request.measure, point, lengths)
-        inside = request.including_query
-        if request.wrt is None:
-            moments = prompt_moments(*given, kind=kind, including_query=inside)
-            found = moments.mse
+        here = problem.at(point)
+        if problem.wrt is None:
+            rows = PROMPT_MOMENTS.choose(here, kind, None).compute(here, effort)
+            found = rows.mse
         else:
-            moments = gradient_moments(*given, wrt=request.wrt, kind=kind, including_query=inside)
-            found = moments.value
-        value, error = value + weight * found, error + weight * moments.error
-    return value, error
+            rows = GRADIENT_MOMENTS.choose(here, kind, None).compute(here, effort)
+            found = rows.value
+        value, error = value + weight * found, error + weight * rows.error
+    return GapValues(value, error)
+
+
+def _bound(problem: Problem, _effort: Effort) -> GapValues:
+    return GapValues(bound_gap(problem), np.zeros(problem.lengths.size))
+
+
+def _estimated(problem: Problem, effort: Effort) -> GapValues:
+    """Return the gaps of simulated prompts, each with its own query.
+
+    Prefixes of one prompt serve all lengths, so that the estimates share their prompts.
+    """
+    if effort.key is None:
+        raise ValueError("`key` must be given to simulate prompts, got None.")
+    samples = DEFAULT_SAMPLES if effort.samples is None else effort.samples
+    stop = stopping(Effort(effort.key, samples))
+    dim = problem.measure.dim
+    counts = tuple(tokens_that_fit(float(length), dim) for length in problem.lengths)
+    chunk = chunk_of_prompts(sum(counts) * dim * _COPIES, min(stop.samples, _LARGEST_CHUNK))
+    with jax.enable_x64(True):
+        simulation = Simulation.of(problem, effort.key)
+        chunks = in_chunks(_squares, (simulation, counts), chunk)
+        rows = list(islice(chunks, -(-stop.samples // chunk)))
+    squares = np.concatenate(rows)[: stop.samples]
+    for column in squares.T[:-1]:
+        if warn_when_unreliable(column, stop):
+            break
+    cov = np.atleast_2d(np.cov(squares[:, :-1], rowvar=False)) / stop.samples
+    means = squares.mean(axis=0)
+    return GapValues(means[:-1], np.sqrt(np.diag(cov)), cov, float(means[-1]), stop.samples)
+
+
+def _squares(shared: tuple[Simulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:
+    """Return the squared distances at all lengths, then the square of the limit."""
+    simulation, counts = shared
+
+    def one(index: JaxArray) -> JaxArray:
+        query, tokens = simulation.draw(max(counts), index)
+        limit = simulation.read(simulation.measure, query)
+        found = [
+            jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
+            for count in counts
+        ]
+        return jnp.stack([*found, jnp.sum(limit**2)])
+
+    return jax.vmap(one)(indices)
+
+
+GAPS: Quantity[GapValues] = Quantity(
+    "output_gap",
+    [
+        Rule(
+            "exact",
+            "one softmax head, Gaussian tokens, Gaussian or listed queries outside the prompt",
+            "one integral over the sharpness",
+            _by_sharpness,
+            _exact_by_sharpness,
+        ),
+        Rule(
+            "exact",
+            "one linear head, any tokens, any queries outside the prompt",
+            "closed form",
+            _as_quadratic,
+            partial(_over_squares, "exact"),
+        ),
+        Rule(
+            "exact",
+            "listed queries, where `prompt_moments` or `gradient_moments` is exact",
+            "query by query",
+            partial(_query_by_query, "exact"),
+            partial(_over_points, "exact"),
+        ),
+        Rule(
+            "asymptotic",
+            "one softmax head, Gaussian tokens, Gaussian or listed queries outside the prompt",
+            "leading order in 1/L; infinite for Gaussian queries when $\\tau^2\\ge1/2$",
+            _by_sharpness,
+            _leading_by_sharpness,
+        ),
+        Rule(
+            "asymptotic",
+            "one linear head, any tokens, any queries outside the prompt",
+            "leading order in 1/L",
+            _as_quadratic,
+            partial(_over_squares, "asymptotic"),
+        ),
+        Rule(
+            "asymptotic",
+            "one head, any tokens, listed queries",
+            "leading order in 1/L, query by query",
+            partial(_query_by_query, "asymptotic"),
+            partial(_over_points, "asymptotic"),
+        ),
+        Rule(
+            "bound",
+            "one softmax head, tokens with a variance proxy, query outside the prompt",
+            "explicit constants, docs/bounds.md",
+            bound_obstacle,
+            _bound,
+        ),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
+    ],
+)
+"""The ways to have `output_gap` and `gradient_gap`."""
+
+
+def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:
+    """Return the gaps at finite lengths, of a kind without simulation."""
+    rule = GAPS.first(problem, kind)
+    if not isinstance(rule, Rule):
+        raise KindUnavailableError(f"`kind` must be another for {problem.subject}: {rule}.")
+    return rule.compute(problem, Effort(tolerance=tolerance)).value

@@ -17,7 +17,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.finite import Array
+from promptlimit._arrays import Array
 
 Complex = NDArray[np.complex128]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from promptlimit.finite._array_types import Array, ArrayLike
+from promptlimit._arrays import Array, ArrayLike
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,19 @@
 """How long a prompt must be for its gap to stay below a tolerance."""
 
+import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from numbers import Real
 
 import numpy as np
 from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 
+from promptlimit._arrays import Array, ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._gaps import TOLERANCE, gap_values
-from promptlimit.concentration._kinds import KindUnavailableError
-from promptlimit.concentration._requests import GapRequest, checked_request
-from promptlimit.finite import LARGEST_LENGTH, Array, ArrayLike
+from promptlimit.concentration._gaps import GAPS, gap_problem, gap_values, limit_square
+from promptlimit.finite import LARGEST_LENGTH, KindUnavailableError, Problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import Kind, RequiredLength
 
@@ -21,6 +22,8 @@ _SCAN = np.array(
 )
 """Lengths tried first: dense where gaps of gradients may rise, sparse where all gaps fall."""
 _SCAN_TOLERANCE = 0.01
+_TOLERANCE = 1e-7
+"""Relative error of the gaps that decide."""
 _POINTS = 12
 """Lengths tried at once when a crossing is narrowed down."""
 _RATIOS = np.array([1e-9, 1e-6, 1e-4, 1e-2])
@@ -62,20 +65,19 @@ def required_length(
     >>> print(found.describe("exact"), found.describe("asymptotic"), found.describe("bound"))
     84,153 84,853 5.88e+07
     """
-    request = checked_request(attention, measure, queries, wrt=wrt, sub_gaussian=sub_gaussian)
-    threshold = _threshold(request, tolerance, absolute=absolute)
-    possible = request.possible()
+    problem = gap_problem(
+        attention, measure, queries, np.ones(1), wrt=wrt, sub_gaussian=sub_gaussian
+    )
+    threshold = _threshold(problem, tolerance, absolute=absolute)
+    possible = GAPS.possible(problem)
 
     def answer(kind: Kind) -> float | None:
         if kind not in possible:
             return None
         try:
-            if kind == "asymptotic" and np.isinf(gap_values(request, np.ones(1), kind)[0][0]):
+            if kind == "asymptotic" and np.isinf(gap_values(problem, kind, tolerance=1.0)[0]):
                 return math.nan
-            return _crossing(
-                lambda lengths, accuracy: gap_values(request, lengths, kind, tolerance=accuracy)[0],
-                threshold,
-            )
+            return _crossing(partial(_gap, problem, kind), threshold)
         except KindUnavailableError:
             return None
 
@@ -83,12 +85,16 @@ def required_length(
     if not any(value is not None for value in answers.values()):
         raise ValueError(
             f"`attention` must be one head over known queries for a required length, got "
-            f"{request.subject}. Simulate gap curves with output_gap(..., kind='estimate')."
+            f"{problem.subject}. Simulate gap curves with output_gap(..., kind='estimate')."
         )
     return RequiredLength(tolerance, absolute, wrt, **answers)
 
 
-def _threshold(request: GapRequest, tolerance: float, *, absolute: bool) -> float:
+def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array:
+    return gap_values(dataclasses.replace(problem, lengths=lengths), kind, tolerance=accuracy)
+
+
+def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
     """Return the mean square that must not be exceeded."""
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
@@ -99,11 +105,11 @@ def _threshold(request: GapRequest, tolerance: float, *, absolute: bool) -> floa
         )
     if absolute:
         return tolerance**2
-    size = request.limit_square()
+    size = limit_square(problem)
     if size is None or size <= 0.0:
         reason = "is zero" if size is not None else "is not known in closed form"
         raise ValueError(
-            f"`absolute` must be True when the limit {reason} ({request.subject}), got False. "
+            f"`absolute` must be True when the limit {reason} ({problem.subject}), got False. "
             "The tolerance is then a distance."
         )
     return tolerance**2 * size
@@ -120,7 +126,7 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
     surely = np.flatnonzero(~(scan <= (1.0 + _SCAN_TOLERANCE) * threshold))
     low = float(_SCAN[surely[-1]]) if surely.size else 0.5
     high = float(_SCAN[min(maybe[-1] + 1, _SCAN.size - 1)]) if maybe.size else 1.0
-    if high == LARGEST_LENGTH and not gap(np.array([high]), TOLERANCE)[0] <= threshold:
+    if high == LARGEST_LENGTH and not gap(np.array([high]), _TOLERANCE)[0] <= threshold:
         return math.inf
     return _narrowed(gap, threshold, low, high)
 
@@ -133,7 +139,7 @@ def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> f
     """
     tried = _chebyshev(low, high)
     while tried.size:
-        values = gap(tried, TOLERANCE)
+        values = gap(tried, _TOLERANCE)
         over = np.concatenate([[True], ~(values <= threshold), [False]])
         ends = np.concatenate([[low], tried, [high]])
         last = int(np.flatnonzero(over)[-1])

@@ -16,8 +16,9 @@ import dataclasses
 
 import numpy as np
 
+from promptlimit._arrays import Array
 from promptlimit.concentration._quadratic_products import Complex, Form, mean_of_product
-from promptlimit.finite import AccuracyError, Array
+from promptlimit.finite import AccuracyError
 
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60

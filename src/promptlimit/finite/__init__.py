@@ -10,29 +10,35 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.finite._accuracy import AccuracyError as AccuracyError
-    from promptlimit.finite._array_types import Array as Array
-    from promptlimit.finite._array_types import ArrayLike as ArrayLike
-    from promptlimit.finite._array_types import doubles as doubles
-    from promptlimit.finite._components import Components as Components
-    from promptlimit.finite._components import gaussian_components as gaussian_components
+    from promptlimit.finite._gradient_moments import GRADIENT_MOMENTS as GRADIENT_MOMENTS
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
-    from promptlimit.finite._heads import Readout as Readout
-    from promptlimit.finite._heads import readout as readout
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
     from promptlimit.finite._interpolant import weight_interpolant as weight_interpolant
     from promptlimit.finite._interpolant_table import tabulate as tabulate
     from promptlimit.finite._lengths import LARGEST_LENGTH as LARGEST_LENGTH
     from promptlimit.finite._lengths import checked_lengths as checked_lengths
-    from promptlimit.finite._mixture_moments import mixture_moments as mixture_moments
+    from promptlimit.finite._lengths import increasing_lengths as increasing_lengths
     from promptlimit.finite._precision import in_double as in_double
+    from promptlimit.finite._problem import Problem as Problem
+    from promptlimit.finite._problem import Reading as Reading
+    from promptlimit.finite._problem import checked_problem as checked_problem
+    from promptlimit.finite._prompt_moments import PROMPT_MOMENTS as PROMPT_MOMENTS
+    from promptlimit.finite._prompt_moments import SEVERAL as SEVERAL
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
-    from promptlimit.finite._requests import require_fitting as require_fitting
-    from promptlimit.finite._requests import require_key_to_simulate as require_key_to_simulate
-    from promptlimit.finite._requests import (
-        require_queries_are_tokens as require_queries_are_tokens,
-    )
-    from promptlimit.finite._simulation import MEMORY_BUDGET as MEMORY_BUDGET
+    from promptlimit.finite._queries import Queries as Queries
+    from promptlimit.finite._ray import NotAnalyticError as NotAnalyticError
+    from promptlimit.finite._ray import Ray as Ray
+    from promptlimit.finite._ray_moments import ray_moments as ray_moments
+    from promptlimit.finite._rules import Effort as Effort
+    from promptlimit.finite._rules import KindUnavailableError as KindUnavailableError
+    from promptlimit.finite._rules import Quantity as Quantity
+    from promptlimit.finite._rules import Rule as Rule
+    from promptlimit.finite._rules import first_obstacle as first_obstacle
+    from promptlimit.finite._score_statistics import ScoreStatistics as ScoreStatistics
+    from promptlimit.finite._score_statistics import score_statistics as score_statistics
+    from promptlimit.finite._simulation import Simulation as Simulation
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
+    from promptlimit.finite._simulation import chunk_of_prompts as chunk_of_prompts
     from promptlimit.finite._simulation import stopping as stopping
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
@@ -42,27 +48,35 @@ if TYPE_CHECKING:
 
 _HOME = {
     "AccuracyError": "_accuracy",
-    "Array": "_array_types",
-    "ArrayLike": "_array_types",
-    "Components": "_components",
+    "Effort": "_rules",
+    "GRADIENT_MOMENTS": "_gradient_moments",
+    "KindUnavailableError": "_rules",
     "LARGEST_LENGTH": "_lengths",
     "MAX_SHARPNESS": "_weight_statistics",
-    "MEMORY_BUDGET": "_simulation",
-    "Readout": "_heads",
+    "NotAnalyticError": "_ray",
+    "PROMPT_MOMENTS": "_prompt_moments",
+    "Problem": "_problem",
+    "Quantity": "_rules",
+    "Queries": "_queries",
+    "Ray": "_ray",
+    "Reading": "_problem",
+    "Rule": "_rules",
+    "SEVERAL": "_prompt_moments",
+    "ScoreStatistics": "_score_statistics",
+    "Simulation": "_simulation",
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
     "checked_lengths": "_lengths",
-    "doubles": "_array_types",
-    "gaussian_components": "_components",
+    "checked_problem": "_problem",
+    "chunk_of_prompts": "_simulation",
+    "first_obstacle": "_rules",
     "gradient_moments": "_gradient_moments",
     "in_double": "_precision",
-    "mixture_moments": "_mixture_moments",
+    "increasing_lengths": "_lengths",
     "prompt_moments": "_prompt_moments",
-    "readout": "_heads",
-    "require_fitting": "_requests",
-    "require_key_to_simulate": "_requests",
-    "require_queries_are_tokens": "_requests",
+    "ray_moments": "_ray_moments",
+    "score_statistics": "_score_statistics",
     "stopping": "_simulation",
     "tabulate": "_interpolant_table",
     "tokens_that_fit": "_simulation",

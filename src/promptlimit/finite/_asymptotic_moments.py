@@ -7,10 +7,10 @@ $\psi$ are moments of the law tilted by $2t$, times F. Derived in docs/finite.md
 
 import numpy as np
 
-from promptlimit.finite._array_types import Array
-from promptlimit.finite._heads import Head
-from promptlimit.finite._moment_rows import MomentRows, no_samples
+from promptlimit._arrays import Array
+from promptlimit.finite._moment_rows import MomentRows, none_claimed
 from promptlimit.finite._polynomial_moments import squares_product, tilted_moments
+from promptlimit.finite._problem import Head
 from promptlimit.measures import AbstractMeasure
 
 
@@ -41,13 +41,7 @@ def asymptotic_rows(
         mse=share * np.trace(cov),
         participation=share,
         error=none_claimed(length),
-        samples=no_samples(length),
     )
-
-
-def none_claimed(length: Array) -> Array:
-    """Return the error of a leading order: NaN, and zero for infinite prompts."""
-    return np.where(np.isinf(length), 0.0, np.nan)
 
 
 def asymptotic_spread_error(

@@ -6,29 +6,25 @@ matrix is made of $r$, and that in a score matrix of $C$: one factor per paramet
 """
 
 import dataclasses
+from functools import partial
 
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite._array_types import Array, ArrayLike
-from promptlimit.finite._asymptotic_moments import asymptotic_spread_error, none_claimed
-from promptlimit.finite._components import gaussian_components
-from promptlimit.finite._heads import Readout, readout
+from promptlimit.finite._asymptotic_moments import asymptotic_spread_error
+from promptlimit.finite._gaussian_moments import gaussian_spread_error, whitened
+from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._linear_moments import linear_spread_error
-from promptlimit.finite._moment_rows import no_samples
-from promptlimit.finite._prompt_moments import possible_kinds, rows_of_kind
-from promptlimit.finite._requests import Request, checked_request, chosen_kind
-from promptlimit.finite._simulation import (
-    Stopping,
-    gradient_batch,
-    simulated,
-    standard_error,
-    stopping,
-)
-from promptlimit.finite._softmax_moments import gaussian_spread_error, whitened
+from promptlimit.finite._moment_rows import none_claimed
+from promptlimit.finite._precision import in_double
+from promptlimit.finite._problem import Problem, Reading, checked_problem, checked_query
+from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, SEVERAL, finite_length
+from promptlimit.finite._rules import Effort, Quantity, Rule, first_obstacle
+from promptlimit.finite._simulation import gradient_batch, of_each_length, standard_error, stopping
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
 
@@ -37,7 +33,7 @@ def gradient_moments(
     attention: AbstractAttention,
     measure: AbstractMeasure,
     query: ArrayLike,
-    length: ArrayLike,
+    lengths: ArrayLike,
     *,
     wrt: str,
     including_query: bool = False,
@@ -58,14 +54,14 @@ def gradient_moments(
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token.
-        query: $z$.
-        length: $L$, one or an array.
-        wrt: the name of a matrix of the attention: "key_query" or "value"; of a `Factored`,
-            "key_weight", "query_weight", "value_weight" or "output".
-        including_query: as for `prompt_moments`, and so the rest.
+        query: $z$, shape `[query_dim]`.
+        lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
+        wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
+            "value_weight" or "output".
+        including_query: whether the query is one more token of its prompt.
         kind: "auto", "exact", "asymptotic" or "estimate".
         key: randomness, for `estimate`.
-        rtol: relative standard error at which an estimate stops.
+        rtol: relative standard error at which an estimate stops; 0.01 unless `samples` is given.
         samples: the most prompts to simulate.
 
     >>> import promptlimit as pl
@@ -75,75 +71,185 @@ def gradient_moments(
     >>> print(found.kind, found.value.round(10))
     exact 0.0948890142
     """
-    request = checked_request(attention, measure, query, length, including_query=including_query)
-    stop = stopping(rtol, samples)
+    if not isinstance(attention, AbstractAttention):
+        raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
     require_choice("wrt", wrt, attention.matrices())
-    gradient = readout(attention, wrt)
-    chosen = chosen_kind(request, kind, key, _possible_kinds(request, gradient))
-    counts = no_samples(request.length)
-    if chosen == "limit":
-        value, error = np.zeros_like(request.length), np.zeros_like(request.length)
-    elif chosen == "estimate" and key is not None:
-        value, error, counts = _estimated(request, wrt, key, stop)
-    elif gradient is None:
-        raise AssertionError("only estimates exist for what is not one head")
-    else:
-        value, error = _computed(request, gradient, chosen, stop)
-    shape = request.shape
-    parts = (array.reshape(shape) for array in (request.length, value, error, counts))
-    lengths, values, errors, numbers = parts
-    return GradientMoments(lengths, values, wrt, chosen, errors, numbers)
+    shaped = checked_lengths(lengths, name="lengths")
+    problem = checked_problem(
+        attention,
+        measure,
+        checked_query(query, attention),
+        shaped.ravel(),
+        wrt=wrt,
+        including_query=including_query,
+    )
+    effort = Effort(key, samples, rtol)
+    stopping(effort)
+    rule = GRADIENT_MOMENTS.choose(problem, kind, key)
+    rows = rule.compute(problem, effort)
+    parts = (array.reshape(shaped.shape) for array in (rows.value, rows.error, rows.samples))
+    value, error, counts = parts
+    return GradientMoments(shaped, value, wrt, rule.kind, error, counts)
 
 
-def _possible_kinds(request: Request, gradient: Readout | None) -> tuple[Kind, ...]:
-    if gradient is None:
-        return ("estimate",)
-    if gradient.left is None or gradient.head.kernel == "linear":
-        return possible_kinds(request)
-    components = gaussian_components(request.measure)
-    if components is not None and components.is_gaussian and not request.including_query:
-        return ("exact", "estimate", "asymptotic")
-    return ("estimate", "asymptotic")
+@dataclasses.dataclass(frozen=True)
+class GradientRows:
+    """The mean square, its error and the number of prompts simulated, [n] each."""
+
+    value: Array
+    error: Array
+    samples: np.ndarray
 
 
-def _computed(
-    request: Request, gradient: Readout, kind: Kind, stop: Stopping
-) -> tuple[Array, Array]:
-    """Return value and error of a kind that needs no simulation."""
-    length, measure = request.length, request.measure
-    head, left = gradient.head.at(request.query), gradient.left
-    size = gradient.size(request.query)
-    if left is None:
-        rows = rows_of_kind(dataclasses.replace(request, head=head), kind, None, stop)
-        return size * rows.mse, size * rows.error
-    if head.kernel == "linear":
-        own_token = request.own_token if kind == "exact" else None
-        value = linear_spread_error(measure, left, head.value, length, own_token)
-        error = np.zeros_like(length) if kind == "exact" else none_claimed(length)
-    elif kind == "asymptotic":
-        value = asymptotic_spread_error(head, measure, left, length)
-        error = none_claimed(length)
-    else:
-        components = gaussian_components(measure)
-        if components is None:
-            raise AssertionError("exact gradients need Gaussian tokens")
-        tokens = whitened(components, head.tilt)
-        value, error = gaussian_spread_error(tokens, left, head.value, length)
-    return size * value, size * error
+def _rows(value: Array, error: Array) -> GradientRows:
+    return GradientRows(value, error, np.zeros(value.shape, dtype=np.int64))
 
 
-def _estimated(
-    request: Request, wrt: str, key: PRNGKeyArray, stop: Stopping
-) -> tuple[Array, Array, np.ndarray]:
-    """Return the mean square, its standard error and the number of prompts, length by length."""
-    value, error = np.zeros_like(request.length), np.zeros_like(request.length)
-    counts = no_samples(request.length)
+def _reading(problem: Problem) -> Reading:
+    if problem.reading is None:
+        raise ValueError(f"`attention` must be one head, got {problem.subject}.")
+    return problem.reading
+
+
+def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
+    """Return why a gradient is not a multiple of an output whose moments are of this kind."""
+    if problem.reading is None:
+        return SEVERAL
+    if problem.reading.left is not None:
+        return "the gradient in a score matrix reads covariances"
+    found = PROMPT_MOMENTS.first(problem, kind)
+    return found if isinstance(found, str) else None
+
+
+def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
+    rows = PROMPT_MOMENTS.choose(problem, kind, None).compute(problem, effort)
+    size = _reading(problem).size(problem.query)
+    return _rows(size * rows.mse, size * rows.error)
+
+
+def _linear_spread(problem: Problem) -> str | None:
+    return (
+        SEVERAL
+        if problem.reading is None
+        else first_obstacle(
+            (problem.reading.left is None, "the gradient in a value matrix reads means"),
+            (problem.reading.kernel != "linear", "it is no linear head"),
+        )
+    )
+
+
+def _softmax_spread(problem: Problem) -> str | None:
+    return (
+        SEVERAL
+        if problem.reading is None
+        else first_obstacle(
+            (problem.reading.left is None, "the gradient in a value matrix reads means"),
+            (problem.reading.kernel != "softmax", "it is no softmax head"),
+        )
+    )
+
+
+def _gaussian_spread(problem: Problem) -> str | None:
+    return _softmax_spread(problem) or first_obstacle(
+        (problem.gaussian is None, "the tokens are not Gaussian"),
+        (problem.including_query, "the query is a token"),
+    )
+
+
+def _zero(problem: Problem, _effort: Effort) -> GradientRows:
+    return _rows(np.zeros_like(problem.lengths), np.zeros_like(problem.lengths))
+
+
+def _linear(problem: Problem, _effort: Effort, *, leading: bool = False) -> GradientRows:
+    reading, lengths = _reading(problem), problem.lengths
+    if reading.left is None:
+        raise ValueError(f"`wrt` must be a score matrix, got '{problem.wrt}'.")
+    own = None if leading else problem.own_token
+    value = linear_spread_error(problem.measure, reading.left, reading.value, lengths, own)
+    error = none_claimed(lengths) if leading else np.zeros_like(lengths)
+    return _rows(reading.size(problem.query) * value, error)
+
+
+def _exact_gaussian(problem: Problem, _effort: Effort) -> GradientRows:
+    reading, gaussian = _reading(problem), problem.gaussian
+    if reading.left is None or gaussian is None:
+        raise ValueError(
+            f"`wrt` must be a score matrix over Gaussian tokens, got {problem.subject}."
+        )
+    tokens = whitened(gaussian, reading.at(problem.query).tilt)
+    value, error = gaussian_spread_error(tokens, reading.left, reading.value, problem.lengths)
+    size = reading.size(problem.query)
+    return _rows(size * value, size * error)
+
+
+def _leading_softmax(problem: Problem, _effort: Effort) -> GradientRows:
+    reading, lengths = _reading(problem), problem.lengths
+    if reading.left is None:
+        raise ValueError(f"`wrt` must be a score matrix, got '{problem.wrt}'.")
+    head = reading.at(problem.query)
+    value = asymptotic_spread_error(head, problem.measure, reading.left, lengths)
+    return _rows(reading.size(problem.query) * value, none_claimed(lengths))
+
+
+def _estimated(problem: Problem, effort: Effort) -> GradientRows:
+    """Return the mean square of simulated prompts, length by length, each with the whole key."""
     with jax.enable_x64(True):
-        simulation = request.simulation(key)
-        limit = simulation.attention.jacobian(simulation.measure, request.query, wrt=wrt)
-        batch = gradient_batch(np.asarray(limit), wrt)
-        for index in np.flatnonzero(np.isfinite(request.length)):
-            (squares,) = simulated(simulation, float(request.length[index]), stop, batch)
-            value[index], error[index] = squares.mean(), standard_error(squares)
-            counts[index] = squares.size
-    return value, error, counts
+        attention, measure = in_double(problem.attention), in_double(problem.measure)
+        limit = doubles(attention.jacobian(measure, problem.query, wrt=str(problem.wrt)))
+    rows = _zero(problem, effort)
+    for place, (squares,) in of_each_length(problem, effort, gradient_batch(limit)):
+        rows.value[place], rows.error[place] = squares.mean(), standard_error(squares)
+        rows.samples[place] = squares.size
+    return rows
+
+
+GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
+    "gradient_moments",
+    [
+        Rule("limit", "anything, all lengths infinite", "zero", finite_length, _zero),
+        Rule(
+            "exact",
+            "a value matrix, where `prompt_moments` is exact",
+            "the same",
+            partial(_mean_obstacle, "exact"),
+            partial(_mean_square, "exact"),
+        ),
+        Rule(
+            "exact",
+            "a score matrix of a linear head, any tokens",
+            "closed form",
+            _linear_spread,
+            _linear,
+        ),
+        Rule(
+            "exact",
+            "a score matrix of a softmax head, Gaussian tokens, query outside",
+            "weight statistics",
+            _gaussian_spread,
+            _exact_gaussian,
+        ),
+        Rule(
+            "asymptotic",
+            "a value matrix of one head, any tokens",
+            "leading order in 1/L",
+            partial(_mean_obstacle, "asymptotic"),
+            partial(_mean_square, "asymptotic"),
+        ),
+        Rule(
+            "asymptotic",
+            "a score matrix of a linear head, any tokens",
+            "leading order in 1/L",
+            _linear_spread,
+            partial(_linear, leading=True),
+        ),
+        Rule(
+            "asymptotic",
+            "a score matrix of a softmax head, any tokens",
+            "leading order in 1/L",
+            _softmax_spread,
+            _leading_softmax,
+        ),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
+    ],
+)
+"""The ways to have `gradient_moments`."""

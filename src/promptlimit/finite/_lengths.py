@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.finite._array_types import ArrayLike
+from promptlimit._arrays import ArrayLike
 
 LARGEST_LENGTH = 1e30
 
@@ -29,5 +29,23 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> NDArray[np.fl
         raise ValueError(
             f"`{name}` must be a whole number from 1 to 1e30 or math.inf, "
             f"got {values[~allowed][0]}. It counts the tokens of a prompt."
+        )
+    return values
+
+
+def increasing_lengths(lengths: ArrayLike) -> NDArray[np.float64]:
+    """Return one or several lengths as a vector, or refuse what does not increase."""
+    if lengths is None:
+        raise ValueError("`lengths` must be a list of numbers, got None.")
+    values = np.atleast_1d(checked_lengths(lengths, name="lengths"))
+    if values.ndim != 1 or not values.size:
+        raise ValueError(
+            f"`lengths` must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
+        )
+    falls = np.flatnonzero(np.diff(values) <= 0)
+    if falls.size:
+        first, second = values[falls[0] : falls[0] + 2]
+        raise ValueError(
+            f"`lengths` must increase, got {second:g} after {first:g}. Sort them, each once."
         )
     return values

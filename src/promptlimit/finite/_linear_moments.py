@@ -6,10 +6,10 @@ prompt $\frac1{L+1}(\sum_lY_l+Y_0)$. Derived in docs/finite.md.
 
 import numpy as np
 
-from promptlimit.finite._array_types import Array
-from promptlimit.finite._heads import Head
-from promptlimit.finite._moment_rows import MomentRows, no_samples
+from promptlimit._arrays import Array
+from promptlimit.finite._moment_rows import MomentRows
 from promptlimit.finite._polynomial_moments import outer_product_spread, read_moments
+from promptlimit.finite._problem import Head
 from promptlimit.measures import AbstractMeasure
 
 
@@ -34,7 +34,6 @@ def linear_rows(
         mse=spread * np.trace(cov) + np.sum(bias**2, axis=1),
         participation=participation,
         error=np.zeros_like(length),
-        samples=no_samples(length),
     )
 
 

@@ -3,8 +3,9 @@
 import dataclasses
 
 import numpy as np
+from numpy.typing import NDArray
 
-from promptlimit.finite._array_types import Array
+from promptlimit._arrays import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +19,7 @@ class MomentRows:
         mse: $E|T_L - T|^2$, [n].
         participation: $E\sum_lp_l^2$, [n].
         error: of `mse`, in its units, [n].
-        samples: how many prompts were simulated, [n].
+        samples: how many prompts were simulated, [n]; None when none was.
     """
 
     limit: Array
@@ -27,23 +28,22 @@ class MomentRows:
     mse: Array
     participation: Array
     error: Array
-    samples: np.ndarray
+    samples: np.ndarray | None = None
+
+    @staticmethod
+    def at_infinity(limit: Array, count: int) -> "MomentRows":
+        """Return the rows of infinite prompts: the limit, without error."""
+        dim = limit.size
+        shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
+        return MomentRows(limit, *(np.zeros(shape) for shape in shapes))
+
+    def put(self, rows: int | NDArray[np.bool_], *moments: Array | float) -> None:
+        """Write bias, cov, mse, participation and error of some lengths, in that order."""
+        arrays = (self.bias, self.cov, self.mse, self.participation, self.error)
+        for array, moment in zip(arrays, moments, strict=True):
+            array[rows] = moment
 
 
-def no_samples(length: Array) -> np.ndarray:
-    """Return the number of prompts simulated when none is."""
-    return np.zeros(length.shape, dtype=np.int64)
-
-
-def rows_at_infinity(limit: Array, count: int) -> MomentRows:
-    """Return the rows of infinite prompts: the limit, without error."""
-    zeros, dim = np.zeros(count), limit.size
-    return MomentRows(
-        limit=limit,
-        bias=np.zeros((count, dim)),
-        cov=np.zeros((count, dim, dim)),
-        mse=zeros,
-        participation=zeros,
-        error=zeros,
-        samples=no_samples(zeros),
-    )
+def none_claimed(lengths: Array) -> Array:
+    """Return the error of a leading order: NaN, and zero for infinite prompts."""
+    return np.where(np.isinf(lengths), 0.0, np.nan)

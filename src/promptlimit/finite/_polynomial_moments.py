@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array as JaxArray
 
-from promptlimit.finite._array_types import Array
-from promptlimit.finite._components import Components, gaussian_components
+from promptlimit._arrays import Array
 from promptlimit.finite._precision import in_double
-from promptlimit.measures import AbstractMeasure, compiled
+from promptlimit.measures import AbstractMeasure, GaussianParts, compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +43,9 @@ def _transforms(measure: AbstractMeasure, tilt: JaxArray) -> tuple[JaxArray, Jax
 
 def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
     r"""Return mean and covariance of $z\langle z,t\rangle$, what linear attention averages."""
-    components = gaussian_components(measure)
-    if components is not None:
-        return _read_moments_of_components(components, tilt)
+    parts = measure.gaussian_parts()
+    if parts is not None:
+        return _read_moments_of_parts(parts, tilt)
     with jax.enable_x64(True):
         point = jnp.asarray(tilt)
         found = map(np.asarray, _read_derivatives(in_double(measure), point))
@@ -69,13 +68,13 @@ def _assembled_read_moments(
     return a * mean + w, spread + 2.0 * a * third + fourth - np.outer(w, w)
 
 
-def _read_moments_of_components(components: Components, tilt: Array) -> tuple[Array, Array]:
-    r"""Sum over components, with $a=\langle m,t\rangle$, $w=\Gamma t$, $\sigma^2=t^\top w$.
+def _read_moments_of_parts(parts: GaussianParts, tilt: Array) -> tuple[Array, Array]:
+    r"""Sum over parts, with $a=\langle m,t\rangle$, $w=\Gamma t$, $\sigma^2=t^\top w$.
 
     E z<z,t>   = a m + w
     Cov z<z,t> = sigma^2 mm' + (a^2 + sigma^2) Gamma + a (mw' + wm') + ww'
     """
-    means, covs, weights = components.means, components.all_covs(), components.weights
+    means, covs, weights = parts.means, parts.all_covs(), parts.weights
     a, w = means @ tilt, covs @ tilt
     variance = w @ tilt
     read = a[:, None] * means + w
@@ -123,22 +122,22 @@ def _second_derivative(
 
 def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) -> float:
     r"""Return $E\|K(zz^\top-S)V^\top\|_F^2$, $S=E\,zz^\top$, K = `left`, V = `right`."""
-    components = gaussian_components(measure)
-    if components is not None:
-        return _outer_spread_of_components(components, left, right)
+    parts = measure.gaussian_parts()
+    if parts is not None:
+        return _outer_spread_of_parts(parts, left, right)
     with jax.enable_x64(True):
         point = [jnp.asarray(array) for array in (left, right)]
         return float(_outer_spread_derivative(in_double(measure), *point))
 
 
-def _outer_spread_of_components(components: Components, left: Array, right: Array) -> float:
-    r"""Within components, and between their second moments $S_c=\Gamma_c+m_cm_c^\top$.
+def _outer_spread_of_parts(parts: GaussianParts, left: Array, right: Array) -> float:
+    r"""Within parts, and between their second moments $S_c=\Gamma_c+m_cm_c^\top$.
 
     Within: `tr PG tr QG + tr PG m'Qm + m'Pm tr QG + tr(PGQG) + 2 m'PGQm`, $P=K^\top K$,
     $Q=V^\top V$. Between: $\|K(S_c-S)V^\top\|_F^2$, with the common mean taken out first.
     """
     p, q = left.T @ left, right.T @ right
-    m, covs, weights = components.means, components.all_covs(), components.weights
+    m, covs, weights = parts.means, parts.all_covs(), parts.weights
     p_cov, q_cov = p @ covs, q @ covs
     p_trace, q_trace = (np.trace(each, axis1=1, axis2=2) for each in (p_cov, q_cov))
     p_mean, q_mean = (np.einsum("ci,ij,cj->c", m, each, m) for each in (p, q))
@@ -185,29 +184,29 @@ def squares_product(
     measure: AbstractMeasure, tilt: Array, centre: Array, left: Array, right: Array
 ) -> float:
     r"""Return $E|Ky|^2|Vy|^2$, $y=z-c$, z from the law tilted by t; K = `left`, V = `right`."""
-    components = gaussian_components(measure)
-    if components is not None:
-        return _squares_product_of_components(components.tilted(tilt), centre, left, right)
+    parts = measure.gaussian_parts()
+    if parts is not None:
+        return _squares_product_of_parts(parts.tilted(tilt), centre, left, right)
     with jax.enable_x64(True):
         point = [jnp.asarray(array) for array in (tilt, centre, left, right)]
         return float(_squares_derivative(in_double(measure), *point))
 
 
-def _squares_product_of_components(
-    components: Components, centre: Array, left: Array, right: Array
+def _squares_product_of_parts(
+    parts: GaussianParts, centre: Array, left: Array, right: Array
 ) -> float:
-    r"""Sum over components $N(m,\Gamma)$ of y, with $P=K^\top K$ and $Q=V^\top V$.
+    r"""Sum over parts $N(m,\Gamma)$ of y, with $P=K^\top K$ and $Q=V^\top V$.
 
     `E y'Py y'Qy = (tr PG + m'Pm)(tr QG + m'Qm) + 2 tr(PGQG) + 4 m'PGQm`, G = Gamma.
     """
     p, q = left.T @ left, right.T @ right
-    m, covs = components.means - centre, components.all_covs()
+    m, covs = parts.means - centre, parts.all_covs()
     p_cov, q_cov = p @ covs, q @ covs
     p_size = np.trace(p_cov, axis1=1, axis2=2) + np.einsum("ci,ij,cj->c", m, p, m)
     q_size = np.trace(q_cov, axis1=1, axis2=2) + np.einsum("ci,ij,cj->c", m, q, m)
     shared = np.einsum("cij,cji->c", p_cov, q_cov)
     mixed = np.einsum("ci,cij,jk,ck->c", m, p_cov, q, m)
-    return float(components.weights @ (p_size * q_size + 2.0 * shared + 4.0 * mixed))
+    return float(parts.weights @ (p_size * q_size + 2.0 * shared + 4.0 * mixed))
 
 
 @eqx.filter_jit

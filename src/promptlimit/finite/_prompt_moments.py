@@ -2,35 +2,31 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import Array, ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite._array_types import Array, ArrayLike
-from promptlimit.finite._asymptotic_moments import asymptotic_rows, none_claimed
-from promptlimit.finite._components import gaussian_components
+from promptlimit.finite._asymptotic_moments import asymptotic_rows
+from promptlimit.finite._gaussian_moments import gaussian_rows, whitened
+from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._linear_moments import linear_rows
-from promptlimit.finite._moment_rows import MomentRows, rows_at_infinity
-from promptlimit.finite._precision import in_double
-from promptlimit.finite._requests import Request, checked_request, chosen_kind
-from promptlimit.finite._simulation import (
-    Stopping,
-    output_batch,
-    simulated,
-    standard_error,
-    stopping,
-)
-from promptlimit.finite._softmax_moments import softmax_rows
+from promptlimit.finite._moment_rows import MomentRows, none_claimed
+from promptlimit.finite._problem import Head, Problem, checked_problem, checked_query
+from promptlimit.finite._ray import Ray
+from promptlimit.finite._ray_moments import moments_beside_mean, ray_moments
+from promptlimit.finite._rules import Effort, Quantity, Rule, first_obstacle
+from promptlimit.finite._simulation import of_each_length, output_batch, standard_error, stopping
+from promptlimit.finite._weight_statistics import MAX_SHARPNESS
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import Kind, PromptMoments
+from promptlimit.results import PromptMoments
 
 
 def prompt_moments(
     attention: AbstractAttention,
     measure: AbstractMeasure,
     query: ArrayLike,
-    length: ArrayLike,
+    lengths: ArrayLike,
     *,
     including_query: bool = False,
     kind: str = "auto",
@@ -44,20 +40,15 @@ def prompt_moments(
     prompt $T[\mu](z)$. For softmax over $N(m,\Gamma)$ a finite prompt shrinks the limit:
     $E\,T_L=Vm+(1-E\,S_2)V\Gamma Uz$. Derived in docs/finite.md.
 
-    | kind | for | how |
-    |---|---|---|
-    | `exact` | softmax: Gaussians, atoms, their mixtures, products and affine images | quadrature |
-    | | linear: any measure | closed form |
-    | `asymptotic` | one head, any measure | leading order in 1/L |
-    | `estimate` | any attention, any measure | prompts simulated |
-
-    `auto` is `exact` where possible and `estimate` elsewhere. Several heads are `estimate` only.
+    One head is exact over every measure of the library, and over your own if its `log_laplace` is
+    analytic; `auto` is `exact` where possible and `estimate` elsewhere. All ways there are:
+    `print(promptlimit.finite.PROMPT_MOMENTS.table())`.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token.
         query: $z$, shape `[query_dim]`.
-        length: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
+        lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
         kind: "auto", "exact", "asymptotic" or "estimate".
         key: randomness, for `estimate`.
@@ -71,118 +62,207 @@ def prompt_moments(
     >>> print(moments.kind, moments.mean[:2, 0].round(8), moments.mse[:2].round(8))
     exact [0.36316185 0.97446152] [1.07282946 0.04658838]
     """
-    request = checked_request(attention, measure, query, length, including_query=including_query)
-    stop = stopping(rtol, samples)
-    chosen = chosen_kind(request, kind, key, possible_kinds(request))
-    return _result(request, rows_of_kind(request, chosen, key, stop), chosen)
-
-
-def possible_kinds(request: Request) -> tuple[Kind, ...]:
-    """Return the kinds of moments that can be had of an attention over a measure."""
-    if request.head is None:
-        return ("estimate",)
-    linear = request.head.kernel == "linear"
-    if linear or gaussian_components(request.measure) is not None:
-        return ("exact", "estimate", "asymptotic")
-    return ("estimate", "asymptotic")
-
-
-def rows_of_kind(
-    request: Request, kind: Kind, key: PRNGKeyArray | None, stop: Stopping
-) -> MomentRows:
-    """Return the moments of a kind that is possible."""
-    head, own_token = request.head, request.own_token
-    if kind == "limit":
-        return rows_at_infinity(limit_output(request), request.length.size)
-    if kind == "estimate" and key is not None:
-        return _estimated_rows(request, key, stop)
-    if head is None:
-        raise AssertionError("only estimates exist for what is not one head")
-    if head.kernel == "linear":
-        return _linear_rows(request, kind)
-    if kind == "asymptotic":
-        return asymptotic_rows(head, request.measure, request.length, own_token)
-    components = gaussian_components(request.measure)
-    if components is None:
-        raise AssertionError("exact moments need a mixture of Gaussians")
-    return softmax_rows(head, components, request.length, own_token)
-
-
-def _linear_rows(request: Request, kind: Kind) -> MomentRows:
-    """Return the exact moments of a linear head, or what is left of them at large L."""
-    if request.head is None:
-        raise AssertionError("linear moments need one head")
-    rows = linear_rows(request.head, request.measure, request.length, request.own_token)
-    if kind == "exact":
-        return rows
-    apart = linear_rows(request.head, request.measure, request.length, None)
-    bias = rows.bias
-    if request.own_token is not None:
-        bias = bias * ((request.length + 1.0) / request.length)[:, None]
-    return dataclasses.replace(apart, bias=bias, error=none_claimed(request.length))
-
-
-def limit_output(request: Request) -> Array:
-    r"""Return $T[\mu](z)$ in double precision."""
-    with jax.enable_x64(True):
-        attention, measure = in_double(request.attention), in_double(request.measure)
-        return np.asarray(attention(measure, request.query), dtype=np.float64)
-
-
-def _estimated_rows(request: Request, key: PRNGKeyArray, stop: Stopping) -> MomentRows:
-    """Return the moments of simulated prompts, length by length, each with the whole key."""
-    limit = limit_output(request)
-    softmax = request.head is not None and request.head.kernel == "softmax"
-    tilt = request.head.tilt if softmax and request.head is not None else None
-    with jax.enable_x64(True):
-        simulation = request.simulation(key)
-        rows = [rows_at_infinity(limit, 0)]
-        rows += [
-            rows_at_infinity(limit, 1)
-            if np.isinf(one)
-            else _estimated_row(
-                limit, *simulated(simulation, float(one), stop, output_batch(limit, tilt))
-            )
-            for one in request.length
-        ]
-    stacked = {
-        field.name: np.concatenate([getattr(row, field.name) for row in rows])
-        for field in dataclasses.fields(MomentRows)
-        if field.name != "limit"
-    }
-    result = MomentRows(limit=limit, **stacked)
-    if request.head is not None and not softmax:
-        tokens = request.length + float(request.including_query)
-        result = dataclasses.replace(result, participation=1.0 / tokens)
-    return result
-
-
-def _estimated_row(limit: Array, squares: Array, deviation: Array, parts: Array) -> MomentRows:
-    centred = deviation - deviation.mean(axis=0)
-    return MomentRows(
-        limit=limit,
-        bias=deviation.mean(axis=0)[None],
-        cov=(centred.T @ centred / (squares.size - 1))[None],
-        mse=np.array([squares.mean()]),
-        participation=np.array([parts.mean()]),
-        error=np.array([standard_error(squares)]),
-        samples=np.array([squares.size]),
-    )
-
-
-def _result(request: Request, rows: MomentRows, kind: Kind) -> PromptMoments:
+    shaped = checked_lengths(lengths, name="lengths")
+    problem = _problem(attention, measure, query, shaped, including_query=including_query)
+    effort = Effort(key, samples, rtol)
+    stopping(effort)
+    rule = PROMPT_MOMENTS.choose(problem, kind, key)
+    rows = rule.compute(problem, effort)
     with np.errstate(divide="ignore"):
         tokens = 1.0 / rows.participation
-    shape = request.shape
+    shape, counts = shaped.shape, rows.samples
     return PromptMoments(
-        length=request.length.reshape(shape),
+        lengths=shaped,
         mean=(rows.limit + rows.bias).reshape(*shape, rows.limit.size),
         bias=rows.bias.reshape(*shape, rows.limit.size),
         cov=rows.cov.reshape(*shape, *rows.cov.shape[1:]),
         mse=rows.mse.reshape(shape),
         effective_tokens=tokens.reshape(shape),
         limit=rows.limit,
-        kind=kind,
+        kind=rule.kind,
         error=rows.error.reshape(shape),
-        samples=rows.samples.reshape(shape),
+        samples=np.zeros(shape, dtype=np.int64) if counts is None else counts.reshape(shape),
     )
+
+
+def _problem(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    query: ArrayLike,
+    lengths: Array,
+    *,
+    including_query: bool,
+    wrt: str | None = None,
+) -> Problem:
+    if not isinstance(attention, AbstractAttention):
+        raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
+    point = checked_query(query, attention)
+    return checked_problem(
+        attention, measure, point, lengths.ravel(), wrt=wrt, including_query=including_query
+    )
+
+
+SEVERAL = "several heads need the joint law of their weights (their means add up)"
+
+
+def _head(problem: Problem) -> Head:
+    head = problem.head()
+    if head is None:
+        raise ValueError(f"`attention` must be one head, got {problem.subject}.")
+    return head
+
+
+def finite_length(problem: Problem) -> str | None:
+    """Return why a problem is no limit."""
+    infinite = problem.lengths.size and np.isinf(problem.lengths).all()
+    return None if infinite else "a length is finite"
+
+
+def is_linear_head(problem: Problem) -> str | None:
+    """Return why a problem is not of one linear head."""
+    head = problem.head()
+    return first_obstacle(
+        (head is None, SEVERAL),
+        (head is not None and head.kernel != "linear", "it is no linear head"),
+    )
+
+
+def is_softmax_head(problem: Problem) -> str | None:
+    """Return why a problem is not of one softmax head."""
+    head = problem.head()
+    return first_obstacle(
+        (head is None, SEVERAL),
+        (head is not None and head.kernel != "softmax", "it is no softmax head"),
+    )
+
+
+def _softmax_over_gaussian(problem: Problem) -> str | None:
+    obstacle = is_softmax_head(problem) or first_obstacle(
+        (problem.gaussian is None, "the tokens are not Gaussian"),
+        (problem.including_query, "the query is a token"),
+    )
+    if obstacle is None and problem.gaussian is not None:
+        sharpness = whitened(problem.gaussian, _head(problem).tilt).sharpness
+        return first_obstacle(
+            (sharpness > MAX_SHARPNESS, f"the sharpness {sharpness:.4g} exceeds {MAX_SHARPNESS:g}")
+        )
+    return obstacle
+
+
+def _softmax_over_analytic(problem: Problem) -> str | None:
+    return is_softmax_head(problem) or problem.ray_obstacle(_head(problem).tilt)
+
+
+def _head_beside_mean(problem: Problem) -> tuple[Head, Head] | None:
+    """Return a softmax head and one of tilt zero, which reads the mean, if these are the heads."""
+    heads = problem.heads_at_query()
+    if len(heads) != 2 or any(head.kernel != "softmax" for head in heads):
+        return None
+    first, second = sorted(heads, key=lambda head: not head.tilt.any())
+    return None if second.tilt.any() else (first, second)
+
+
+def _softmax_beside_mean(problem: Problem) -> str | None:
+    heads = _head_beside_mean(problem)
+    if problem.wrt is not None or heads is None:
+        return SEVERAL if problem.head() is None else _softmax_over_analytic(problem)
+    return problem.ray_obstacle(heads[0].tilt)
+
+
+def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
+    heads = _head_beside_mean(problem)
+    if heads is None:
+        raise ValueError(f"`attention` must have a head of tilt zero, got {problem.subject}.")
+    ray = Ray(problem.measure, heads[0].tilt)
+    values = heads[0].value, heads[1].value
+    return moments_beside_mean(ray, *values, problem.lengths, problem.own_token)
+
+
+def _one_head(problem: Problem) -> str | None:
+    return SEVERAL if problem.head() is None else None
+
+
+def _limit(problem: Problem, _effort: Effort) -> MomentRows:
+    return MomentRows.at_infinity(problem.limit(), problem.lengths.size)
+
+
+def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
+    return linear_rows(_head(problem), problem.measure, problem.lengths, problem.own_token)
+
+
+def _exact_gaussian(problem: Problem, _effort: Effort) -> MomentRows:
+    if problem.gaussian is None:
+        raise ValueError(f"`measure` must be Gaussian, got {problem.subject}.")
+    head = _head(problem)
+    return gaussian_rows(head, whitened(problem.gaussian, head.tilt), problem.lengths)
+
+
+def _exact_on_ray(problem: Problem, _effort: Effort) -> MomentRows:
+    head = _head(problem)
+    return ray_moments(
+        Ray(problem.measure, head.tilt), head.value, problem.lengths, problem.own_token
+    )
+
+
+def _leading_order(problem: Problem, _effort: Effort) -> MomentRows:
+    head, lengths = _head(problem), problem.lengths
+    if head.kernel == "softmax":
+        return asymptotic_rows(head, problem.measure, lengths, problem.own_token)
+    rows = linear_rows(head, problem.measure, lengths, problem.own_token)
+    apart = linear_rows(head, problem.measure, lengths, None)
+    bias = rows.bias
+    if problem.including_query:
+        bias = bias * ((lengths + 1.0) / lengths)[:, None]
+    return dataclasses.replace(apart, bias=bias, error=none_claimed(lengths))
+
+
+def _estimated(problem: Problem, effort: Effort) -> MomentRows:
+    """Return the moments of simulated prompts, length by length, each with the whole key."""
+    limit, head = problem.limit(), problem.head()
+    tilt = head.tilt if head is not None and head.kernel == "softmax" else None
+    rows = MomentRows.at_infinity(limit, problem.lengths.size)
+    samples = np.zeros(problem.lengths.size, dtype=np.int64)
+    batch = output_batch(limit, tilt)
+    for place, (squares, deviation, parts) in of_each_length(problem, effort, batch):
+        bias, samples[place] = deviation.mean(axis=0), squares.size
+        cov = (deviation - bias).T @ (deviation - bias) / (squares.size - 1)
+        error = standard_error(squares)
+        rows.put(place, bias, cov, squares.mean(), parts.mean(), error)
+    if head is not None and head.kernel == "linear":
+        rows.participation[:] = 1.0 / (problem.lengths + float(problem.including_query))
+    return dataclasses.replace(rows, samples=samples)
+
+
+PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
+    "prompt_moments",
+    [
+        Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
+        Rule("exact", "one linear head, any tokens", "closed form", is_linear_head, _exact_linear),
+        Rule(
+            "exact",
+            "one softmax head, Gaussian tokens, query outside, sharpness to 40",
+            "weight statistics",
+            _softmax_over_gaussian,
+            _exact_gaussian,
+        ),
+        Rule(
+            "exact",
+            "one softmax head, any tokens with an analytic `log_laplace`",
+            "the log-Laplace transform on a complex ray",
+            _softmax_over_analytic,
+            _exact_on_ray,
+        ),
+        Rule(
+            "exact",
+            "a softmax head beside one of tilt zero, any tokens with an analytic `log_laplace`",
+            "the same, with their covariance",
+            _softmax_beside_mean,
+            _exact_beside_mean,
+        ),
+        Rule(
+            "asymptotic", "one head, any tokens", "leading order in 1/L", _one_head, _leading_order
+        ),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
+    ],
+)
+"""The ways to have `prompt_moments`. "One head" are also heads that share their tilt."""

@@ -1,8 +1,9 @@
-"""Monte Carlo over prompts: any measure, any attention, with an error bar and a word of warning."""
+"""Monte Carlo over prompts: any law, any attention, with an error bar and a word of warning."""
 
 import dataclasses
 import math
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -14,8 +15,11 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import Array
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite._array_types import Array
+from promptlimit.finite._precision import in_double
+from promptlimit.finite._problem import Problem
+from promptlimit.finite._rules import Effort
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, agreed, in_chunks
 
@@ -48,8 +52,9 @@ class Stopping:
     rtol_was_asked: bool
 
 
-def stopping(rtol: float | None, samples: int | None) -> Stopping:
+def stopping(effort: Effort) -> Stopping:
     """Return when to stop; a number of prompts given without `rtol` is used to the last."""
+    rtol, samples = effort.rtol, effort.samples
     if rtol is not None and not 0.0 < rtol < math.inf:
         raise ValueError(f"`rtol` must be positive, got {rtol}. It is a relative standard error.")
     if samples is not None and not (isinstance(samples, Integral) and samples >= 2):
@@ -62,19 +67,42 @@ def stopping(rtol: float | None, samples: int | None) -> Stopping:
 
 
 class Simulation(eqx.Module):
-    """What is simulated: prompts of tokens from a measure, read by an attention at a query."""
+    """What is simulated: prompts of tokens from a law, each read at its own query.
+
+    Prompt i draws its query and its tokens from `fold_in(key, i)`, so that results depend on the
+    key alone, whatever the chunks and the devices.
+    """
 
     attention: AbstractAttention
     measure: AbstractMeasure
-    query: JaxArray
+    queries: AbstractMeasure
     including_query: bool = eqx.field(static=True)
+    wrt: str | None = eqx.field(static=True)
     key: PRNGKeyArray
 
-    def prompt(self, count: int, index: JaxArray) -> Empirical:
-        """Return the prompt of this index, drawn from `fold_in(key, index)`."""
-        key = jax.random.fold_in(self.key, index)
-        prompt = Empirical(self.measure.sample(count, key=key))
-        return prompt.including(self.query) if self.including_query else prompt
+    @classmethod
+    def of(cls, problem: Problem, key: PRNGKeyArray) -> "Simulation":
+        """Return the simulation of a problem in double precision; call inside `enable_x64`."""
+        attention, measure = in_double(problem.attention), in_double(problem.measure)
+        queries = in_double(problem.queries.as_measure())
+        return cls(attention, measure, queries, problem.including_query, problem.wrt, key)
+
+    def draw(self, count: int, index: JaxArray) -> tuple[JaxArray, JaxArray]:
+        """Return query and tokens of the prompt of this index."""
+        query_key, token_key = jax.random.split(jax.random.fold_in(self.key, index))
+        query = self.queries.sample(1, key=query_key)[0]
+        return query, self.measure.sample(count, key=token_key)
+
+    def read(self, prompt: AbstractMeasure, query: JaxArray) -> JaxArray:
+        """Return what is compared: the output, or a gradient of it."""
+        if self.wrt is None:
+            return self.attention(prompt, query)
+        return self.attention.jacobian(prompt, query, wrt=self.wrt)
+
+    def read_tokens(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
+        """Return the same of finitely many tokens, the query among them if it should be."""
+        prompt = Empirical(tokens)
+        return self.read(prompt.including(query) if self.including_query else prompt, query)
 
 
 class Batch(NamedTuple):
@@ -90,18 +118,16 @@ class Batch(NamedTuple):
 
 
 def simulated(
-    simulation: Simulation,
-    length: float,
-    stop: Stopping,
-    batch: Batch,
+    simulation: Simulation, length: float, stop: Stopping, batch: Batch
 ) -> tuple[Array, ...]:
     """Return what `batch` makes of each prompt, stacked; the first of it is the squared error.
 
-    Prompt i draws its tokens from `fold_in(key, i)`, and the decision to stop is taken after the
-    same numbers of prompts whatever the chunks and the devices, so results depend on the key alone.
+    The decision to stop is taken after the same numbers of prompts whatever the chunks and the
+    devices.
     """
-    count = tokens_that_fit(length, simulation.measure.dim)
-    chunk = _chunk(count, simulation.measure.dim, stop.samples)
+    dim = simulation.measure.dim
+    count = tokens_that_fit(length, dim)
+    chunk = chunk_of_prompts(count * dim * _COPIES, min(stop.samples, _FIRST_LOOK))
     chunks = in_chunks(batch.program, (simulation, count, *batch.constants), chunk)
     pieces: list[tuple[Array, ...]] = []
     look = min(_FIRST_LOOK, stop.samples)
@@ -126,11 +152,10 @@ def tokens_that_fit(length: float, dim: int) -> int:
     return int(length)
 
 
-def _chunk(count: int, dim: int, samples: int) -> int:
-    """Return how many prompts to hold at a time: a power of two up to the first look."""
-    fitting = max(1, MEMORY_BUDGET // (8 * count * dim * _COPIES))
-    wanted = 2 ** math.ceil(math.log2(min(samples, _FIRST_LOOK)))
-    return min(wanted, 2 ** int(math.log2(fitting)))
+def chunk_of_prompts(entries: int, most: int) -> int:
+    """Return how many prompts of so many numbers to hold at a time: a power of two."""
+    fitting = max(1, MEMORY_BUDGET // (8 * entries))
+    return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
 
 
 def standard_error(values: Array) -> float:
@@ -175,6 +200,19 @@ def warn_when_unreliable(squares: Array, stop: Stopping) -> bool:
     return uneven or short
 
 
+def of_each_length(
+    problem: Problem, effort: Effort, batch: Batch
+) -> Iterator[tuple[int, tuple[Array, ...]]]:
+    """Yield the place of each finite length and what `batch` makes of its prompts."""
+    if effort.key is None:
+        raise ValueError("`key` must be given to simulate prompts, got None.")
+    with jax.enable_x64(True):
+        simulation, stop = Simulation.of(problem, effort.key), stopping(effort)
+        for place in np.flatnonzero(np.isfinite(problem.lengths)):
+            length = float(problem.lengths[place])
+            yield int(place), simulated(simulation, length, stop, batch)
+
+
 def output_batch(limit: Array, tilt: Array | None) -> Batch:
     """Return the batch of squared errors, deviations from the limit and participations.
 
@@ -182,12 +220,12 @@ def output_batch(limit: Array, tilt: Array | None) -> Batch:
         limit: what the outputs deviate from.
         tilt: the scores of the weights whose participation is wanted; NaN without.
     """
-    return Batch(_outputs, (jnp.asarray(limit), None if tilt is None else jnp.asarray(tilt)))
+    return Batch(_outputs, (limit, tilt))
 
 
-def gradient_batch(limit: Array, wrt: str) -> Batch:
+def gradient_batch(limit: Array) -> Batch:
     """Return the batch of squared distances of a parameter gradient from its limit."""
-    return Batch(_gradients, (jnp.asarray(limit), wrt))
+    return Batch(_gradients, (limit,))
 
 
 def _outputs(
@@ -196,22 +234,22 @@ def _outputs(
     simulation, count, limit, tilt = shared
 
     def one(index: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray]:
-        prompt = simulation.prompt(count, index)
-        deviation = simulation.attention(prompt, simulation.query) - limit
+        query, tokens = simulation.draw(count, index)
+        deviation = simulation.read_tokens(tokens, query) - limit
         weights = jnp.full((1,), jnp.nan)
         if tilt is not None:
-            weights = jax.nn.softmax(prompt.tokens @ tilt)
+            own = [query[None]] if simulation.including_query else []
+            weights = jax.nn.softmax(jnp.concatenate([tokens, *own]) @ tilt)
         return jnp.sum(deviation**2), deviation, jnp.sum(weights**2)
 
     return jax.vmap(one)(indices)
 
 
-def _gradients(shared: tuple[Simulation, int, JaxArray, str], indices: JaxArray) -> tuple[JaxArray]:
-    simulation, count, limit, wrt = shared
+def _gradients(shared: tuple[Simulation, int, JaxArray], indices: JaxArray) -> tuple[JaxArray]:
+    simulation, count, limit = shared
 
     def one(index: JaxArray) -> JaxArray:
-        prompt = simulation.prompt(count, index)
-        jacobian = simulation.attention.jacobian(prompt, simulation.query, wrt=wrt)
-        return jnp.sum((jacobian - limit) ** 2)
+        query, tokens = simulation.draw(count, index)
+        return jnp.sum((simulation.read_tokens(tokens, query) - limit) ** 2)
 
     return (jax.vmap(one)(indices),)

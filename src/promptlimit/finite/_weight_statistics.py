@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import ArrayLike
 from promptlimit.finite._accuracy import AccuracyError
-from promptlimit.finite._array_types import ArrayLike
 from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._partition_formulas import (
     Integrands,

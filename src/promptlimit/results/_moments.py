@@ -15,7 +15,7 @@ class PromptMoments:
     axes come first, in `limit` excepted.
 
     Attributes:
-        length: $L$, the number of tokens drawn, the query not counted.
+        lengths: $L$, the number of tokens drawn, the query not counted.
         mean: $E\,T_L$, [output_dim].
         bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits.
         cov: the covariance of $T_L$, [output_dim, output_dim].
@@ -29,7 +29,7 @@ class PromptMoments:
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
     """
 
-    length: np.ndarray
+    lengths: np.ndarray
     mean: np.ndarray
     bias: np.ndarray
     cov: np.ndarray
@@ -46,7 +46,7 @@ class GradientMoments:
     r"""The mean square over prompts of what a finite prompt changes in a parameter gradient.
 
     Attributes:
-        length: $L$, the number of tokens drawn, the query not counted.
+        lengths: $L$, the number of tokens drawn, the query not counted.
         value: $E\sum_i\|\nabla_\theta T_{L,i} - \nabla_\theta T_i\|_F^2$, over all outputs i.
         wrt: the name of the parameter $\theta$.
         kind: as in `PromptMoments`.
@@ -54,7 +54,7 @@ class GradientMoments:
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
     """
 
-    length: np.ndarray
+    lengths: np.ndarray
     value: np.ndarray
     wrt: str
     kind: Kind

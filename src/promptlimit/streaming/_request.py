@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit import __version__
+from promptlimit._arrays import doubles
 from promptlimit._configuration import described
 from promptlimit._inputs import ArrayLike, float_array
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import readout
+from promptlimit.finite import in_double
 from promptlimit.parallel import crew
 from promptlimit.streaming._blocks import Task, is_bounded
 from promptlimit.streaming._leaves import LEAF
@@ -108,12 +109,13 @@ def checked_request(
     chunk: int | None,
 ) -> StreamRequest:
     """Return the request, or say in one sentence what is wrong with it; inside `enable_x64`."""
-    read = readout(attention, None)
-    if read is None:
+    head = in_double(attention).single_head()
+    if head is None:
         raise ValueError(
             f"`attention` must be one head, got {type(attention).__name__}. Stream its heads one "
             "by one: the output is their sum."
         )
+    key_query, value = doubles(head.key_query), doubles(head.value)
     asked = np.asarray(float_array("queries", queries, rank=2), np.float64)
     if asked.shape[1] != attention.query_dim or not len(asked):
         raise ValueError(
@@ -133,9 +135,9 @@ def checked_request(
             f"`lengths` must be at most {tokens.length}, the length of the prompt, got "
             f"{wanted[-1]}."
         )
-    is_linear = read.head.kernel == "linear"
+    is_linear = head.kernel == "linear"
     linear = linear or is_linear
-    tilts = asked @ read.head.key_query.T @ tokens.matrix
+    tilts = asked @ key_query.T @ tokens.matrix
     tilts = np.concatenate([tilts, np.zeros((int(linear), tokens.dim))]).astype(tokens.dtype)
     task = Task(
         tokens.source,
@@ -148,8 +150,8 @@ def checked_request(
     )
     return StreamRequest(
         attention,
-        read.head.key_query,
-        read.head.value,
+        key_query,
+        value,
         tokens,
         asked,
         tilts.astype(np.float64),

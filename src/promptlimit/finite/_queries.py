@@ -5,11 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 
+from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import float_arrays, require_finite
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
-from promptlimit.finite import Array, ArrayLike, doubles, gaussian_components
-from promptlimit.measures import AbstractMeasure
+from promptlimit.measures import AbstractMeasure, Empirical, covariance_root
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +34,25 @@ class Queries:
         points: queries that have a positive share, [n, q].
         weights: their shares, [n].
         gaussians: the parts that are Gaussian.
-        law: the whole of it as a measure, to draw queries from.
+        law: the whole of it as a measure; None for points that a user listed.
         is_known: whether `points` and `gaussians` are all there is.
     """
 
     points: Array
     weights: Array
-    gaussians: tuple[GaussianPart, ...]
-    law: AbstractMeasure | None
-    is_known: bool
+    gaussians: tuple[GaussianPart, ...] = ()
+    law: AbstractMeasure | None = None
+    is_known: bool = True
+
+    @classmethod
+    def one(cls, point: Array) -> "Queries":
+        """Return one query."""
+        return cls(point[None], np.ones(1))
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one query was listed."""
+        return self.law is None and self.points.shape[0] == 1
 
     @property
     def are_points(self) -> bool:
@@ -61,7 +70,12 @@ class Queries:
         mean, cov = self.moments()
         if self.law is None or np.linalg.norm(mean) > 1e-12 * np.sqrt(np.trace(cov)):
             return None
-        return sub_gaussian_constant(self.law)
+        proxy = self.law.variance_proxy()
+        return None if proxy is None else proxy.constant
+
+    def as_measure(self) -> AbstractMeasure:
+        """Return the law to draw queries from."""
+        return Empirical(self.points, self.weights) if self.law is None else self.law
 
     def moments(self) -> tuple[Array, Array]:
         """Return mean and covariance; of a law taken apart, from its parts."""
@@ -75,6 +89,18 @@ class Queries:
         centred = centres - mean
         within = sum(part.weight * part.cov for part in parts)
         return mean, (shares[:, None] * centred).T @ centred + within
+
+    def for_squares(self) -> tuple[Array, Array]:
+        r"""Return points and weights that average squares of affine functions exactly.
+
+        $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, $c_k$ the columns of a root of the
+        covariance, has the mean and the covariance of the queries, and no polynomial of degree 2
+        sees more.
+        """
+        mean, cov = self.moments()
+        steps = np.sqrt(mean.size) * covariance_root(cov)
+        points = mean + np.concatenate([steps, -steps])
+        return points, np.full(points.shape[0], 1.0 / points.shape[0])
 
 
 def checked_queries(queries: AbstractMeasure | ArrayLike, attention: AbstractAttention) -> Queries:
@@ -90,8 +116,7 @@ def checked_queries(queries: AbstractMeasure | ArrayLike, attention: AbstractAtt
             raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
         require_finite("queries", array)
         points = doubles(array)
-    weights = np.full(points.shape[0], 1.0 / points.shape[0])
-    return Queries(points, weights, (), None, is_known=True)
+    return Queries(points, np.full(points.shape[0], 1.0 / points.shape[0]))
 
 
 def _wrong_dimension(dim: int, got: str) -> str:
@@ -102,26 +127,11 @@ def _wrong_dimension(dim: int, got: str) -> str:
 
 
 def _taken_apart(law: AbstractMeasure) -> Queries:
-    components = gaussian_components(law)
-    if components is None:
+    parts = law.gaussian_parts()
+    if parts is None:
         return Queries(np.zeros((0, law.dim)), np.zeros(0), (), law, is_known=False)
-    covs = components.all_covs()
+    covs = parts.all_covs()
     fixed = np.all(covs == 0.0, axis=(1, 2))
-    parts = zip(components.weights[~fixed], components.means[~fixed], covs[~fixed], strict=True)
-    gaussians = tuple(GaussianPart(float(weight), mean, cov) for weight, mean, cov in parts)
-    points, weights = components.means[fixed], components.weights[fixed]
-    return Queries(points, weights, gaussians, law, is_known=True)
-
-
-def points_for_squares(queries: Queries) -> tuple[Array, Array]:
-    r"""Return points and weights that average squares of affine functions exactly.
-
-    $\frac1{2q}\sum_\pm\sum_k f(m\pm\sqrt q\,c_k)$, $c_k$ the columns of a root of the covariance,
-    has the mean and the covariance of the queries, and no polynomial of degree 2 sees more.
-    """
-    mean, cov = queries.moments()
-    values, vectors = np.linalg.eigh(cov)
-    root = vectors * np.sqrt(np.maximum(values, 0.0))
-    steps = np.sqrt(mean.size) * root.T
-    points = mean + np.concatenate([steps, -steps])
-    return points, np.full(points.shape[0], 1.0 / points.shape[0])
+    spread = zip(parts.weights[~fixed], parts.means[~fixed], covs[~fixed], strict=True)
+    gaussians = tuple(GaussianPart(float(weight), mean, cov) for weight, mean, cov in spread)
+    return Queries(parts.means[fixed], parts.weights[fixed], gaussians, law)

@@ -1,4 +1,4 @@
-r"""Exact softmax moments: Gaussian tokens by weight statistics, mixtures by their own quadrature.
+r"""Exact softmax moments over Gaussian tokens, by weight statistics.
 
 For tokens $N(m,\Gamma)$ the weights see a token only through its whitened coordinate
 $g=\langle e,\cdot\rangle$ along $e=\Gamma^{1/2}t/\sigma$, $\sigma^2=t'\Gamma t$; the other
@@ -9,15 +9,11 @@ import dataclasses
 
 import numpy as np
 
-from promptlimit.finite._array_types import Array
-from promptlimit.finite._components import Components
-from promptlimit.finite._heads import Head
-from promptlimit.finite._mixture_moments import mixture_moments
-from promptlimit.finite._moment_rows import MomentRows, no_samples
-from promptlimit.finite._weight_statistics import (
-    MAX_SHARPNESS,
-    weight_statistics,
-)
+from promptlimit._arrays import Array
+from promptlimit.finite._moment_rows import MomentRows
+from promptlimit.finite._problem import Head
+from promptlimit.finite._weight_statistics import weight_statistics
+from promptlimit.measures import GaussianParts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,44 +33,16 @@ class Whitened:
     direction: Array
 
 
-def whitened(components: Components, tilt: Array) -> Whitened:
-    """Return the one Gaussian component in whitened coordinates."""
-    root = components.root()
+def whitened(gaussian: GaussianParts, tilt: Array) -> Whitened:
+    """Return a Gaussian in whitened coordinates."""
+    root = gaussian.root()
     along = root @ tilt
     sharpness = float(np.linalg.norm(along))
     direction = along / sharpness if sharpness > 0.0 else np.eye(tilt.size)[0]
-    return Whitened(components.means[0], root, sharpness, direction)
+    return Whitened(gaussian.means[0], root, sharpness, direction)
 
 
-def softmax_rows(
-    head: Head, components: Components, length: Array, own_token: Array | None
-) -> MomentRows:
-    """Return the exact moments of a softmax head over a mixture of Gaussians and atoms."""
-    if components.is_gaussian and own_token is None:
-        tokens = whitened(components, head.tilt)
-        if tokens.sharpness <= MAX_SHARPNESS:
-            return _gaussian_rows(head, tokens, length)
-    found = mixture_moments(
-        components.weights,
-        components.means,
-        components.covs,
-        head.tilt,
-        head.value,
-        length,
-        query=own_token,
-    )
-    return MomentRows(
-        limit=found.limit,
-        bias=found.bias,
-        cov=found.cov,
-        mse=found.mse,
-        participation=found.participation,
-        error=found.error * found.mse,
-        samples=no_samples(length),
-    )
-
-
-def _gaussian_rows(head: Head, tokens: Whitened, length: Array) -> MomentRows:
+def gaussian_rows(head: Head, tokens: Whitened, length: Array) -> MomentRows:
     r"""Return the moments over Gaussian tokens, $B=V\Gamma^{1/2}$, $\beta=Be$.
 
     E T_L - T    = -E S_2 sigma beta
@@ -97,7 +65,6 @@ def _gaussian_rows(head: Head, tokens: Whitened, length: Array) -> MomentRows:
         mse=mse,
         participation=participation,
         error=statistics.error * mse,
-        samples=no_samples(length),
     )
 
 

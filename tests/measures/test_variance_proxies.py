@@ -9,7 +9,6 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from measures.cases import CASES, OneHot
-from promptlimit.concentration._sub_gaussian import sub_gaussian_constant
 
 KNOWN = [name for name in CASES if "user's own" not in name]
 # Where the constant is the best there is, the largest standard deviation attains it.
@@ -31,7 +30,7 @@ def directions(dim, count=200):
 
 
 def constant_of(measure):
-    constant = sub_gaussian_constant(measure)
+    constant = measure.variance_proxy().constant
     assert constant is not None
     return constant
 
@@ -108,6 +107,6 @@ def test_many_tokens_are_bounded_by_their_distance_from_the_mean():
 @pytest.mark.parametrize("name", [name for name in CASES if "user's own" in name])
 def test_a_users_own_measure_has_no_known_constant(name):
     measure = CASES[name].build()
-    assert sub_gaussian_constant(measure) is None
-    assert sub_gaussian_constant(pl.Affine(measure, np.eye(3))) is None
-    assert sub_gaussian_constant(pl.Product([pl.Rademacher([1.0]), measure])) is None
+    assert measure.variance_proxy() is None
+    assert pl.Affine(measure, np.eye(3)).variance_proxy() is None
+    assert pl.Product([pl.Rademacher([1.0]), measure]).variance_proxy() is None

@@ -1,0 +1,174 @@
+r"""A law along a tilt: its log-Laplace transform on the complex ray $\{ct\}$.
+
+Attention over an infinite prompt sees $\Lambda$ at the tilt $t$ alone; over a finite prompt, at its
+complex multiples. All that is asked of a measure is a `log_laplace` that is analytic there.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array as JaxArray
+from numpy.typing import NDArray
+
+from promptlimit._arrays import Array
+from promptlimit.finite._precision import in_double
+from promptlimit.measures import AbstractMeasure
+
+Complex = NDArray[np.complex128]
+
+LEFT, RIGHT = -40.0, 3.0
+"""The multiples that are ever used have real parts between these."""
+
+_LARGEST_CHUNK = 512
+_ENTRIES_AT_ONCE = 2**22
+_STEP = 1e-4
+_CLOSE = 1e-3
+_PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
+
+
+class NotAnalyticError(ValueError):
+    """A log-Laplace transform that cannot be continued to complex tilts; says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ray:
+    r"""A measure $\mu$ at the multiples $ct$ of a tilt.
+
+    Attributes:
+        measure: $\mu$.
+        tilt: $t$, [d].
+    """
+
+    measure: AbstractMeasure
+    tilt: Array
+
+    def on_axis(self, multiples: Array) -> Array:
+        r"""Return $\Lambda(ct)$ for real c; infinite or NaN where the transform does not exist."""
+        return self._stacked(_log_laplace, multiples)
+
+    def log_laplace(self, multiples: Complex) -> Complex:
+        r"""Return $\Lambda(ct)$ for complex c, up to multiples of $2\pi i$."""
+        return self._stacked(_log_laplace, multiples)
+
+    def derivatives(
+        self, value: Array, multiples: Complex
+    ) -> Iterator[tuple[slice, Complex, Complex]]:
+        r"""Yield $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
+        for part, found in self._chunks(_derivatives, multiples, value):
+            yield part, *found
+
+    def _stacked(self, program: Callable[..., Any], multiples: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([found for _, found in self._chunks(program, multiples)])
+
+    def _chunks(
+        self, program: Callable[..., Any], multiples: NDArray[Any], *constants: Array
+    ) -> Iterator[tuple[slice, Any]]:
+        size = self._chunk
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            for start in range(0, multiples.size, size):
+                part = multiples[start : start + size]
+                padded = np.pad(part, (0, size - part.size), mode="edge")
+                found = program(self._in_double, self.tilt, *constants, padded)
+                host = jax.tree.map(lambda a, n=part.size: np.asarray(a)[:n], found)
+                yield slice(start, start + part.size), host
+
+    @cached_property
+    def _in_double(self) -> AbstractMeasure:
+        return in_double(self.measure)
+
+    @cached_property
+    def _chunk(self) -> int:
+        """How many multiples at a time: fewer for a measure of many parameters."""
+        leaves = jax.tree.leaves(eqx.filter(self.measure, eqx.is_array))
+        entries = max([self.tilt.size**2, *(leaf.size for leaf in leaves)])
+        fitting = 2 ** int(np.log2(max(_ENTRIES_AT_ONCE / entries, 8.0)))
+        return min(_LARGEST_CHUNK, fitting)
+
+    @cached_property
+    def domain(self) -> tuple[float, float]:
+        r"""The real multiples between which $\Lambda(ct)$ is finite, cut at `LEFT` and `RIGHT`."""
+        grid = np.concatenate([np.geomspace(-LEFT, 0.02, 60) * -1.0, np.linspace(0.0, RIGHT, 61)])
+        finite = np.isfinite(self.on_axis(grid))
+        inside = np.abs(grid - 0.5) <= 0.5 + 1e-12
+        if not finite[inside].all():
+            at = grid[inside][~finite[inside]][0]
+            raise NotAnalyticError(
+                f"its log-Laplace transform is not finite at {at:.3g} times the tilt"
+            )
+        origin = int(np.flatnonzero(inside)[0])
+        low, high = LEFT, RIGHT
+        if not finite[:origin].all():
+            last = int(np.flatnonzero(~finite[:origin])[-1])
+            low = self._edge(grid[last + 1], grid[last])
+        if not finite[origin:].all():
+            first = origin + int(np.flatnonzero(~finite[origin:])[0])
+            high = self._edge(grid[first - 1], grid[first])
+        return low, high
+
+    def _edge(self, inside: float, outside: float) -> float:
+        """Return where the transform stops being finite, to a relative 1e-6."""
+        for _ in range(3):
+            grid = np.linspace(inside, outside, 101)
+            last = int(np.flatnonzero(np.isfinite(self.on_axis(grid)))[-1])
+            inside, outside = grid[last], grid[min(last + 1, 100)]
+        return float(inside)
+
+    def require_analytic(self) -> None:
+        """Say why the log-Laplace transform is no analytic function of the multiple, if it is not.
+
+        Cauchy and Riemann's equations and conjugate symmetry at a few points, and two bounds that
+        every transform of a probability measure obeys.
+        """
+        axis = self.on_axis(np.array([*_PROBES.real, 1.0]))
+        step = _STEP / (1.0 + np.abs(axis).max())
+        steps = step * np.array([1.0, -1.0, 1j, -1j])
+        near = (_PROBES[:, None] + steps).ravel()
+        try:
+            probed = np.array([*_PROBES, *_PROBES.conj(), *near])
+            found = self._stacked(_log_laplace, probed)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            reason = str(error).split("\n", maxsplit=1)[0]
+            raise NotAnalyticError(
+                f"its `log_laplace` does not take complex tilts ({type(error).__name__}: {reason})"
+            ) from error
+        if not np.iscomplexobj(found):
+            raise NotAnalyticError("its `log_laplace` returns real numbers at complex tilts")
+        here, mirrored, around = np.split(found, [3, 6])
+        if not np.isfinite(found).all():
+            raise NotAnalyticError("its `log_laplace` is not finite at complex tilts")
+        east, west, north, south = np.exp(around.reshape(3, 4) - here[:, None]).T
+        along, across = (east - west) / (2.0 * step), (north - south) / (2j * step)
+        if not np.all(np.abs(along - across) <= _CLOSE * (1.0 + np.abs(along))):
+            raise NotAnalyticError(
+                "its `log_laplace` is not analytic (abs, max and comparisons of a tilt are not: "
+                "choose branches by the sign of its real part)"
+            )
+        if np.any(np.abs(np.exp(mirrored - here.conj()) - 1.0) > _CLOSE):
+            raise NotAnalyticError("its `log_laplace` does not commute with conjugation")
+        if np.any(np.real(here) > axis[:-1] + _CLOSE):
+            raise NotAnalyticError(
+                "its `log_laplace` is larger off the real axis than on it, as no transform is"
+            )
+
+
+@eqx.filter_jit
+def _log_laplace(measure: AbstractMeasure, tilt: JaxArray, multiples: JaxArray) -> JaxArray:
+    return jax.vmap(lambda c: measure.log_laplace(c * tilt))(multiples)
+
+
+@eqx.filter_jit
+def _derivatives(
+    measure: AbstractMeasure, tilt: JaxArray, value: JaxArray, multiples: JaxArray
+) -> tuple[JaxArray, JaxArray]:
+    def at(c: JaxArray) -> tuple[JaxArray, JaxArray]:
+        slope = jax.grad(lambda a: measure.log_laplace(c * tilt + a @ value), holomorphic=True)
+        origin = jnp.zeros(value.shape[0], c.dtype)
+        return slope(origin), jax.jacfwd(slope, holomorphic=True)(origin)
+
+    return jax.vmap(at)(multiples)

@@ -1,0 +1,106 @@
+r"""Measures that are mixtures of Gaussians in disguise, taken apart.
+
+Atoms are singular Gaussians; an affine image or a product of Gaussian mixtures is one again.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import block_diag
+
+from promptlimit._arrays import Array
+
+MOST_PARTS = 4096
+"""A product has as many parts as its factors multiplied; beyond this it is not taken apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianParts:
+    r"""The mixture $\sum_cw_cN(m_c,\Gamma_c)$ in double precision.
+
+    Attributes:
+        weights: $w_c$, [c], positive, of sum one.
+        means: $m_c$, [c, d].
+        covs: $\Gamma_c$, [c, d, d]; None when all parts are atoms.
+    """
+
+    weights: Array
+    means: Array
+    covs: Array | None = None
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether there is one part and it is no atom."""
+        return self.weights.size == 1 and self.covs is not None
+
+    def all_covs(self) -> Array:
+        """Return the covariances, with zeros for atoms."""
+        count, dim = self.means.shape
+        return np.zeros((count, dim, dim)) if self.covs is None else self.covs
+
+    def root(self) -> Array:
+        r"""Return the symmetric root of the first part's covariance, $\Gamma^{1/2}$."""
+        return covariance_root(self.all_covs()[0])
+
+    def tilted(self, tilt: Array) -> "GaussianParts":
+        r"""Return the law $\propto e^{\langle t,z\rangle}\mu$.
+
+        Again a mixture: $w_ce^{\langle t,m_c\rangle+t'\Gamma_ct/2}$, $m_c+\Gamma_ct$, $\Gamma_c$.
+        """
+        pull = self.all_covs() @ tilt
+        log_weights = np.log(self.weights) + (self.means + 0.5 * pull) @ tilt
+        weights = np.exp(log_weights - log_weights.max())
+        return GaussianParts(weights / weights.sum(), self.means + pull, self.covs)
+
+    def affine(self, matrix: Array, shift: Array) -> "GaussianParts":
+        r"""Return the law of $Az+b$."""
+        covs = None if self.covs is None else matrix @ self.covs @ matrix.T
+        if covs is not None:
+            covs = 0.5 * (covs + covs.transpose(0, 2, 1))
+        return GaussianParts(self.weights, self.means @ matrix.T + shift, covs)
+
+
+def atoms(tokens: Array, weights: Array | None) -> GaussianParts:
+    """Return tokens with their weights, equal ones when None, without those of weight zero."""
+    given = np.ones(tokens.shape[0]) if weights is None else weights
+    kept = given > 0.0
+    return GaussianParts(given[kept] / given.sum(), tokens[kept])
+
+
+def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
+    """Return the mixture of laws that have Gaussian parts, None if one that counts has none."""
+    kept = [(w, part) for w, part in zip(weights / weights.sum(), parts, strict=True) if w > 0.0]
+    known = [(w, part) for w, part in kept if part is not None]
+    if len(known) < len(kept):
+        return None
+    only_atoms = all(part.covs is None for _, part in known)
+    return GaussianParts(
+        np.concatenate([w * part.weights for w, part in known]),
+        np.concatenate([part.means for _, part in known]),
+        None if only_atoms else np.concatenate([part.all_covs() for _, part in known]),
+    )
+
+
+def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
+    """Return the product: every part of each factor with every one of the others."""
+    found = [part for part in parts if part is not None]
+    count = int(np.prod([float(part.weights.size) for part in found]).clip(max=1e18))
+    if len(found) < len(parts) or count > MOST_PARTS:
+        return None
+    choices = list(itertools.product(*(range(part.weights.size) for part in found)))
+    pick = [list(zip(found, choice, strict=True)) for choice in choices]
+    weights = np.array([np.prod([part.weights[c] for part, c in row]) for row in pick])
+    means = np.array([np.concatenate([part.means[c] for part, c in row]) for row in pick])
+    if all(part.covs is None for part in found):
+        return GaussianParts(weights, means)
+    covs = [part.all_covs() for part in found]
+    blocks = [[cov[c] for cov, c in zip(covs, choice, strict=True)] for choice in choices]
+    return GaussianParts(weights, means, np.array([block_diag(*row) for row in blocks]))
+
+
+def covariance_root(cov: Array) -> Array:
+    r"""Return the symmetric root of a covariance, rounding below zero taken for zero."""
+    variances, axes = np.linalg.eigh(cov)
+    return (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T

@@ -1,0 +1,85 @@
+r"""How light the tails of a measure are: the matrix that every bound asks for.
+
+A matrix $P$ is a *variance proxy* of $\mu$ with mean $m$ when
+$\log E e^{\langle a,z-m\rangle}\le a^\top Pa/2$ for every $a$. Proxies, unlike their norms, pass
+through products and affine maps without loss (proofs in docs/bounds.md).
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import block_diag
+from scipy.spatial.distance import pdist
+
+from promptlimit._arrays import Array
+
+_MOST_PAIRED = 2000
+"""Up to this many points all distances are looked at; beyond, only those from the mean."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VarianceProxy:
+    r"""A mean $m$, [d], and $P$, [d, d], with $\log Ee^{\langle a,z-m\rangle}\le a'Pa/2$."""
+
+    mean: Array
+    matrix: Array
+
+    @property
+    def constant(self) -> float:
+        r"""The smallest $s$ with $P\preceq s^2I$: tokens are $s$-sub-Gaussian."""
+        return math.sqrt(max(self.largest, 0.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest eigenvalue."""
+        return float(np.linalg.eigvalsh(self.matrix)[-1])
+
+    def affine(self, matrix: Array, shift: Array) -> "VarianceProxy":
+        r"""Return the proxy of $Az+b$: $APA^\top$."""
+        return VarianceProxy(matrix @ self.mean + shift, matrix @ self.matrix @ matrix.T)
+
+
+def of_points(points: Array, weights: Array) -> VarianceProxy:
+    """Return $D^2/4$, D the diameter, by Hoeffding's lemma in every direction."""
+    size = _half_diameter(points, weights) ** 2
+    return VarianceProxy(weights @ points, size * np.eye(points.shape[1]))
+
+
+def of_mixture(weights: Array, proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
+    """Return the largest proxy of a part, and $D^2/4$ for the choice of the part."""
+    kept = [(w, proxy) for w, proxy in zip(weights, proxies, strict=True) if w > 0]
+    known = [(w, proxy) for w, proxy in kept if proxy is not None]
+    if len(known) < len(kept):
+        return None
+    if len(known) == 1:
+        return known[0][1]
+    means = np.stack([proxy.mean for _, proxy in known])
+    chosen = np.array([w for w, _ in known])
+    within = max(proxy.largest for _, proxy in known)
+    size = within + _half_diameter(means, chosen) ** 2
+    return VarianceProxy(chosen @ means, size * np.eye(means.shape[1]))
+
+
+def of_product(proxies: Sequence[VarianceProxy | None]) -> VarianceProxy | None:
+    """Return the blocks side by side."""
+    known = [proxy for proxy in proxies if proxy is not None]
+    if len(known) < len(proxies):
+        return None
+    mean = np.concatenate([proxy.mean for proxy in known])
+    return VarianceProxy(mean, np.asarray(block_diag(*(proxy.matrix for proxy in known))))
+
+
+def _half_diameter(points: Array, weights: Array) -> float:
+    """Return half the largest distance of two points that have weight, or a little more.
+
+    Hoeffding's lemma asks for the width in a direction, which no ball around the points exceeds:
+    for many points, the one around their mean.
+    """
+    support = points[weights > 0]
+    if support.shape[0] == 1:
+        return 0.0
+    if support.shape[0] <= _MOST_PAIRED:
+        return float(pdist(support).max()) / 2
+    return float(np.linalg.norm(support - weights @ points, axis=1).max())
