@@ -92,6 +92,24 @@ def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
                 np.testing.assert_allclose(run.parameters[name][step + 1], moved, atol=3e-7)
 
 
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_a_merged_head_with_several_outputs_learns_in_its_last_row(kernel: str) -> None:
+    """As factors K = I, Q = U, V and O the last unit vector, of which O and K do not move."""
+    rng = np.random.default_rng(2)
+    U, V = (0.5 * rng.normal(size=shape).astype(np.float32) for shape in ((4, 4), (2, 4)))
+    head = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}[kernel](U, V)
+    settings = {"steps": 1, "batch": 16, "learning_rate": 0.01, "record": [0, 1], "points": 256}
+    run = pl.sgd(head, LAWS["kms"], 5, key=KEY, **settings).run(5)
+    prompt_key = jax.random.fold_in(jax.random.fold_in(jax.random.split(KEY)[1], 0), 5)
+    data = reference.batch(LAWS["kms"], np.asarray(jax.random.key_data(prompt_key)), 5, 0, 16)
+    matrices = (np.eye(4), U, V, np.array([[0.0, 1.0]]))
+    factors = {name: each.astype(np.float64) for name, each in zip(NAMES, matrices, strict=True)}
+    slopes = reference.gradient(kernel, factors, 1.0, data)
+    for name, by in (("key_query", "query_weight"), ("value", "value_weight")):
+        moved = np.diff(run.parameters[name], axis=0)[0]
+        np.testing.assert_allclose(moved, -0.01 * slopes[by], atol=3e-7)
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_the_data_have_the_moments_of_the_law(law: str) -> None:
     task, batch = LAWS[law], 20_000

@@ -55,6 +55,11 @@ def test_a_risk_over_points_of_its_own_comes_with_their_spread():
     value, slope = textbook(VALUE, 7)
     assert (found.kind, found.samples) == ("exact", 8 * 4096)
     assert 0 < abs(found.value - value) < 2 * found.error < 0.05 * value
+    scattered = 0.5 * np.trace(VALUE @ SCATTER @ VALUE.T) / 7
+    sets = [np.random.default_rng(i).normal(size=(4096, 2)) for i in range(8)]
+    values = [scattered + np.mean((means @ (VALUE - np.eye(2)).T) ** 2) for means in sets]
+    assert_allclose(found.value, np.mean(values), rtol=1e-6)
+    assert_allclose(found.error, 2 * np.std(values, ddof=1) / 8**0.5, rtol=1e-4)
     slopes = pl.risk_gradient(HEAD, PointedMean(SCATTER), 7, points=1024)
     assert np.all(np.abs(slopes.value["value"] - slope) < 2.5 * slopes.error["value"])
     assert slopes.samples == 8 * 1024

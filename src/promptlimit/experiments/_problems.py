@@ -74,7 +74,7 @@ def problem_from_arrays(given: Arrays) -> Problem:
     shaped = known_arrays(given, {"query"})
     with jax.enable_x64(True):
         head = attention_from(shaped)
-        merged = head.merged() if isinstance(head, Factored) else head
+        merged = head.heads_read()[0]
         attention = SoftmaxAttention(merged.key_query, merged.value)
         prompt = prompt_from(shaped, attention.token_dim)
         query = needed(shaped, "query", "the problem")
