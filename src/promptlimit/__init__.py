@@ -15,9 +15,20 @@ from typing import TYPE_CHECKING
 from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from promptlimit import attention as attention
+    from promptlimit import concentration as concentration
+    from promptlimit import dynamics as dynamics
+    from promptlimit import finite as finite
     from promptlimit import heads as heads
+    from promptlimit import measures as measures
+    from promptlimit import parallel as parallel
+    from promptlimit import results as results
+    from promptlimit import streaming as streaming
+    from promptlimit import tasks as tasks
     from promptlimit.attention import AbstractAttention as AbstractAttention
+    from promptlimit.attention import AbstractHead as AbstractHead
     from promptlimit.attention import Factored as Factored
+    from promptlimit.attention import GradientReading as GradientReading
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
@@ -26,14 +37,27 @@ if TYPE_CHECKING:
     from promptlimit.concentration import gradient_gap as gradient_gap
     from promptlimit.concentration import output_gap as output_gap
     from promptlimit.concentration import required_length as required_length
+    from promptlimit.dynamics import OutsideTheoremWarning as OutsideTheoremWarning
     from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import Trajectory as Trajectory
+    from promptlimit.dynamics import TrajectoryGap as TrajectoryGap
     from promptlimit.dynamics import block_start as block_start
     from promptlimit.dynamics import flow_time as flow_time
     from promptlimit.dynamics import gradient_flow as gradient_flow
     from promptlimit.dynamics import sgd as sgd
     from promptlimit.dynamics import trajectory_gap as trajectory_gap
     from promptlimit.dynamics import uniform_factors as uniform_factors
+    from promptlimit.finite import AccuracyError as AccuracyError
+    from promptlimit.finite import Effort as Effort
+    from promptlimit.finite import KindUnavailableError as KindUnavailableError
+    from promptlimit.finite import NotAnalyticError as NotAnalyticError
+    from promptlimit.finite import Problem as Problem
+    from promptlimit.finite import Quantity as Quantity
+    from promptlimit.finite import Rule as Rule
+    from promptlimit.finite import ScoreStatistics as ScoreStatistics
+    from promptlimit.finite import UnreliableErrorWarning as UnreliableErrorWarning
+    from promptlimit.finite import WeightInterpolant as WeightInterpolant
+    from promptlimit.finite import WeightStatistics as WeightStatistics
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import score_statistics as score_statistics
@@ -43,12 +67,31 @@ if TYPE_CHECKING:
     from promptlimit.measures import Affine as Affine
     from promptlimit.measures import Empirical as Empirical
     from promptlimit.measures import Gaussian as Gaussian
+    from promptlimit.measures import GaussianParts as GaussianParts
     from promptlimit.measures import Mixture as Mixture
     from promptlimit.measures import Product as Product
     from promptlimit.measures import Rademacher as Rademacher
     from promptlimit.measures import UniformCube as UniformCube
     from promptlimit.measures import UniformSphere as UniformSphere
+    from promptlimit.measures import VarianceProxy as VarianceProxy
+    from promptlimit.parallel import JoinError as JoinError
+    from promptlimit.parallel import PeerLostError as PeerLostError
+    from promptlimit.parallel import WriterError as WriterError
     from promptlimit.parallel import spread as spread
+    from promptlimit.results import ConfigurationError as ConfigurationError
+    from promptlimit.results import GapCurve as GapCurve
+    from promptlimit.results import GapExponent as GapExponent
+    from promptlimit.results import GradientMoments as GradientMoments
+    from promptlimit.results import InputFileError as InputFileError
+    from promptlimit.results import Kind as Kind
+    from promptlimit.results import MissingPackageError as MissingPackageError
+    from promptlimit.results import PromptMoments as PromptMoments
+    from promptlimit.results import RateFit as RateFit
+    from promptlimit.results import RequiredLength as RequiredLength
+    from promptlimit.results import Risk as Risk
+    from promptlimit.results import RiskGradient as RiskGradient
+    from promptlimit.results import RunBusyError as RunBusyError
+    from promptlimit.results import StreamedAttention as StreamedAttention
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
@@ -64,25 +107,59 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AbstractAttention": "attention",
+    "AbstractHead": "attention",
     "AbstractMeasure": "measures",
     "AbstractTask": "tasks",
+    "AccuracyError": "finite",
     "Affine": "measures",
+    "ConfigurationError": "results",
     "CovariateRegression": "tasks",
+    "Effort": "finite",
     "Empirical": "measures",
     "Factored": "attention",
+    "GapCurve": "results",
+    "GapExponent": "results",
     "Gaussian": "measures",
+    "GaussianParts": "measures",
     "Generated": "streaming",
+    "GradientMoments": "results",
+    "GradientReading": "attention",
+    "InputFileError": "results",
+    "JoinError": "parallel",
+    "Kind": "results",
+    "KindUnavailableError": "finite",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
+    "MissingPackageError": "results",
     "Mixture": "measures",
     "MultiHead": "attention",
+    "NotAnalyticError": "finite",
+    "OutsideTheoremWarning": "dynamics",
+    "PeerLostError": "parallel",
+    "Problem": "finite",
     "Product": "measures",
+    "PromptMoments": "results",
+    "Quantity": "finite",
     "Rademacher": "measures",
+    "RateFit": "results",
+    "RequiredLength": "results",
+    "Risk": "results",
+    "RiskGradient": "results",
+    "Rule": "finite",
+    "RunBusyError": "results",
+    "ScoreStatistics": "finite",
     "SoftmaxAttention": "attention",
+    "StreamedAttention": "results",
     "Training": "dynamics",
     "Trajectory": "dynamics",
+    "TrajectoryGap": "dynamics",
     "UniformCube": "measures",
     "UniformSphere": "measures",
+    "UnreliableErrorWarning": "finite",
+    "VarianceProxy": "measures",
+    "WeightInterpolant": "finite",
+    "WeightStatistics": "finite",
+    "WriterError": "parallel",
     "bayes_risk": "tasks",
     "block_start": "dynamics",
     "fit_rate": "concentration",
@@ -109,7 +186,18 @@ _HOME = {
 }
 
 
-_PACKAGES = ("heads",)
+_PACKAGES = (
+    "attention",
+    "concentration",
+    "dynamics",
+    "finite",
+    "heads",
+    "measures",
+    "parallel",
+    "results",
+    "streaming",
+    "tasks",
+)
 """Packages whose names are reached through them: `promptlimit.heads.load`."""
 
 _load, _names = lazy_names(__name__, _HOME, globals())

@@ -270,7 +270,7 @@ def test_arguments_broadcast_and_their_order_does_not_matter():
     assert found.participation.shape == found.sharpness.shape == found.error.shape == (3, 4)
     assert found.kind == "exact"
     for row, column in itertools.product(range(3), range(4)):
-        alone = weight_statistics(found.sharpness[row, column], found.length[row, column])
+        alone = weight_statistics(found.sharpness[row, column], found.lengths[row, column])
         for name in STATISTICS:
             one, many = getattr(alone, name), getattr(found, name)[row, column]
             assert one == pytest.approx(many, rel=1e-13, abs=0), name

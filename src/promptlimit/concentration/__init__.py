@@ -6,6 +6,7 @@ from promptlimit.concentration._bounds import output_bound as output_bound
 from promptlimit.concentration._exponent import gap_exponent as gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate as fit_rate
 from promptlimit.concentration._gaps import GAPS as GAPS
+from promptlimit.concentration._gaps import GapValues as GapValues
 from promptlimit.concentration._gaps import gradient_gap as gradient_gap
 from promptlimit.concentration._gaps import output_gap as output_gap
 from promptlimit.concentration._lemmas import error_quantile as error_quantile

@@ -228,7 +228,7 @@ def _wide_row(name: str, found: WeightStatistics) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         if name == _RATIO:
             ratio = found.spread_participation / found.cubic_participation
-            return np.where(np.isinf(found.length), 0.0, ratio)
+            return np.where(np.isinf(found.lengths), 0.0, ratio)
         return np.log(getattr(found, name))
 
 

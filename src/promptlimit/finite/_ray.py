@@ -125,6 +125,7 @@ class Ray:
         Cauchy and Riemann's equations and conjugate symmetry at a few points, and two bounds that
         every transform of a probability measure obeys.
         """
+        _ = self.domain
         axis = self.on_axis(np.array([*_PROBES.real, 1.0]))
         step = _STEP / (1.0 + np.abs(axis).max())
         steps = step * np.array([1.0, -1.0, 1j, -1j])

@@ -62,7 +62,7 @@ class WeightStatistics:
 
     Attributes:
         sharpness: $\sigma$, the standard deviation of the scores.
-        length: $L$, the number of tokens.
+        lengths: $L$, the number of tokens.
         participation: $E\,S_2$, the inverse of the effective number of tokens.
         shrinkage: $1-E\,S_2$, the factor by which a finite prompt shrinks the limit operator.
         mean_score: $E\,A=\sigma(1-E\,S_2)$.
@@ -81,7 +81,7 @@ class WeightStatistics:
     """
 
     sharpness: NDArray[np.float64]
-    length: NDArray[np.float64]
+    lengths: NDArray[np.float64]
     participation: NDArray[np.float64]
     shrinkage: NDArray[np.float64]
     mean_score: NDArray[np.float64]
@@ -102,7 +102,7 @@ class WeightStatistics:
             return np.asarray(1.0 / self.participation)
 
 
-def weight_statistics(sharpness: ArrayLike, length: ArrayLike) -> WeightStatistics:
+def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 
     They turn into the exact mean and mean squared error of attention over L Gaussian tokens:
@@ -110,7 +110,7 @@ def weight_statistics(sharpness: ArrayLike, length: ArrayLike) -> WeightStatisti
 
     Args:
         sharpness: $\sigma$ from 0 to 40, any shape.
-        length: $L$: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
+        lengths: $L$: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
 
     Raises:
         ValueError: an argument outside its range.
@@ -120,7 +120,8 @@ def weight_statistics(sharpness: ArrayLike, length: ArrayLike) -> WeightStatisti
     >>> print(statistics.participation.round(8))
     [0.63683815 0.02553848 0.        ]
     """
-    sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), checked_lengths(length))
+    given = checked_lengths(lengths, name="lengths")
+    sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), given)
     flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
     values = _closed_forms(flat_sigma, flat_length)
     by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
@@ -133,7 +134,7 @@ def weight_statistics(sharpness: ArrayLike, length: ArrayLike) -> WeightStatisti
             values[name][at] = found[row, column]
     return WeightStatistics(
         sharpness=sigma.copy(),
-        length=lengths.copy(),
+        lengths=lengths.copy(),
         kind="limit" if lengths.size and np.isinf(lengths).all() else "exact",
         **{name: found.reshape(sigma.shape) for name, found in values.items()},
     )

@@ -2,11 +2,16 @@
 
 import math
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
 from promptlimit.results._kinds import Kind
 from promptlimit.results._rates import RateFit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,28 @@ class GapCurve:
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.sqrt(self.value / self.limit_square)
 
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the relative gap against the length, with its error.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the line, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="length L", y="relative gap")
+        drawn.set_xscale("log")
+        inside = np.isfinite(self.lengths) & (self.value > 0.0)
+        relative = self.relative[inside]
+        error = 0.5 * relative * np.nan_to_num(self.error[inside]) / self.value[inside]
+        draw_curve(drawn, self.lengths[inside], relative, error, **{"label": self.kind, **style})
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` of value, error and relative gap by length."""
+        names = ("value", "error", "relative")
+        found: Variables = {name: (("length",), getattr(self, name)) for name in names}
+        attributes = {"kind": self.kind, "wrt": self.wrt or "", "samples": self.samples}
+        return dataset(found, {"length": self.lengths}, attributes)
+
     def as_json(self) -> dict[str, object]:
         """Return plain numbers, lists and strings; what is not finite is None."""
         return {
@@ -63,6 +90,16 @@ class GapExponent:
 
     value: float
     tau: float
+
+    @property
+    def kind(self) -> Kind:
+        """What the rate is: known, for the limit of long prompts."""
+        return "limit"
+
+    @property
+    def error(self) -> float:
+        """Zero: a closed form."""
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +125,29 @@ class RequiredLength:
     exact: float | None
     asymptotic: float | None
     bound: float | None
+
+    @property
+    def value(self) -> float:
+        """The best answer there is: the exact one, the proved one, or the leading order's."""
+        return self._best()[1]
+
+    @property
+    def kind(self) -> Kind:
+        """What `value` is."""
+        return self._best()[0]
+
+    @property
+    def error(self) -> float:
+        """Zero: a whole number, checked on both sides; NaN for the leading order's."""
+        return math.nan if self.kind == "asymptotic" else 0.0
+
+    def _best(self) -> tuple[Kind, float]:
+        answers: dict[Kind, float | None] = {
+            "exact": self.exact,
+            "bound": self.bound,
+            "asymptotic": self.asymptotic,
+        }
+        return next((kind, value) for kind, value in answers.items() if value is not None)
 
     def describe(self, kind: str) -> str:
         """Return the answer of one kind in words.

@@ -1,10 +1,15 @@
 """What a finite prompt does to attention: moments over prompts, and what kind of number each is."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
 from promptlimit.results._kinds import Kind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,39 @@ class PromptMoments:
     kind: Kind
     error: np.ndarray
     samples: np.ndarray
+
+    @property
+    def value(self) -> np.ndarray:
+        """The mean squared error, which `error` is of."""
+        return self.mse
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the mean squared error against the length, with its error.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the line, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="length L", y="mean squared error")
+        drawn.set_xscale("log")
+        x, y, error = (np.ravel(each) for each in (self.lengths, self.mse, self.error))
+        inside = np.isfinite(x)
+        curve = x[inside], y[inside], np.nan_to_num(error[inside])
+        draw_curve(drawn, *curve, **{"label": self.kind, **style})
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` of all moments by length."""
+        shape = self.lengths.shape
+        axes = ("length",) if len(shape) == 1 else tuple(f"length_{i}" for i in range(len(shape)))
+        found: Variables = {
+            name: (axes, getattr(self, name))
+            for name in ("mse", "effective_tokens", "error", "samples")
+        }
+        found |= {name: ((*axes, "output"), getattr(self, name)) for name in ("mean", "bias")}
+        found["cov"] = (*axes, "output", "other_output"), self.cov
+        found["limit"] = ("output",), self.limit
+        return dataset(found, {"length": (axes, self.lengths)}, {"kind": self.kind})
 
 
 @dataclass(frozen=True)
