@@ -72,7 +72,7 @@ class Risk:
         return dataset(found, {"length": (axes, np.asarray(self.lengths))}, {"kind": self.kind})
 
 
-def _plain(values: float | np.ndarray) -> object:
+def _plain(values: object) -> object:
     host = np.asarray(values)
     plain = host.astype(object)
     plain[~np.isfinite(host)] = None

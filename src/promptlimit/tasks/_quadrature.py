@@ -46,7 +46,8 @@ def replicate_risks(
     """Return the risk over each of the independent point sets, its tables wide enough for U."""
     sets = [next(node_sets(task, points, replicate)) for replicate in range(REPLICATES)]
     largest = max(_largest_sharpness(task, nodes, key_query) for nodes in sets)
-    statistics = of_any_length(risk_statistics(length, _range_of(largest)))
+    end = max(_range_of(largest), first_range(task, key_query))  # the tables of `softmax_risk`
+    statistics = of_any_length(risk_statistics(length, end))
     return [SoftmaxRisk(task, statistics, nodes) for nodes in sets]
 
 

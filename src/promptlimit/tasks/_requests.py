@@ -45,6 +45,12 @@ class Request:
         """What the risks will be."""
         return kind_of(self.lengths, simulated=self.exact is None)
 
+    def tabulate(self, exact: Sequence[AbstractExactRisk]) -> None:
+        """Compute together what several lengths need."""
+        finite = self.lengths[np.isfinite(self.lengths)].tolist()
+        if len(finite) > 1:
+            exact[0].tabulate(self.attention, finite, None)
+
     @property
     def simulations(self) -> list[Simulation]:
         """What is simulated, one a length."""

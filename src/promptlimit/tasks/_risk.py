@@ -1,7 +1,6 @@
 """The risk of an attention on an in-context task."""
 
 import jax
-import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit.attention import AbstractAttention
@@ -68,9 +67,7 @@ def risk(
         if request.exact is None:
             found = [simulated_risk(each, request.samples) for each in request.simulations]
         else:
-            finite = request.lengths[np.isfinite(request.lengths)].tolist()
-            if len(finite) > 1:
-                request.exact[0].tabulate(request.attention, finite, None)
+            request.tabulate(request.exact)
             found = [
                 each.value(request.attention, tolerance=tolerance, points=request.points)
                 for each in request.exact

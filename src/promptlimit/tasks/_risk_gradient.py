@@ -57,6 +57,7 @@ def risk_gradient(
             found = [simulated_gradient(each, request.samples) for each in request.simulations]
             samples_used = [request.samples] * len(found)
         else:
+            request.tabulate(request.exact)
             found = [_exact(request.attention, each, points) for each in request.exact]
             sets = [0 if each.is_closed_form else REPLICATES for each in request.exact]
             samples_used = [points * count for count in sets]
