@@ -2,7 +2,9 @@
 
 import math
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -71,3 +73,66 @@ def test_several_lengths_train_in_law_in_one_program():
     for i, length in enumerate((2, 50)):
         assert_allclose(found.value_matrix[i, 0, 0, 0], best(length), atol=0.06)
         assert found.value[i, 0, 0, 0] < 1.02 * pl.bayes_risk(KnownMean(SCATTER), length).value
+
+
+class Doubled(pl.AbstractAttention):
+    """A user's own attention: one head whose key-query matrix is twice what it keeps."""
+
+    value: jax.Array
+    half: jax.Array
+    kernel: str = eqx.field(static=True)
+
+    @property
+    def token_dim(self):
+        return self.half.shape[0]
+
+    @property
+    def query_dim(self):
+        return self.half.shape[1]
+
+    @property
+    def output_dim(self):
+        return self.value.shape[0]
+
+    def _attend(self, prompt, query):
+        return self.heads_read()[0](prompt, query)
+
+    def _affine_limit(self, prompt):
+        return self.heads_read()[0].affine_limit(prompt)
+
+    def heads_read(self):
+        return (pl.SoftmaxAttention(2.0 * self.half, self.value),)
+
+
+@pytest.mark.parametrize("length", [9, math.inf])
+def test_an_attention_of_ones_own_flows_by_the_chain_rule(length, x64):
+    task, rng = (
+        pl.LinearRegression(np.diag([1.0, 0.5]), noise_variance=0.1),
+        np.random.default_rng(3),
+    )
+    U, V = 0.6 * rng.normal(size=(2, 3, 3))
+    own, head = Doubled(jnp.asarray(V), jnp.asarray(U / 2), "softmax"), pl.SoftmaxAttention(U, V)
+    flow = pl.gradient_flow(own, task, length, [0.0, 1e-4], points=256)
+    by = pl.gradient_flow(head, task, length, [0.0, 1e-4], points=256)
+    assert flow.kind == by.kind == ("limit" if math.isinf(length) else "exact")
+    assert_allclose(flow.value[0], by.value[0], rtol=1e-13)
+    assert_allclose(flow.key_query[0], U, rtol=1e-13)
+    moved, usual = (np.diff(each.key_query, axis=0)[0] for each in (flow, by))
+    # dR/d(U/2) = 2 dR/dU, and U moves twice as far again: four times.
+    assert_allclose(moved, 4 * usual, rtol=5e-3, atol=1e-9)
+    assert list(flow.parameters) == ["value", "half"]
+
+
+def test_an_attention_of_ones_own_trains_by_the_chain_rule():
+    task, rng = (
+        pl.LinearRegression(np.diag([1.0, 0.5]), noise_variance=0.1),
+        np.random.default_rng(3),
+    )
+    U, V = 0.6 * rng.normal(size=(2, 3, 3))
+    own, head = Doubled(jnp.asarray(V), jnp.asarray(U / 2), "softmax"), pl.SoftmaxAttention(U, V)
+    settings = {"steps": 1, "key": KEY, "batch": 16, "record": [0, 1], "points": 256}
+    runs = [pl.sgd(each, task, 5, learning_rate=0.1, **settings).run(5) for each in (own, head)]
+    half, whole = (np.diff(run.key_query, axis=0)[0] for run in runs)
+    assert_allclose(half, 4 * whole, atol=1e-6)
+    assert_allclose(runs[0].value_matrix, runs[1].value_matrix, atol=1e-6)
+    assert runs[0].kind == "exact"

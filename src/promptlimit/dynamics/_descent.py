@@ -13,9 +13,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._objective import merged
 from promptlimit.dynamics._stabilised import FlowState, StabilisedRungeKutta
-from promptlimit.tasks import AbstractObjective
+from promptlimit.tasks import AbstractObjective, merged
 
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11

@@ -2,15 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit.attention import AbstractAttention, AbstractHead, KernelName, LinearAttention
+from promptlimit.attention import AbstractAttention, KernelName, LinearAttention
 from promptlimit.measures import AbstractMeasure, Empirical
-from promptlimit.tasks import AbstractObjective, AbstractTask
+from promptlimit.tasks import AbstractObjective, AbstractTask, merged
 
 _LARGEST = 2**31  # bytes of simulated tokens
 
@@ -60,14 +62,6 @@ def simulated_objective(
     return SimulatedObjective(task, prompts, tokens)
 
 
-def merged(attention: AbstractAttention) -> AbstractHead:
-    """Return the one head that an attention is; differentiable."""
-    head = attention.single_head()
-    if head is None:
-        raise AssertionError("a start is one head")
-    return head
-
-
 def kernel_of(start: AbstractAttention) -> KernelName:
     """Return the kernel of a start in whatever precision."""
     with jax.enable_x64(True):
@@ -79,8 +73,24 @@ def mover(objective: AbstractObjective, start: AbstractAttention) -> AbstractAtt
     if objective.reads_kernel:
         return start
     head = merged(start)
-    leaves = jax.tree.leaves(eqx.filter(start, eqx.is_inexact_array))
-    if len(leaves) == 2 and leaves[0] is head.key_query and leaves[1] is head.value:
-        return LinearAttention(head.key_query, head.value)
-    named = any(field.name == "kernel" and field.init for field in dataclasses.fields(start))
-    return dataclasses.replace(start, kernel="linear") if named else start
+    alike: list[AbstractAttention] = [LinearAttention(head.key_query, head.value)]
+    if any(field.name == "kernel" and field.init for field in dataclasses.fields(start)):
+        alike.append(dataclasses.replace(start, kernel="linear"))
+    return next((each for each in alike if merges_like(each, start)), start)
+
+
+def with_arrays(attention: AbstractAttention, leaves: Sequence[Array]) -> AbstractAttention:
+    """Return the attention with other arrays in place of its own, in their order."""
+    moving, rest = eqx.partition(attention, eqx.is_inexact_array)
+    return eqx.combine(jax.tree.unflatten(jax.tree.structure(moving), leaves), rest)
+
+
+def merges_like(first: AbstractAttention, other: AbstractAttention) -> bool:
+    """Return whether the first would make the other's head of the other's arrays."""
+    theirs, own = (jax.tree.leaves(eqx.filter(x, eqx.is_inexact_array)) for x in (first, other))
+    if [leaf.shape for leaf in theirs] != [leaf.shape for leaf in own]:
+        return False
+    with jax.enable_x64(True):
+        made, meant = merged(with_arrays(first, own)), merged(other)
+    pairs = ((made.key_query, meant.key_query), (made.value, meant.value))
+    return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)

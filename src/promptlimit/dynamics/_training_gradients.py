@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._objective import merged, simulated_objective
+from promptlimit.dynamics._objective import simulated_objective, with_arrays
 from promptlimit.dynamics._training_loop import Gradient
 from promptlimit.dynamics._training_request import Cell, TrainingRequest
-from promptlimit.tasks import BatchGradient
+from promptlimit.tasks import BatchGradient, merged
 
 
 def stacked(request: TrainingRequest, cell: Cell) -> list[Array]:
@@ -36,12 +36,6 @@ def gradient_of(request: TrainingRequest, cell: Cell) -> Gradient:
     return _drawn(request, cell) if own is None else _through_heads(request, own)
 
 
-def _with_arrays(attention: AbstractAttention, leaves: list[Array]) -> AbstractAttention:
-    """Return the attention with other arrays in place of its own."""
-    moving, rest = eqx.partition(attention, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.unflatten(jax.tree.structure(moving), leaves), rest)
-
-
 def _through_heads(request: TrainingRequest, own: BatchGradient) -> Gradient:
     """Return a gradient in U and V, carried on to what they are made of."""
     start = request.starts[0][0]
@@ -49,7 +43,7 @@ def _through_heads(request: TrainingRequest, own: BatchGradient) -> Gradient:
     @jax.vmap
     @jax.vmap
     def read(leaves: list[Array]) -> tuple[Array, Array]:
-        head = merged(_with_arrays(start, leaves))
+        head = merged(with_arrays(start, leaves))
         return head.key_query, head.value
 
     def gradient(parameters: list[Array], step: Array) -> list[Array]:
@@ -74,7 +68,7 @@ def _drawn(request: TrainingRequest, cell: Cell) -> Gradient:
         for index, (start, *_) in enumerate(request.starts):
 
             def twice(leaves: Any, start: AbstractAttention = start) -> Array:
-                return 2.0 * drawn(_with_arrays(start, leaves))
+                return 2.0 * drawn(with_arrays(start, leaves))
 
             own = slice(index * per_start, (index + 1) * per_start)
             found.append(jax.vmap(jax.grad(twice))([leaf[own] for leaf in arrays]))

@@ -18,7 +18,7 @@ from promptlimit._configuration import described
 from promptlimit._inputs import require_choice
 from promptlimit._normals import LAST_STEP
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.dynamics._objective import kernel_of, merged
+from promptlimit.dynamics._objective import kernel_of, merges_like
 from promptlimit.dynamics._requests import require_start
 from promptlimit.finite import in_double
 from promptlimit.tasks import AbstractTask, Batches, array_names
@@ -151,7 +151,7 @@ def resolved_starts(
             "`start` must hold attentions whose arrays have the same names and shapes, got "
             f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
         )
-    if not all(_merges_like(everyone[0], each) for each in everyone):
+    if not all(merges_like(everyone[0], each) for each in everyone):
         raise ValueError(
             "`start` must hold attentions that make U and V of their arrays in one way, got "
             "several, such as two scales of the scores. Train them in calls of their own, with the "
@@ -168,17 +168,6 @@ def resolved_starts(
 def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], ...]:
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
     return tuple(zip(array_names(attention), (leaf.shape for leaf in leaves), strict=True))
-
-
-def _merges_like(first: AbstractAttention, other: AbstractAttention) -> bool:
-    """Return whether the first would make the other's head of the other's arrays."""
-    moving, rest = eqx.partition(first, eqx.is_inexact_array)
-    leaves = jax.tree.leaves(eqx.filter(other, eqx.is_inexact_array))
-    with jax.enable_x64(True):
-        made = merged(eqx.combine(jax.tree.unflatten(jax.tree.structure(moving), leaves), rest))
-        own = merged(other)
-    pairs = ((made.key_query, own.key_query), (made.value, own.value))
-    return all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
 
 
 def require_whole_lengths(lengths: object) -> tuple[int, ...]:

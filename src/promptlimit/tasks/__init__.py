@@ -9,6 +9,7 @@ from promptlimit.tasks._capabilities import Averaged as Averaged
 from promptlimit.tasks._capabilities import Batches as Batches
 from promptlimit.tasks._capabilities import BatchGradient as BatchGradient
 from promptlimit.tasks._capabilities import Lengths as Lengths
+from promptlimit.tasks._capabilities import merged as merged
 from promptlimit.tasks._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks._optimum import linear_optimum as linear_optimum
 from promptlimit.tasks._points import Nodes as Nodes

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from promptlimit._inputs import ArrayLike, Number
-from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 
 Lengths: TypeAlias = Number | ArrayLike
 """One prompt length, or many."""
@@ -115,6 +115,17 @@ class AbstractExactRisk(abc.ABC):
             lengths: finite ones.
             max_sharpness: how far tables must go; as far as this attention asks when None.
         """
+
+
+def merged(attention: AbstractAttention) -> AbstractHead:
+    """Return the one head that an attention is; differentiable."""
+    head = attention.single_head()
+    if head is None:
+        raise ValueError(
+            f"`attention` must be one head, as its `single_head` says, got "
+            f"{type(attention).__name__}."
+        )
+    return head
 
 
 def spread(values: np.ndarray) -> float:

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
-from promptlimit.tasks._capabilities import AbstractExactRisk, AbstractObjective, Averaged
+from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.tasks._capabilities import (
+    AbstractExactRisk,
+    AbstractObjective,
+    Averaged,
+    merged,
+)
 from promptlimit.tasks._points import node_sets
 from promptlimit.tasks._quadrature import first_range, replicate_risks, softmax_risk
 from promptlimit.tasks._radial import is_radial, radial_risk
@@ -30,7 +35,7 @@ class RegressionObjective(AbstractObjective):
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk of the head that the attention is."""
-        head = _head(attention)
+        head = merged(attention)
         return self.risk(head.key_query, head.value[-1])
 
     @property
@@ -42,7 +47,7 @@ class RegressionObjective(AbstractObjective):
         """Return the largest sharpness at any point, 0 for a polynomial."""
         if isinstance(self.risk, LinearRisk):
             return 0.0
-        return float(self.risk.sharpness(_head(attention).key_query))
+        return float(self.risk.sharpness(merged(attention).key_query))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +81,7 @@ class RegressionRisk(AbstractExactRisk):
         """Return the risk over independent point sets, its tables wide enough for the head."""
         if self.is_closed_form:
             return [RegressionObjective(LinearRisk(self.task, jnp.asarray(self.length)))]
-        risks = replicate_risks(self.task, self.length, _head(attention).key_query, points)
+        risks = replicate_risks(self.task, self.length, merged(attention).key_query, points)
         return [RegressionObjective(risk) for risk in risks]
 
     def value(
@@ -99,12 +104,5 @@ class RegressionRisk(AbstractExactRisk):
         tabulate_risks(lengths, max_sharpness or first_range(self.task, head.key_query))
 
     def _regressor(self, attention: AbstractAttention) -> Regressor:
-        head = _head(attention)
+        head = merged(attention)
         return Regressor(self.task, self.length, head.key_query, head.value[-1])
-
-
-def _head(attention: AbstractAttention) -> AbstractHead:
-    head = attention.single_head()
-    if head is None:
-        raise AssertionError("an exact risk was asked for one head")
-    return head
