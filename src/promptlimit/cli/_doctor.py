@@ -90,9 +90,7 @@ def _packages() -> list[Finding]:
 def _extras() -> list[Finding]:
     """Name what extras bring; nothing is wrong where it is missing."""
     return [
-        Finding(
-            name, True, "missing", f"for the extra {extra}: pip install 'promptlimit[{extra}]'"
-        )
+        Finding(name, True, "missing", f"for the extra {extra}: pip install 'promptlimit[{extra}]'")
         if there is None
         else Finding(name, True, there)
         for extra, packages in extra_versions().items()
