@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.finite import Ray, ray_moments
+from promptlimit.finite import Ray, RayLaw, softmax_moments
 
 
 class GaussianMixture(pl.AbstractMeasure):
@@ -38,4 +38,4 @@ def moments_on_the_ray(weights, means, covs, tilt, value, lengths, *, query=None
         law = GaussianMixture(*map(jnp.asarray, (np.asarray(weights, dtype=float), means, covs)))
     tilt, value, lengths = (np.asarray(each, dtype=float) for each in (tilt, value, lengths))
     own_token = None if query is None else np.asarray(query, dtype=float)
-    return ray_moments(Ray(law, tilt), value, lengths, own_token)
+    return softmax_moments(RayLaw(Ray(law, tilt)), value, lengths, own_token)

@@ -19,7 +19,7 @@ from scipy.stats import binom
 
 import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
-from promptlimit.finite import AccuracyError, _prompts_on_ray, _ray_moments
+from promptlimit.finite import AccuracyError, _prompts, _softmax_moments
 
 REFERENCE = json.loads(pathlib.Path(__file__).with_name("mixture_reference.json").read_text())
 MANY_LENGTHS = [1, 2, 3, 10, 1e3, 1e6, 1e12, 1e30, math.inf]
@@ -76,9 +76,9 @@ def test_atoms_agree_with_every_prompt_enumerated(length, inside, scale):
     moments = moments_on_the_ray(weights, atoms, None, tilt, value, [length], query=query)
     mean, second, squares = enumerated(weights, atoms, tilt, value, length, query=query)
     assert_allclose(mean_of(moments)[0], mean, rtol=1e-13, atol=1e-14)
-    assert_allclose(moments.mse[0], np.trace(second), rtol=1e-13)
+    assert_allclose(moments.mse[0], np.trace(second), rtol=5e-13)
     assert_allclose(second_moment(moments)[0], second, rtol=0, atol=1e-13 * np.trace(second))
-    assert_allclose(moments.participation[0], squares, rtol=1e-13)
+    assert_allclose(moments.participation[0], squares, rtol=5e-13)
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: f"{case['tilt']}-{case['query']}")
@@ -473,14 +473,14 @@ def test_the_measured_error_covers_the_true_one(monkeypatch, scale, step):
     mixture = random_mixture(9, scale=scale)
     lengths = [2, 10, 1e4, 1e12, 1e30]
     true = moments_on_the_ray(**mixture, lengths=lengths)
-    monkeypatch.setattr(_prompts_on_ray, "STEP", step)
-    monkeypatch.setattr(_ray_moments, "STEP", step)
-    monkeypatch.setattr(_ray_moments, "TOLERANCE", 1.0)
+    monkeypatch.setattr(_prompts, "STEP", step)
+    monkeypatch.setattr(_softmax_moments, "STEP", step)
+    monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1.0)
     coarse = moments_on_the_ray(**mixture, lengths=lengths)
     assert np.all(np.abs(coarse.mse - true.mse) <= coarse.error)
     relative = coarse.error / coarse.mse
     assert np.all(np.abs(coarse.participation / true.participation - 1.0) <= relative)
-    monkeypatch.setattr(_ray_moments, "TOLERANCE", 1e-9)
+    monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1e-9)
     with pytest.raises(AccuracyError, match=r"`error` must stay below 1e-09, got .* at length"):
         moments_on_the_ray(**mixture, lengths=lengths)
 
@@ -543,7 +543,7 @@ def test_the_partition_function_of_a_few_atoms_is_enumerated(length):
     with jax.enable_x64(True):
         law = pl.Empirical(atoms, weights)
         found = pl.score_statistics(law, 3.0 * tilt, [1, length, math.inf])
-    assert_allclose(found.log_partition[1], logs, rtol=1e-13)
+    assert_allclose(found.log_partition[1], logs, rtol=1e-12)
     assert_allclose(found.participation[1], squares, rtol=1e-13)
     assert_allclose(found.log_partition[0], 3.0 * weights @ atoms @ tilt, rtol=1e-13)
     assert found.log_partition[2] == math.inf

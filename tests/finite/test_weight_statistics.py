@@ -320,7 +320,7 @@ def test_sharpness_outside_its_range_is_refused(sharpness, shown):
 )
 def test_length_outside_its_range_is_refused(length, shown):
     message = (
-        "`length` must be a whole number from 1 to 1e30 or math.inf, "
+        "`lengths` must be a whole number from 1 to 1e30 or math.inf, "
         f"got {shown}. It counts the tokens of a prompt."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -13,8 +13,8 @@ import promptlimit as pl
 
 mp.mp.dps = 50
 
-# mpmath types a logarithm as real or complex; ours are real.
-Oracle = Callable[[Sequence[mp.mpf]], Any]
+# mpmath types a logarithm as real or complex; ours are real at a real tilt.
+Oracle = Callable[[Sequence[Any]], Any]
 
 
 class Case(NamedTuple):
@@ -43,7 +43,7 @@ class OneHot(pl.AbstractMeasure):
 
 
 def _dot(a: Sequence, b: Sequence[mp.mpf]) -> Any:
-    return mp.fsum(mp.mpf(x) * y for x, y in zip(a, b, strict=True))
+    return mp.fsum(mp.mpmathify(x) * y for x, y in zip(a, b, strict=True))
 
 
 def _log_mean_exp(weights: Sequence, exponents: Sequence[mp.mpf]) -> Any:

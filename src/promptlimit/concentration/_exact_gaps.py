@@ -24,8 +24,9 @@ from promptlimit.finite import (
     Problem,
     Queries,
     Ray,
+    RayLaw,
     WeightStatistics,
-    ray_moments,
+    softmax_moments,
     weight_interpolant,
     weight_statistics,
 )
@@ -278,7 +279,8 @@ def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
             "'bound', or scale the parameters down."
         )
     normal = Gaussian([0.0], [[1.0]])
-    found = ray_moments(Ray(normal, np.array([sharpness])), np.ones((1, 1)), lengths, None)
+    law = RayLaw(Ray(normal, np.array([sharpness])))
+    found = softmax_moments(law, np.ones((1, 1)), lengths, None)
     relative = found.error / np.maximum(found.mse, np.finfo(np.float64).tiny)
     return {"score_error": found.mse, "participation": found.participation}, relative
 

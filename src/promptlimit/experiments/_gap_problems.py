@@ -7,7 +7,6 @@ import numpy as np
 
 from promptlimit.attention import Factored, SoftmaxAttention
 from promptlimit.concentration import (
-    KindUnavailableError,
     fit_rate,
     gap_exponent,
     gradient_gap,
@@ -21,6 +20,7 @@ from promptlimit.experiments._problems import (
     needed,
     prompt_from,
 )
+from promptlimit.finite import KindUnavailableError
 from promptlimit.measures import AbstractMeasure, Gaussian
 from promptlimit.results import GapCurve, GapExponent, GapReport, RateFit
 

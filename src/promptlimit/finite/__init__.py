@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._queries import Queries as Queries
     from promptlimit.finite._ray import NotAnalyticError as NotAnalyticError
     from promptlimit.finite._ray import Ray as Ray
-    from promptlimit.finite._ray_moments import ray_moments as ray_moments
+    from promptlimit.finite._ray_law import RayLaw as RayLaw
     from promptlimit.finite._rules import Effort as Effort
     from promptlimit.finite._rules import KindUnavailableError as KindUnavailableError
     from promptlimit.finite._rules import Quantity as Quantity
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._simulation import stopping as stopping
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
+    from promptlimit.finite._softmax_moments import softmax_moments as softmax_moments
     from promptlimit.finite._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
     from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
     from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
@@ -59,6 +60,7 @@ _HOME = {
     "Quantity": "_rules",
     "Queries": "_queries",
     "Ray": "_ray",
+    "RayLaw": "_ray_law",
     "Reading": "_problem",
     "Rule": "_rules",
     "SEVERAL": "_prompt_moments",
@@ -75,8 +77,8 @@ _HOME = {
     "in_double": "_precision",
     "increasing_lengths": "_lengths",
     "prompt_moments": "_prompt_moments",
-    "ray_moments": "_ray_moments",
     "score_statistics": "_score_statistics",
+    "softmax_moments": "_softmax_moments",
     "stopping": "_simulation",
     "tabulate": "_interpolant_table",
     "tokens_that_fit": "_simulation",

@@ -17,10 +17,8 @@ from scipy.special import loggamma
 
 from promptlimit._arrays import Array
 from promptlimit.finite._accuracy import AccuracyError
-from promptlimit.finite._ray import LEFT, RIGHT, Complex, Ray
-
-NEGLIGIBLE = 42.0
-"""Minus the logarithm of what is dropped."""
+from promptlimit.finite._prompts import EPSILON, NEGLIGIBLE
+from promptlimit.finite._ray import LEFT, NEAR, POINTS, RIGHT, Complex, Ray
 
 _SLACK = 4.0
 """How far above its least the logarithm of an integrand on the real axis may lie."""
@@ -31,13 +29,10 @@ _COARSE = 0.5
 _HIGHEST = 90.0
 """Imaginary parts beyond this are never needed: there Gamma is nothing."""
 
-_EPSILON = float(np.finfo(np.float64).eps)
 _FIXED_COST = 20.0
 _MOST_NODES = 2**15
 _MOST_WAVES = 2**23
 """Nodes times u on one line: reached where scores lie about 500 apart."""
-
-_NEAR = np.geomspace(1e-3, 0.5, 24)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +73,7 @@ class Line:
 
     def rounding(self, u: Array) -> Array:
         """Return about the relative rounding error of one term, its exponent counted."""
-        return _EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
+        return EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
 
 
 class Axis:
@@ -86,14 +81,15 @@ class Axis:
 
     def __init__(self, ray: Ray):
         low, high = ray.domain
-        near_poles = [pole + sign * _NEAR for pole in (0, 1, 2) for sign in (-1.0, 1.0)]
-        near_ends = [low + (high - low) * _NEAR, high - (high - low) * _NEAR]
-        far = -np.geomspace(0.5, -LEFT, 40)
-        points = np.unique(np.concatenate([far, *near_poles, *near_ends, [RIGHT - 0.5]]))
+        points, known = POINTS, ray.on_points
+        if (low, high) != (LEFT, RIGHT):
+            ends = [low + (high - low) * NEAR, high - (high - low) * NEAR]
+            points = np.unique(np.concatenate([POINTS, *ends]))
+            known = ray.on_axis(points)
         poles = np.abs(points[:, None] - np.arange(4)).min(axis=1)
-        self.points = points[(poles > 0.5 * _NEAR[0]) & (points > low) & (points < high)]
-        known = ray.on_axis(np.concatenate([self.points, [1.0, min(2.0, high)]]))
-        self.log_laplace, self.once, self.twice = known[:-2], float(known[-2]), float(known[-1])
+        usable = (poles > 0.5 * NEAR[0]) & (points > low) & (points < high)
+        self.points, self.log_laplace = points[usable], known[usable]
+        self.once, self.twice = (float(known[np.searchsorted(points, pole)]) for pole in (1, 2))
 
     def at_pole(self, pole: int) -> float:
         r"""Return $\Lambda(t)$ or $\Lambda(2t)$."""
@@ -115,8 +111,10 @@ class Axis:
 
     def lines(self, power: int, low: float, high: float) -> list[Line]:
         r"""Return lines for $F_k$, k = `power`, that serve every u from `low` to `high`."""
-        points = self.points
-        log_size = loggamma(power - points + 0j).real + self.log_laplace
+        log_size = loggamma(power - self.points + 0j).real + self.log_laplace
+        nearest = _nearest_copies(self.points, log_size, power)
+        placed = np.isfinite(nearest).all(axis=0)
+        points, log_size, nearest = self.points[placed], log_size[placed], nearest[:, placed]
         grid = np.arange(low, high + _COARSE, _COARSE)
         excess = log_size + np.outer(grid, points)
         floor = excess.min(axis=1)
@@ -125,7 +123,6 @@ class Axis:
         leading = pole * grid + self.at_pole(pole)
         floor = np.where(crossed, np.maximum(floor, leading), floor)
         runs = _runs(excess - floor[:, None] <= _SLACK)
-        nearest = _nearest_copies(points, log_size, power)
         found, start = [], 0
         while start < grid.size:
             usable = np.flatnonzero(runs[start])
@@ -134,15 +131,8 @@ class Axis:
             period = np.max([nearest[0, usable] + ends, nearest[1, usable] - ends], axis=(0, 1))
             best = int((runs[start, usable] / (period + _FIXED_COST)).argmax())
             at = int(usable[best])
-            found.append(
-                _line(
-                    power,
-                    float(points[at]),
-                    float(log_size[at]),
-                    float(period[best]),
-                    float(grid[start]),
-                )
-            )
+            numbers = points[at], log_size[at], period[best], grid[start]
+            found.append(_line(power, *map(float, numbers)))
             start += int(runs[start, at])
         return found
 
@@ -169,8 +159,7 @@ def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         needed = (log_size[None, :] - log_size[:, None] + NEGLIGIBLE) / np.abs(distance)
     sides = [np.where(allowed & (sign * distance > 0), needed, np.inf) for sign in (1, -1)]
-    least = np.stack([side.min(axis=1) for side in sides])
-    return np.where(np.isinf(least), NEGLIGIBLE / _NEAR[0], least)
+    return np.stack([side.min(axis=1) for side in sides])
 
 
 def _line(power: int, real: float, log_size: float, period: float, start: float) -> Line:

@@ -10,8 +10,10 @@ from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._precision import in_double
+from promptlimit.finite._prompts import AbstractScoreLaw
 from promptlimit.finite._queries import Queries, checked_queries
-from promptlimit.finite._ray import NotAnalyticError, Ray
+from promptlimit.finite._ray import NotAnalyticError
+from promptlimit.finite._ray_law import score_law
 from promptlimit.measures import AbstractMeasure, GaussianParts, require_measure
 
 
@@ -88,6 +90,9 @@ class Problem:
     wrt: str | None = None
     including_query: bool = False
     sub_gaussian: float | None = None
+    _laws: dict[bytes, AbstractScoreLaw] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def subject(self) -> str:
@@ -189,10 +194,17 @@ class Problem:
             attention, measure = in_double(self.attention), in_double(self.measure)
             return doubles(attention(measure, self.query))
 
-    def ray_obstacle(self, tilt: Array) -> str | None:
-        """Return why the law cannot be followed along a complex ray; None if it can."""
+    def law_along(self, tilt: Array) -> AbstractScoreLaw:
+        """Return the law of a token along a tilt, or raise `NotAnalyticError`; once a tilt."""
+        place = tilt.tobytes()
+        if place not in self._laws:
+            self._laws[place] = score_law(self.measure, tilt)
+        return self._laws[place]
+
+    def law_obstacle(self, tilt: Array) -> str | None:
+        """Return why there is no law along a tilt; None if there is one."""
         try:
-            Ray(self.measure, tilt).require_analytic()
+            self.law_along(tilt)
         except NotAnalyticError as error:
             return f"of {type(self.measure).__name__} tokens {error}"
         return None

@@ -13,10 +13,9 @@ from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._linear_moments import linear_rows
 from promptlimit.finite._moment_rows import MomentRows, none_claimed
 from promptlimit.finite._problem import Head, Problem, checked_problem, checked_query
-from promptlimit.finite._ray import Ray
-from promptlimit.finite._ray_moments import moments_beside_mean, ray_moments
 from promptlimit.finite._rules import Effort, Quantity, Rule, first_obstacle
 from promptlimit.finite._simulation import of_each_length, output_batch, standard_error, stopping
+from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
 from promptlimit.finite._weight_statistics import MAX_SHARPNESS
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import PromptMoments
@@ -149,8 +148,13 @@ def _softmax_over_gaussian(problem: Problem) -> str | None:
     return obstacle
 
 
+def _softmax_over_atoms(problem: Problem) -> str | None:
+    listed = problem.parts is not None and problem.parts.covs is None
+    return is_softmax_head(problem) or (None if listed else "the tokens are not a list")
+
+
 def _softmax_over_analytic(problem: Problem) -> str | None:
-    return is_softmax_head(problem) or problem.ray_obstacle(_head(problem).tilt)
+    return is_softmax_head(problem) or problem.law_obstacle(_head(problem).tilt)
 
 
 def _head_beside_mean(problem: Problem) -> tuple[Head, Head] | None:
@@ -166,16 +170,16 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
     heads = _head_beside_mean(problem)
     if problem.wrt is not None or heads is None:
         return SEVERAL if problem.head() is None else _softmax_over_analytic(problem)
-    return problem.ray_obstacle(heads[0].tilt)
+    return problem.law_obstacle(heads[0].tilt)
 
 
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
     heads = _head_beside_mean(problem)
     if heads is None:
         raise ValueError(f"`attention` must have a head of tilt zero, got {problem.subject}.")
-    ray = Ray(problem.measure, heads[0].tilt)
+    law = problem.law_along(heads[0].tilt)
     values = heads[0].value, heads[1].value
-    return moments_beside_mean(ray, *values, problem.lengths, problem.own_token)
+    return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
 
 
 def _one_head(problem: Problem) -> str | None:
@@ -197,11 +201,10 @@ def _exact_gaussian(problem: Problem, _effort: Effort) -> MomentRows:
     return gaussian_rows(head, whitened(problem.gaussian, head.tilt), problem.lengths)
 
 
-def _exact_on_ray(problem: Problem, _effort: Effort) -> MomentRows:
+def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
     head = _head(problem)
-    return ray_moments(
-        Ray(problem.measure, head.tilt), head.value, problem.lengths, problem.own_token
-    )
+    law = problem.law_along(head.tilt)
+    return softmax_moments(law, head.value, problem.lengths, problem.own_token)
 
 
 def _leading_order(problem: Problem, _effort: Effort) -> MomentRows:
@@ -247,14 +250,21 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
         ),
         Rule(
             "exact",
-            "one softmax head, any tokens with an analytic `log_laplace`",
-            "the log-Laplace transform on a complex ray",
-            _softmax_over_analytic,
-            _exact_on_ray,
+            "one softmax head, tokens from a list",
+            "sums over the list",
+            _softmax_over_atoms,
+            _exact_softmax,
         ),
         Rule(
             "exact",
-            "a softmax head beside one of tilt zero, any tokens with an analytic `log_laplace`",
+            "one softmax head, any tokens with an analytic `log_laplace`",
+            "the log-Laplace transform on a complex ray",
+            _softmax_over_analytic,
+            _exact_softmax,
+        ),
+        Rule(
+            "exact",
+            "a softmax head beside one of tilt zero, tokens as in the two rules above",
             "the same, with their covariance",
             _softmax_beside_mean,
             _exact_beside_mean,

@@ -9,8 +9,8 @@ from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import float_array, require_shape
 from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._precision import in_double
-from promptlimit.finite._prompts_on_ray import Prompts, log_partition
-from promptlimit.finite._ray import Ray
+from promptlimit.finite._prompts import Prompts, log_partition
+from promptlimit.finite._ray_law import score_law
 from promptlimit.measures import AbstractMeasure, require_measure
 from promptlimit.results import Kind
 
@@ -66,15 +66,14 @@ def score_statistics(
         point = float_array("tilt", tilt, rank=1)
         require_shape("tilt", point, (measure.dim,), "the dimension of a token")
         mean = doubles(in_double(measure).mean)
-    ray = Ray(measure, doubles(point))
-    ray.require_analytic()
+    law = score_law(measure, doubles(point))
     shaped = checked_lengths(lengths, name="lengths")
     flat = shaped.ravel()
-    participation, partition = 1.0 / flat, np.where(flat == 1.0, mean @ ray.tilt, np.inf)
+    participation, partition = 1.0 / flat, np.where(flat == 1.0, mean @ law.tilt, np.inf)
     error = np.zeros(flat.size)
     inside = np.isfinite(flat) & (flat > 1.0)
     if inside.any():
-        prompts = Prompts(ray, flat[inside])
+        prompts = Prompts(law, flat[inside])
         even, odd = prompts.squares.integral()
         participation[inside] = 0.5 * (even + odd)
         partition[inside], error[inside] = log_partition(prompts)

@@ -5,10 +5,12 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._inputs import float_array, promoted, require_shape
 from promptlimit.measures._compiled import compiled
+from promptlimit.measures._gaussian_parts import GaussianParts
+from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class AbstractMeasure(eqx.Module):
@@ -55,8 +57,12 @@ class AbstractMeasure(eqx.Module):
         """The dimension $d$ of a token."""
 
     @abc.abstractmethod
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
-        r"""Return $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$."""
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
+        r"""Return $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$.
+
+        At a complex tilt it is the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
+        differentiates it with `holomorphic=True`.
+        """
 
     @abc.abstractmethod
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
@@ -79,6 +85,21 @@ class AbstractMeasure(eqx.Module):
     def cov(self) -> Float[Array, "d d"]:
         r"""The covariance $\nabla^2\Lambda_\mu(0)$ of a token."""
         return self.tilted_cov(self._origin)
+
+    def gaussian_parts(self) -> GaussianParts | None:
+        """Return the Gaussians and atoms this measure is a mixture of; None if it is not, or many.
+
+        A measure that knows its parts gets closed forms where Gaussians have them: averages over
+        Gaussian queries, gradients of score matrices, linear attention.
+        """
+        return None
+
+    def variance_proxy(self) -> VarianceProxy | None:
+        r"""Return $P$ with $\log Ee^{\langle a,z-m\rangle}\le a^\top Pa/2$ for all a, if known.
+
+        With it the proved bounds hold for this measure.
+        """
+        return None
 
     @property
     def _origin(self) -> Float[Array, " d"]:

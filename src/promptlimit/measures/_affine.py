@@ -1,8 +1,9 @@
 """The image of a measure under an affine map."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import doubles
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -13,6 +14,8 @@ from promptlimit._inputs import (
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._components import require_measure
+from promptlimit.measures._gaussian_parts import GaussianParts
+from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class Affine(AbstractMeasure):
@@ -63,7 +66,7 @@ class Affine(AbstractMeasure):
         return self.matrix.shape[0]
 
     @full_precision
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\langle b,t\rangle + \Lambda_\mu(A^\top t)$."""
         return self.shift @ tilt + self.measure.log_laplace(self.matrix.T @ tilt)
 
@@ -71,3 +74,13 @@ class Affine(AbstractMeasure):
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens $Az + b$."""
         return self.measure.sample(length, key=key) @ self.matrix.T + self.shift[None]
+
+    def gaussian_parts(self) -> GaussianParts | None:
+        """Return the images of the measure's parts."""
+        parts = self.measure.gaussian_parts()
+        return parts and parts.affine(doubles(self.matrix), doubles(self.shift))
+
+    def variance_proxy(self) -> VarianceProxy | None:
+        r"""Return $APA^\top$."""
+        proxy = self.measure.variance_proxy()
+        return proxy and proxy.affine(doubles(self.matrix), doubles(self.shift))

@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import doubles
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._gaussian_parts import GaussianParts, atoms, multiplied
 from promptlimit.measures._hyperbolic import log_cosh, log_sinhc
+from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class Rademacher(AbstractMeasure):
@@ -33,7 +36,7 @@ class Rademacher(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.half_widths.shape[0]
 
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\sum_i\log\cosh(a_it_i)$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
         return jnp.sum(log_cosh(self.half_widths * tilt))
@@ -42,6 +45,14 @@ class Rademacher(AbstractMeasure):
         """Return `length` corners."""
         signs = jax.random.rademacher(key, (length, self.dim), self.half_widths.dtype)
         return signs * self.half_widths[None]
+
+    def gaussian_parts(self) -> GaussianParts | None:
+        """Return the corners, where they are not too many."""
+        return multiplied([atoms(doubles([[-a], [a]]), None) for a in doubles(self.half_widths)])
+
+    def variance_proxy(self) -> VarianceProxy:
+        r"""Return $a_i^2$: $\log\cosh y\le y^2/2$."""
+        return VarianceProxy(np.zeros(self.dim), np.diag(doubles(self.half_widths) ** 2))
 
 
 class UniformCube(AbstractMeasure):
@@ -67,7 +78,7 @@ class UniformCube(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.half_widths.shape[0]
 
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\sum_i\log\big(\sinh(a_it_i)/(a_it_i)\big)$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
         return jnp.sum(log_sinhc(self.half_widths * tilt))
@@ -77,6 +88,10 @@ class UniformCube(AbstractMeasure):
         shape, dtype = (length, self.dim), self.half_widths.dtype
         points = jax.random.uniform(key, shape, dtype, minval=-1.0, maxval=1.0)
         return points * self.half_widths[None]
+
+    def variance_proxy(self) -> VarianceProxy:
+        r"""Return $a_i^2/3$: $\log(\sinh y/y)\le y^2/6$."""
+        return VarianceProxy(np.zeros(self.dim), np.diag(doubles(self.half_widths) ** 2 / 3))
 
 
 def _half_widths(value: ArrayLike) -> Array:

@@ -2,8 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import Array as HostArray
+from promptlimit._arrays import doubles
 from promptlimit._inputs import (
     ArrayLike,
     float_array,
@@ -15,7 +18,9 @@ from promptlimit._inputs import (
 )
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import full_precision
+from promptlimit.measures._gaussian_parts import GaussianParts, atoms
 from promptlimit.measures._tokens import log_laplace_of_tokens
+from promptlimit.measures._variance_proxies import VarianceProxy, of_points
 
 
 class Empirical(AbstractMeasure):
@@ -68,7 +73,7 @@ class Empirical(AbstractMeasure):
         return self.tokens.shape[0]
 
     @full_precision
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_i w_i e^{\langle z_i,t\rangle}$."""
         return log_laplace_of_tokens(self.tokens, self.weights, tilt)
 
@@ -91,3 +96,16 @@ class Empirical(AbstractMeasure):
         length = self.length
         share = jnp.full((1,), 1 / (length + 1), self.weights.dtype)
         return Empirical(tokens, jnp.concatenate([self.weights * (length / (length + 1)), share]))
+
+    def gaussian_parts(self) -> GaussianParts:
+        """Return the tokens as atoms."""
+        return atoms(doubles(self.tokens), self._host_weights())
+
+    def variance_proxy(self) -> VarianceProxy:
+        """Return $D^2/4$, D the diameter of the tokens."""
+        return of_points(doubles(self.tokens), self._host_weights())
+
+    def _host_weights(self) -> HostArray:
+        if self.weights is None:
+            return np.full(self.length, 1.0 / self.length)
+        return doubles(self.weights)

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import doubles
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -15,6 +16,8 @@ from promptlimit._inputs import (
 )
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import full_precision
+from promptlimit.measures._gaussian_parts import GaussianParts
+from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class Gaussian(AbstractMeasure):
@@ -56,7 +59,7 @@ class Gaussian(AbstractMeasure):
         return self.location.shape[0]
 
     @full_precision
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\langle m,t\rangle + t^\top\Gamma t/2$."""
         return self.location @ tilt + 0.5 * (tilt @ (self.covariance @ tilt))
 
@@ -70,6 +73,16 @@ class Gaussian(AbstractMeasure):
         root = (axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]) @ axes.T
         normals = jax.random.normal(key, (length, self.dim), self.location.dtype)
         return self.location[None] + normals @ root
+
+    def gaussian_parts(self) -> GaussianParts:
+        """Return the one part it is."""
+        covariance = doubles(self.covariance)
+        symmetric = 0.5 * (covariance + covariance.T)
+        return GaussianParts(np.ones(1), doubles(self.location)[None], symmetric[None])
+
+    def variance_proxy(self) -> VarianceProxy:
+        r"""Return $\Gamma$."""
+        return VarianceProxy(doubles(self.location), doubles(self.covariance))
 
 
 def require_covariance(name: str, covariance: Array) -> None:

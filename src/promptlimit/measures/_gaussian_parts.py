@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import block_diag
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, doubles
 
 MOST_PARTS = 4096
 """A product has as many parts as its factors multiplied; beyond this it is not taken apart."""
@@ -91,8 +91,8 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
         return None
     choices = list(itertools.product(*(range(part.weights.size) for part in found)))
     pick = [list(zip(found, choice, strict=True)) for choice in choices]
-    weights = np.array([np.prod([part.weights[c] for part, c in row]) for row in pick])
-    means = np.array([np.concatenate([part.means[c] for part, c in row]) for row in pick])
+    weights = doubles([np.prod([part.weights[c] for part, c in row]) for row in pick])
+    means = doubles([np.concatenate([part.means[c] for part, c in row]) for row in pick])
     if all(part.covs is None for part in found):
         return GaussianParts(weights, means)
     covs = [part.all_covs() for part in found]

@@ -1,25 +1,33 @@
 r"""$\log\cosh$ and $\log(\sinh x/x)$ with derivatives that keep their digits near 0 and far out.
 
 Automatic differentiation of $\tanh$ gives $1-\tanh^2 x$, which is all rounding once $\tanh x$ is
-close to one; and $\coth x - 1/x$ loses every digit near zero. Both are replaced here.
+close to one; and $\coth x - 1/x$ loses every digit near zero. Both are replaced here. Of complex
+$x$ and $-x$, which are the same to these functions, the one with the larger real part stands for
+$|x|$.
 """
+
+from collections.abc import Callable
+from functools import partial
+from math import factorial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Inexact
 
 from promptlimit.measures._bessel import log_0f1
 
 _NEAR = 2.0  # where log(sinh x / x) changes from its Bessel form to its exponential form
+_TERMS = 13  # of the series of sinh x / x for complex |x| < 2
 
 
 @jax.custom_jvp
-def log_cosh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def log_cosh(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log\cosh x$; its derivative is $\tanh x$."""
-    far = jnp.abs(x)
-    near = jnp.minimum(far, 1.0)
+    far = _right(x)
+    is_near = jnp.abs(far) < 1.0
+    near = jnp.where(is_near, far, 1.0)
     return jnp.where(
-        far < 1.0,
+        is_near,
         jnp.log1p(2.0 * jnp.sinh(0.5 * near) ** 2),
         far + jnp.log1p(jnp.exp(-2.0 * far)) - jnp.log(2.0).astype(x.dtype),
     )
@@ -27,13 +35,17 @@ def log_cosh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 @jax.custom_jvp
 def _tanh(x: Array) -> Array:
-    return jnp.tanh(x)
+    r"""Return $\tanh x = \pm(1-e^{\mp2x})/(1+e^{\mp2x})$, as the real part of $x$ has its sign."""
+    if not jnp.iscomplexobj(x):
+        return jnp.tanh(x)
+    decay = jnp.exp(-2.0 * _right(x))
+    return jnp.where(x.real < 0, -1.0, 1.0) * (1.0 - decay) / (1.0 + decay)
 
 
 @jax.custom_jvp
 def _sech_squared(x: Array) -> Array:
     r"""Return $1/\cosh^2 x = 4e^{-2|x|}/(1+e^{-2|x|})^2$."""
-    decay = jnp.exp(-2.0 * jnp.abs(x))
+    decay = jnp.exp(-2.0 * _right(x))
     return 4.0 * decay / (1.0 + decay) ** 2
 
 
@@ -55,18 +67,56 @@ def _sech_squared_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Ar
     return _sech_squared(x), -2.0 * _tanh(x) * _sech_squared(x) * x_dot
 
 
-def log_sinhc(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def log_sinhc(x: Inexact[Array, "*shape"]) -> Inexact[Array, "*shape"]:
     r"""Return $\log(\sinh x/x)$.
 
     Near zero it is $\log{}_0F_1(;3/2;x^2/4)$: a uniform coordinate is a coordinate of the sphere in
     three dimensions (Archimedes). Far out it is $|x| - \log 2|x| + \log(1-e^{-2|x|})$, each term of
     which differentiates without cancellation.
     """
+    return _complex_log_sinhc(0, x) if jnp.iscomplexobj(x) else _log_sinhc(x)
+
+
+def _log_sinhc(x: Array) -> Array:
     is_near = jnp.abs(x) < _NEAR
     near = jnp.where(is_near, x, 0.0)
-    far = jnp.where(is_near, _NEAR, jnp.abs(x))
+    far = jnp.where(is_near, _NEAR, _right(x))
     return jnp.where(
         is_near,
-        log_0f1(1.5, near**2),
+        _log_series(near**2) if jnp.iscomplexobj(x) else log_0f1(1.5, near**2),
         far - jnp.log(2.0 * far) + jnp.log1p(-jnp.exp(-2.0 * far)),
     )
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _complex_log_sinhc(order: int, x: Array) -> Array:
+    """Return that derivative in each coordinate, once for all the directions of a Hessian."""
+    function = _log_sinhc
+    for _ in range(order):
+        function = partial(_derivative, function)
+    return function(x)
+
+
+@_complex_log_sinhc.defjvp
+def _complex_log_sinhc_jvp(
+    order: int, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+    (x,), (x_dot,) = primals, tangents
+    return _complex_log_sinhc(order, x), _complex_log_sinhc(order + 1, x) * x_dot
+
+
+def _derivative(function: Callable[[Array], Array], x: Array) -> Array:
+    return jax.jvp(function, (x,), (jnp.ones_like(x),))[1]
+
+
+def _right(x: Array) -> Array:
+    r"""Return $|x|$; of a complex $x$, that of $x$ and $-x$ whose real part is not negative."""
+    return jnp.where(x.real < 0, -x, x) if jnp.iscomplexobj(x) else jnp.abs(x)
+
+
+def _log_series(s: Array) -> Array:
+    r"""Return $\log\sum_k s^k/(2k+1)!$, which is $\log(\sinh x/x)$ for $s = x^2$."""
+    total = jnp.zeros_like(s)
+    for k in reversed(range(_TERMS)):
+        total = total * s + 1.0 / factorial(2 * k + 1)
+    return jnp.log(total)

@@ -2,31 +2,41 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 
 def log_mean_exp(
-    exponents: Float[Array, " n"], weights: Float[Array, " n"] | None = None
-) -> Float[Array, ""]:
+    exponents: Inexact[Array, " n"], weights: Float[Array, " n"] | None = None
+) -> Inexact[Array, ""]:
     r"""Return $\log\sum_i w_ie^{s_i}$, with $w_i = 1/n$ when no weights are given."""
-    largest, shifted = _shifted_exponentials(exponents, weights)
-    return largest + jnp.log(_mean(shifted, weights))
+    largest, shifted = _shifted(exponents, weights)
+    return largest + jnp.log(_mean_exp(shifted, weights))
 
 
 def relative_exponentials(
     exponents: Float[Array, " n"], weights: Float[Array, " n"] | None = None
 ) -> Float[Array, " n"]:
     r"""Return $e^{s_i}/\sum_jw_je^{s_j}$; times the weights they sum to one, up to rounding."""
-    _, shifted = _shifted_exponentials(exponents, weights)
-    return shifted / _mean(shifted, weights)
+    _, shifted = _shifted(exponents, weights)
+    return jnp.exp(shifted) / _mean_exp(shifted, weights)
+
+
+def _mean_exp(exponents: Array, weights: Array | None) -> Array:
+    """Return the mean of exponentials; of complex ones, no closer to zero than its rounding."""
+    mean = _mean(jnp.exp(exponents), weights)
+    if not jnp.iscomplexobj(exponents):
+        return mean
+    here, sizes = jax.lax.stop_gradient((mean, jnp.exp(exponents.real)))
+    rounding = jnp.finfo(exponents.dtype).eps * _mean(sizes, weights)
+    return mean + jnp.where(jnp.abs(here) < rounding, rounding - here, 0.0)
 
 
 def _mean(values: Array, weights: Array | None) -> Array:
     return jnp.mean(values) if weights is None else weights @ values
 
 
-def _shifted_exponentials(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
-    r"""Return the largest exponent $c$ of positive weight, and $e^{s_i-c}$.
+def _shifted(exponents: Array, weights: Array | None) -> tuple[Array, Array]:
+    r"""Return the largest exponent $c$ of positive weight, by its real part, and the $s_i-c$.
 
     A token of weight zero adds nothing to a mean, yet derivatives in its weight need its
     exponential. Its exponent may exceed the largest: it is capped where it would overflow. The
@@ -34,9 +44,12 @@ def _shifted_exponentials(exponents: Array, weights: Array | None) -> tuple[Arra
     """
     exponents = jax.lax.optimization_barrier(exponents)
     if weights is None:
-        largest = jax.lax.stop_gradient(jnp.max(exponents))
-        return largest, jnp.exp(exponents - largest)
+        largest = jax.lax.stop_gradient(jnp.max(jnp.real(exponents)))
+        return largest, exponents - largest
     counted = jnp.where(weights > 0, exponents, -jnp.inf)
-    largest = jax.lax.stop_gradient(jnp.max(counted))
+    largest = jax.lax.stop_gradient(jnp.max(jnp.real(counted)))
     cap = 0.5 * jnp.log(jnp.finfo(exponents.dtype).max)
-    return largest, jnp.exp(jnp.minimum(exponents - largest, cap))
+    shifted = exponents - largest
+    if jnp.iscomplexobj(shifted):
+        return largest, jnp.where(shifted.real > cap, cap, shifted)
+    return largest, jnp.minimum(shifted, cap)

@@ -1,11 +1,13 @@
 """A random choice among measures."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import doubles
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -17,7 +19,9 @@ from promptlimit._inputs import (
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._components import require_components
+from promptlimit.measures._gaussian_parts import GaussianParts, mixed
 from promptlimit.measures._log_mean_exp import log_mean_exp, relative_exponentials
+from promptlimit.measures._variance_proxies import VarianceProxy, of_mixture
 
 
 class Mixture(AbstractMeasure):
@@ -58,17 +62,20 @@ class Mixture(AbstractMeasure):
         return self.components[0].dim
 
     @full_precision
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.
 
         Written as $\ell(t) + \log\sum_c\pi_ce^{\Lambda_c(t)-\ell(t)}$ with the tangent
         $\ell$ at the current tilt, which is zero there: the value does not change, but derivatives
-        see centred components and lose no digits to a mean that they share.
+        see centred components and lose no digits to a mean that they share. At a complex tilt,
+        where $e^\Lambda$ may vanish, the slope of $\ell$ is the mean of the components' slopes
+        weighed by $\pi_c|e^{\Lambda_c}|$.
         """
+        gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
         each = jnp.stack([measure.log_laplace(tilt) for measure in self.components])
-        slopes = jnp.stack([jax.grad(measure.log_laplace)(here) for measure in self.components])
-        shares = self.weights * relative_exponentials(each, self.weights)
+        slopes = jnp.stack([gradient(measure.log_laplace)(here) for measure in self.components])
+        shares = self.weights * relative_exponentials(jnp.real(each), self.weights)
         tangent = jax.lax.stop_gradient(shares @ slopes) @ (tilt - here)
         return tangent + log_mean_exp(each - tangent, self.weights)
 
@@ -81,3 +88,13 @@ class Mixture(AbstractMeasure):
             drawn = measure.sample(length, key=keys[index])
             tokens = jnp.where((choice == index)[:, None], drawn, tokens)
         return tokens
+
+    def gaussian_parts(self) -> GaussianParts | None:
+        """Return the parts of all components."""
+        return mixed(doubles(self.weights), [part.gaussian_parts() for part in self.components])
+
+    def variance_proxy(self) -> VarianceProxy | None:
+        """Return the largest proxy of a component, and $D^2/4$, D the diameter of their means."""
+        return of_mixture(
+            doubles(self.weights), [part.variance_proxy() for part in self.components]
+        )

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._components import require_components
+from promptlimit.measures._gaussian_parts import GaussianParts, multiplied
+from promptlimit.measures._variance_proxies import VarianceProxy, of_product
 
 
 class Product(AbstractMeasure):
@@ -36,7 +38,7 @@ class Product(AbstractMeasure):
         """The dimension $d$ of a token, the sum of the components'."""
         return sum(measure.dim for measure in self.components)
 
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\sum_i\Lambda_i(t_i)$."""
         ends = np.cumsum([measure.dim for measure in self.components])[:-1]
         blocks = jnp.split(tilt, ends)
@@ -54,3 +56,11 @@ class Product(AbstractMeasure):
             for measure, each in zip(self.components, keys, strict=True)
         ]
         return jnp.concatenate(blocks, axis=1)
+
+    def gaussian_parts(self) -> GaussianParts | None:
+        """Return every part of each component with every one of the others."""
+        return multiplied([part.gaussian_parts() for part in self.components])
+
+    def variance_proxy(self) -> VarianceProxy | None:
+        """Return the components' proxies, as blocks."""
+        return of_product([part.variance_proxy() for part in self.components])

@@ -6,13 +6,15 @@ from typing import SupportsIndex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._bessel import log_0f1
 from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._hyperbolic import log_cosh
+from promptlimit.measures._variance_proxies import VarianceProxy
 
 
 class UniformSphere(AbstractMeasure):
@@ -47,8 +49,8 @@ class UniformSphere(AbstractMeasure):
         return self.space_dim
 
     @full_precision
-    def log_laplace(self, tilt: Float[Array, " d"]) -> Float[Array, ""]:
-        r"""Return $\log{}_0F_1(;d/2;r^2|t|^2/4)$."""
+    def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
+        r"""Return $\log{}_0F_1(;d/2;r^2\langle t,t\rangle/4)$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
         if self.space_dim == 1:  # two points, whose tilted variance decays exponentially
             return log_cosh(self.radius * tilt[0])
@@ -58,3 +60,9 @@ class UniformSphere(AbstractMeasure):
         """Return `length` points of the sphere."""
         normals = jax.random.normal(key, (length, self.space_dim), self.radius.dtype)
         return self.radius * normals / jnp.linalg.norm(normals, axis=1, keepdims=True)
+
+    def variance_proxy(self) -> VarianceProxy:
+        r"""Return $r^2/d$: ${}_0F_1(;d/2;y^2/4)\le e^{y^2/2d}$, since $(d/2)_k\ge(d/2)^k$."""
+        return VarianceProxy(
+            np.zeros(self.dim), np.eye(self.dim) * float(self.radius) ** 2 / self.dim
+        )

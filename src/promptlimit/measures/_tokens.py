@@ -14,7 +14,7 @@ from typing import TypeGuard
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Inexact
 
 from promptlimit.measures._log_mean_exp import log_mean_exp, relative_exponentials
 
@@ -23,13 +23,22 @@ Primals = tuple[Array, Array | None, Array]
 Tangents = tuple[Tangent, Tangent, Tangent]
 
 
-@jax.custom_jvp
 def log_laplace_of_tokens(
     tokens: Float[Array, "length d"],
     weights: Float[Array, " length"] | None,
-    tilt: Float[Array, " d"],
-) -> Float[Array, ""]:
-    r"""Return $\log\sum_iw_ie^{\langle z_i,t\rangle}$."""
+    tilt: Inexact[Array, " d"],
+) -> Inexact[Array, ""]:
+    r"""Return $\log\sum_iw_ie^{\langle z_i,t\rangle}$.
+
+    At a complex tilt exponentials may cancel, which makes $m$ large: it is not taken out there.
+    """
+    if jnp.iscomplexobj(tilt):
+        return log_mean_exp(tokens @ tilt, weights)
+    return _log_laplace(tokens, weights, tilt)
+
+
+@jax.custom_jvp
+def _log_laplace(tokens: Array, weights: Array | None, tilt: Array) -> Array:
     return log_mean_exp(tokens @ tilt, weights)
 
 
@@ -53,7 +62,7 @@ def _log_laplace_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array
         slope = slope + _probabilities(tokens, weights, tilt) @ (tokens_dot @ tilt)
     if _moves(weights_dot):
         slope = slope + weights_dot @ relative_exponentials(tokens @ tilt, weights)
-    return log_laplace_of_tokens(tokens, weights, tilt), slope
+    return _log_laplace(tokens, weights, tilt), slope
 
 
 def _tilted_mean_jvp(primals: Primals, tangents: Tangents) -> tuple[Array, Array]:
@@ -76,5 +85,5 @@ def _moves(tangent: Tangent) -> TypeGuard[Array]:
     return tangent is not None and not isinstance(tangent, SymbolicZero)
 
 
-log_laplace_of_tokens.defjvp(_log_laplace_jvp, symbolic_zeros=True)
+_log_laplace.defjvp(_log_laplace_jvp, symbolic_zeros=True)
 _tilted_mean.defjvp(_tilted_mean_jvp, symbolic_zeros=True)

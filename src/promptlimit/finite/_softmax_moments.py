@@ -1,6 +1,6 @@
-r"""Exact moments over prompts whose tokens come from any law with an analytic transform.
+r"""Exact moments of softmax attention over prompts, from the law of a token along the tilt.
 
-The formulas are those of `_prompts_on_ray`, put together for the outputs of attention.
+The formulas are those of `_prompts`, put together for the outputs of attention.
 """
 
 import dataclasses
@@ -10,20 +10,23 @@ import numpy as np
 from promptlimit._arrays import Array
 from promptlimit.finite._accuracy import AccuracyError
 from promptlimit.finite._moment_rows import MomentRows
-from promptlimit.finite._prompts_on_ray import STEP, Prompts
-from promptlimit.finite._ray import Complex, Ray
+from promptlimit.finite._prompts import STEP, AbstractScoreLaw, Numbers, Prompts
 
 TOLERANCE = 1e-9
 """Largest relative error, measured by the code itself, that is returned."""
 
 _UNDERFLOW = 1e-280
+_FINEST = 1e-8
+"""Errors of outputs below this part of them need no relative accuracy of their own."""
 
 
-def ray_moments(ray: Ray, value: Array, lengths: Array, own_token: Array | None) -> MomentRows:
+def softmax_moments(
+    law: AbstractScoreLaw, value: Array, lengths: Array, own_token: Array | None
+) -> MomentRows:
     r"""Return the moments of $T_L=\sum_lp_lVz_l$, $p_l\propto e^{\langle t,z_l\rangle}$.
 
     Args:
-        ray: the law of a token, along the tilt.
+        law: of a token, along the tilt.
         value: V, [e, d].
         lengths: L, [n]: from 1 on, or infinite.
         own_token: the query, where it is a token of its prompt.
@@ -31,23 +34,21 @@ def ray_moments(ray: Ray, value: Array, lengths: Array, own_token: Array | None)
     Raises:
         AccuracyError: the measured error exceeds `TOLERANCE`.
     """
-    ((_, slopes, curvatures),) = ray.derivatives(value, np.array([1.0, 0.0], dtype=complex))
-    limit, at_rest = slopes.real
+    limit, at_rest, cov = law.ends(value)
     rows = MomentRows.at_infinity(limit, lengths.size)
     alone = (lengths == 1.0) & (own_token is None)
     if alone.any():  # one token, of weight one
         away = at_rest - limit
-        cov = curvatures[1].real
         rows.put(alone, away, cov, np.trace(cov) + away @ away, 1.0, 0.0)
     finite = np.isfinite(lengths) & ~alone
     if finite.any():
-        own_score = None if own_token is None else float(own_token @ ray.tilt)
+        own_score = None if own_token is None else float(own_token @ law.tilt)
         own_value = np.zeros(limit.size) if own_token is None else value @ own_token - limit
-        prompts = Prompts(ray, lengths[finite], own_score)
+        prompts = Prompts(law, lengths[finite], own_score)
         found = _by_quadrature(prompts, value, limit, own_value)
         mse = np.trace(found.second.mean(axis=0), axis1=1, axis2=2)
         mean = (found.bias.mean(axis=0), found.cov.mean(axis=0))
-        error = _relative_error(prompts, found) * mse
+        error = _measured_error(prompts, found, limit)
         rows.put(finite, *mean, mse, found.participation.mean(axis=0), error)
     return rows
 
@@ -69,24 +70,27 @@ class _Rules:
 
 def _by_quadrature(prompts: Prompts, value: Array, limit: Array, own_value: Array) -> _Rules:
     squares, count, outputs = prompts.squares, prompts.length.size, limit.size
-    centred = np.empty((squares.multiples.size, outputs), dtype=complex)
-    spread = np.empty(squares.multiples.size)
+    places = squares.shares.shape[2]
+    centred = np.empty((places, outputs), dtype=squares.shares.dtype)
+    spread = np.empty(places)
     within = np.zeros((2, count, outputs, outputs))
-    for part, slopes, curvatures in prompts.ray.derivatives(value, squares.multiples):
-        centred[part] = slopes - limit
-        within += np.tensordot(squares.shares[:, :, part], curvatures, axes=1).real
+    for part, slopes, curvatures in prompts.law.readings(value, limit, squares):
+        centred[part] = slopes
+        within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
         spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
-    vector, lost = squares.lower(centred)
+    blur = prompts.law.blur(limit)
+    vector, lost = squares.lower(centred, blur)
     found = [_by_rule(prompts, rule, centred, within[rule], vector, own_value) for rule in (0, 1)]
-    size = spread + np.sum(np.abs(centred) ** 2, axis=1)
-    rounding = squares.rounding @ size
+    distance = np.linalg.norm(centred, axis=1)
+    rounding = squares.rounding @ (spread + distance**2)
+    rounding += blur * np.abs(squares.shares.sum(axis=0)) @ (2.0 * distance + blur)
     rounding += prompts.two @ (2.0 * lost * np.linalg.norm(vector, axis=1) + lost**2)
     joined = (np.stack(pair) for pair in zip(*found, strict=True))
     return _Rules(*joined, rounding=rounding)  # pyright: ignore[reportCallIssue]
 
 
 def _by_rule(  # noqa: PLR0917 - the symbols of the formula
-    prompts: Prompts, rule: int, centred: Complex, within: Array, vector: Array, own_value: Array
+    prompts: Prompts, rule: int, centred: Numbers, within: Array, vector: Array, own_value: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return mass, participation, bias, second moment and covariance by every other node.
 
@@ -107,7 +111,7 @@ def _by_rule(  # noqa: PLR0917 - the symbols of the formula
         cross = np.outer((one[n] * own) @ moved, own_part)
         return (
             within[n]
-            + ((shares[n][:, None] * apart).T @ apart).real
+            + np.real((shares[n][:, None] * apart).T @ apart)
             + (two[n][:, None] * moved).T @ moved
             + (cross + cross.T)
             + own_square[n] * np.outer(own_part, own_part)
@@ -121,42 +125,43 @@ def _by_rule(  # noqa: PLR0917 - the symbols of the formula
     return token_mass + own_weight, participation, bias, second, cov
 
 
-def _relative_error(prompts: Prompts, found: _Rules) -> Array:
-    """Return the measured error relative to the mean square, or refuse what is too inexact.
+def _measured_error(prompts: Prompts, found: _Rules, limit: Array) -> Array:
+    """Return the measured error of the mean square, or refuse what is too inexact.
 
     Half the difference of two interleaved rules bounds the error of their mean, the total weight
     must be one, and what is summed must not cancel.
     """
     second = np.trace(found.second.mean(axis=0), axis1=1, axis2=2)
-    scale = np.maximum(second, _UNDERFLOW)
     participation = found.participation.mean(axis=0)
 
     def change(rules: Array) -> Array:
-        return np.abs(rules[0] - rules[1]).reshape(scale.size, -1).max(axis=1)
+        return np.abs(rules[0] - rules[1]).reshape(second.size, -1).max(axis=1)
 
     weights = prompts.one * np.abs(prompts.squares.density)
     log_phi = (weights @ prompts.scores.rounding) / np.maximum(weights.sum(axis=1), _UNDERFLOW)
     error = np.max(
         [
-            np.abs(found.mass.mean(axis=0) - 1.0),
-            change(found.participation) / participation,
-            change(found.second) / scale,
-            change(found.bias) / np.sqrt(scale),
-            found.rounding / scale + (prompts.length - 1.0) * log_phi,
+            np.abs(found.mass.mean(axis=0) - 1.0) * second,
+            change(found.participation) / participation * second,
+            change(found.second),
+            change(found.bias) * np.sqrt(second),
+            found.rounding + (prompts.length - 1.0) * log_phi * second,
         ],
         axis=0,
     )
-    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
-    if not error[worst] <= TOLERANCE:
+    scale = np.maximum(second, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
+    relative = np.where(np.isnan(error), np.inf, error / scale)
+    worst = int(np.argmax(relative))
+    if not relative[worst] <= TOLERANCE:
         raise AccuracyError(
-            f"`error` must stay below {TOLERANCE:g}, got {error[worst]:.1e} at length "
+            f"`error` must stay below {TOLERANCE:g}, got {relative[worst]:.1e} at length "
             f"{prompts.length[worst]:g}. Rescale the scores, or simulate: kind='estimate'."
         )
     return error
 
 
 def moments_beside_mean(
-    ray: Ray, value: Array, mean_value: Array, lengths: Array, own_token: Array | None
+    law: AbstractScoreLaw, value: Array, mean_value: Array, lengths: Array, own_token: Array | None
 ) -> MomentRows:
     r"""Return the moments of $T_L+\bar T_L$, $\bar T_L$ the plain mean of $\bar Vz_l$.
 
@@ -167,18 +172,17 @@ def moments_beside_mean(
     under $e^{-a}$ as before.
 
     Args:
-        ray: the law of a token, along the tilt of the first head.
+        law: of a token, along the tilt of the first head.
         value: V, [e, d].
         mean_value: $\bar V$, [e, d].
         lengths: L, [n].
         own_token: the query, where it is a token of its prompt.
     """  # noqa: E501  # a formula stays on one line
-    first = ray_moments(ray, value, lengths, own_token)
+    first = softmax_moments(law, value, lengths, own_token)
     both = np.vstack([value, mean_value])
-    ((_, slopes, curvatures),) = ray.derivatives(both, np.array([1.0, 0.0], dtype=complex))
+    limit, at_rest, one_token = law.ends(both)
     outputs = value.shape[0]
-    mean = slopes[1, outputs:].real
-    spread = curvatures[1, outputs:, outputs:].real
+    mean, spread = at_rest[outputs:], one_token[outputs:, outputs:]
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens = lengths + float(own_token is not None)
         share = np.where(np.isinf(lengths), 0.0, lengths / tokens**2)
@@ -187,13 +191,13 @@ def moments_beside_mean(
     bias = first.bias + own[:, None] * away
     cross, error = np.zeros_like(first.cov), np.zeros(lengths.size)
     alone = (lengths == 1.0) & (own_token is None)
-    cross[alone] = curvatures[1, :outputs, outputs:].real
+    cross[alone] = one_token[:outputs, outputs:]
     finite = np.isfinite(lengths) & ~alone
     if finite.any():
-        own_score = None if own_token is None else float(own_token @ ray.tilt)
+        own_score = None if own_token is None else float(own_token @ law.tilt)
         own_value = np.zeros(outputs) if own_token is None else value @ own_token - first.limit
-        prompts = Prompts(ray, lengths[finite], own_score)
-        rules = _crossed(prompts, both, np.concatenate([first.limit, mean]), own_value)
+        prompts = Prompts(law, lengths[finite], own_score)
+        rules = _crossed(prompts, both, limit, mean, own_value)
         rules = rules / tokens[finite, None, None]
         cross[finite] = rules.mean(axis=0)
         error[finite] = np.abs(np.trace(rules[0] - rules[1], axis1=1, axis2=2))
@@ -203,22 +207,19 @@ def moments_beside_mean(
     return MomentRows(first.limit + mean, bias, cov, mse, unknown, first.error + 2.0 * error)
 
 
-def _crossed(prompts: Prompts, both: Array, centre: Array, own_value: Array) -> Array:
+def _crossed(prompts: Prompts, both: Array, limit: Array, mean: Array, own_value: Array) -> Array:
     """Return n times the covariance of the two heads, by even and by odd nodes, [2, n, e, e]."""
     outputs = own_value.size
-    slopes = [
-        np.concatenate([found for _, found, _ in prompts.ray.derivatives(both, each.multiples)])
-        for each in (prompts.squares, prompts.crossings)
-    ]
-    b, _ = prompts.squares.lower(slopes[0][:, :outputs] - centre[:outputs])
-    d, _ = prompts.crossings.lower(slopes[1][:, outputs:] - centre[outputs:])
-    centred = slopes[1] - centre
-    shares = prompts.crossings.shares
-    left, right = centred[:, :outputs], centred[:, outputs:]
-    found = np.einsum("rnj,ji,jk->rnik", shares, left, right, optimize=True).real
-    for part, _, curvatures in prompts.ray.derivatives(both, prompts.crossings.multiples):
-        mixed = curvatures[:, :outputs, outputs:]
-        found += np.tensordot(shares[:, :, part], mixed, axes=1).real
+    squares, crossings = prompts.squares, prompts.crossings
+    firsts = [found for _, found, _ in prompts.law.readings(both, limit, squares)]
+    b, _ = squares.lower(np.concatenate(firsts)[:, :outputs], 0.0)
+    found, seconds = np.zeros((2, prompts.length.size, outputs, outputs)), []
+    for part, centred, curvatures in prompts.law.readings(both, limit, crossings):
+        left, right = centred[:, :outputs], centred[:, outputs:] + (limit[outputs:] - mean)
+        mixed = curvatures[:, :outputs, outputs:] + left[:, :, None] * right[:, None, :]
+        found += np.real(np.tensordot(crossings.shares[:, :, part], mixed, axes=1))
+        seconds.append(right)
+    d, _ = crossings.lower(np.concatenate(seconds), 0.0)
     own = prompts.own(prompts.scores.u)
     for rule in (0, 1):
         at = slice(rule, None, 2)

@@ -1,0 +1,99 @@
+r"""The log-Laplace transform of the uniform sphere at complex tilts.
+
+$h_c(s) = {}_0F_1(;c;s/4)$ has the derivative $h_{c+1}(s)/(4c)$, and downwards the recursion
+
+    h_c = h_{c+1} + s h_{c+2} / (4c(c+1))
+
+is stable. It is linear, so that the zeros of $h_c$, all at negative $s$, do no harm: errors are
+small beside the values around. The recursion starts from Debye's expansion in $1/\nu$, exact to
+double precision unless $s$ is close to $-\nu^2$: at a low order if $|\sqrt s|$ is well above it,
+where $h_{\nu+1} = e^F + e^{F_-}$ holds both solutions, and at a high one otherwise.
+"""
+
+from functools import partial
+from math import ceil, factorial, prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Complex
+
+from promptlimit.measures._debye import (
+    debye_derivatives,
+    debye_quotient,
+    debye_slopes,
+    debye_value,
+)
+
+_LOW_ORDER = 60.0  # or higher
+_FAR = 2.0  # times the low order: |sqrt(s)| above it starts there
+_NEAR = 0.6  # times the high order: |sqrt(s)| below it starts there
+_FEWEST_STEPS = 16
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def log_0f1_jet(
+    degree: int, b: float, s: Complex[Array, "*shape"]
+) -> tuple[Complex[Array, "*shape"], ...]:
+    r"""Return $\log{}_0F_1(;b;s/4)$, up to multiples of $2\pi i$, and so many derivatives.
+
+    If $h_b(s+r) = \sum_ka_kr^k$ then its logarithm has the coefficients
+    $l_k = \big(a_k - \sum_{0<j<k}\frac jkl_ja_{k-j}\big)/a_0$. All derivatives come from one run of
+    the recursion: close to a zero they must divide by one rounding of $a_0 = h_b(s)$.
+    """
+    scale, h = _scaled_0f1s(degree, b, s)
+    a = [h[k] / (4**k * factorial(k) * prod(b + j for j in range(k))) for k in range(degree + 1)]
+    logs = [scale + jnp.log(a[0])]
+    for k in range(1, degree + 1):
+        logs.append((a[k] - sum(j / k * logs[j] * a[k - j] for j in range(1, k))) / a[0])
+    return tuple(float(factorial(k)) * each for k, each in enumerate(logs))
+
+
+@log_0f1_jet.defjvp
+def _log_0f1_jet_jvp(
+    degree: int, b: float, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    (s,), (s_dot,) = primals, tangents
+    jet = log_0f1_jet(degree + 1, b, s)
+    return jet[:-1], tuple(each * s_dot for each in jet[1:])
+
+
+def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
+    r"""Return $\sigma$ and $e^{-\sigma}h_c(s)$ for $c = b, \dots, b + \max(degree, 1)$.
+
+    The first of them is no closer to zero than its rounding.
+    """
+    low_steps = max(_FEWEST_STEPS, degree, ceil(_LOW_ORDER + 1.0 - b))
+    low = b + low_steps - 1.0
+    further_steps = ceil((_FAR / _NEAR - 1.0) * low)
+    high = low + further_steps
+
+    def one_step_down(step: Array, h: list[Array]) -> list[Array]:
+        c = high - step.astype(s.real.dtype)
+        return [h[0] + 0.25 / (c * (c + 1.0)) * s * h[1], *h[:-1]]
+
+    (near, far, far_second), q = _debye([high, low, low], [1.0, 1.0, -1.0], s)
+    ratio = jnp.exp(far_second - far)
+    from_high = [jnp.ones_like(s), 2.0 * (high + 1.0) * q[0]]
+    from_low = [1.0 + ratio, 2.0 * (low + 1.0) * (q[1] + ratio * q[2])]
+    from_high = jax.lax.fori_loop(0, further_steps, one_step_down, from_high)
+    is_far = jnp.abs(s) > (_FAR * low) ** 2
+    h = [jnp.where(is_far, *each) for each in zip(from_low, from_high, strict=True)]
+    h += [jnp.zeros_like(s)] * (degree - 1)
+    h = jax.lax.fori_loop(further_steps, further_steps + low_steps, one_step_down, h)
+    rounding = jnp.finfo(s.dtype).eps * jnp.abs(h[1])
+    h[0] = jnp.where(jnp.abs(h[0]) < rounding, rounding.astype(s.dtype), h[0])
+    return jnp.where(is_far, far, near), h
+
+
+def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Array]:
+    r"""Return $F_{\nu+1}$ and $q_{\nu+1}$, or those of the second solution, one a row."""
+
+    def row(given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        order, sign, slopes, derivatives = given
+        w = sign * jnp.sqrt(order**2 + s)
+        return debye_value(order, slopes, s, w), debye_quotient(order, derivatives, w)
+
+    slopes, derivatives = map(debye_slopes, orders), map(debye_derivatives, orders)
+    given = (np.array(list(each), s.real.dtype) for each in (orders, signs, slopes, derivatives))
+    return jax.lax.map(row, tuple(given))  # compiled once, unlike three expressions

@@ -1,0 +1,125 @@
+r"""Debye's expansion of modified Bessel functions, uniform in the argument for a large order.
+
+For $F_b(s) = \log {}_0F_1(;b;s/4)$ and $q_b = 2F_b'$ at $b = \nu + 1$ it is a series in $1/\nu$,
+whose coefficients are polynomials in $p = \nu/w$, $w=\sqrt{\nu^2+s}$. Bessel's equation sees $w$
+only through its square, so $-w$ gives a second solution, which $I_\nu$ contains at complex
+arguments.
+"""
+
+from fractions import Fraction
+from functools import cache
+from itertools import zip_longest
+from math import fsum
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+_DEBYE_TERMS = 10
+
+Polynomial = list[Fraction]  # coefficients, lowest degree first
+Coefficients = list[float] | Array  # as above
+
+
+def _debye_polynomials(count: int) -> list[Polynomial]:
+    r"""Return $U_0, \dots, U_{count}$ of $I_\nu(\nu z)\propto\sum_k U_k(p)/\nu^k$.
+
+    With $p=(1+z^2)^{-1/2}$,
+    $U_{k+1}(p) = \frac12 p^2(1-p^2)\,U_k'(p) + \frac18\int_0^p(1-5r^2)\,U_k(r)\,dr$.
+    """
+    polynomials = [[Fraction(1)]]
+    for _ in range(count):
+        current = polynomials[-1]
+        following = [Fraction(0)] * (len(current) + 3)
+        for degree, coefficient in enumerate(current):
+            following[degree + 1] += coefficient * (
+                Fraction(degree, 2) + Fraction(1, 8 * (degree + 1))
+            )
+            following[degree + 3] -= coefficient * (
+                Fraction(degree, 2) + Fraction(5, 8 * (degree + 3))
+            )
+        polynomials.append(following)
+    return polynomials
+
+
+def _logarithm(series: list[Polynomial]) -> list[Polynomial]:
+    r"""Return $D_k$ with $\sum_{k\ge1} D_k y^k = \log\sum_k U_k y^k$.
+
+    $k\,D_k = k\,U_k - \sum_{0<j<k} j\,D_j\,U_{k-j}$.
+    """
+    logs: list[Polynomial] = [[Fraction(0)]]
+    for k in range(1, len(series)):
+        total = list(series[k])
+        for j in range(1, k):
+            for m, left in enumerate(logs[j]):
+                for n, right in enumerate(series[k - j]):
+                    total[m + n] -= Fraction(j, k) * left * right
+        logs.append(total)
+    return logs
+
+
+def _slope_from_one(polynomial: Polynomial) -> list[float]:
+    r"""Return the coefficients of $(D(p) - D(1))/(p - 1)$, by synthetic division."""
+    quotient: Polynomial = []
+    carry = Fraction(0)
+    for coefficient in reversed(polynomial[1:]):
+        carry += coefficient
+        quotient.append(carry)
+    return [float(c) for c in reversed(quotient)]
+
+
+def _derivative(polynomial: Polynomial) -> list[float]:
+    return [float(degree * c) for degree, c in enumerate(polynomial)][1:]
+
+
+_LOG_DEBYE = _logarithm(_debye_polynomials(_DEBYE_TERMS))[1:]
+_DEBYE_SLOPES = [_slope_from_one(polynomial) for polynomial in _LOG_DEBYE]
+_DEBYE_DERIVATIVES = [_derivative(polynomial) for polynomial in _LOG_DEBYE]
+
+
+@cache
+def debye_slopes(order: float) -> list[float]:
+    r"""Return the coefficients in $p$ of $\sum_k\frac{D_k(p) - D_k(1)}{p - 1}\nu^{-k}$."""
+    return _series(_DEBYE_SLOPES, order)
+
+
+@cache
+def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
+    r"""Return the coefficients in $p$ of $\sum_kD_k'(p)\nu^{-k}$, to so many terms."""
+    return _series(_DEBYE_DERIVATIVES[:terms], order)
+
+
+def _series(polynomials: list[list[float]], order: float) -> list[float]:
+    """Return one polynomial instead of many."""
+    scaled = [[c / order**k for c in each] for k, each in enumerate(polynomials, start=1)]
+    return [fsum(same_power) for same_power in zip_longest(*scaled, fillvalue=0.0)]
+
+
+def debye_value(order: float | Array, slopes: Coefficients, s: Array, w: Array) -> Array:
+    r"""Return $F_{\nu+1}(s)$ for large $\nu$; with $-w$ for $w$, the second solution's.
+
+    With $w=\sqrt{\nu^2+s}$, $p=\nu/w$ and $y = w/\nu - 1$ it is
+    $\nu y - \nu\log(1+y/2) - \frac12\log(1+y) + \sum_k (D_k(p)-D_k(1))/\nu^k$.
+    """
+    p = order / w
+    y = s / (order * (order + w))
+    p_minus_one = -s / (w * (order + w))
+    tail = _horner(slopes, p)
+    main = order * (y - jnp.log1p(0.5 * y)) - 0.5 * jnp.log1p(y)
+    return main + p_minus_one * tail
+
+
+def debye_quotient(order: float | Array, derivatives: Coefficients, w: Array) -> Array:
+    r"""Return $q_{\nu+1}(s) = 2F'_{\nu+1}(s)$ for large $\nu$, with $w$ and $p$ as above.
+
+    $\frac1{\nu+w} - \frac1{2w^2} - \sum_k D_k'(p)\,p^3/\nu^{k+2}$.
+    """
+    p = order / w
+    tail = _horner(derivatives, p)
+    return 1.0 / (order + w) - 0.5 / w**2 - (p / order) ** 2 * p * tail
+
+
+def _horner(coefficients: Coefficients, p: Array) -> Array:
+    total = jnp.full_like(p, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * p + coefficient
+    return total

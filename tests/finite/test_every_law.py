@@ -1,0 +1,187 @@
+"""Finite prompts are exact for every law: against quadrature, enumeration and leading order."""
+
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.polynomial.legendre import leggauss
+from numpy.testing import assert_allclose
+from scipy.special import softmax
+
+import promptlimit as pl
+from promptlimit.finite import NotAnalyticError, Ray, RayLaw, _softmax_moments, softmax_moments
+
+MATRIX = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.1]])
+
+
+def softmax_head(tilt, value=None):
+    """Return a head that has this tilt at the query of ones."""
+    tilt = np.asarray(tilt, dtype=float)
+    return pl.SoftmaxAttention(np.diag(tilt), np.eye(tilt.size) if value is None else value)
+
+
+LAWS = {
+    "sphere": lambda: pl.UniformSphere(5, radius=2.0),
+    "circle": lambda: pl.UniformSphere(2, radius=1.5),
+    "cube": lambda: pl.UniformCube([1.0, 2.0]),
+    "corners": lambda: pl.Rademacher([1.0, 0.7]),
+    "many corners": lambda: pl.Rademacher(np.ones(13)),
+    "product": lambda: pl.Product([pl.UniformSphere(3), pl.Rademacher([1.0])]),
+    "affine": lambda: pl.Affine(pl.UniformCube([1.0, 2.0]), MATRIX, [1.0, 0.0, -1.0]),
+    "mixture": lambda: pl.Mixture(
+        [0.3, 0.7], [pl.Gaussian([1.0, 0.0], np.eye(2)), pl.UniformSphere(2, radius=3.0)]
+    ),
+    "tokens": lambda: pl.Empirical(np.random.default_rng(1).normal(size=(30, 3))),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_long_prompts_reach_their_leading_order(x64, name):
+    law = LAWS[name]()
+    direction = np.linspace(1.0, -0.4, law.dim)
+    for sharpness in (0.4, 2.0):
+        tilt = direction * sharpness / math.sqrt(direction @ np.asarray(law.cov) @ direction)
+        given = softmax_head(tilt), law, np.ones(law.dim), [1e18]
+        exact, leading = (pl.prompt_moments(*given, kind=kind) for kind in ("auto", "asymptotic"))
+        assert exact.kind == "exact"
+        assert_allclose(exact.mse, leading.mse, rtol=1e-11)
+        assert_allclose(exact.cov, leading.cov, rtol=0, atol=1e-11 * leading.mse[0])
+        bound = 1e-9 * np.sqrt((leading.bias**2).sum())
+        assert_allclose(exact.bias, leading.bias, rtol=0, atol=bound)
+
+
+def two_tokens(scores, values, weights, limit):
+    """Mean and mean square about the limit of two tokens of a discretised law, all pairs."""
+    share = 1.0 / (1.0 + np.exp(scores[None, :] - scores[:, None]))
+    output = share[:, :, None] * values[:, None] + (1.0 - share)[:, :, None] * values[None]
+    pairs = weights[:, None] * weights[None]
+    mean = np.einsum("ij,ijk->k", pairs, output)
+    return mean, np.einsum("ij,ijk->", pairs, (output - limit) ** 2)
+
+
+@pytest.mark.parametrize("tilt", [0.5, 4.0, 20.0])
+def test_two_tokens_of_a_segment_are_a_double_integral(x64, tilt):
+    nodes, weights = leggauss(400)
+    law = pl.UniformCube([1.5])
+    found = pl.prompt_moments(softmax_head([tilt]), law, [1.0], 2)
+    points = 1.5 * nodes
+    mean, mse = two_tokens(tilt * points, points[:, None], 0.5 * weights, found.limit)
+    assert_allclose(found.limit, 1.5 / np.tanh(1.5 * tilt) - 1.0 / tilt, rtol=1e-12)
+    assert_allclose(found.mean, mean, rtol=1e-11)
+    assert_allclose(found.mse, mse, rtol=1e-11)
+
+
+@pytest.mark.parametrize("tilt", [0.5, 4.0])
+def test_two_tokens_of_a_sphere_are_a_double_integral(x64, tilt):
+    # In three dimensions a coordinate is uniform, and the rest given it has mean square 1 - h^2.
+    nodes, weights = leggauss(200)
+    value = np.array([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    attention = pl.SoftmaxAttention(np.diag([0.0, 0.0, tilt]), value)
+    found = pl.prompt_moments(attention, pl.UniformSphere(3), np.ones(3), 2)
+    mean, along = two_tokens(tilt * nodes, nodes[:, None], 0.5 * weights, found.limit[:1])
+    share = 1.0 / (1.0 + np.exp(tilt * (nodes[None, :] - nodes[:, None])))
+    across = 0.5 * (1.0 - nodes**2)
+    squared = share**2 * across[:, None] + (1.0 - share) ** 2 * across[None]
+    pairs = 0.25 * weights[:, None] * weights[None]
+    assert_allclose(found.mean[0], mean[0], rtol=1e-12)
+    assert_allclose(found.cov[0, 0] + found.bias[0] ** 2, along, rtol=1e-12)
+    assert_allclose(found.cov[1, 1], np.sum(pairs * squared), rtol=1e-12)
+    assert abs(found.cov[0, 1]) < 1e-14
+
+
+def test_five_coins_are_enumerated_and_the_anchors_hold(x64):
+    law, tilt = pl.Rademacher([1.0, 0.7]), np.array([0.8, -1.1])
+    found = pl.prompt_moments(softmax_head(tilt), law, np.ones(2), [5, 1000, 1e12])
+    corners = np.array(list(itertools.product([-1.0, 1.0], [-0.7, 0.7])))
+    squares = [
+        np.sum((softmax(tokens @ tilt) @ tokens - found.limit) ** 2)
+        for chosen in itertools.product(range(4), repeat=5)
+        for tokens in [corners[list(chosen)]]
+    ]
+    assert_allclose(found.mse[0], np.mean(squares), rtol=1e-13)
+    assert_allclose(1000 * found.mse[1], 0.68594695, rtol=1e-8)
+    assert_allclose(1e12 * found.mse[2], 0.68208250, rtol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_list_of_tokens_and_its_ray_agree_for_sharp_scores(x64, monkeypatch, seed):
+    law = pl.Rademacher([1.0, 0.7])
+    tilt = np.random.default_rng(seed).normal(size=2)
+    tilt *= 20.0 / math.hypot(tilt[0], 0.7 * tilt[1])
+    lengths = np.array([2.0, 10.0, 30.0, 1e3, 1e12, 1e18])
+    listed = pl.prompt_moments(softmax_head(tilt), law, np.ones(2), lengths)
+    monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1.0)  # the ray says how much it loses
+    on_ray = softmax_moments(RayLaw(Ray(law, tilt)), np.eye(2), lengths, None)
+    assert_allclose(listed.mse, on_ray.mse, rtol=1e-10, atol=1e-20)
+    assert (np.abs(listed.mse - on_ray.mse) <= on_ray.error).all()
+    assert_allclose(1.0 / listed.effective_tokens, on_ray.participation, rtol=1e-10)
+
+
+class TwoSidedExponential(pl.AbstractMeasure):
+    """Independent coordinates of density exp(-|z|) / 2: heavier than any law of the library."""
+
+    dims: int = 2
+
+    @property
+    def dim(self):
+        return self.dims
+
+    def log_laplace(self, tilt):
+        return -jnp.sum(jnp.log1p(-(tilt**2)))
+
+    def sample(self, length, *, key):
+        return jax.random.laplace(key, (length, self.dims))
+
+
+@pytest.mark.parametrize("tilt", [[0.5, 0.3], [0.9, 0.2], [0.1, 0.05]])
+def test_a_users_own_law_is_exact(x64, tilt):
+    # The poles of its transform lie at 1/0.5 = 2, 1/0.9 and 10 times the tilt.
+    law, lengths = TwoSidedExponential(), [1, 2, 20]
+    found = pl.prompt_moments(softmax_head(tilt), law, np.ones(2), lengths)
+    assert found.kind == "exact"
+    rng, tilt = np.random.default_rng(3), np.array(tilt)
+    assert_allclose(found.limit, 2 * tilt / (1 - tilt**2), rtol=1e-12)
+    assert_allclose(found.mse[0], 4.0 + np.sum(found.limit**2), rtol=1e-12)
+    for place, length in enumerate(lengths):
+        tokens = rng.laplace(size=(200_000 // length, length, 2))
+        output = np.einsum("nl,nld->nd", softmax(tokens @ tilt, axis=1), tokens)
+        error = output.std(axis=0) / math.sqrt(output.shape[0])
+        assert (np.abs(output.mean(axis=0) - found.mean[place]) < 4 * error).all()
+    nodes, weights = np.polynomial.laguerre.laggauss(60)
+    points, density = np.concatenate([-nodes, nodes]), 0.5 * np.concatenate([weights, weights])
+    scores = tilt[0] * points[:, None] + tilt[1] * points[None]
+    values = np.stack(np.broadcast_arrays(points[:, None], points[None]), axis=-1).reshape(-1, 2)
+    flat = np.outer(density, density).ravel()
+    kept = flat > 1e-12
+    mean, _ = two_tokens(scores.ravel()[kept], values[kept], flat[kept], found.limit)
+    assert_allclose(found.mean[1], mean, atol=2e-3)
+
+
+def test_a_law_outside_its_domain_says_where_it_ends(x64):
+    message = "its log-Laplace transform is not finite at"
+    with pytest.raises(pl.KindUnavailableError, match=re.escape(message)):
+        pl.prompt_moments(
+            softmax_head([1.5, 0.2]), TwoSidedExponential(), np.ones(2), 10, kind="exact"
+        )
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        (lambda t: jnp.log(jnp.cosh(jnp.abs(t[0]))), "returns real numbers at complex tilts"),
+        (lambda t: jnp.log(jnp.cosh(t[0].real)) + 0.0 * t[0], "is not analytic"),
+        (lambda t: -0.5 * t[0] ** 2, "is larger off the real axis than on it"),
+        (lambda t: jax.scipy.special.gammaln(1.0 + t[0]), "does not take complex tilts"),
+    ],
+)
+def test_what_is_no_transform_is_named(x64, written, reason):
+    class Own(TwoSidedExponential):
+        def log_laplace(self, tilt):
+            return written(tilt)
+
+    with pytest.raises(NotAnalyticError, match=reason):
+        Ray(Own(1), np.array([0.7])).require_analytic()
