@@ -32,6 +32,13 @@ def test_lazy_names_and_typed_names_are_the_same() -> None:
     assert typed == set(dir(pl)) - {"__version__"}
 
 
+@pytest.mark.parametrize("package", ["dynamics", "finite"])
+def test_packages_are_reached_by_name_in_a_fresh_process(package: str) -> None:
+    code = f"import promptlimit as pl; print(pl.{package}.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"promptlimit.{package}"]
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'promptlimit' has no attribute 'Gausian'"):
         pl.Gausian  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

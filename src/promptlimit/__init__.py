@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from promptlimit.results import GapExponent as GapExponent
     from promptlimit.results import GradientMoments as GradientMoments
     from promptlimit.results import InputFileError as InputFileError
-    from promptlimit.results import Kind as Kind
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
@@ -126,7 +125,6 @@ _HOME = {
     "GradientReading": "attention",
     "InputFileError": "results",
     "JoinError": "parallel",
-    "Kind": "results",
     "KindUnavailableError": "finite",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",

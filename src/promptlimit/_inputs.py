@@ -7,6 +7,7 @@ they do not run.
 
 import difflib
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import jax
@@ -146,3 +147,11 @@ def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
     near = difflib.get_close_matches(value, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     raise ValueError(f"`{name}` must be one of {listing}, got '{value}'.{hint}")
+
+
+def require_samples(samples: object) -> None:
+    """Refuse a number of prompts that has no standard error; None passes."""
+    if samples is not None and not (isinstance(samples, Integral) and int(samples) >= 2):
+        raise ValueError(
+            f"`samples` must be a whole number of at least 2, got {samples}. It counts prompts."
+        )

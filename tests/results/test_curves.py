@@ -1,4 +1,4 @@
-"""Risks, flows and training runs as pictures and as labelled arrays."""
+"""Gaps, moments, risks, flows and training runs as pictures and as labelled arrays."""
 
 import importlib
 import math
@@ -8,7 +8,16 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from promptlimit.results import MissingPackageError, Risk, Training, Trajectory
+from promptlimit.results import (
+    GapCurve,
+    GapExponent,
+    MissingPackageError,
+    PromptMoments,
+    RequiredLength,
+    Risk,
+    Training,
+    Trajectory,
+)
 
 mpl.use("agg")
 
@@ -47,6 +56,30 @@ RUNS = Training(
 )
 
 
+GAP = GapCurve(
+    lengths=LENGTHS,
+    value=np.array([0.16, 0.01, 0.0]),
+    error=np.array([0.0, 0.002, 0.0]),
+    kind="estimate",
+    wrt=None,
+    limit_square=4.0,
+    cov=None,
+    samples=9,
+)
+MOMENTS = PromptMoments(
+    lengths=LENGTHS,
+    mean=np.ones((3, 2)),
+    bias=np.zeros((3, 2)),
+    cov=np.zeros((3, 2, 2)),
+    mse=np.array([0.5, 0.25, 0.0]),
+    effective_tokens=LENGTHS,
+    limit=np.ones(2),
+    kind="exact",
+    error=np.zeros(3),
+    samples=np.zeros(3, int),
+)
+
+
 def close(ax) -> None:
     importlib.import_module("matplotlib.pyplot").close(ax.figure)
 
@@ -63,6 +96,46 @@ def test_a_risk_is_drawn_against_its_lengths_with_its_errors_and_its_limit() -> 
     assert RISK.plot(ax) is ax
     assert len(ax.get_lines()) == 4
     close(ax)
+
+
+def test_a_gap_is_drawn_relative_to_the_limit_and_stops_before_infinity() -> None:
+    ax: Any = GAP.plot()
+    (line,) = ax.get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [[2.0, 0.2], [10.0, 0.05]])
+    (band,) = ax.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose([heights.min(), heights.max()], [0.045, 0.2])
+    assert line.get_label() == "estimate"
+    close(ax)
+
+
+def test_moments_are_drawn_by_their_mean_square() -> None:
+    ax: Any = MOMENTS.plot(label="mine")
+    (line,) = ax.get_lines()
+    np.testing.assert_array_equal(line.get_xydata(), [[2.0, 0.5], [10.0, 0.25]])
+    assert line.get_label() == "mine"
+    assert MOMENTS.value is MOMENTS.mse
+    close(ax)
+
+
+def test_gaps_and_moments_are_labelled_too() -> None:
+    pytest.importorskip("xarray")
+    gap, moments = GAP.to_xarray(), MOMENTS.to_xarray()
+    assert float(gap.relative.sel(length=10.0)) == pytest.approx(0.05)
+    assert gap.attrs == {"kind": "estimate", "wrt": "", "samples": 9}
+    assert moments.cov.dims == ("length", "output", "other_output")
+    assert float(moments.mse.sel(length=2.0)) == 0.5
+
+
+def test_the_best_of_several_lengths_is_the_value() -> None:
+    exact = RequiredLength(0.01, False, None, 100.0, 90.0, 1e9)
+    assert (exact.value, exact.kind, exact.error) == (100.0, "exact", 0.0)
+    proved = RequiredLength(0.01, False, None, None, 90.0, 1e9)
+    assert (proved.value, proved.kind, proved.error) == (1e9, "bound", 0.0)
+    guessed = RequiredLength(0.01, False, None, None, 90.0, None)
+    assert (guessed.value, guessed.kind) == (90.0, "asymptotic")
+    assert math.isnan(guessed.error)
+    assert (GapExponent(0.6, 1.0).kind, GapExponent(0.6, 1.0).error) == ("limit", 0.0)
 
 
 def test_a_flow_is_drawn_against_time_and_its_end_is_a_level() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from promptlimit import __version__
 from promptlimit._configuration import described
-from promptlimit._inputs import ArrayLike
+from promptlimit._inputs import ArrayLike, require_samples
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._objective import simulated_objective
 from promptlimit.results import Kind
@@ -117,10 +117,7 @@ def require_counts(replicate: int, samples: int) -> None:
     """Refuse a replicate or a number of prompts that is no count."""
     if not (isinstance(replicate, Integral) and replicate >= 0):
         raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
-    if not (isinstance(samples, Integral) and samples >= 2):
-        raise ValueError(
-            f"`samples` must be a whole number of at least 2, got {samples}. It counts prompts."
-        )
+    require_samples(samples)
 
 
 def require_key(request: FlowRequest) -> None:

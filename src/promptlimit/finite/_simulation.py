@@ -5,7 +5,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from itertools import islice
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,6 +15,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array
+from promptlimit._inputs import require_samples
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._precision import in_double
 from promptlimit.finite._problem import Problem
@@ -57,10 +57,7 @@ def stopping(effort: Effort) -> Stopping:
     rtol, samples = effort.rtol, effort.samples
     if rtol is not None and not 0.0 < rtol < math.inf:
         raise ValueError(f"`rtol` must be positive, got {rtol}. It is a relative standard error.")
-    if samples is not None and not (isinstance(samples, Integral) and samples >= 2):
-        raise ValueError(
-            f"`samples` must be a whole number of at least 2, got {samples}. It counts prompts."
-        )
+    require_samples(samples)
     by_default = DEFAULT_RTOL if samples is None else 0.0
     target = by_default if rtol is None else float(rtol)
     return Stopping(target, samples or DEFAULT_SAMPLES, rtol is not None)

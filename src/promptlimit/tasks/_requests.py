@@ -2,13 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from numbers import Integral
 
 import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._inputs import require_choice
+from promptlimit._inputs import require_choice, require_samples
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite import checked_lengths, in_double
 from promptlimit.results import Kind, Risk
@@ -82,10 +81,7 @@ def checked_request(
     require_fitting_task("attention", attention, task)
     tokens = require_lengths(lengths)
     count = None if points is None else require_points(points)
-    if samples is not None and not (isinstance(samples, Integral) and samples >= 2):
-        raise ValueError(
-            f"`samples` must be a whole number of at least 2, got {samples}. It counts prompts."
-        )
+    require_samples(samples)
     prompts = DEFAULT_SAMPLES if samples is None else int(samples)
     require_choice("kind", kind, ("auto", "exact", "estimate"))
     mover, law = in_double(attention), in_double(task)
