@@ -11,8 +11,8 @@ import numpy as np
 from promptlimit.attention import Factored, SoftmaxAttention
 from promptlimit.experiments._gap_problems import QUERY_NAMES, GapProblem, queries_from
 from promptlimit.experiments._problems import Arrays, attention_from, known_arrays
-from promptlimit.finite import prompt_moments
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.finite import AccuracyError, KindUnavailableError, prompt_moments
+from promptlimit.measures import AbstractMeasure
 from promptlimit.results import StreamedAttention, StreamReport
 from promptlimit.streaming import Generated, Progress, stored_length, stream
 
@@ -97,19 +97,19 @@ def stream_report(
     law = problem.prompt.measure
     with jax.enable_x64(True):
         limits = [np.asarray(problem.attention(law, query)) for query in problem.queries]
-    if not isinstance(law, Gaussian):
-        return StreamReport(found, np.stack(limits), True, None, None)
     return StreamReport(found, np.stack(limits), True, *_expected(problem, law, found))
 
 
 def _expected(
-    problem: StreamProblem, law: Gaussian, found: StreamedAttention
+    problem: StreamProblem, law: AbstractMeasure, found: StreamedAttention
 ) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
     """Return mean square distances and effective tokens; of too sharp queries nothing is known."""
     lengths, head = found.lengths.astype(np.float64), problem.attention
     try:
-        exact = [prompt_moments(head, law, query, lengths) for query in problem.queries]
-    except ValueError as refusal:  # the stream is done: keep it
+        exact = [
+            prompt_moments(head, law, query, lengths, kind="exact") for query in problem.queries
+        ]
+    except (KindUnavailableError, AccuracyError) as refusal:  # the stream is done: keep it
         warnings.warn(f"There is no exact theory to compare with: {refusal}", stacklevel=3)
         return None, None
     squares, tokens = [each.mse for each in exact], [each.effective_tokens for each in exact]

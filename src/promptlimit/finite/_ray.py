@@ -29,6 +29,7 @@ _LARGEST_CHUNK = 512
 _ENTRIES_AT_ONCE = 2**22
 _STEP = 1e-4
 _CLOSE = 1e-3
+_LARGEST = 1e5
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
 NEAR = np.geomspace(1e-3, 0.5, 24)
@@ -147,6 +148,11 @@ class Ray:
         """
         _ = self.domain  # finite from 0 to 1, at least
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
+        if np.abs(axis).max() > _LARGEST:
+            raise NotAnalyticError(
+                f"the log-Laplace transform is {axis[-1]:.3g} at the tilt, too large to keep "
+                f"digits (at most {_LARGEST:g}); scale the scores down"
+            )
         step = _STEP / (1.0 + np.abs(axis).max())
         steps = step * np.array([1.0, -1.0, 1j, -1j])
         near = (_PROBES[:, None] + steps).ravel()
