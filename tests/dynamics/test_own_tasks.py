@@ -104,7 +104,7 @@ class Doubled(pl.AbstractAttention):
         return (pl.SoftmaxAttention(2.0 * self.half, self.value),)
 
 
-@pytest.mark.parametrize("length", [9, math.inf])
+@pytest.mark.parametrize("length", [pytest.param(9, marks=pytest.mark.long), math.inf])
 def test_an_attention_of_ones_own_flows_by_the_chain_rule(length, x64):
     task, rng = (
         pl.LinearRegression(np.diag([1.0, 0.5]), noise_variance=0.1),

@@ -209,6 +209,7 @@ def test_steps_in_blocks_are_the_same_steps() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
     task, length, end = LAWS["kms"], 9, 2.0

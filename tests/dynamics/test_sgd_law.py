@@ -117,6 +117,7 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.unique(numbers).size == numbers.size
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_training_in_law_ends_at_the_same_risk() -> None:
     starts = [

@@ -13,7 +13,14 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 
 import promptlimit as pl
-from promptlimit.finite import NotAnalyticError, Ray, RayLaw, _softmax_moments, softmax_moments
+from promptlimit.finite import (
+    NotAnalyticError,
+    Ray,
+    RayLaw,
+    _softmax_moments,
+    score_law,
+    softmax_moments,
+)
 
 MATRIX = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.1]])
 
@@ -26,7 +33,6 @@ def softmax_head(tilt, value=None):
 
 LAWS = {
     "sphere": lambda: pl.UniformSphere(5, radius=2.0),
-    "circle": lambda: pl.UniformSphere(2, radius=1.5),
     "cube": lambda: pl.UniformCube([1.0, 2.0]),
     "corners": lambda: pl.Rademacher([1.0, 0.7]),
     "many corners": lambda: pl.Rademacher(np.ones(13)),
@@ -105,6 +111,26 @@ def test_five_coins_are_enumerated_and_the_anchors_hold(x64):
     assert_allclose(found.mse[0], np.mean(squares), rtol=1e-13)
     assert_allclose(1000 * found.mse[1], 0.68594695, rtol=1e-8)
     assert_allclose(1e12 * found.mse[2], 0.68208250, rtol=1e-8)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_few_gaussians_are_followed_without_differentiating(x64, inside):
+    parts = [
+        pl.Gaussian([1.0, 0.0], [[1.0, 0.3], [0.3, 0.5]]),
+        pl.Gaussian([0.0, -1.0], [[0.2, 0.0], [0.0, 0.0]]),
+        pl.Empirical([[2.0, 1.0]]),
+    ]
+    law, value = pl.Mixture([0.5, 0.3, 0.2], parts), np.array([[1.0, 2.0], [0.0, 1.0]])
+    own_token = np.array([0.5, 1.5]) if inside else None
+    lengths = np.array([1.0, 2.0, 1e3, 1e12, 1e30])
+    for sharpness in (0.5, 8.0):
+        tilt = sharpness * np.array([1.0, -0.6])
+        quick = softmax_moments(score_law(law, tilt), value, lengths, own_token)
+        general = softmax_moments(RayLaw(Ray(law, tilt)), value, lengths, own_token)
+        assert_allclose(quick.limit, general.limit, rtol=1e-14)
+        for name in ("mse", "participation", "bias", "cov"):
+            mine, other = getattr(quick, name), getattr(general, name)
+            assert_allclose(mine, other, rtol=1e-9, atol=1e-11 * np.abs(other[:3]).max() * 1e-18)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -354,7 +354,7 @@ def test_long_prompts_follow_the_delta_method(seed, length, tolerance):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.floats(0.0, 12.0),
@@ -375,7 +375,7 @@ def test_moments_of_any_mixture_are_moments(seed, scale, length, inside):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(4)), inside=st.booleans())
 def test_order_splitting_and_empty_components_change_nothing(seed, order, inside):
     mixture = random_mixture(seed, scale=2.0)

@@ -23,9 +23,8 @@ from promptlimit.finite import (
     KindUnavailableError,
     Problem,
     Queries,
-    Ray,
-    RayLaw,
     WeightStatistics,
+    score_law,
     softmax_moments,
     weight_interpolant,
     weight_statistics,
@@ -278,8 +277,7 @@ def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
             f"{sharpness:.4g} (in their tail, where they have one). Ask for kind='estimate' or "
             "'bound', or scale the parameters down."
         )
-    normal = Gaussian([0.0], [[1.0]])
-    law = RayLaw(Ray(normal, np.array([sharpness])))
+    law = score_law(Gaussian([0.0], [[1.0]]), np.array([sharpness]))
     found = softmax_moments(law, np.ones((1, 1)), lengths, None)
     relative = found.error / np.maximum(found.mse, np.finfo(np.float64).tiny)
     return {"score_error": found.mse, "participation": found.participation}, relative

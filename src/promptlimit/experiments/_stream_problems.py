@@ -80,7 +80,7 @@ def stream_report(
     every: float,
     watch: Callable[[Progress], None] | None,
 ) -> StreamReport:
-    """Return what was streamed, and for Gaussian tokens what was to be expected."""
+    """Return what was streamed, and what was to be expected where the law of tokens is known."""
     found = stream(
         problem.attention,
         problem.prompt,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._ray import NotAnalyticError as NotAnalyticError
     from promptlimit.finite._ray import Ray as Ray
     from promptlimit.finite._ray_law import RayLaw as RayLaw
+    from promptlimit.finite._ray_law import score_law as score_law
     from promptlimit.finite._rules import Effort as Effort
     from promptlimit.finite._rules import KindUnavailableError as KindUnavailableError
     from promptlimit.finite._rules import Quantity as Quantity
@@ -77,6 +78,7 @@ _HOME = {
     "in_double": "_precision",
     "increasing_lengths": "_lengths",
     "prompt_moments": "_prompt_moments",
+    "score_law": "_ray_law",
     "score_statistics": "_score_statistics",
     "softmax_moments": "_softmax_moments",
     "stopping": "_simulation",

@@ -14,6 +14,7 @@ from scipy.special import loggamma
 
 from promptlimit._arrays import Array
 from promptlimit.finite._atoms import Atoms
+from promptlimit.finite._gaussian_ray import MOST_PARTS, GaussianRay
 from promptlimit.finite._lines import Axis, Line
 from promptlimit.finite._prompts import (
     EPSILON,
@@ -182,5 +183,7 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
     if parts is not None and parts.covs is None:
         return Atoms(parts.weights, parts.means, tilt)
     ray = Ray(measure, tilt)
+    if parts is not None and parts.weights.size <= MOST_PARTS:
+        ray = GaussianRay(measure, tilt, parts)
     ray.require_analytic()
     return RayLaw(ray)
