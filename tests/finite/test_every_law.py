@@ -201,8 +201,12 @@ def test_a_law_outside_its_domain_says_where_it_ends(x64):
     [
         (lambda t: jnp.log(jnp.cosh(jnp.abs(t[0]))), "returns real numbers at complex tilts"),
         (lambda t: jnp.log(jnp.cosh(t[0].real)) + 0.0 * t[0], "is not analytic"),
-        (lambda t: -0.5 * t[0] ** 2, "is larger off the real axis than on it"),
-        (lambda t: jax.scipy.special.gammaln(1.0 + t[0]), "does not take complex tilts"),
+        (lambda t: jax.scipy.special.i0(t[0]) - 1.0, "does not take complex tilts"),
+        (lambda t: 1.0 + 0.5 * t[0] ** 2, "is 1 at zero, where that of a probability is 0"),
+        (lambda t: 0.5 * t[0] ** 2 - 0.25 * t[0] ** 4, "is not convex along the tilt"),
+        (lambda t: 0.5 * t**2, re.escape("returns shape (1,), not a number")),
+        (lambda t: np.log(np.cosh(np.asarray(t[0]))), "cannot be evaluated: Tracer"),
+        (lambda t: 1e6 * t[0] ** 2, "too large to keep digits"),
     ],
 )
 def test_what_is_no_transform_is_named(x64, written, reason):
@@ -212,3 +216,63 @@ def test_what_is_no_transform_is_named(x64, written, reason):
 
     with pytest.raises(NotAnalyticError, match=reason):
         Ray(Own(1), np.array([0.7])).require_analytic()
+
+
+class Careless(TwoSidedExponential):
+    """Uniform tokens by a formula that cancels near zero, and has no derivative there."""
+
+    def log_laplace(self, tilt):
+        x = tilt[0]
+        return jnp.where(x == 0, 0.0, jnp.log(jnp.sinh(x) / jnp.where(x == 0, 1.0, x)))
+
+
+def test_what_derivatives_of_a_users_transform_lose_is_measured(x64):
+    law, attention = Careless(1), pl.SoftmaxAttention([[1.0]], [[1.0]])
+    fine = pl.prompt_moments(attention, law, [1.0], [2, 1e6])
+    same = pl.prompt_moments(attention, pl.UniformCube([1.0]), [1.0], [2, 1e6])
+    assert (np.abs(fine.mse - same.mse) <= fine.error + same.error).all()
+    for tilt in (1e-4, 1e-7):
+        with pytest.raises(pl.AccuracyError, match="moments must be exact to a relative 1e-09"):
+            pl.prompt_moments(attention, law, [tilt], [1e3, 1e6])
+    with pytest.raises(pl.KindUnavailableError, match="are not finite at zero"):
+        pl.prompt_moments(attention, law, [1.0], 1)
+
+
+def test_the_error_of_a_sharp_sphere_covers_its_cancellation(x64):
+    # One coordinate of a sphere in three dimensions is uniform.
+    along = pl.SoftmaxAttention(np.diag([0.0, 0.0, 1.0]), [[0.0, 0.0, 1.0]])
+    alone = pl.SoftmaxAttention([[1.0]], [[1.0]])
+    for tilt in (60.0, 120.0):
+        sphere = pl.prompt_moments(along, pl.UniformSphere(3), [0.0, 0.0, tilt], [1e6])
+        segment = pl.prompt_moments(alone, pl.UniformCube([1.0]), [tilt], [1e6])
+        assert (np.abs(sphere.mse - segment.mse) <= sphere.error + segment.error).all()
+
+
+def test_a_guard_against_leaving_the_domain_that_is_not_analytic_is_named(x64):
+    class Guarded(TwoSidedExponential):
+        def log_laplace(self, tilt):
+            inside = jnp.abs(tilt[0]) < 1
+            return jnp.where(inside, -jnp.log1p(-(jnp.where(inside, tilt[0], 0.0) ** 2)), jnp.inf)
+
+    with pytest.raises(pl.KindUnavailableError, match="is not finite at complex multiples"):
+        pl.prompt_moments(pl.SoftmaxAttention([[1.0]], [[1.0]]), Guarded(1), [0.1], 10)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+def test_a_mean_that_all_tokens_share_costs_no_digits(x64, shift):
+    parts = [pl.Gaussian([shift + at], [[0.01]]) for at in (0.0, 1.0)]
+    found = pl.prompt_moments(
+        pl.SoftmaxAttention([[1.0]], [[1.0]]), pl.Mixture([0.5, 0.5], parts), [1.0], [2, 1e3, 1e12]
+    )
+    expected = [0.15972873, 1.7253756e-4, 1.7222991e-13]
+    assert_allclose(found.mse, expected, rtol=1e-7)
+    assert (found.error < 1e-11 * found.mse).all()
+
+
+@pytest.mark.parametrize("score", [1000.0, 1e4])
+def test_an_own_token_far_above_the_others_takes_all_the_weight(x64, score):
+    attention = pl.SoftmaxAttention([[1.0 / 1000.0]], [[1.0]])
+    law, query = pl.Gaussian([0.0], [[1.0]]), [score]
+    found = pl.prompt_moments(attention, law, query, [2, 1e6], including_query=True)
+    assert_allclose(found.mean[:, 0], score)
+    assert_allclose(found.effective_tokens, 1.0)

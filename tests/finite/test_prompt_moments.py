@@ -400,6 +400,11 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
             "(dimension 1), got True.",
         ),
         (
+            (SOFTMAX, NORMAL, [1.0], [[1, 2], [3]]),
+            {},
+            "`lengths` must hold numbers, got rows of different lengths. Pass [10, 100, 1000].",
+        ),
+        (
             (SOFTMAX, NORMAL, [1.0], 5),
             {"rtol": 0.0},
             "`rtol` must be positive, got 0.0. It is a relative standard error.",

@@ -10,6 +10,8 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.finite._accuracy import AccuracyError as AccuracyError
+    from promptlimit.finite._accuracy import KindUnavailableError as KindUnavailableError
+    from promptlimit.finite._accuracy import NotAnalyticError as NotAnalyticError
     from promptlimit.finite._gradient_moments import GRADIENT_MOMENTS as GRADIENT_MOMENTS
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
@@ -26,12 +28,10 @@ if TYPE_CHECKING:
     from promptlimit.finite._prompt_moments import SEVERAL as SEVERAL
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
     from promptlimit.finite._queries import Queries as Queries
-    from promptlimit.finite._ray import NotAnalyticError as NotAnalyticError
     from promptlimit.finite._ray import Ray as Ray
     from promptlimit.finite._ray_law import RayLaw as RayLaw
     from promptlimit.finite._ray_law import score_law as score_law
     from promptlimit.finite._rules import Effort as Effort
-    from promptlimit.finite._rules import KindUnavailableError as KindUnavailableError
     from promptlimit.finite._rules import Quantity as Quantity
     from promptlimit.finite._rules import Rule as Rule
     from promptlimit.finite._rules import first_obstacle as first_obstacle
@@ -52,10 +52,10 @@ _HOME = {
     "AccuracyError": "_accuracy",
     "Effort": "_rules",
     "GRADIENT_MOMENTS": "_gradient_moments",
-    "KindUnavailableError": "_rules",
+    "KindUnavailableError": "_accuracy",
     "LARGEST_LENGTH": "_lengths",
     "MAX_SHARPNESS": "_weight_statistics",
-    "NotAnalyticError": "_ray",
+    "NotAnalyticError": "_accuracy",
     "PROMPT_MOMENTS": "_prompt_moments",
     "Problem": "_problem",
     "Quantity": "_rules",

@@ -46,23 +46,36 @@ class Atoms(AbstractScoreLaw):
     tilt: Array
 
     @cached_property
+    def heaviest(self) -> int:
+        """The token of largest tilted weight."""
+        return int(np.argmax(np.log(self.weights) + self.tokens @ self.tilt))
+
+    @cached_property
     def token_scores(self) -> Array:
-        r"""$s_i=\langle t,z_i\rangle$, [j]."""
-        return self.tokens @ self.tilt
+        r"""$s_i=\langle t,z_i\rangle$ from that of the heaviest token, [j]."""
+        return (self.tokens - self.tokens[self.heaviest]) @ self.tilt
+
+    @property
+    def offset(self) -> float:
+        """The score of the heaviest token."""
+        return float(self.tokens[self.heaviest] @ self.tilt)
+
+    @property
+    def log_mean(self) -> float:
+        r"""$\Lambda(t)$, from that score."""
+        return float(np.logaddexp.reduce(np.log(self.weights) + self.token_scores))
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
         r"""Return u between which something is left of $1-\phi^L$ and of $\phi^L$.
 
         $1-\phi\le Ee^{s+u}$, and $\phi\le e^{-e^{u+s}}$ for the least score.
         """
-        log_mean = float(np.logaddexp.reduce(np.log(self.weights) + self.token_scores))
-        low = -NEGLIGIBLE - math.log(longest) - log_mean
+        low = -NEGLIGIBLE - math.log(longest) - self.log_mean
         high = math.log(NEGLIGIBLE / shortest) + 0.5 - float(self.token_scores.min())
         if not high - low <= _WIDEST:
             raise AccuracyError(
-                "`tilt` must keep the scores of tokens within a few thousand of each other for "
-                f"exact moments, got a range of {high - low:.3g}. Scale it down, or simulate: "
-                "kind='estimate'."
+                "scores must lie within a few thousand of each other to be integrated over, got "
+                f"a range of {high - low:.3g}. Scale the attention down, or simulate prompts."
             )
         return low, high
 
@@ -100,9 +113,9 @@ class Atoms(AbstractScoreLaw):
         cov = (self.weights[:, None] * centred).T @ centred
         return value @ (tilted @ self.tokens), value @ mean, cov
 
-    def blur(self, limit: Array) -> float:  # noqa: ARG002
-        """Return zero: readings are differences of tokens."""
-        return 0.0
+    def blur(self, value: Array, products: AbstractProducts) -> tuple[Array, Array]:  # noqa: ARG002
+        """Return zeros: readings are differences of tokens."""
+        return np.zeros_like(self.weights), np.zeros_like(self.weights)
 
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
@@ -113,7 +126,7 @@ class Atoms(AbstractScoreLaw):
         """
         count, outputs = self.weights.size, limit.size
         tilted = softmax(np.log(self.weights) + self.token_scores)
-        apart = self.tokens - self.tokens[int(tilted.argmax())]
+        apart = self.tokens - self.tokens[self.heaviest]
         centred = (apart - tilted @ apart) @ value.T
         block = max(1, _ENTRIES_AT_ONCE // outputs**2)
         for start in range(0, products.shares.shape[2], block):
@@ -138,7 +151,7 @@ class AtomProducts(AbstractProducts):
     u: Array
     power: int
 
-    def lower(self, centred: Array, blur: float) -> tuple[Array, Array]:  # noqa: ARG002 - none
+    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002 - none
         r"""Return $F_{k-1}$, [u, e], of f at the tokens, [j, e], and its error, [u].
 
         As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$: the smaller sum is taken.

@@ -1,11 +1,13 @@
 r"""Mixtures of Gaussians along a tilt, in NumPy: nothing to compile.
 
 With $a_c=\langle t,m_c\rangle$ and $b_c=t'\Gamma_ct$, $\Lambda(ct)=\log\sum_iw_ie^{ca_i+c^2b_i/2}$;
-the parts weigh $p_i(c)$, have means $m_i+c\Gamma_it$ and keep their covariances.
+the parts weigh $p_i(c)$, have means $m_i+c\Gamma_it$ and keep their covariances. All tokens are
+taken from one centre, so that a large mean costs no digits.
 """
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,15 @@ class GaussianRay(Ray):
 
     parts: GaussianParts
 
+    @cached_property
+    def centre(self) -> Array:
+        """The mean of the part of largest tilted weight, from which no other loses digits."""
+        means, covs = self.parts.means, self.parts.all_covs()
+        with np.errstate(over="ignore", invalid="ignore"):
+            score = means @ self.tilt + 0.5 * np.einsum("i,cij,j->c", self.tilt, covs, self.tilt)
+            heaviest = np.argmax(np.log(self.parts.weights) + score)
+        return means[int(heaviest)]
+
     def on_axis(self, multiples: Array) -> Array:
         r"""Return $\Lambda(ct)$ for real c."""
         return self._shares(multiples)[0]
@@ -40,7 +51,7 @@ class GaussianRay(Ray):
     ) -> Iterator[tuple[slice, Complex, Complex]]:
         r"""Yield $V\nabla\Lambda(ct)$ and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
         covs = self.parts.all_covs()
-        means, pulls = self.parts.means @ value.T, (covs @ self.tilt) @ value.T
+        means, pulls = (self.parts.means - self.centre) @ value.T, (covs @ self.tilt) @ value.T
         within = value @ covs @ value.T
         for start in range(0, multiples.size, _AT_ONCE):
             c = multiples[start : start + _AT_ONCE]
@@ -52,15 +63,18 @@ class GaussianRay(Ray):
             yield slice(start, start + c.size), slope, np.tensordot(shares, within, 1) + between
 
     def require_analytic(self) -> None:
-        """Accept: sums of exponentials of polynomials are."""
+        """Refuse scores beyond all digits; sums of exponentials of polynomials are analytic."""
+        _ = self.domain
 
     def _shares(self, multiples: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         r"""Return $\Lambda(ct)$, [n], and the tilted weights $p_i(c)$, [n, i]."""
         parts, tilt = self.parts, self.tilt
         spread = np.einsum("i,cij,j->c", tilt, parts.all_covs(), tilt)
-        exponents = np.log(parts.weights) + np.outer(multiples, parts.means @ tilt)
-        exponents = exponents + 0.5 * np.outer(multiples**2, spread)
-        top = exponents.real.max(axis=1, keepdims=True)
-        powers = np.exp(exponents - top)
+        apart = (parts.means - self.centre) @ tilt
+        with np.errstate(over="ignore", invalid="ignore"):
+            exponents = np.log(parts.weights) + np.outer(multiples, apart)
+            exponents = exponents + 0.5 * np.outer(multiples**2, spread)
+            top = exponents.real.max(axis=1, keepdims=True)
+            powers = np.exp(exponents - top)
         total = powers.sum(axis=1, keepdims=True)
         return (top + np.log(total))[:, 0], powers / total

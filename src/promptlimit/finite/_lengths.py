@@ -13,9 +13,15 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> NDArray[np.fl
 
     A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
     """
-    given = np.asarray(length)
     try:
-        if given.dtype.kind not in "fiuO":  # whole numbers beyond 64 bits make an object array
+        given = np.asarray(length)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
+        ) from None
+    try:
+        # whole numbers beyond 64 bits make an object array
+        if length is None or given.dtype.kind not in "fiuO":
             raise TypeError
         values = given.astype(np.float64)
     except (TypeError, ValueError, OverflowError):

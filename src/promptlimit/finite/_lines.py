@@ -176,7 +176,6 @@ def _line(power: int, real: float, log_size: float, period: float, start: float)
 
 def _too_far_apart(nodes: int) -> AccuracyError:
     return AccuracyError(
-        f"`tilt` must keep the scores of tokens within a few hundred of each other for exact "
-        f"moments, got a law that needs {nodes} nodes a line. Scale it down, or simulate: "
-        "kind='estimate'."
+        "scores must lie within a few hundred of each other to be integrated over, got a law that "
+        f"needs {nodes} nodes a line. Scale the attention down, or simulate prompts."
     )

@@ -1,6 +1,8 @@
 """What a user asks, checked: an attention over tokens from a law, at queries, for some lengths."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from functools import cached_property
 
 import jax
@@ -9,10 +11,10 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.finite._accuracy import AccuracyError, KindUnavailableError, NotAnalyticError
 from promptlimit.finite._precision import in_double
 from promptlimit.finite._prompts import AbstractScoreLaw
 from promptlimit.finite._queries import Queries, checked_queries
-from promptlimit.finite._ray import NotAnalyticError
 from promptlimit.finite._ray_law import score_law
 from promptlimit.measures import AbstractMeasure, GaussianParts, require_measure
 
@@ -122,7 +124,7 @@ class Problem:
         """The outputs of the heads that the attention is the sum of, if it says so."""
         with jax.enable_x64(True):
             heads = in_double(self.attention).heads_read()
-        if heads is None:
+        if not heads:
             return None
         return tuple(
             Reading(head.kernel, doubles(head.key_query), doubles(head.value)) for head in heads
@@ -201,6 +203,18 @@ class Problem:
             self._laws[place] = score_law(self.measure, tilt)
         return self._laws[place]
 
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Say of what a law is not analytic, or moments are not exact."""
+        try:
+            yield
+        except NotAnalyticError as error:
+            raise KindUnavailableError(
+                f"`kind` must be 'estimate' for {self.subject}, got 'exact': {error}."
+            ) from error
+        except AccuracyError as error:
+            raise AccuracyError(f"For {self.subject}, {error}") from error
+
     def law_obstacle(self, tilt: Array) -> str | None:
         """Return why there is no law along a tilt; None if there is one."""
         try:
@@ -222,6 +236,8 @@ def checked_problem(
 ) -> Problem:
     """Return the problem, or say what does not fit."""
     require_fitting(attention, measure)
+    if not isinstance(including_query, bool | np.bool_):
+        raise ValueError(f"`including_query` must be True or False, got {including_query!r}.")
     if including_query and attention.query_dim != attention.token_dim:
         raise ValueError(
             f"`including_query` must be False when queries (dimension {attention.query_dim}) are "

@@ -102,6 +102,14 @@ def _problem(
 
 
 SEVERAL = "several heads need the joint law of their weights (their means add up)"
+_SILENT = "it does not say which heads it is (write `heads_read`)"
+
+
+def not_one_head(problem: Problem) -> str | None:
+    """Return why what is compared is not of one head."""
+    if problem.wrt is None and problem.heads is None:
+        return _SILENT
+    return SEVERAL if problem.head() is None else None
 
 
 def _head(problem: Problem) -> Head:
@@ -120,18 +128,16 @@ def finite_length(problem: Problem) -> str | None:
 def is_linear_head(problem: Problem) -> str | None:
     """Return why a problem is not of one linear head."""
     head = problem.head()
-    return first_obstacle(
-        (head is None, SEVERAL),
-        (head is not None and head.kernel != "linear", "it is no linear head"),
+    return not_one_head(problem) or first_obstacle(
+        (head is not None and head.kernel != "linear", "it is no linear head")
     )
 
 
 def is_softmax_head(problem: Problem) -> str | None:
     """Return why a problem is not of one softmax head."""
     head = problem.head()
-    return first_obstacle(
-        (head is None, SEVERAL),
-        (head is not None and head.kernel != "softmax", "it is no softmax head"),
+    return not_one_head(problem) or first_obstacle(
+        (head is not None and head.kernel != "softmax", "it is no softmax head")
     )
 
 
@@ -169,7 +175,7 @@ def _head_beside_mean(problem: Problem) -> tuple[Head, Head] | None:
 def _softmax_beside_mean(problem: Problem) -> str | None:
     heads = _head_beside_mean(problem)
     if problem.wrt is not None or heads is None:
-        return SEVERAL if problem.head() is None else _softmax_over_analytic(problem)
+        return not_one_head(problem) or _softmax_over_analytic(problem)
     return problem.law_obstacle(heads[0].tilt)
 
 
@@ -179,11 +185,8 @@ def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
         raise ValueError(f"`attention` must have a head of tilt zero, got {problem.subject}.")
     law = problem.law_along(heads[0].tilt)
     values = heads[0].value, heads[1].value
-    return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
-
-
-def _one_head(problem: Problem) -> str | None:
-    return SEVERAL if problem.head() is None else None
+    with problem.named():
+        return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
 
 
 def _limit(problem: Problem, _effort: Effort) -> MomentRows:
@@ -204,7 +207,8 @@ def _exact_gaussian(problem: Problem, _effort: Effort) -> MomentRows:
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
     head = _head(problem)
     law = problem.law_along(head.tilt)
-    return softmax_moments(law, head.value, problem.lengths, problem.own_token)
+    with problem.named():
+        return softmax_moments(law, head.value, problem.lengths, problem.own_token)
 
 
 def _leading_order(problem: Problem, _effort: Effort) -> MomentRows:
@@ -270,7 +274,11 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             _exact_beside_mean,
         ),
         Rule(
-            "asymptotic", "one head, any tokens", "leading order in 1/L", _one_head, _leading_order
+            "asymptotic",
+            "one head, any tokens",
+            "leading order in 1/L",
+            not_one_head,
+            _leading_order,
         ),
         Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
     ],

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array, doubles
+from promptlimit.finite._accuracy import AccuracyError
 
 STEP = 0.25
 """Spacing in u of each of two interleaved rules; all is analytic for |Im u| < pi/2."""
@@ -72,10 +73,10 @@ class AbstractProducts(abc.ABC):
     density: Array
 
     @abc.abstractmethod
-    def lower(self, centred: Numbers, blur: float) -> tuple[Array, Array]:
+    def lower(self, centred: Numbers, blur: Array) -> tuple[Array, Array]:
         r"""Return $F_{k-1}$, [u, e], of means of f at the places, [j, e], and its error, [u].
 
-        `blur` is the error of those means.
+        `blur` is the error of those means, [j].
         """
 
     def integral(self) -> Array:
@@ -104,9 +105,19 @@ class AbstractScoreLaw(abc.ABC):
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
         r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
 
+    @property
     @abc.abstractmethod
-    def blur(self, limit: Array) -> float:
-        """Return the rounding error of the means in `readings`."""
+    def offset(self) -> float:
+        """The score from which scores are measured here."""
+
+    @property
+    @abc.abstractmethod
+    def log_mean(self) -> float:
+        r"""$\Lambda(t)$, of scores measured from the offset."""
+
+    @abc.abstractmethod
+    def blur(self, value: Array, products: AbstractProducts) -> tuple[Array, Array]:
+        """Return how far rounding moves the means and covariances in `readings`, [j] each."""
 
     @abc.abstractmethod
     def readings(
@@ -149,7 +160,10 @@ class Prompts:
         u = doubles(0.5 * STEP * np.arange(2 * first, 2 * last + 2))
         scores = self.law.scores(u)
         left = (shortest - 1.0) * scores.log_phi - self.own(u)
-        kept = int(np.flatnonzero(left > -1.5 * NEGLIGIBLE)[-1]) + 2
+        some = np.flatnonzero(left > -1.5 * NEGLIGIBLE)
+        if not some.size:
+            raise AccuracyError("the law of the scores leaves nothing to integrate.")
+        kept = int(some[-1]) + 2
         return scores.up_to(kept + kept % 2)
 
     def own(self, u: Array) -> Array:
@@ -195,6 +209,6 @@ def log_partition(prompts: Prompts) -> tuple[Array, Array]:
     reference = -np.exp(np.minimum(u - middle[:, None], LARGEST_EXPONENT))
     integrand = STEP * (np.exp(reference) - np.exp(log_left))
     even, odd = integrand[:, ::2].sum(axis=1), integrand[:, 1::2].sum(axis=1)
-    value = 0.5 * (even + odd) - middle
+    value = 0.5 * (even + odd) - middle + prompts.law.offset
     rounding = prompts.length * (STEP * np.exp(log_left) @ prompts.scores.rounding)
     return value, np.maximum(np.abs(even - odd), rounding + EPSILON * np.abs(value))

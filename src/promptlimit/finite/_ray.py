@@ -17,6 +17,7 @@ from jaxtyping import Array as JaxArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit.finite._accuracy import NotAnalyticError
 from promptlimit.finite._precision import in_double
 from promptlimit.measures import AbstractMeasure
 
@@ -49,10 +50,6 @@ POINTS = np.unique(
 """Real multiples at which every law is looked at: dense near the poles."""
 
 
-class NotAnalyticError(ValueError):
-    """A log-Laplace transform that cannot be continued to complex tilts; says why."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Ray:
     r"""A measure $\mu$ at the multiples $ct$ of a tilt.
@@ -64,6 +61,11 @@ class Ray:
 
     measure: AbstractMeasure
     tilt: Array
+
+    @cached_property
+    def centre(self) -> Array:
+        """What is taken from tokens before anything is computed, [d]; nothing, in general."""
+        return np.zeros_like(self.tilt)
 
     def on_axis(self, multiples: Array) -> Array:
         r"""Return $\Lambda(ct)$ for real c; infinite or NaN where the transform does not exist."""
@@ -81,7 +83,12 @@ class Ray:
             yield part, *found
 
     def _stacked(self, program: Callable[..., Any], multiples: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([found for _, found in self._chunks(program, multiples)])
+        found = np.concatenate([found for _, found in self._chunks(program, multiples)])
+        if found.ndim != 1:
+            raise NotAnalyticError(
+                f"its `log_laplace` returns shape {found.shape[1:]}, not a number"
+            )
+        return found
 
     def _chunks(
         self, program: Callable[..., Any], multiples: NDArray[Any], *constants: Array
@@ -146,7 +153,15 @@ class Ray:
         Cauchy and Riemann's equations at a few points, and a bound that every transform of a
         probability measure obeys.
         """
-        _ = self.domain  # finite from 0 to 1, at least
+        try:
+            low, high = self.domain  # finite from 0 to 1, at least
+        except NotAnalyticError:
+            raise
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise NotAnalyticError(
+                f"its `log_laplace` cannot be evaluated: {_words(error)}"
+            ) from error
+        self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
         if np.abs(axis).max() > _LARGEST:
             raise NotAnalyticError(
@@ -160,9 +175,8 @@ class Ray:
             probed = np.array([*_PROBES, *near])
             found = self._stacked(_log_laplace, probed)
         except (TypeError, ValueError, NotImplementedError) as error:
-            reason = str(error).split("\n", maxsplit=1)[0]
             raise NotAnalyticError(
-                f"its `log_laplace` does not take complex tilts ({type(error).__name__}: {reason})"
+                f"its `log_laplace` does not take complex tilts: {_words(error)}"
             ) from error
         if not np.iscomplexobj(found):
             raise NotAnalyticError("its `log_laplace` returns real numbers at complex tilts")
@@ -180,6 +194,24 @@ class Ray:
             raise NotAnalyticError(
                 "its `log_laplace` is larger off the real axis than on it, as no transform is"
             )
+
+    def _require_transform(self, inside: NDArray[np.bool_]) -> None:
+        """Refuse what is not zero at zero, or not convex along the tilt."""
+        at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
+        if abs(at_zero) > _CLOSE * 1e-5:
+            raise NotAnalyticError(
+                f"its `log_laplace` is {at_zero:.3g} at zero, where that of a probability is 0"
+            )
+        slopes = np.diff(self.on_points[inside]) / np.diff(POINTS[inside])
+        if np.any(np.diff(slopes) < -_CLOSE * (1.0 + np.abs(slopes[1:]))):
+            raise NotAnalyticError(
+                "its `log_laplace` is not convex along the tilt, as every transform is"
+            )
+
+
+def _words(error: Exception) -> str:
+    """Return the first line of an error, and its type."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @eqx.filter_jit

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.special import loggamma
 
 from promptlimit._arrays import Array
+from promptlimit.finite._accuracy import NotAnalyticError
 from promptlimit.finite._atoms import Atoms
 from promptlimit.finite._gaussian_ray import MOST_PARTS, GaussianRay
 from promptlimit.finite._lines import Axis, Line
@@ -49,23 +50,54 @@ class RayLaw(AbstractScoreLaw):
         r"""Return u between which something is left of $1-\phi^L$ and of $\phi^L$."""
         return self.axis.window(longest, shortest)
 
+    @property
+    def offset(self) -> float:
+        """The score of the ray's centre."""
+        return float(self.ray.centre @ self.tilt)
+
+    @property
+    def log_mean(self) -> float:
+        r"""$\Lambda(t)$."""
+        return self.axis.once
+
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
         r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
         ends = np.array([1.0, 0.0], dtype=np.complex128)
         ((_, slopes, curvatures),) = self.ray.derivatives(value, ends)
-        return slopes[0].real, slopes[1].real, curvatures[1].real
+        if not np.isfinite(slopes[0]).all():
+            raise NotAnalyticError("the gradient of its `log_laplace` is not finite at the tilt")
+        base = value @ self.ray.centre
+        return base + slopes[0].real, base + slopes[1].real, curvatures[1].real
 
-    def blur(self, limit: Array) -> float:
-        """Return the rounding error of a gradient minus the limit."""
-        return 2.0 * EPSILON * float(np.linalg.norm(limit))
+    def blur(self, value: Array, products: AbstractProducts) -> tuple[Array, Array]:
+        """Return how far derivatives move when multiples move by units in their last place.
+
+        A user's transform may cancel: what its derivatives lose, nobody else can know.
+        """
+        c = self._multiples(products)
+        moved = np.asarray(c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON, dtype=np.complex128)
+        slopes, curvatures = np.empty((2, c.size))
+        pairs = zip(*(self.ray.derivatives(value, at) for at in (c, moved)), strict=True)
+        for (part, slope, curvature), (_, other_slope, other_curvature) in pairs:
+            rounded = EPSILON * np.linalg.norm(slope, axis=1)
+            slopes[part] = np.linalg.norm(slope - other_slope, axis=1) + rounded
+            apart = curvature - other_curvature
+            curvatures[part] = np.abs(np.trace(apart, axis1=1, axis2=2))
+        return slopes, curvatures
+
+    @staticmethod
+    def _multiples(products: AbstractProducts) -> Complex:
+        if not isinstance(products, LineProducts):
+            raise TypeError(f"products of lines are needed, got {type(products).__name__}")
+        return products.multiples
 
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Complex, Complex]]:
         r"""Yield multiples, $V\nabla\Lambda(ct)-T$ and $V\nabla^2\Lambda(ct)V'$."""
-        if isinstance(products, LineProducts):
-            for part, slopes, curvatures in self.ray.derivatives(value, products.multiples):
-                yield part, slopes - limit, curvatures
+        base = limit - value @ self.ray.centre
+        for part, slopes, curvatures in self.ray.derivatives(value, self._multiples(products)):
+            yield part, slopes - base, curvatures
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""
@@ -133,16 +165,16 @@ class LineProducts(AbstractProducts):
     multiples: Complex
     lines: list[tuple[slice, slice, Complex, Complex, Array, Array]]
 
-    def lower(self, centred: Complex, blur: float) -> tuple[Array, Array]:
+    def lower(self, centred: Complex, blur: Array) -> tuple[Array, Array]:
         r"""Return $F_{k-1}$, [u, e], of $E[fe^{cs}]/E[e^{cs}]$, [j, e], and its error, [u]."""
         found = np.empty((self.density.size, centred.shape[1]))
         lost = np.empty(self.density.size)
         for place, part, coefficients, waves, scale, rounding in self.lines:
             terms = coefficients[:, None] * centred[place]
             found[part] = (terms.T @ waves).real.T * scale[:, None]
-            sizes = np.abs(coefficients), np.linalg.norm(terms, axis=1)
+            sizes = np.abs(coefficients) * blur[place], np.linalg.norm(terms, axis=1)
             blurred, summed = (size @ np.abs(waves) for size in sizes)
-            lost[part] = (summed * rounding + blurred * blur) * scale
+            lost[part] = (summed * rounding + blurred) * scale
         return found, lost
 
 
@@ -157,6 +189,8 @@ def _evaluated(
     r"""Return lines with the nodes that matter, their integrand $\Gamma(k-c)e^{\Lambda(ct)}$, u."""
     multiples = np.concatenate([line.multiples for line in lines])
     exponent = ray.log_laplace(multiples) + loggamma(power - multiples)
+    if not np.isfinite(exponent).all():
+        raise NotAnalyticError("its `log_laplace` is not finite at complex multiples of the tilt")
     ends = np.searchsorted(u, [*(line.start for line in lines[1:]), np.inf])
     begins = np.concatenate([[0], ends[:-1]])
     pieces = np.split(exponent, np.cumsum([line.multiples.size for line in lines])[:-1])

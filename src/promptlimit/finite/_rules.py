@@ -11,16 +11,13 @@ from typing import Generic, TypeVar
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import require_choice, require_random_key
+from promptlimit.finite._accuracy import KindUnavailableError
 from promptlimit.finite._problem import Problem
 from promptlimit.results import Kind
 
 Found = TypeVar("Found")
 
 KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")
-
-
-class KindUnavailableError(ValueError):
-    """A kind of number that cannot be had for a problem; others may."""
 
 
 @dataclasses.dataclass(frozen=True)

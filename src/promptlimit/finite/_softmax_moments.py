@@ -6,11 +6,19 @@ The formulas are those of `_prompts`, put together for the outputs of attention.
 import dataclasses
 
 import numpy as np
+from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.finite._accuracy import AccuracyError
+from promptlimit.finite._accuracy import AccuracyError, NotAnalyticError
 from promptlimit.finite._moment_rows import MomentRows
-from promptlimit.finite._prompts import STEP, AbstractScoreLaw, Numbers, Prompts
+from promptlimit.finite._prompts import (
+    EPSILON,
+    NEGLIGIBLE,
+    STEP,
+    AbstractScoreLaw,
+    Numbers,
+    Prompts,
+)
 
 TOLERANCE = 1e-9
 """Largest relative error, measured by the code itself, that is returned."""
@@ -39,18 +47,47 @@ def softmax_moments(
     alone = (lengths == 1.0) & (own_token is None)
     if alone.any():  # one token, of weight one
         away = at_rest - limit
-        rows.put(alone, away, cov, np.trace(cov) + away @ away, 1.0, 0.0)
-    finite = np.isfinite(lengths) & ~alone
+        mse = np.trace(cov) + away @ away
+        if not np.isfinite(mse):
+            raise NotAnalyticError("the derivatives of its `log_laplace` are not finite at zero")
+        rows.put(alone, away, cov, mse, 1.0, 8.0 * EPSILON * mse)
+    own = _Own.of(own_token, law, value, limit)
+    lost = own.takes_all(lengths)
+    if lost.any():  # the own token has all the weight
+        nothing = np.zeros_like(cov)
+        rows.put(lost, own.value, nothing, own.value @ own.value, 1.0, 0.0)
+    finite = np.isfinite(lengths) & ~alone & ~lost
     if finite.any():
-        own_score = None if own_token is None else float(own_token @ law.tilt)
-        own_value = np.zeros(limit.size) if own_token is None else value @ own_token - limit
-        prompts = Prompts(law, lengths[finite], own_score)
-        found = _by_quadrature(prompts, value, limit, own_value)
+        prompts = Prompts(law, lengths[finite], own.score)
+        with np.errstate(over="ignore", under="ignore"):
+            found = _by_quadrature(prompts, value, limit, own.value)
+            error = _measured_error(prompts, found)
         mse = np.trace(found.second.mean(axis=0), axis1=1, axis2=2)
         mean = (found.bias.mean(axis=0), found.cov.mean(axis=0))
-        error = _measured_error(prompts, found, limit)
+        _require_accurate(error, mse, limit, lengths[finite])
         rows.put(finite, *mean, mse, found.participation.mean(axis=0), error)
     return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own:
+    """The own token: its score from the law's offset, None without one, and its value about T."""
+
+    law: AbstractScoreLaw
+    score: float | None
+    value: Array
+
+    @staticmethod
+    def of(token: Array | None, law: AbstractScoreLaw, value: Array, limit: Array) -> "_Own":
+        if token is None:
+            return _Own(law, None, np.zeros_like(limit))
+        return _Own(law, float(token @ law.tilt) - law.offset, value @ token - limit)
+
+    def takes_all(self, lengths: Array) -> NDArray[np.bool_]:
+        """Return at which lengths the other tokens weigh nothing, to the last digit."""
+        if self.score is None:
+            return np.zeros(lengths.size, dtype=bool)
+        return np.log(lengths) + self.law.log_mean - self.score < -NEGLIGIBLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +115,13 @@ def _by_quadrature(prompts: Prompts, value: Array, limit: Array, own_value: Arra
         centred[part] = slopes
         within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
         spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
-    blur = prompts.law.blur(limit)
+    blur, shake = prompts.law.blur(value, squares)
     vector, lost = squares.lower(centred, blur)
     found = [_by_rule(prompts, rule, centred, within[rule], vector, own_value) for rule in (0, 1)]
     distance = np.linalg.norm(centred, axis=1)
     rounding = squares.rounding @ (spread + distance**2)
-    rounding += blur * np.abs(squares.shares.sum(axis=0)) @ (2.0 * distance + blur)
+    sizes = np.abs(squares.shares).sum(axis=0)
+    rounding += sizes @ (blur * (2.0 * distance + blur) + shake)
     rounding += prompts.two @ (2.0 * lost * np.linalg.norm(vector, axis=1) + lost**2)
     joined = (np.stack(pair) for pair in zip(*found, strict=True))
     return _Rules(*joined, rounding=rounding)  # pyright: ignore[reportCallIssue]
@@ -125,11 +163,12 @@ def _by_rule(  # noqa: PLR0917 - the symbols of the formula
     return token_mass + own_weight, participation, bias, second, cov
 
 
-def _measured_error(prompts: Prompts, found: _Rules, limit: Array) -> Array:
-    """Return the measured error of the mean square, or refuse what is too inexact.
+def _measured_error(prompts: Prompts, found: _Rules) -> Array:
+    """Return the measured error of the mean square.
 
     Half the difference of two interleaved rules bounds the error of their mean, the total weight
-    must be one, and what is summed must not cancel.
+    must be one, and the rounding of all that is summed, derivatives of the transform included, is
+    added up.
     """
     second = np.trace(found.second.mean(axis=0), axis1=1, axis2=2)
     participation = found.participation.mean(axis=0)
@@ -139,25 +178,28 @@ def _measured_error(prompts: Prompts, found: _Rules, limit: Array) -> Array:
 
     weights = prompts.one * np.abs(prompts.squares.density)
     log_phi = (weights @ prompts.scores.rounding) / np.maximum(weights.sum(axis=1), _UNDERFLOW)
-    error = np.max(
+    return np.max(
         [
             np.abs(found.mass.mean(axis=0) - 1.0) * second,
             change(found.participation) / participation * second,
             change(found.second),
-            change(found.bias) * np.sqrt(second),
+            change(found.bias) * np.sqrt(np.maximum(second, 0.0)),
             found.rounding + (prompts.length - 1.0) * log_phi * second,
         ],
         axis=0,
     )
-    scale = np.maximum(second, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
-    relative = np.where(np.isnan(error), np.inf, error / scale)
+
+
+def _require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> None:
+    """Refuse mean squares that are not known well enough."""
+    scale = np.maximum(mse, max((_FINEST * float(np.abs(limit).max())) ** 2, _UNDERFLOW))
+    relative = np.where(np.isfinite(error), error / scale, np.inf)
     worst = int(np.argmax(relative))
     if not relative[worst] <= TOLERANCE:
         raise AccuracyError(
-            f"`error` must stay below {TOLERANCE:g}, got {relative[worst]:.1e} at length "
-            f"{prompts.length[worst]:g}. Rescale the scores, or simulate: kind='estimate'."
+            f"moments must be exact to a relative {TOLERANCE:g}, got {relative[worst]:.1e} at "
+            f"length {lengths[worst]:g}. Scale the attention, or simulate prompts."
         )
-    return error
 
 
 def moments_beside_mean(
@@ -186,44 +228,62 @@ def moments_beside_mean(
     with np.errstate(divide="ignore", invalid="ignore"):
         tokens = lengths + float(own_token is not None)
         share = np.where(np.isinf(lengths), 0.0, lengths / tokens**2)
-        own = np.where(np.isinf(lengths), 0.0, 1.0 / tokens) * float(own_token is not None)
+        own_share = np.where(np.isinf(lengths), 0.0, 1.0 / tokens) * float(own_token is not None)
+    own = _Own.of(own_token, law, value, first.limit)
     away = np.zeros(outputs) if own_token is None else mean_value @ own_token - mean
-    bias = first.bias + own[:, None] * away
+    bias = first.bias + own_share[:, None] * away
     cross, error = np.zeros_like(first.cov), np.zeros(lengths.size)
     alone = (lengths == 1.0) & (own_token is None)
     cross[alone] = one_token[:outputs, outputs:]
-    finite = np.isfinite(lengths) & ~alone
+    finite = np.isfinite(lengths) & ~alone & ~own.takes_all(lengths)
     if finite.any():
-        own_score = None if own_token is None else float(own_token @ law.tilt)
-        own_value = np.zeros(outputs) if own_token is None else value @ own_token - first.limit
-        prompts = Prompts(law, lengths[finite], own_score)
-        rules = _crossed(prompts, both, limit, mean, own_value)
-        rules = rules / tokens[finite, None, None]
+        prompts = Prompts(law, lengths[finite], own.score)
+        with np.errstate(over="ignore", under="ignore"):
+            rules, rounding = _crossed(prompts, both, limit, mean, own.value)
+        rules, rounding = rules / tokens[finite, None, None], rounding / tokens[finite]
         cross[finite] = rules.mean(axis=0)
-        error[finite] = np.abs(np.trace(rules[0] - rules[1], axis1=1, axis2=2))
+        apart = np.abs(np.trace(rules[0] - rules[1], axis1=1, axis2=2))
+        error[finite] = 2.0 * np.maximum(apart, rounding)
     cov = first.cov + cross + cross.transpose(0, 2, 1) + share[:, None, None] * spread
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
+    error = error + first.error
+    _require_accurate(error, mse, first.limit + mean, lengths)
     unknown = np.full(lengths.size, np.nan)
-    return MomentRows(first.limit + mean, bias, cov, mse, unknown, first.error + 2.0 * error)
+    return MomentRows(first.limit + mean, bias, cov, mse, unknown, error)
 
 
-def _crossed(prompts: Prompts, both: Array, limit: Array, mean: Array, own_value: Array) -> Array:
-    """Return n times the covariance of the two heads, by even and by odd nodes, [2, n, e, e]."""
+def _crossed(
+    prompts: Prompts, both: Array, limit: Array, mean: Array, own_value: Array
+) -> tuple[Array, Array]:
+    """Return n times the covariance of the two heads, [2, n, e, e], and its rounding error, [n].
+
+    By even and by odd nodes.
+    """
     outputs = own_value.size
     squares, crossings = prompts.squares, prompts.crossings
     firsts = [found for _, found, _ in prompts.law.readings(both, limit, squares)]
-    b, _ = squares.lower(np.concatenate(firsts)[:, :outputs], 0.0)
-    found, seconds = np.zeros((2, prompts.length.size, outputs, outputs)), []
+    (blur, shake), count = prompts.law.blur(both, crossings), prompts.length.size
+    b_blur, _ = prompts.law.blur(both, squares)
+    b, b_lost = squares.lower(np.concatenate(firsts)[:, :outputs], b_blur)
+    rounding, found, seconds = np.zeros(count), np.zeros((2, count, outputs, outputs)), []
     for part, centred, curvatures in prompts.law.readings(both, limit, crossings):
         left, right = centred[:, :outputs], centred[:, outputs:] + (limit[outputs:] - mean)
         mixed = curvatures[:, :outputs, outputs:] + left[:, :, None] * right[:, None, :]
         found += np.real(np.tensordot(crossings.shares[:, :, part], mixed, axes=1))
         seconds.append(right)
-    d, _ = crossings.lower(np.concatenate(seconds), 0.0)
+        sizes = np.abs(crossings.shares[:, :, part]).sum(axis=0)
+        distances = np.linalg.norm(left, axis=1), np.linalg.norm(right, axis=1)
+        size = np.abs(np.trace(mixed, axis1=1, axis2=2))
+        rounding += crossings.rounding[:, part] @ size
+        rounding += sizes @ (blur[part] * sum(distances) + shake[part])
+    d, d_lost = crossings.lower(np.concatenate(seconds), blur)
+    rounding += prompts.two @ (
+        np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * b_lost
+    )
     own = prompts.own(prompts.scores.u)
     for rule in (0, 1):
         at = slice(rule, None, 2)
         found[rule] += np.einsum("nu,ui,uk->nik", prompts.two[:, at], b[at], d[at], optimize=True)
         pulled = (prompts.one[:, at] * own[at]) @ d[at]
         found[rule] += own_value[:, None] * pulled[:, None, :]
-    return found
+    return found, rounding
