@@ -559,3 +559,28 @@ def test_the_partition_function_of_long_prompts_approaches_the_annealed_one(shar
     found = pl.score_statistics(pl.Gaussian([0.0], [[1.0]]), [sharpness], length)
     left = math.log(length) + 0.5 * sharpness**2 - 0.5 * math.expm1(sharpness**2) / length
     assert_allclose(found.log_partition, left, rtol=1e-14)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_long_prompts_beside_the_mean_reach_their_leading_order(inside):
+    # L Cov of the two heads tends to V hess Lambda(t) W': a Gaussian's covariance at every tilt.
+    cov = np.array([[1.0, 0.3], [0.3, 0.5]])
+    value, other, tilt = np.array([[1.0, 0.5]]), np.array([[-0.4, 2.0]]), np.array([0.6, -0.3])
+    with jax.enable_x64(True):
+        law = pl.Gaussian([0.2, -0.1], cov)
+        heads = [pl.SoftmaxAttention(np.diag(tilt), value), pl.SoftmaxAttention(0 * cov, other)]
+        given = (law, np.ones(2), [1e6, 1e12])
+        both = pl.prompt_moments(pl.MultiHead(heads), *given, including_query=inside)
+        alone = [pl.prompt_moments(head, *given, including_query=inside) for head in heads]
+    cross = 0.5 * (both.cov - alone[0].cov - alone[1].cov)[:, 0, 0] * both.lengths
+    expected = (value @ cov @ other.T)[0, 0]
+    assert_allclose(cross, expected, rtol=1e-5)
+    assert_allclose(cross[1], expected, rtol=1e-10)
+
+
+def test_settings_of_jax_are_left_as_they_were():
+    assert not jax.config.jax_enable_x64
+    law = pl.UniformCube([1.0])
+    pl.prompt_moments(pl.SoftmaxAttention([[1.0]], [[1.0]]), law, [1.0], [2, 10])
+    assert not jax.config.jax_enable_x64
+    assert pl.Gaussian([0.0], [[1.0]]).mean.dtype == jnp.float32

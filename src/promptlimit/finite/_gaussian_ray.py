@@ -65,6 +65,7 @@ class GaussianRay(Ray):
     def require_analytic(self) -> None:
         """Refuse scores beyond all digits; sums of exponentials of polynomials are analytic."""
         _ = self.domain
+        self.require_digits()
 
     def _shares(self, multiples: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         r"""Return $\Lambda(ct)$, [n], and the tilted weights $p_i(c)$, [n, i]."""

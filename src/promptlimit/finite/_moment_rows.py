@@ -37,7 +37,7 @@ class MomentRows:
         shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
         return MomentRows(limit, *(np.zeros(shape) for shape in shapes))
 
-    def put(self, rows: int | NDArray[np.bool_], *moments: Array | float) -> None:
+    def put(self, rows: NDArray[np.bool_] | int, *moments: Array | float) -> None:
         """Write bias, cov, mse, participation and error of some lengths, in that order."""
         arrays = (self.bias, self.cov, self.mse, self.participation, self.error)
         for array, moment in zip(arrays, moments, strict=True):

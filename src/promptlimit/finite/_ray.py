@@ -94,13 +94,14 @@ class Ray:
         self, program: Callable[..., Any], multiples: NDArray[Any], *constants: Array
     ) -> Iterator[tuple[slice, Any]]:
         size = self._chunk
-        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-            for start in range(0, multiples.size, size):
-                part = multiples[start : start + size]
-                padded = np.pad(part, (0, size - part.size), mode="edge")
+        for start in range(0, multiples.size, size):
+            part = multiples[start : start + size]
+            padded = np.pad(part, (0, size - part.size), mode="edge")
+            # Settings of jax must not stay changed while a generator waits.
+            with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
                 found = program(self._in_double, self.tilt, *constants, padded)
                 host = jax.tree.map(lambda a, n=part.size: np.asarray(a)[:n], found)
-                yield slice(start, start + part.size), host
+            yield slice(start, start + part.size), host
 
     @cached_property
     def _in_double(self) -> AbstractMeasure:
@@ -163,11 +164,7 @@ class Ray:
             ) from error
         self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
-        if np.abs(axis).max() > _LARGEST:
-            raise NotAnalyticError(
-                f"the log-Laplace transform is {axis[-1]:.3g} at the tilt, too large to keep "
-                f"digits (at most {_LARGEST:g}); scale the scores down"
-            )
+        self.require_digits()
         step = _STEP / (1.0 + np.abs(axis).max())
         steps = step * np.array([1.0, -1.0, 1j, -1j])
         near = (_PROBES[:, None] + steps).ravel()
@@ -193,6 +190,15 @@ class Ray:
         if np.any(np.real(here) > axis[:-1] + _CLOSE):
             raise NotAnalyticError(
                 "its `log_laplace` is larger off the real axis than on it, as no transform is"
+            )
+
+    def require_digits(self) -> None:
+        """Refuse a transform whose values are too large to be exponents."""
+        size = float(self.on_points[np.searchsorted(POINTS, 1.0)])
+        if abs(size) > _LARGEST:
+            raise NotAnalyticError(
+                f"the log-Laplace transform is {size:.3g} at the tilt, too large to keep digits "
+                f"(at most {_LARGEST:g}); scale the scores down"
             )
 
     def _require_transform(self, inside: NDArray[np.bool_]) -> None:

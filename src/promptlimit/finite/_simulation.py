@@ -203,11 +203,12 @@ def of_each_length(
     """Yield the place of each finite length and what `batch` makes of its prompts."""
     if effort.key is None:
         raise ValueError("`key` must be given to simulate prompts, got None.")
-    with jax.enable_x64(True):
-        simulation, stop = Simulation.of(problem, effort.key), stopping(effort)
-        for place in np.flatnonzero(np.isfinite(problem.lengths)):
-            length = float(problem.lengths[place])
-            yield int(place), simulated(simulation, length, stop, batch)
+    stop = stopping(effort)
+    for place in np.flatnonzero(np.isfinite(problem.lengths)):
+        with jax.enable_x64(True):  # not while this waits
+            simulation = Simulation.of(problem, effort.key)
+            found = simulated(simulation, float(problem.lengths[place]), stop, batch)
+        yield int(place), found
 
 
 def output_batch(limit: Array, tilt: Array | None) -> Batch:
