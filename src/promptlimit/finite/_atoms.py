@@ -113,16 +113,12 @@ class Atoms(AbstractScoreLaw):
         cov = (self.weights[:, None] * centred).T @ centred
         return value @ (tilted @ self.tokens), value @ mean, cov
 
-    def blur(self, value: Array, products: AbstractProducts) -> tuple[Array, Array]:  # noqa: ARG002
-        """Return zeros: readings are differences of tokens."""
-        return np.zeros_like(self.weights), np.zeros_like(self.weights)
-
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
-    ) -> Iterator[tuple[slice, Array, Array]]:
+    ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
         """Yield tokens, and Vz - T of each, which does not vary.
 
-        Taken from the token of largest tilted weight, to which T may be close: no digit is lost.
+        Differences from the token of largest tilted weight, to which T may be close: no error.
         """
         count, outputs = self.weights.size, limit.size
         tilted = softmax(np.log(self.weights) + self.token_scores)
@@ -132,7 +128,8 @@ class Atoms(AbstractScoreLaw):
         for start in range(0, products.shares.shape[2], block):
             part = slice(start, min(start + block, count))
             still = np.zeros((part.stop - part.start, outputs, outputs))
-            yield part, centred[part], still
+            exact = np.zeros(still.shape[0])
+            yield part, centred[part], still, exact, exact
 
     def _powers(self, u: Array) -> Array:
         return np.exp(np.minimum(u[:, None] + self.token_scores, LARGEST_EXPONENT))

@@ -116,16 +116,13 @@ class AbstractScoreLaw(abc.ABC):
         r"""$\Lambda(t)$, of scores measured from the offset."""
 
     @abc.abstractmethod
-    def blur(self, value: Array, products: AbstractProducts) -> tuple[Array, Array]:
-        """Return how far rounding moves the means and covariances in `readings`, [j] each."""
-
-    @abc.abstractmethod
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
-    ) -> Iterator[tuple[slice, Numbers, Numbers]]:
-        r"""Yield places, means of $Vz-T$ there, [j, e], and covariances, [j, e, e].
+    ) -> Iterator[tuple[slice, Numbers, Numbers, Array, Array]]:
+        r"""Yield places, means of $Vz-T$ there, [j, e], covariances, [j, e, e], and their errors.
 
-        T = `limit` is $V\nabla\Lambda(t)$, and the means add up to zero under the tilted law.
+        T = `limit` is $V\nabla\Lambda(t)$, and the means add up to zero under the tilted law. The
+        errors, [j] each, are what rounding moves the means and the traces of the covariances by.
         """
 
 

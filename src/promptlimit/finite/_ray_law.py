@@ -69,22 +69,6 @@ class RayLaw(AbstractScoreLaw):
         base = value @ self.ray.centre
         return base + slopes[0].real, base + slopes[1].real, curvatures[1].real
 
-    def blur(self, value: Array, products: AbstractProducts) -> tuple[Array, Array]:
-        """Return how far derivatives move when multiples move by units in their last place.
-
-        A user's transform may cancel: what its derivatives lose, nobody else can know.
-        """
-        c = self._multiples(products)
-        moved = np.asarray(c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON, dtype=np.complex128)
-        slopes, curvatures = np.empty((2, c.size))
-        pairs = zip(*(self.ray.derivatives(value, at) for at in (c, moved)), strict=True)
-        for (part, slope, curvature), (_, other_slope, other_curvature) in pairs:
-            rounded = EPSILON * np.linalg.norm(slope, axis=1)
-            slopes[part] = np.linalg.norm(slope - other_slope, axis=1) + rounded
-            apart = curvature - other_curvature
-            curvatures[part] = np.abs(np.trace(apart, axis1=1, axis2=2))
-        return slopes, curvatures
-
     @staticmethod
     def _multiples(products: AbstractProducts) -> Complex:
         if not isinstance(products, LineProducts):
@@ -93,11 +77,21 @@ class RayLaw(AbstractScoreLaw):
 
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
-    ) -> Iterator[tuple[slice, Complex, Complex]]:
-        r"""Yield multiples, $V\nabla\Lambda(ct)-T$ and $V\nabla^2\Lambda(ct)V'$."""
+    ) -> Iterator[tuple[slice, Complex, Complex, Array, Array]]:
+        r"""Yield multiples, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
+
+        A user's transform may cancel, and what its derivatives lose nobody else can know: they are
+        taken again at multiples moved by units in their last place.
+        """
+        c = self._multiples(products)
+        moved = np.asarray(c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON, dtype=np.complex128)
         base = limit - value @ self.ray.centre
-        for part, slopes, curvatures in self.ray.derivatives(value, self._multiples(products)):
-            yield part, slopes - base, curvatures
+        pairs = zip(*(self.ray.derivatives(value, at) for at in (c, moved)), strict=True)
+        for (part, slope, curvature), (_, other_slope, other_curvature) in pairs:
+            blur = np.linalg.norm(slope - other_slope, axis=1)
+            blur += EPSILON * np.linalg.norm(slope, axis=1)
+            shake = np.abs(np.trace(curvature - other_curvature, axis1=1, axis2=2))
+            yield part, slope - base, curvature, blur, shake
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""

@@ -109,13 +109,13 @@ def _by_quadrature(prompts: Prompts, value: Array, limit: Array, own_value: Arra
     squares, count, outputs = prompts.squares, prompts.length.size, limit.size
     places = squares.shares.shape[2]
     centred = np.empty((places, outputs), dtype=squares.shares.dtype)
-    spread = np.empty(places)
+    spread, blur, shake = np.empty((3, places))
     within = np.zeros((2, count, outputs, outputs))
-    for part, slopes, curvatures in prompts.law.readings(value, limit, squares):
+    for part, slopes, curvatures, *errors in prompts.law.readings(value, limit, squares):
         centred[part] = slopes
+        blur[part], shake[part] = errors
         within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
         spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
-    blur, shake = prompts.law.blur(value, squares)
     vector, lost = squares.lower(centred, blur)
     found = [_by_rule(prompts, rule, centred, within[rule], vector, own_value) for rule in (0, 1)]
     distance = np.linalg.norm(centred, axis=1)
@@ -261,22 +261,23 @@ def _crossed(
     """
     outputs = own_value.size
     squares, crossings = prompts.squares, prompts.crossings
-    firsts = [found for _, found, _ in prompts.law.readings(both, limit, squares)]
-    (blur, shake), count = prompts.law.blur(both, crossings), prompts.length.size
-    b_blur, _ = prompts.law.blur(both, squares)
-    b, b_lost = squares.lower(np.concatenate(firsts)[:, :outputs], b_blur)
+    count = prompts.length.size
+    firsts = [(found, blur) for _, found, _, blur, _ in prompts.law.readings(both, limit, squares)]
+    means, blurs = (np.concatenate(each) for each in zip(*firsts, strict=True))
+    b, b_lost = squares.lower(means[:, :outputs], blurs)
     rounding, found, seconds = np.zeros(count), np.zeros((2, count, outputs, outputs)), []
-    for part, centred, curvatures in prompts.law.readings(both, limit, crossings):
+    for part, centred, curvatures, blur, shake in prompts.law.readings(both, limit, crossings):
         left, right = centred[:, :outputs], centred[:, outputs:] + (limit[outputs:] - mean)
         mixed = curvatures[:, :outputs, outputs:] + left[:, :, None] * right[:, None, :]
         found += np.real(np.tensordot(crossings.shares[:, :, part], mixed, axes=1))
-        seconds.append(right)
+        seconds.append((right, blur))
         sizes = np.abs(crossings.shares[:, :, part]).sum(axis=0)
         distances = np.linalg.norm(left, axis=1), np.linalg.norm(right, axis=1)
         size = np.abs(np.trace(mixed, axis1=1, axis2=2))
         rounding += crossings.rounding[:, part] @ size
-        rounding += sizes @ (blur[part] * sum(distances) + shake[part])
-    d, d_lost = crossings.lower(np.concatenate(seconds), blur)
+        rounding += sizes @ (blur * sum(distances) + shake)
+    means, blurs = (np.concatenate(each) for each in zip(*seconds, strict=True))
+    d, d_lost = crossings.lower(means, blurs)
     rounding += prompts.two @ (
         np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * b_lost
     )
