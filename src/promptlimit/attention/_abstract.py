@@ -139,7 +139,7 @@ class AbstractAttention(eqx.Module):
         heads = self.heads_read()
         return heads[0] if heads is not None and len(heads) == 1 else None
 
-    def gradient_reading(self, wrt: str) -> "GradientReading | None":  # noqa: ARG002
+    def gradient_reading(self, wrt: str) -> "GradientReading | None":  # noqa: ARG002  # for subclasses
         """Return what the gradient in the matrix named `wrt` reads of a prompt; None if unknown."""
         return None
 

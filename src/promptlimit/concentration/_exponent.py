@@ -6,9 +6,8 @@ import numpy as np
 
 from promptlimit._arrays import ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._gaps import gap_problem
 from promptlimit.concentration._sharpness_law import sharpness_law
-from promptlimit.finite import Problem
+from promptlimit.finite import Problem, checked_problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapExponent
 
@@ -34,7 +33,7 @@ def gap_exponent(
     >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
     GapExponent(value=0.6180339887498949, tau=1.0)
     """
-    problem = gap_problem(attention, measure, queries, np.ones(0))
+    problem = checked_problem(attention, measure, queries, np.ones(0))
     if problem.is_linear:
         return GapExponent(1.0, 0.0)
     tau = _tau(problem)

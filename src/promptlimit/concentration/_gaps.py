@@ -3,7 +3,6 @@
 import dataclasses
 from functools import partial
 from itertools import islice
-from numbers import Real
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +82,7 @@ def output_gap(
     >>> print(gap.kind, gap.value)
     exact [3.19156163e-01 1.48542052e-02 5.53775683e-08]
     """
-    problem = gap_problem(
+    problem = checked_problem(
         attention,
         measure,
         queries,
@@ -133,7 +132,7 @@ def gradient_gap(
     """
     if isinstance(attention, AbstractAttention):
         require_choice("wrt", wrt, attention.matrices())
-    problem = gap_problem(
+    problem = checked_problem(
         attention,
         measure,
         queries,
@@ -143,35 +142,6 @@ def gradient_gap(
         sub_gaussian=sub_gaussian,
     )
     return _curve(problem, kind, Effort(key, samples))
-
-
-def gap_problem(
-    attention: AbstractAttention,
-    measure: AbstractMeasure,
-    queries: AbstractMeasure | ArrayLike,
-    lengths: Array,
-    *,
-    wrt: str | None = None,
-    including_query: bool = False,
-    sub_gaussian: float | None = None,
-) -> Problem:
-    """Return the problem, or say what does not fit."""
-    if sub_gaussian is not None and not (
-        isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
-    ):
-        raise ValueError(
-            f"`sub_gaussian` must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
-            "standard deviation is."
-        )
-    return checked_problem(
-        attention,
-        measure,
-        queries,
-        lengths,
-        wrt=wrt,
-        including_query=including_query,
-        sub_gaussian=None if sub_gaussian is None else float(sub_gaussian),
-    )
 
 
 @dataclasses.dataclass(frozen=True)

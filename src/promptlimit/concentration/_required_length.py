@@ -12,8 +12,8 @@ from scipy.optimize import brentq
 
 from promptlimit._arrays import Array, ArrayLike
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._gaps import GAPS, gap_problem, gap_values, limit_square
-from promptlimit.finite import LARGEST_LENGTH, KindUnavailableError, Problem
+from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
+from promptlimit.finite import LARGEST_LENGTH, KindUnavailableError, Problem, checked_problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import Kind, RequiredLength
 
@@ -65,7 +65,7 @@ def required_length(
     >>> print(found.describe("exact"), found.describe("asymptotic"), found.describe("bound"))
     84,153 84,853 5.88e+07
     """
-    problem = gap_problem(
+    problem = checked_problem(
         attention, measure, queries, np.ones(1), wrt=wrt, sub_gaussian=sub_gaussian
     )
     threshold = _threshold(problem, tolerance, absolute=absolute)

@@ -148,7 +148,7 @@ class AtomProducts(AbstractProducts):
     u: Array
     power: int
 
-    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002 - none
+    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002  # exact here
         r"""Return $F_{k-1}$, [u, e], of f at the tokens, [j, e], and its error, [u].
 
         As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$: the smaller sum is taken.

@@ -32,11 +32,17 @@ class GaussianRay(Ray):
     @cached_property
     def centre(self) -> Array:
         """The mean of the part of largest tilted weight, from which no other loses digits."""
-        means, covs = self.parts.means, self.parts.all_covs()
+        means = self.parts.means
         with np.errstate(over="ignore", invalid="ignore"):
-            score = means @ self.tilt + 0.5 * np.einsum("i,cij,j->c", self.tilt, covs, self.tilt)
+            score = means @ self.tilt + 0.5 * self._spread
             heaviest = np.argmax(np.log(self.parts.weights) + score)
         return means[int(heaviest)]
+
+    @cached_property
+    def _spread(self) -> Array:
+        r"""The variances of the scores, $t'\Gamma_it$, [i]."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.einsum("i,cij,j->c", self.tilt, self.parts.all_covs(), self.tilt)
 
     def on_axis(self, multiples: Array) -> Array:
         r"""Return $\Lambda(ct)$ for real c."""
@@ -70,11 +76,10 @@ class GaussianRay(Ray):
     def _shares(self, multiples: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         r"""Return $\Lambda(ct)$, [n], and the tilted weights $p_i(c)$, [n, i]."""
         parts, tilt = self.parts, self.tilt
-        spread = np.einsum("i,cij,j->c", tilt, parts.all_covs(), tilt)
         apart = (parts.means - self.centre) @ tilt
         with np.errstate(over="ignore", invalid="ignore"):
             exponents = np.log(parts.weights) + np.outer(multiples, apart)
-            exponents = exponents + 0.5 * np.outer(multiples**2, spread)
+            exponents = exponents + 0.5 * np.outer(multiples**2, self._spread)
             top = exponents.real.max(axis=1, keepdims=True)
             powers = np.exp(exponents - top)
         total = powers.sum(axis=1, keepdims=True)

@@ -14,7 +14,7 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import require_choice
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._asymptotic_moments import asymptotic_spread_error
 from promptlimit.finite._gaussian_moments import gaussian_spread_error, whitened
 from promptlimit.finite._lengths import checked_lengths
@@ -127,30 +127,19 @@ def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
     return _rows(size * rows.mse, size * rows.error)
 
 
-def _linear_spread(problem: Problem) -> str | None:
-    return (
-        SEVERAL
-        if problem.reading is None
-        else first_obstacle(
-            (problem.reading.left is None, "the gradient in a value matrix reads means"),
-            (problem.reading.kernel != "linear", "it is no linear head"),
-        )
-    )
-
-
-def _softmax_spread(problem: Problem) -> str | None:
-    return (
-        SEVERAL
-        if problem.reading is None
-        else first_obstacle(
-            (problem.reading.left is None, "the gradient in a value matrix reads means"),
-            (problem.reading.kernel != "softmax", "it is no softmax head"),
-        )
+def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
+    """Return why a gradient does not read the covariances of one head of this kernel."""
+    reading = problem.reading
+    if reading is None:
+        return SEVERAL
+    return first_obstacle(
+        (reading.left is None, "the gradient in a value matrix reads means"),
+        (reading.kernel != kernel, f"it is no {kernel} head"),
     )
 
 
 def _gaussian_spread(problem: Problem) -> str | None:
-    return _softmax_spread(problem) or first_obstacle(
+    return _spread_obstacle("softmax", problem) or first_obstacle(
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
     )
@@ -218,7 +207,7 @@ GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
             "exact",
             "a score matrix of a linear head, any tokens",
             "closed form",
-            _linear_spread,
+            partial(_spread_obstacle, "linear"),
             _linear,
         ),
         Rule(
@@ -239,14 +228,14 @@ GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
             "asymptotic",
             "a score matrix of a linear head, any tokens",
             "leading order in 1/L",
-            _linear_spread,
+            partial(_spread_obstacle, "linear"),
             partial(_linear, leading=True),
         ),
         Rule(
             "asymptotic",
             "a score matrix of a softmax head, any tokens",
             "leading order in 1/L",
-            _softmax_spread,
+            partial(_spread_obstacle, "softmax"),
             _leading_softmax,
         ),
         Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),

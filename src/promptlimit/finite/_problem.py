@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
+from numbers import Real
 
 import jax
 import numpy as np
@@ -236,6 +237,13 @@ def checked_problem(
 ) -> Problem:
     """Return the problem, or say what does not fit."""
     require_fitting(attention, measure)
+    if sub_gaussian is not None and not (
+        isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
+    ):
+        raise ValueError(
+            f"`sub_gaussian` must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
+            "standard deviation is."
+        )
     if not isinstance(including_query, bool | np.bool_):
         raise ValueError(f"`including_query` must be True or False, got {including_query!r}.")
     if including_query and attention.query_dim != attention.token_dim:
@@ -246,7 +254,8 @@ def checked_problem(
     if wrt is not None:
         require_choice("wrt", wrt, attention.matrices())
     taken_apart = checked_queries(queries, attention)
-    return Problem(attention, measure, taken_apart, lengths, wrt, including_query, sub_gaussian)
+    constant = None if sub_gaussian is None else float(sub_gaussian)
+    return Problem(attention, measure, taken_apart, lengths, wrt, including_query, constant)
 
 
 def checked_query(query: ArrayLike, attention: AbstractAttention) -> Array:

@@ -1,12 +1,13 @@
 """Moments of attention over prompts of L tokens: exact, to leading order, or simulated."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array, ArrayLike
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._asymptotic_moments import asymptotic_rows
 from promptlimit.finite._gaussian_moments import gaussian_rows, whitened
 from promptlimit.finite._lengths import checked_lengths
@@ -91,13 +92,12 @@ def _problem(
     lengths: Array,
     *,
     including_query: bool,
-    wrt: str | None = None,
 ) -> Problem:
     if not isinstance(attention, AbstractAttention):
         raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
     point = checked_query(query, attention)
     return checked_problem(
-        attention, measure, point, lengths.ravel(), wrt=wrt, including_query=including_query
+        attention, measure, point, lengths.ravel(), including_query=including_query
     )
 
 
@@ -125,24 +125,16 @@ def finite_length(problem: Problem) -> str | None:
     return None if infinite else "a length is finite"
 
 
-def is_linear_head(problem: Problem) -> str | None:
-    """Return why a problem is not of one linear head."""
+def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
+    """Return why a problem is not of one head of this kernel."""
     head = problem.head()
     return not_one_head(problem) or first_obstacle(
-        (head is not None and head.kernel != "linear", "it is no linear head")
-    )
-
-
-def is_softmax_head(problem: Problem) -> str | None:
-    """Return why a problem is not of one softmax head."""
-    head = problem.head()
-    return not_one_head(problem) or first_obstacle(
-        (head is not None and head.kernel != "softmax", "it is no softmax head")
+        (head is not None and head.kernel != kernel, f"it is no {kernel} head")
     )
 
 
 def _softmax_over_gaussian(problem: Problem) -> str | None:
-    obstacle = is_softmax_head(problem) or first_obstacle(
+    obstacle = _head_obstacle("softmax", problem) or first_obstacle(
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
     )
@@ -156,11 +148,11 @@ def _softmax_over_gaussian(problem: Problem) -> str | None:
 
 def _softmax_over_atoms(problem: Problem) -> str | None:
     listed = problem.parts is not None and problem.parts.covs is None
-    return is_softmax_head(problem) or (None if listed else "the tokens are not a list")
+    return _head_obstacle("softmax", problem) or (None if listed else "the tokens are not a list")
 
 
 def _softmax_over_analytic(problem: Problem) -> str | None:
-    return is_softmax_head(problem) or problem.law_obstacle(_head(problem).tilt)
+    return _head_obstacle("softmax", problem) or problem.law_obstacle(_head(problem).tilt)
 
 
 def _head_beside_mean(problem: Problem) -> tuple[Head, Head] | None:
@@ -244,7 +236,13 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
     "prompt_moments",
     [
         Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
-        Rule("exact", "one linear head, any tokens", "closed form", is_linear_head, _exact_linear),
+        Rule(
+            "exact",
+            "one linear head, any tokens",
+            "closed form",
+            partial(_head_obstacle, "linear"),
+            _exact_linear,
+        ),
         Rule(
             "exact",
             "one softmax head, Gaussian tokens, query outside, sharpness to 40",

@@ -60,6 +60,12 @@ def stretch(ax: "Axes", times: np.ndarray) -> None:
         ax.set_xscale("symlog", linthresh=float(positive[0]))
 
 
+def length_axes(lengths: object) -> tuple[str, ...]:
+    """Return names for the axes of an array of lengths: one has a plain name."""
+    count = np.ndim(np.asarray(lengths))
+    return ("length",) if count == 1 else tuple(f"length_{i}" for i in range(count))
+
+
 def dataset(
     variables: Variables,
     coordinates: Mapping[str, Any],

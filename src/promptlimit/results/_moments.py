@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, length_axes
 from promptlimit.results._kinds import Kind
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class PromptMoments:
 
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of all moments by length."""
-        shape = self.lengths.shape
-        axes = ("length",) if len(shape) == 1 else tuple(f"length_{i}" for i in range(len(shape)))
+        axes = length_axes(self.lengths)
         found: Variables = {
             name: (axes, getattr(self, name))
             for name in ("mse", "effective_tokens", "error", "samples")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, length_axes
 from promptlimit.results._kinds import Kind
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ class Risk:
 
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of value, error and samples by length."""
-        shape = np.shape(self.lengths)
-        axes = ("length",) if len(shape) == 1 else tuple(f"length_{i}" for i in range(len(shape)))
+        axes = length_axes(self.lengths)
         names = ("value", "error", "samples")
         found: Variables = {name: (axes, np.asarray(getattr(self, name))) for name in names}
         return dataset(found, {"length": (axes, np.asarray(self.lengths))}, {"kind": self.kind})
