@@ -15,28 +15,26 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write DIR/index.html again from the claims and figures stored in DIR; compute nothing."""
-    from promptlimit.reporting.page import read_report, write_report
-    from promptlimit.results import InputFileError
+    from promptlimit.reproduction import write_page
+    from promptlimit.results import InputFileError, ReportFolder
 
     try:
-        stored = read_report(folder)
-        path = write_report(stored, folder)
+        page, stored, problems = write_page(ReportFolder(folder))
     except InputFileError as problem:
         raise CommandError(
             str(problem), "promptlimit reproduce --list names what can be made"
         ) from problem
-    left_out = [figure.problem for figure in stored.figures if figure.drawing is None]
-    for problem in left_out:
+    for problem in problems:
         ERR.print("note:", problem, markup=False)
     if as_json:
         print_json(
             {
-                "page": str(path),
+                "page": str(page),
                 "claims": len(stored.claims),
                 "as_on_record": sum(claim.result.as_expected for claim in stored.claims),
                 "figures": len(stored.figures),
-                "left_out": left_out,
+                "left_out": problems,
             }
         )
     else:
-        OUT.print(str(path), markup=False, soft_wrap=True)
+        OUT.print(str(page), markup=False, soft_wrap=True)

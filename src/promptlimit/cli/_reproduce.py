@@ -1,4 +1,4 @@
-"""`promptlimit reproduce`: decide the paper's claims and redraw the figures."""
+"""`promptlimit reproduce`: decide the claims of papers and redraw their figures."""
 
 import difflib
 import time
@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from promptlimit.cli._console import (
+    ERR,
     OUT,
     CommandError,
     JsonOption,
@@ -22,10 +23,9 @@ from promptlimit.cli._console import (
     use_double_precision,
 )
 from promptlimit.cli._progress import progress
-from promptlimit.cli._reproduced import write_provenance
-from promptlimit.cli._workers import made
 
 if TYPE_CHECKING:
+    from promptlimit.reproduction import Claim, Figure, Paper
     from promptlimit.results import Check, ClaimResult
 
 _COLOURS = {
@@ -39,10 +39,14 @@ _COLOURS = {
 def reproduce(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Claims by number or name, figures by name."),
+        typer.Argument(
+            metavar="[PAPER] [NAME]...",
+            help="A paper by name, or a folder with one; claims by number or name, figures by "
+            "name. All papers unless given.",
+        ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do less, in a few minutes; the verdicts stand.")
+        bool, typer.Option("--quick", help="Do less, in a minute or two; the verdicts stand.")
     ] = False,
     protocol: Annotated[
         str,
@@ -65,7 +69,7 @@ def reproduce(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide the claims of the paper, redraw its figures, and write both on one page.
+    """Decide the claims of papers, redraw their figures, and write both on one page.
 
     What is in the folder already, from the same code and the same options, is not computed again.
     Exits 0 when every verdict is the one on record, 1 otherwise.
@@ -75,33 +79,43 @@ def reproduce(
         shown.at("starting")
         compile_sooner()
         use_double_precision()
-        from promptlimit import experiments
-        from promptlimit.reporting import write_page
+        from promptlimit import reproduction
+        from promptlimit.results import ReportFolder, StoredClaim
 
         began = time.monotonic()
-        claims, figures = experiments.all_claims(), experiments.all_figures()
+        papers, items = _papers(names or [])
         if list_items:
             shown.close()
-            _list(claims, figures)
+            _list(papers)
             return
-        if names:
-            claims, figures = _chosen(names, claims, figures)
+        chosen = _chosen(papers, items, figures_only=figures_only)
         require_folder(out)
-        folder = out / "runs" / experiments.engine_hash()
-        setting = experiments.Setting(**setting_words, folder=folder)
-        wanted = [*(() if figures_only else claims), *figures]
-        items = made(wanted, setting, out, shown, whole=not names)
-    results = [item.result for item in items if item.result is not None]
-    paths = [path for item in items if item.result is None for path in item.paths]
-    paths.append(write_provenance(out, setting, items, began, whole=not names and not figures_only))
+        folder = ReportFolder(out)
+        folder.require_layout()
+        runs = folder.runs(reproduction.engine_hash())
+        setting = reproduction.Setting(**setting_words, folder=runs)
+        outcomes = reproduction.reproduce(chosen, setting, folder, shown, whole=not items)
+    for note in (outcome.note for outcome in outcomes if outcome.note):
+        ERR.print("note:", note, markup=False)
+    stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]
+    fresh = [outcome.stored for outcome in outcomes if outcome.stored and outcome.fresh]
+    facts = reproduction.run_facts(setting, began)
+    provenance = folder.record(stored, fresh, facts, whole=not names and not figures_only)
+    results = [item.result for item in stored if isinstance(item, StoredClaim)]
     if as_json:
         print_json({"seed": seed, "claims": [result.as_json() for result in results]})
     else:
         for result in results:
             _print_claim(result)
-    paths.append(write_page(out))  # last: what others left in the folder may stop it
+    drawings = {(o.stored.paper, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
+    # Last: what others left in the folder may stop it.
+    page, _, problems = reproduction.write_page(folder, papers, drawings)
+    for problem in problems:
+        ERR.print("note:", problem, markup=False)
     if not as_json:
-        _print_summary(results, paths, out)
+        figures = [item for item in stored if not isinstance(item, StoredClaim)]
+        paths = [path for figure in figures for path in folder.files(figure)]
+        _print_summary(results, [*paths, provenance, page], out)
     if not all(result.as_expected for result in results):
         raise typer.Exit(1)
 
@@ -114,29 +128,62 @@ def _protocol(word: str) -> str:
     return word
 
 
-def _list(claims: Sequence, figures: Sequence) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for claim in claims:
-        table.add_row(f"{claim.number}", claim.name, claim.reference)
-    for recipe in figures:
-        table.add_row("", recipe.name, recipe.title)
-    OUT.print(table)
+def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
+    """Return the papers that are named, all if none is, and the names of their items."""
+    from promptlimit.reproduction import paper_at, papers
+    from promptlimit.results import InputFileError
 
-
-def _chosen(names: Sequence[str], claims: Sequence, figures: Sequence) -> tuple[list, list]:
-    by_name = {str(claim.number): claim for claim in claims}
-    by_name |= {item.name: item for item in (*claims, *figures)}
+    known = {paper.name: paper for paper in papers()}
+    named, items = [], []
     for name in names:
-        if name not in by_name:
-            near = difflib.get_close_matches(name, by_name, n=1)
-            known = ", ".join(item.name for item in (*claims, *figures))
-            hint = f"did you mean '{near[0]}'?" if near else f"known are {known}"
-            raise CommandError(f"there is no claim or figure '{name}'", hint)
-    wanted = [by_name[name] for name in names]
-    return (
-        [claim for claim in claims if claim in wanted],
-        [recipe for recipe in figures if recipe in wanted],
-    )
+        if name in known:
+            named.append(known[name])
+        elif Path(name).is_dir():
+            try:
+                named.append(paper_at(Path(name)))
+            except InputFileError as problem:
+                hint = f"known papers are {', '.join(known)}"
+                raise CommandError(str(problem), hint) from None
+        else:
+            items.append(name)
+    return named or list(known.values()), items
+
+
+def _list(papers: "Sequence[Paper]") -> None:
+    for paper in papers:
+        OUT.print(f"[bold]{escape(paper.name)}[/]: {escape(paper.title)}")
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for claim in paper.claims:
+            table.add_row("  ", f"{claim.number}", claim.name, escape(claim.reference))
+        for figure in paper.figures:
+            table.add_row("  ", "", figure.name, escape(figure.title))
+        OUT.print(table)
+
+
+def _chosen(
+    papers: "Sequence[Paper]", names: Sequence[str], *, figures_only: bool
+) -> "list[tuple[Paper, list[Claim | Figure]]]":
+    """Return the papers with the items that are wanted of each, all of them if none is named."""
+    chosen, missing = [], set(names)
+    for paper in papers:
+        by_name: dict[str, Claim | Figure] = {str(claim.number): claim for claim in paper.claims}
+        by_name |= {item.name: item for item in (*paper.claims, *paper.figures)}
+        wanted = [by_name[name] for name in names if name in by_name]
+        missing -= set(by_name)
+        items = [
+            item
+            for item in (*(() if figures_only else paper.claims), *paper.figures)
+            if not names or item in wanted
+        ]
+        if items:
+            chosen.append((paper, items))
+    if missing:
+        known = [item.name for paper in papers for item in (*paper.claims, *paper.figures)]
+        name = sorted(missing)[0]
+        near = difflib.get_close_matches(name, [*known, *(paper.name for paper in papers)], n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
+        raise CommandError(f"there is no paper, claim or figure '{name}'", hint)
+    return chosen
 
 
 def _print_claim(result: "ClaimResult") -> None:
@@ -168,6 +215,6 @@ def _check_row(check: "Check") -> tuple[str, ...]:
 def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:
     if results:
         well = sum(result.as_expected for result in results)
-        OUT.print(f"{well} of {len(results)} verdicts as on record: {out / 'claims'}")
+        OUT.print(f"{well} of {len(results)} verdicts as on record: {out}")
     for path in paths:
         OUT.print(str(path), markup=False)

@@ -3,4 +3,16 @@
 from promptlimit.reporting._drawing import FORMATS as FORMATS
 from promptlimit.reporting._drawing import draw as draw
 from promptlimit.reporting._drawing import render as render
-from promptlimit.reporting.page import write_page as write_page
+from promptlimit.reporting._theme import CONTRAST as CONTRAST
+from promptlimit.reporting._theme import FAINT as FAINT
+from promptlimit.reporting._theme import FOURTH as FOURTH
+from promptlimit.reporting._theme import INK as INK
+from promptlimit.reporting._theme import LIMIT as LIMIT
+from promptlimit.reporting._theme import LINEAR as LINEAR
+from promptlimit.reporting._theme import SOFTMAX as SOFTMAX
+from promptlimit.reporting._theme import THIRD as THIRD
+from promptlimit.reporting._theme import selectable as selectable
+from promptlimit.reporting._theme import theme as theme
+from promptlimit.reporting.page import heads_page as heads_page
+from promptlimit.reporting.page import report_page as report_page
+from promptlimit.reporting.page import write_heads_page as write_heads_page

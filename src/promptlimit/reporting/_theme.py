@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.container import Container
 
 INK, FAINT = "#222222", "#b8b8b8"
 LIMIT, CONTRAST = "#d55e00", "#0072b2"
@@ -13,6 +15,9 @@ LIMIT, CONTRAST = "#d55e00", "#0072b2"
 SOFTMAX, LINEAR = LIMIT, CONTRAST
 THIRD, FOURTH = "#009e73", "#cc79a7"
 """Bluish green and reddish purple of the same palette, for what stands beside the two heads."""
+
+SERIES = "series:"
+"""An id that starts so names what a reader of the page may hide; the rest of it is its label."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -43,3 +48,13 @@ def theme() -> Iterator[None]:
     """Apply the look while drawing, and leave the caller's settings alone."""
     with mpl.rc_context(_RC):
         yield
+
+
+def selectable(drawn: Artist | Container | list, label: str) -> None:
+    """Mark what was drawn as part of a series that a reader of the page may hide."""
+    if isinstance(drawn, Artist):
+        drawn.set_gid(f"{SERIES}{label}")
+        return
+    for part in drawn:
+        if part is not None:
+            selectable(part, label)

@@ -29,6 +29,13 @@ from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
+from promptlimit.results._report_folder import Origin as Origin
+from promptlimit.results._report_folder import ReportFolder as ReportFolder
+from promptlimit.results._report_folder import StoredClaim as StoredClaim
+from promptlimit.results._report_folder import StoredFigure as StoredFigure
+from promptlimit.results._report_folder import StoredPaper as StoredPaper
+from promptlimit.results._report_folder import StoredReport as StoredReport
+from promptlimit.results._report_folder import figure_numbers as figure_numbers
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._runs import OPAQUE as OPAQUE

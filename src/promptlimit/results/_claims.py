@@ -1,8 +1,8 @@
 """A claim of the paper, the numbers that decide it, and the verdict."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 Verdict = Literal["holds", "holds with a change", "does not hold", "not decidable here"]
 
@@ -36,8 +36,13 @@ class Check:
         return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
     def as_json(self) -> dict[str, object]:
-        """Return the check as plain numbers and strings."""
-        return {**asdict(self), "passed": self.passed}
+        """Return the check as plain numbers and strings: NaN is None, infinity the word "inf"."""
+        value = self.value if math.isfinite(self.value) else str(self.value)
+        return {
+            **asdict(self),
+            "value": None if math.isnan(self.value) else value,
+            "passed": self.passed,
+        }
 
 
 @dataclass(frozen=True)
@@ -97,29 +102,3 @@ class ClaimResult:
             "evidence": self.evidence,
             "checks": [check.as_json() for check in self.checks],
         }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "ClaimResult":
-        """Return the claim that `as_json` wrote; what does not fit together is refused."""
-        checks = tuple(_check(each) for each in content["checks"])
-        words = {name: content[name] for name in ("name", "statement", "reference", "evidence")}
-        if not all(isinstance(word, str) for word in words.values()):
-            raise ValueError("a word of the claim is not text")
-        if content["expected"] not in get_args(Verdict) or type(content["number"]) is not int:
-            raise ValueError("the number or the verdict on record is not one")
-        found = cls(number=content["number"], expected=content["expected"], checks=checks, **words)
-        if found.verdict != content["verdict"]:
-            raise ValueError("the verdict does not follow from the checks")
-        return found
-
-
-def _check(content: Mapping[str, Any]) -> Check:
-    found = Check(**{field.name: content[field.name] for field in fields(Check)})
-    numbers = [found.value, found.tolerance, *([] if found.error is None else [found.error])]
-    if not all(type(number) in (int, float) for number in numbers):
-        raise ValueError("a number of a check is not one")
-    if found.relation not in ("<=", ">=") or found.role not in ("statement", "amended", "control"):
-        raise ValueError("a check has an unknown relation or role")
-    if not isinstance(found.name, str) or found.passed != content["passed"]:
-        raise ValueError("a check does not follow from its numbers")
-    return found

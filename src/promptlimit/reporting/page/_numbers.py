@@ -2,31 +2,31 @@
 
 import math
 
-from promptlimit.reporting.page._html import Html, element, joined
+from markupsafe import Markup
 
 
-def measured(value: float, error: float | None) -> Html:
+def measured(value: float, error: float | None) -> Markup:
     """Return a number with its error, when it has one, both written alike.
 
     >>> measured(0.0134, 0.00034), measured(2.0e-7, 3.1e-8)
-    ('0.0134 ± 0.00034', '2 × 10<sup>−7</sup> ± 3.1 × 10<sup>−8</sup>')
+    (Markup('0.0134 ± 0.00034'), Markup('2 × 10<sup>−7</sup> ± 3.1 × 10<sup>−8</sup>'))
     """
     if error is None:
         return number(value)
     least = 1e-7 if _is_plain(value, 1e-3) else 1e-3
-    return joined(number(value), " ± ", number(error, 2, least))
+    return Markup("{} ± {}").format(number(value), number(error, 2, least))
 
 
-def number(value: float, digits: int = 3, least: float = 1e-3) -> Html:
+def number(value: float, digits: int = 3, least: float = 1e-3) -> Markup:
     """Return a number to some digits, with a power of ten below `least` and from 1e5 on.
 
     >>> number(0.0123), number(1.2e-7), number(-3e12)
-    ('0.0123', '1.2 × 10<sup>−7</sup>', '−3 × 10<sup>12</sup>')
+    (Markup('0.0123'), Markup('1.2 × 10<sup>−7</sup>'), Markup('−3 × 10<sup>12</sup>'))
     """
     if math.isnan(value):
-        return Html("not a number")
+        return Markup("not a number")
     if math.isinf(value):
-        return Html("∞" if value > 0 else "−∞")
+        return _signed("∞" if value > 0 else "-∞")
     if _is_plain(value, least):
         decimals = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
         text = f"{value:.{decimals}f}"
@@ -34,18 +34,27 @@ def number(value: float, digits: int = 3, least: float = 1e-3) -> Html:
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     if "." in mantissa:
         mantissa = mantissa.rstrip("0").rstrip(".")
-    power = element("sup", _signed(str(int(exponent))))
+    power = Markup("10<sup>{}</sup>").format(_signed(str(int(exponent))))
     if mantissa in {"1", "-1"}:
-        return joined(_signed(mantissa.removesuffix("1")), "10", power)
-    return joined(_signed(mantissa), " × 10", power)
+        return _signed(mantissa.removesuffix("1")) + power
+    return Markup("{} × {}").format(_signed(mantissa), power)
 
 
 def _is_plain(value: float, least: float) -> bool:
     return value == 0 or least <= abs(value) < 1e5
 
 
-def _signed(text: str) -> Html:
-    return Html(text.replace("-", "−"))
+def _signed(text: str) -> Markup:
+    return Markup("{}").format(text.replace("-", "−"))
+
+
+def two_digits(value: float) -> str:
+    """Return a number with two digits after the point.
+
+    >>> two_digits(-0.126)
+    '−0.13'
+    """
+    return f"{value:.2f}".replace("-", "−")
 
 
 def duration(seconds: float) -> str:

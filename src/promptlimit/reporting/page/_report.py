@@ -1,229 +1,144 @@
-"""A folder of results becomes the page of the reproduction."""
+"""A folder of results becomes the page of the reproduction, with a part for each paper."""
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import get_args
+from urllib.parse import quote
 
-from promptlimit.reporting.page._anchors import claim_anchor, figure_anchor
-from promptlimit.reporting.page._claims import (
-    claim_section,
-    claims_table,
+from markupsafe import Markup
+
+from promptlimit.reporting.page._svg import inline
+from promptlimit.reporting.page._templates import (
+    Entry,
+    anchor,
+    facts,
+    page_text,
     verdict_class,
 )
-from promptlimit.reporting.page._figures import figure_section
-from promptlimit.reporting.page._html import Html, element, joined
-from promptlimit.reporting.page._night import night_rules
-from promptlimit.reporting.page._numbers import duration
-from promptlimit.reporting.page._shell import Entry, Page, Section, page_text
-from promptlimit.reporting.page._stored import (
+from promptlimit.results import (
     StoredClaim,
     StoredFigure,
+    StoredPaper,
     StoredReport,
-    numbers_in,
-    parts,
-    read_report,
+    Verdict,
+    figure_numbers,
 )
-from promptlimit.results import ClaimResult, Verdict, write_bytes
 
-PAGE = "index.html"
-CLAIMS = 19
-"""How many claims of the paper the reproduction numbers."""
-
-_PAPER = "Softmax as Linear Attention in the Large-Prompt Regime: a Measure-based Perspective"
-_ARXIV = "2512.11784"
 _MARKS = {"holds": "✓", "holds with a change": "≈", "does not hold": "✗", "not decidable here": "?"}
 
 
-def write_page(folder: Path) -> Path:
-    """Write `index.html` into a folder of results, from what is stored there, and return its path.
+def report_page(report: StoredReport, drawings: Mapping[tuple[str, str], bytes]) -> str:
+    """Return the page as text: the same results give the same text.
 
-    Nothing is computed: the same results give the same bytes. What cannot be read raises
-    `InputFileError` with one sentence; a drawing that cannot be shown is named on the page.
+    Args:
+        report: claims and figures.
+        drawings: SVG files of this library by paper and name; empty where there is none.
     """
-    return write_report(read_report(folder), folder)
-
-
-def write_report(report: StoredReport, folder: Path) -> Path:
-    """Write the page of a report that was read already, and return its path."""
-    path = folder / PAGE
-    write_bytes(path, page_text(report_page(report)).encode())
-    return path
-
-
-def report_page(report: StoredReport) -> Page:
-    """Return the page: headline, table, the paper's figures, claim by claim, beyond, provenance."""
-    drawings = [figure.drawing for figure in report.figures if figure.drawing]
-    return Page(
-        title="The paper’s figures and claims, recomputed",
-        eyebrow="promptlimit",
-        lead=joined(_lead(report.claims), _about_settings(report)),
-        sections=tuple(_sections(report)),
-        foot=element(
-            "p",
-            "Written by ",
-            element("code", "promptlimit report"),
-            " from stored results. This file asks nothing of a network.",
-        ),
-        style=night_rules(drawings),
-    )
-
-
-def _sections(report: StoredReport) -> Iterable[Section]:
-    paper = [figure for figure in report.figures if not figure.beyond]
-    beyond = [figure for figure in report.figures if figure.beyond]
-    if report.claims:
-        yield Section("claims", "Claims", joined(_about_verdicts(), claims_table(report.claims)))
-    if paper:
-        words = (
-            "The figures of the paper, redrawn. The time beside a figure leaves out the flows and "
-            "training runs that it shares with others."
-        )
-        yield _figures("figures", "Figures", words, paper, report.claims)
-    if report.claims:
-        yield Section("evidence", "Evidence", _evidence(report), _claim_entries(report.claims))
-    if beyond:
-        words = "What the exact engine adds to the paper’s own figures."
-        yield _figures("beyond", "Beyond the paper", words, beyond, report.claims)
+    parts = [_Part(paper, report.of_paper(paper.name), drawings) for paper in report.papers]
+    entries = [entry for part in parts for entry in part.entries]
+    if len(parts) > 1:
+        entries = [
+            Entry(anchor(part.paper.name), part.paper.title, entries=part.entries) for part in parts
+        ]
     if report.provenance:
-        yield Section("provenance", "Provenance", _provenance(report))
-
-
-def _lead(claims: Sequence[StoredClaim]) -> Html:
-    source = element(
-        "p",
-        "Boursier and Boyer, ",
-        element("cite", _PAPER),
-        ", ICML 2026, ",
-        element("a", f"arXiv:{_ARXIV}", href=f"https://arxiv.org/abs/{_ARXIV}", rel="noreferrer"),
-        class_="source",
+        entries.append(Entry("provenance", "Provenance"))
+    origins = [item.origin for item in (*report.claims, *report.figures)]
+    several = len(parts) > 1
+    return page_text(
+        "report.html",
+        title="Papers, recomputed" if several else "The paper’s figures and claims, recomputed",
+        contents=tuple(entries),
+        report=report,
+        parts_of_page=parts,
+        mixed=_several_settings([origin.setting for origin in origins if origin.setting]),
+        quick=any(origin.setting.get("quick") is True for origin in origins),
     )
-    if not claims:
-        return source
-    as_expected = sum(claim.result.as_expected for claim in claims)
-    missing = max(0, CLAIMS - len(claims))
-    words = f"not in this folder: {missing} of the paper’s {CLAIMS} claims"
-    headline = element(
-        "p",
-        element("strong", f"{as_expected} of {len(claims)}"),
-        " verdicts as on record",
-        element("span", words, class_="missing") if missing else "",
-        class_="headline" if as_expected == len(claims) else "headline alarm",
+
+
+def _several_settings(settings: list[Mapping]) -> str:
+    """Return how many results come from which setting, in words; nothing if there is only one."""
+    counts = Counter(tuple(facts(setting)) for setting in settings)
+    if len(counts) < 2:
+        return ""
+    return "; ".join(
+        f"{count} with {', '.join(f'{name} {value}' for name, value in setting)}"
+        for setting, count in sorted(counts.items())
     )
-    return joined(source, headline, _tally(claims))
 
 
-def _about_settings(report: StoredReport) -> Html:
-    """Return a warning where results come from several settings, or from the quick one."""
-    origins = [result.origin for result in (*report.claims, *report.figures)]
-    counts = Counter(tuple(parts(origin.setting)) for origin in origins if origin.setting)
-    if len(counts) > 1:
-        each = (
-            f"{count} with {', '.join(f'{name} {value}' for name, value in setting)}"
-            for setting, count in sorted(counts.items())
+@dataclass(frozen=True)
+class _Part:
+    """What the page shows of one paper."""
+
+    paper: StoredPaper
+    results: StoredReport
+    drawings: Mapping[tuple[str, str], bytes]
+
+    @property
+    def claims(self) -> tuple[StoredClaim, ...]:
+        return self.results.claims
+
+    @property
+    def figures(self) -> list[StoredFigure]:
+        return [figure for figure in self.results.figures if figure.section == "paper"]
+
+    @property
+    def beyond(self) -> list[StoredFigure]:
+        return [figure for figure in self.results.figures if figure.section == "beyond"]
+
+    @property
+    def tally(self) -> list[tuple[str, int]]:
+        """How often each verdict is given, those that are."""
+        counts = Counter(claim.result.verdict for claim in self.claims)
+        return [(verdict, counts[verdict]) for verdict in get_args(Verdict) if counts[verdict]]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What the contents list."""
+        sections = (
+            ("claims", "Claims", bool(self.claims), ()),
+            ("figures", "Figures", bool(self.figures), map(_figure_entry, self.figures)),
+            ("evidence", "Evidence", bool(self.claims), map(_claim_entry, self.claims)),
+            ("beyond", "Beyond the paper", bool(self.beyond), map(_figure_entry, self.beyond)),
         )
-        words = f"Not all results here come from one setting: {'; '.join(each)}."
-        return element("p", words, class_="problem")
-    if any(origin.setting.get("quick") is True for origin in origins):
-        words = "Made in the quick setting: fewer lengths, starts and draws than without it."
-        return element("p", words, class_="note")
-    return Html()
-
-
-def _about_verdicts() -> Html:
-    return element(
-        "p",
-        "Every verdict follows from the numbers under Evidence. It is as on record when it is the "
-        "one the repository expects.",
-        class_="intro",
-    )
-
-
-def _tally(claims: Sequence[StoredClaim]) -> Html:
-    counts = Counter(claim.result.verdict for claim in claims)
-    items = (
-        element(
-            "li",
-            element("span", verdict),
-            element("strong", f"{counts[verdict]}"),
-            class_=verdict_class(verdict),
+        return tuple(
+            Entry(anchor(self.paper.name, name), title, entries=tuple(entries))
+            for name, title, there, entries in sections
+            if there
         )
-        for verdict in get_args(Verdict)
-        if counts[verdict]
-    )
-    return element("ul", *items, class_="tally")
 
+    def svg(self, figure: StoredFigure) -> Markup:
+        content = self.drawings.get((figure.paper, figure.name), b"")
+        place = self.results.figures.index(figure)
+        return inline(content, f"{anchor(figure.paper)}-f{place}-") if content else Markup()
 
-def _figures(
-    anchor: str,
-    title: str,
-    words: str,
-    figures: Sequence[StoredFigure],
-    claims: Sequence[StoredClaim],
-) -> Section:
-    return Section(
-        anchor,
-        title,
-        joined(
-            element("p", words, class_="intro"),
-            *(figure_section(figure, _decided_with(figure, claims)) for figure in figures),
-        ),
-        tuple(Entry(figure_anchor(figure.name), figure.title, _mark(figure)) for figure in figures),
-    )
+    def address(self, figure: StoredFigure, ending: str) -> str:
+        return quote(os.fsencode(f"{figure.paper}/figures/{figure.name}.{ending}"))
 
+    def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:
+        return [figure for figure in self.results.figures if _belong(claim, figure)]
 
-def _evidence(report: StoredReport) -> Html:
-    words = element(
-        "p",
-        "Each number stands beside what it is held against. A control is a case where the "
-        "statement is known to be false: a test that does not notice it decides nothing.",
-        class_="intro",
-    )
-    return joined(
-        words,
-        *(claim_section(claim, _shown_with(claim, report.figures)) for claim in report.claims),
-    )
-
-
-def _shown_with(claim: StoredClaim, figures: Sequence[StoredFigure]) -> list[StoredFigure]:
-    return [figure for figure in figures if _belong(claim, figure)]
-
-
-def _decided_with(figure: StoredFigure, claims: Sequence[StoredClaim]) -> list[ClaimResult]:
-    return [claim.result for claim in claims if _belong(claim, figure)]
+    def beside_figure(self, figure: StoredFigure) -> list[StoredClaim]:
+        return [claim for claim in self.claims if _belong(claim, figure)]
 
 
 def _belong(claim: StoredClaim, figure: StoredFigure) -> bool:
     """Return whether a claim names a figure of the paper, or both the same of its results."""
     stated, drawn = claim.result.reference, figure.reference
     if "Figure" in stated and "Figure" in drawn:
-        return bool(set(_figure_numbers(stated)) & set(_figure_numbers(drawn)))
+        return bool(set(figure_numbers(stated)) & set(figure_numbers(drawn)))
     return bool(drawn) and drawn.partition(",")[0] == stated
 
 
-def _figure_numbers(reference: str) -> tuple[int, ...]:
-    return numbers_in(reference[reference.index("Figure") :])
+def _figure_entry(figure: StoredFigure) -> Entry:
+    mark = figure.reference if figure.reference.startswith("Figure") else ""
+    return Entry(anchor(figure.paper, "figure", figure.name), figure.title, mark)
 
 
-def _mark(figure: StoredFigure) -> str:
-    return figure.reference if figure.reference.startswith("Figure") else ""
-
-
-def _claim_entries(claims: Sequence[StoredClaim]) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(
-            claim_anchor(claim.result.number),
-            f"{claim.result.number}. {claim.result.name.replace('-', ' ')}",
-            _MARKS[claim.result.verdict],
-            verdict_class(claim.result.verdict),
-        )
-        for claim in claims
-    )
-
-
-def _provenance(report: StoredReport) -> Html:
-    known = {key: value for key, value in report.provenance.items() if key != "seconds"}
-    if "seconds" in report.provenance:
-        known |= {"took": duration(report.provenance["seconds"])}
-    rows = (joined(element("dt", name), element("dd", value)) for name, value in parts(known))
-    return element("dl", *rows, class_="facts")
+def _claim_entry(claim: StoredClaim) -> Entry:
+    result = claim.result
+    label = f"{result.number}. {result.name.replace('-', ' ')}"
+    place = anchor(claim.paper, "claim", result.number)
+    return Entry(place, label, _MARKS[result.verdict], verdict_class(result.verdict))

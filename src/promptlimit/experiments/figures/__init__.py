@@ -1,1 +1,0 @@
-"""One module a figure: its caption and the arrays it is drawn from."""

@@ -1,5 +1,0 @@
-"""Figure 1 of the paper."""
-
-from promptlimit.reporting._start_figures import draw_gaps
-
-draw = draw_gaps

@@ -1,5 +1,0 @@
-"""Figure 2 of the paper."""
-
-from promptlimit.reporting._training_figures import draw_ends
-
-draw = draw_ends

@@ -1,5 +1,0 @@
-"""Figure 3 of the paper."""
-
-from promptlimit.reporting._training_figures import draw_distances
-
-draw = draw_distances

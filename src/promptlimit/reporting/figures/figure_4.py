@@ -1,5 +1,0 @@
-"""Figure 4 of the paper."""
-
-from promptlimit.reporting._training_figures import draw_risks
-
-draw = draw_risks

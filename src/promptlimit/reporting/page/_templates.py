@@ -1,0 +1,117 @@
+"""Pages from templates: one file each, which asks nothing of a network and runs no other script.
+
+What comes from data is escaped on its way in. The policy in a page's head names its only style
+sheet and its only script by their hashes.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from promptlimit.reporting.page._numbers import duration, measured, number, two_digits
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the contents: where it leads, what it says, a sign before it, lines below it."""
+
+    anchor: str
+    label: str
+    mark: str = ""
+    mark_class: str = ""
+    entries: "tuple[Entry, ...]" = ()
+
+
+def page_text(template: str, *, title: str, contents: tuple[Entry, ...], **values: Any) -> str:
+    """Return a page as the text of an HTML file; the same values give the same text.
+
+    Args:
+        template: the file that fills the shell.
+        title: the name in the browser's bar and the heading.
+        contents: what is on the page.
+        values: what the template asks for.
+    """
+    style, script = (_source(name) for name in ("page.css", "page.js"))
+    shell = {"style": style, "script": script, "title": title, "contents": contents}
+    return _ENVIRONMENT.get_template(template).render(**shell, **values)
+
+
+def _source(name: str) -> Markup:
+    text = (resources.files("promptlimit.reporting.page") / name).read_text(encoding="utf-8")
+    return Markup(text)  # noqa: S704  # our own
+
+
+def _source_hash(text: str) -> Markup:
+    digest = hashlib.sha256(text.encode()).digest()
+    return Markup("'sha256-{}'").format(base64.b64encode(digest).decode())
+
+
+def _printable(value: object) -> object:
+    """Return text without what no page can show."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return _UNPRINTABLE.sub("\ufffd", value)
+    return value
+
+
+def anchor(*words: str | int) -> str:
+    """Return a name for a place on a page.
+
+    >>> anchor("large_prompt", "figure", "gap curve")
+    'large_prompt-figure-gap-curve'
+    """
+    return re.sub("[^A-Za-z0-9_-]", "-", "-".join(map(str, words)))
+
+
+def verdict_class(verdict: str) -> str:
+    """Return the class a verdict's colour goes by."""
+    return "verdict-" + re.sub("[^a-z]", "-", verdict)
+
+
+def facts(value: object) -> Iterator[tuple[str, str]]:
+    """Yield names and values of a mapping from a file as text, whatever it holds.
+
+    >>> list(facts({"seed": 0, "quick": False, "versions": {"jax": "0.10"}}))
+    [('seed', '0'), ('quick', 'no'), ('versions', 'jax 0.10')]
+    """
+    if not isinstance(value, Mapping):
+        return
+    for key, item in value.items():
+        if isinstance(item, bool):
+            yield str(key), "yes" if item else "no"
+        elif isinstance(item, Mapping):
+            yield str(key), ", ".join(f"{name} {text}" for name, text in facts(item))
+        elif isinstance(item, str):
+            yield str(key), item
+        else:
+            yield str(key), json.dumps(item)
+
+
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("promptlimit.reporting.page", "."),
+    autoescape=True,
+    undefined=StrictUndefined,
+    finalize=_printable,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.filters |= {
+    "duration": duration,
+    "facts": facts,
+    "measured": measured,
+    "number": number,
+    "source_hash": _source_hash,
+    "two_digits": two_digits,
+    "verdict_class": verdict_class,
+}
+_ENVIRONMENT.globals |= {"anchor": anchor}

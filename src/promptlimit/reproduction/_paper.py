@@ -1,0 +1,239 @@
+"""A paper: who wrote it, what it claims, what it shows. Each is a package of its own.
+
+A folder beside this module is found by being there:
+
+    PAPER/__init__.py       defines PAPER, a `Paper`
+    PAPER/claims/NAME.py    defines CLAIM, a `Claim`
+    PAPER/figures/NAME.py   defines FIGURE, a `Figure`, or FIGURES, several drawn alike
+    PAPER/drawings/NAME.py  defines draw(arrays), which draws them
+    PAPER/study.py          defines parts(setting), what several of them share; if there is any
+
+A package of the same shape that lies elsewhere is read by `paper_at`. Nothing here imports jax:
+claims and figures are imported when they are asked for, drawings without them.
+"""
+
+import functools
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+from promptlimit.results import Check, InputFileError, StoredPaper, Verdict
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+    import numpy as np
+
+Protocol = Literal["exact", "full"]
+Arrays = Mapping[str, "np.ndarray"]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What decides the numbers, where runs are kept, and who is told what is going on.
+
+    Attributes:
+        seed: of everything random.
+        quick: whether to do less, for continuous integration: fewer lengths, starts and draws.
+        protocol: "exact" follows gradient flows beside a few runs of gradient descent; "full" also
+            runs the whole training protocol of the paper.
+        folder: where trajectories and training runs are kept, so that figures and claims share
+            them and an interrupted reproduction goes on; None keeps them in memory alone.
+        tell: a function told in a few words what is being computed.
+    """
+
+    seed: int = 0
+    quick: bool = False
+    protocol: Protocol = "exact"
+    folder: Path | None = None
+    tell: Callable[[str], object] = field(default=_silent, compare=False, repr=False)
+
+    def as_json(self) -> dict[str, object]:
+        """Return what decides the numbers."""
+        return {"seed": self.seed, "quick": self.quick, "protocol": self.protocol}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper and how this library decides it.
+
+    Attributes:
+        number: its place among the claims of the paper.
+        name: a short name for the command line.
+        statement: what is claimed, in one sentence.
+        reference: where the paper claims it.
+        decide: the numbers that decide it, in a setting.
+        expected: the verdict on record; anything else is news.
+        evidence: why the verdict on record is not "holds", in a few sentences.
+        after_study: whether it reads what the parts of the paper's study compute.
+    """
+
+    number: int
+    name: str
+    statement: str
+    reference: str
+    decide: Callable[[Setting], Sequence[Check]]
+    expected: Verdict = "holds"
+    evidence: str = ""
+    after_study: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure: its words, and the arrays it is drawn from.
+
+    Attributes:
+        name: a short name for the command line.
+        title: what it is about, in a few words.
+        caption: what the figure shows.
+        compute: the arrays it is drawn from, in a setting.
+        section: whether the paper has this figure, or it goes beyond the paper.
+        reference: the figure of the paper, or where the quantity is defined.
+        after_study: whether it reads what the parts of the paper's study compute.
+    """
+
+    name: str
+    title: str
+    caption: str
+    compute: Callable[[Setting], Arrays]
+    section: Literal["paper", "beyond"] = "beyond"
+    reference: str = ""
+    after_study: bool = False
+
+    @property
+    def drawing(self) -> str:
+        """The module of `drawings` that draws it: named as the one that computes it."""
+        function = self.compute
+        while isinstance(function, functools.partial):
+            function = function.func
+        return function.__module__.rpartition(".")[2]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that several claims and figures share, computed into the folder of the setting.
+
+    Attributes:
+        name: what it is, in words.
+        compute: what computes it.
+        group: parts of one group may be computed by one other process, in their order; those of
+            none stay where the accelerator is.
+    """
+
+    name: str
+    compute: Callable[[Setting], object]
+    group: str | None = None
+
+
+Item = Claim | Figure | Part
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper and the package that reproduces it.
+
+    Attributes:
+        package: the name of the package, `__name__` in its `__init__`.
+        title: of the paper.
+        citation: authors, place and year.
+        link: an address that starts with https://, or nothing.
+    """
+
+    package: str
+    title: str
+    citation: str
+    link: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, by which the command line knows it."""
+        return self.package.rpartition(".")[2]
+
+    @property
+    def folder(self) -> Path:
+        """Where its package lies."""
+        return Path(importlib.import_module(self.package).__path__[0])
+
+    @property
+    def words(self) -> StoredPaper:
+        """What a page says of it; claims are counted and not imported."""
+        count = len(self._names("claims"))
+        return StoredPaper(self.name, self.title, self.citation, self.link, count)
+
+    @functools.cached_property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim, by number."""
+        claims = [module.CLAIM for module in self._modules("claims")]
+        return tuple(sorted(claims, key=lambda claim: claim.number))
+
+    @functools.cached_property
+    def figures(self) -> tuple[Figure, ...]:
+        """Every figure: those of the paper, then those beyond it, by name."""
+        figures: list[Figure] = []
+        for module in self._modules("figures"):
+            figures += getattr(module, "FIGURES", None) or (module.FIGURE,)
+        return tuple(sorted(figures, key=lambda figure: (figure.section == "beyond", figure.name)))
+
+    def parts(self, setting: Setting) -> tuple[Part, ...]:
+        """Return what its claims and figures share, in the order in which to compute it."""
+        if "study" not in self._names(""):
+            return ()
+        return tuple(importlib.import_module(f"{self.package}.study").parts(setting))
+
+    def draw(self, drawing: str, arrays: Arrays) -> "matplotlib.figure.Figure":
+        """Return a figure, drawn from its arrays by the module of `drawings` of that name."""
+        from promptlimit.reporting import theme  # noqa: PLC0415  # matplotlib, when it is needed
+
+        if drawing not in self._names("drawings"):
+            raise ValueError(f"the paper {self.name} has no drawing '{drawing[:40]}'")
+        with theme():
+            return importlib.import_module(f"{self.package}.drawings.{drawing}").draw(arrays)
+
+    def _names(self, below: str) -> list[str]:
+        places = [str(self.folder / below)]
+        names = (module.name for module in pkgutil.iter_modules(places))
+        return sorted(name for name in names if not name.startswith("_"))
+
+    def _modules(self, below: str) -> list[ModuleType]:
+        names = self._names(below)
+        return [importlib.import_module(f"{self.package}.{below}.{name}") for name in names]
+
+
+def papers() -> tuple[Paper, ...]:
+    """Return the papers of this library, by name."""
+    here = __name__.rpartition(".")[0]
+    folders = pkgutil.iter_modules(importlib.import_module(here).__path__)
+    names = sorted(module.name for module in folders if module.ispkg)
+    return tuple(importlib.import_module(f"{here}.{name}").PAPER for name in names)
+
+
+def paper_at(folder: Path) -> Paper:
+    """Return the paper of a package that lies elsewhere.
+
+    Args:
+        folder: the package; the folder it lies in becomes one that Python imports from.
+    """
+    place = folder.resolve()
+    if not (place / "__init__.py").is_file() or not place.name.isidentifier():
+        raise InputFileError(
+            f"{folder} must be a Python package that defines PAPER, but it has no __init__.py or "
+            "its name is none of a package."
+        )
+    if str(place.parent) not in sys.path:
+        sys.path.insert(0, str(place.parent))
+    module = importlib.import_module(place.name)
+    paper = getattr(module, "PAPER", None)
+    if not isinstance(paper, Paper) or paper.folder.resolve() != place:
+        raise InputFileError(
+            f"{folder} must define PAPER = Paper(__name__, ...) in its __init__.py, and no other "
+            f"package may be called {place.name}."
+        )
+    return paper

@@ -1,0 +1,62 @@
+"""Figures drawn from their stored arrays, and the page that shows them; no jax is needed."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from promptlimit.reporting import FORMATS, render, report_page
+from promptlimit.reproduction._paper import Paper, papers
+from promptlimit.results import ReportFolder, StoredFigure, StoredReport
+
+
+def drawn_figure(
+    paper: Paper, figure: StoredFigure, folder: ReportFolder, drawn_by: str
+) -> tuple[StoredFigure, bytes]:
+    """Return the figure with its pictures on disk, and the one for the page.
+
+    Args:
+        paper: whose drawing it is.
+        figure: the figure, stored already.
+        folder: where its pictures go, unless this code has drawn them all before.
+        drawn_by: the hash of this code.
+    """
+    picture = paper.draw(figure.drawing, figure.arrays)
+    if figure.drawn_by == drawn_by and set(FORMATS) <= set(figure.pictures):
+        return figure, render(picture, "svg")[0]
+    files = render(picture, *FORMATS)
+    pictures: dict[str, bytes] = dict(zip(FORMATS, files, strict=True))
+    return folder.save_pictures(figure, pictures, drawn_by), pictures["svg"]
+
+
+def write_page(
+    folder: ReportFolder,
+    known: Iterable[Paper] = (),
+    drawings: Mapping[tuple[str, str], bytes] | None = None,
+) -> tuple[Path, StoredReport, list[str]]:
+    """Write the page of a folder; return its path, what the folder holds, and what is not shown.
+
+    Args:
+        folder: what is shown. It is read anew, and nothing in it is trusted.
+        known: papers besides those of this library.
+        drawings: SVG files by paper and name, for figures that were drawn just now.
+    """
+    report = folder.read()
+    by_name = {paper.name: paper for paper in (*papers(), *known)}
+    shown, problems = dict(drawings or {}), []
+    for figure in report.figures:
+        place = (figure.paper, figure.name)
+        if place in shown:
+            continue
+        try:
+            if figure.paper not in by_name:
+                raise ValueError(f"the paper {figure.paper} is not one of this library")
+            picture = by_name[figure.paper].draw(figure.drawing, figure.arrays)
+            shown[place] = render(picture, "svg")[0]
+        except Exception as problem:  # arrays of a file may be any
+            reason = str(problem) or type(problem).__name__
+            problems.append(
+                f"{figure.paper}/figures/{figure.name} is not shown: {reason}. Run promptlimit "
+                f"reproduce {figure.paper} {figure.name} again."
+            )
+            shown[place] = b""
+    text = report_page(report, shown)
+    return folder.save_page(text), report, problems

@@ -1,0 +1,360 @@
+"""Claims and figures: read where they are stored, else computed, on several cores side by side."""
+
+import functools
+import multiprocessing
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from promptlimit.parallel import usable_cores
+from promptlimit.reproduction._devices import on_cpu
+from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
+from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
+from promptlimit.reproduction._pictures import drawn_figure
+from promptlimit.results import (
+    ClaimResult,
+    InputFileError,
+    Origin,
+    ReportFolder,
+    StoredClaim,
+    StoredFigure,
+    environment,
+)
+
+_CORES_FOR_GROUPS = 4
+_USUAL = {"part": 5.0, "claim": 2.0, "figure": 1.0}
+"""How long one takes, beside the others."""
+
+
+class WorkerLostError(OSError):
+    """A process that computed for this one was ended from outside."""
+
+
+class Listener(Protocol):
+    """What is told how far the work is."""
+
+    def plan(self, words: str, items: Mapping[str, float]) -> None:
+        """Hear what is to be done: names, each with the time it usually takes."""
+
+    def at(self, words: str) -> None:
+        """Hear what is being done."""
+
+    def end(self, *items: str, outcome: str, seconds: float | None, stored: bool) -> None:
+        """Hear that items ended."""
+
+
+class Work(NamedTuple):
+    """One thing to do: an item of a paper, and what it is called beside the others."""
+
+    paper: Paper
+    item: Item
+    label: str
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a "claim", a "figure", or a "part" of a study."""
+        return type(self.item).__name__.lower()
+
+    @property
+    def after_study(self) -> bool:
+        """Whether it belongs to the study of its paper."""
+        return getattr(self.item, "after_study", True)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one thing.
+
+    Attributes:
+        stored: the claim or figure as it lies on disk; None of a part.
+        fresh: whether it was computed now.
+        seconds: how long it took.
+        svg: the drawing of a figure, for the page.
+        note: a sentence about a file that had to be written again; mostly empty.
+    """
+
+    stored: StoredClaim | StoredFigure | None
+    fresh: bool
+    seconds: float
+    svg: bytes = b""
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        """How it ended, in a few words: the verdict of a claim."""
+        if isinstance(self.stored, StoredClaim):
+            result = self.stored.result
+            news = "" if result.as_expected else f", on record {result.expected}"
+            return f"{result.verdict}{news}{', stored' * (not self.fresh)}"
+        if self.stored is None:
+            return "computed"
+        return "drawn" if self.fresh else "stored"
+
+
+def reproduce(
+    chosen: Sequence[tuple[Paper, Sequence[Claim | Figure]]],
+    setting: Setting,
+    folder: ReportFolder,
+    listener: Listener,
+    *,
+    whole: bool,
+) -> list[Outcome]:
+    """Return what came of claims and figures, in their order, read from disk or computed now.
+
+    Args:
+        chosen: papers, each with its claims and figures that are wanted.
+        setting: theirs.
+        folder: where they go.
+        listener: what is told of each as it ends.
+        whole: whether studies are computed part by part first, for progress.
+    """
+    several = len(chosen) > 1
+    wanted = [_work(paper, item, several) for paper, items in chosen for item in items]
+    first: list[Work] = []
+    for paper, _ in chosen:
+        folder.save_paper(paper.words)
+        of_study = [work for work in wanted if work.paper == paper and work.after_study]
+        if whole and not all(_seems_stored(work, setting, folder) for work in of_study):
+            first += [_work(paper, part, several) for part in paper.parts(setting)]
+        first += of_study
+    theory = [work for work in wanted if not work.after_study]
+    order = [*first, *reversed(theory)]  # the other process comes from the front
+    listener.plan(_plan(order, setting, folder), {work.label: _USUAL[work.kind] for work in order})
+    outcomes = _together(order, _elsewhere(theory, first), setting, folder, listener)
+    return [outcomes[work.label] for work in wanted]
+
+
+def _work(paper: Paper, item: Item, several: bool) -> Work:
+    return Work(paper, item, f"{paper.name}/{item.name}" if several else item.name)
+
+
+def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
+    """Return what is going to be computed, in words."""
+    counts = Counter(work.kind for work in order)
+    kinds = [kind for kind in _USUAL if counts[kind]]
+    what = " and ".join(f"{counts[kind]} {kind}{'s' * (counts[kind] > 1)}" for kind in kinds)
+    return f"{what}, {'quick, ' * setting.quick}{setting.protocol} protocol, into {folder.path}"
+
+
+def _elsewhere(theory: Sequence[Work], study: Sequence[Work]) -> list[list[Work]]:
+    """Return what other processes do beside the study, until this one takes it from them.
+
+    Theory, and then the last group of parts; with more cores, each group apart.
+    """
+    cores = usable_cores()
+    if cores < 2 or not theory or not study:
+        return []
+    groups: dict[tuple[str, str], list[Work]] = {}
+    for work in study:
+        group = getattr(work.item, "group", None)
+        if group is not None:
+            groups.setdefault((work.paper.name, group), []).append(work)
+    queues = list(groups.values())
+    if cores < _CORES_FOR_GROUPS:
+        return [[*theory, *(queues[-1] if queues else ())]]
+    return [[*theory], *queues]
+
+
+def _seems_stored(work: Work, setting: Setting, folder: ReportFolder) -> bool:
+    digest = item_hash(work.paper, work.kind, work.item.name, setting)
+    return folder.holds(work.paper.name, f"{work.kind}s", work.item.name, digest)
+
+
+def _together(
+    order: Sequence[Work],
+    elsewhere: Sequence[list[Work]],
+    setting: Setting,
+    folder: ReportFolder,
+    listener: Listener,
+) -> dict[str, Outcome]:
+    """Do the work in order; what another process has begun is waited for when its turn comes."""
+    pools = [_pool() for _ in elsewhere]
+    try:
+        with _only_cpu():
+            delegated = {
+                work.label: pool.submit(outcome, work, setting, folder)
+                for pool, queue in zip(pools, elsewhere, strict=True)
+                for work in queue
+            }
+            for label, future in delegated.items():
+                future.add_done_callback(functools.partial(_tell_ended, label, listener))
+            here = replace(setting, tell=listener.at)
+            return {
+                work.label: _in_turn(work, delegated.get(work.label), here, folder, listener)
+                for work in order
+            }
+    finally:
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _in_turn(
+    work: Work, future: Future | None, setting: Setting, folder: ReportFolder, listener: Listener
+) -> Outcome:
+    listener.at(work.label)
+    if future is None or future.cancel():  # nobody else has begun it
+        result = outcome(work, setting, folder)
+    else:
+        result = _awaited(work.label, future)
+    _tell(work.label, result, listener)  # even if it is told: the callback may come too late
+    return result
+
+
+def _tell_ended(label: str, listener: Listener, future: Future) -> None:
+    """Tell what another process has done; what went wrong is told where it is waited for."""
+    if not future.cancelled() and future.exception() is None:
+        _tell(label, future.result(), listener)
+
+
+def _tell(label: str, result: Outcome, listener: Listener) -> None:
+    stored = result.stored is not None and not result.fresh
+    listener.end(label, outcome=result.words, seconds=result.seconds, stored=stored)
+
+
+def _awaited(label: str, future: Future) -> Outcome:
+    try:
+        return future.result()
+    except BrokenProcessPool as problem:
+        raise WorkerLostError(
+            f"the process that was to compute '{label}' was ended from outside. Memory may have "
+            "run out; the same command goes on from what is stored."
+        ) from problem
+
+
+def _pool() -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(
+        1, mp_context=context, initializer=_watch_parent, initargs=(os.getpid(),)
+    )
+
+
+def _watch_parent(parent: int) -> None:
+    """Let this process end when the one that started it is gone."""
+    threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
+
+
+def _end_without(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)  # nobody is left to tell; files are written whole or not at all
+
+
+@contextmanager
+def _only_cpu() -> Iterator[None]:
+    """Let processes started now see no accelerator: its memory belongs to this one."""
+    before = os.environ.get("JAX_PLATFORMS")
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["JAX_PLATFORMS"]
+        else:
+            os.environ["JAX_PLATFORMS"] = before
+
+
+def outcome(work: Work, setting: Setting, folder: ReportFolder) -> Outcome:
+    """Return what comes of one thing, computed in double precision unless it is stored."""
+    began = time.monotonic()
+    with jax.enable_x64(True), on_cpu():
+        if isinstance(work.item, Claim):
+            result = _claim_outcome(work.paper, work.item, setting, folder)
+        elif isinstance(work.item, Figure):
+            result = _figure_outcome(work.paper, work.item, setting, folder)
+        else:
+            work.item.compute(setting)
+            result = Outcome(None, True, 0.0)
+    return replace(result, seconds=time.monotonic() - began)
+
+
+def _claim_outcome(paper: Paper, claim: Claim, setting: Setting, folder: ReportFolder) -> Outcome:
+    digest = item_hash(paper, "claim", claim.name, setting)
+    stored, note = _stored(folder.claim, paper, claim.name, digest)
+    if stored is not None:
+        return Outcome(stored, False, 0.0)
+    began = time.monotonic()
+    result = ClaimResult(
+        number=claim.number,
+        name=claim.name,
+        statement=claim.statement,
+        reference=claim.reference,
+        expected=claim.expected,
+        checks=tuple(claim.decide(setting)),
+        evidence=claim.evidence,
+    )
+    fresh = StoredClaim(paper.name, result, _origin(paper, claim.name, setting, digest, began))
+    folder.save_claim(fresh)
+    return Outcome(fresh, True, 0.0, note=note)
+
+
+def _figure_outcome(
+    paper: Paper, figure: Figure, setting: Setting, folder: ReportFolder
+) -> Outcome:
+    digest = item_hash(paper, "figure", figure.name, setting)
+    stored, note = _stored(folder.figure, paper, figure.name, digest)
+    fresh = stored is None
+    if stored is None:
+        began = time.monotonic()
+        stored = StoredFigure(
+            paper=paper.name,
+            name=figure.name,
+            title=figure.title,
+            caption=figure.caption,
+            reference=figure.reference,
+            section=figure.section,
+            drawing=figure.drawing,
+            arrays=figure.compute(setting),
+            origin=_origin(paper, figure.name, setting, digest, began),
+        )
+        folder.save_figure(stored)
+    stored, svg = drawn_figure(paper, stored, folder, drawing_hash(paper))
+    return Outcome(stored, fresh, 0.0, svg, note)
+
+
+def _stored(read: Any, paper: Paper, name: str, digest: str) -> tuple[Any, str]:
+    """Return what is stored with that hash, else None; and a note where a file is damaged."""
+    try:
+        item = read(paper.name, name)
+    except InputFileError as problem:
+        return None, f"{problem} It was computed again."
+    return (item, "") if item is not None and item.origin.digest == digest else (None, "")
+
+
+def _origin(paper: Paper, name: str, setting: Setting, digest: str, began: float) -> Origin:
+    seconds = round(time.monotonic() - began, 2)
+    return Origin(command(paper, name, setting), setting.as_json(), seconds, digest)
+
+
+def command(paper: Paper, name: str, setting: Setting) -> str:
+    """Return the command line that computes an item again."""
+    quick = " --quick" if setting.quick else ""
+    protocol = "" if setting.protocol == "exact" else f" --protocol {setting.protocol}"
+    return f"promptlimit reproduce {paper.name} {name}{quick}{protocol} --seed {setting.seed}"
+
+
+def run_facts(setting: Setting, began: float) -> dict[str, Any]:
+    """Return when, where and with what a reproduction ran that ends now.
+
+    Args:
+        setting: its setting.
+        began: when, by the monotonic clock.
+    """
+    device, seconds = jax.devices()[0], time.monotonic() - began
+    started = datetime.fromtimestamp(time.time() - seconds, UTC)
+    return {
+        "versions": environment(),
+        "device": f"{device.platform}: {device.device_kind}, {os.cpu_count()} CPU cores",
+        "setting": setting.as_json(),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+    }

@@ -1,0 +1,46 @@
+"""Random problems: parameters and Gaussian laws of moderate size, and prompts that grow."""
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.measures import Empirical, Gaussian
+
+
+def standard_problem(
+    dim: int, sharpness: float | np.floating
+) -> tuple[SoftmaxAttention, Gaussian, Gaussian]:
+    r"""Return $U=\tau I$, $V=I$, tokens and queries $N(0,I_d)$: every query direction alike."""
+    with jax.enable_x64(True):
+        normal = Gaussian(np.zeros(dim), np.eye(dim))
+        return SoftmaxAttention(float(sharpness) * np.eye(dim), np.eye(dim)), normal, normal
+
+
+def random_parameters(
+    rng: np.random.Generator, dim: int, outputs: int = 2
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return $(U, V)$ with normal entries of size $1/\sqrt d$."""
+    scale = dim**-0.5
+    return scale * rng.normal(size=(dim, dim)), scale * rng.normal(size=(outputs, dim))
+
+
+def random_gaussian(
+    rng: np.random.Generator, dim: int, *, rank: int | None = None, centred: bool = False
+) -> Gaussian:
+    """Return a Gaussian with a random covariance of the given rank, and a random mean or none."""
+    factor = rng.normal(size=(dim, dim if rank is None else rank)) / dim**0.5
+    mean = np.zeros(dim) if centred else rng.normal(size=dim)
+    return Gaussian(mean, factor @ factor.T)
+
+
+def beginning(tokens: Float[Array, "length dim"], count: int) -> Empirical:
+    """Return the prompt of the first tokens; others weigh nothing: one program for all counts."""
+    weights = np.zeros(len(tokens))
+    weights[:count] = 1.0 / count
+    return Empirical(tokens, weights)
+
+
+def relative_error(got: np.ndarray | Array, want: np.ndarray) -> float:
+    """Return the distance between two arrays, relative to the size of the second."""
+    return float(np.linalg.norm(np.asarray(got) - want) / np.linalg.norm(want))

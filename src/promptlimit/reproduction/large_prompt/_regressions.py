@@ -1,0 +1,47 @@
+"""The regressions and starts that the claims on training share, so that they compile once."""
+
+import math
+
+import numpy as np
+
+from promptlimit.attention import LinearAttention, SoftmaxAttention
+from promptlimit.dynamics import block_start
+from promptlimit.reproduction import Setting
+from promptlimit.tasks import LinearRegression
+
+DIM = 3
+TIMES = (0.0, 1 / 16, 1 / 8, 1.0, 4.0, 16.0, math.inf)
+LENGTHS = (10, 100, 1000, 10_000)
+POINTS = 1024
+ALPHA = 0.4
+TIGHT = 1e-11
+"""A tolerance that leaves eight digits of a limit right."""
+
+
+def correlated(dim: int = DIM, correlation: float = 0.5) -> np.ndarray:
+    r"""Return the Kac-Murdock-Szegő covariance $\Sigma_{ij}=\rho^{|i-j|}$; the identity at 0."""
+    index = np.arange(dim)
+    return correlation ** np.abs(index[:, None] - index)
+
+
+def claim_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which the claims on training compare flows and risks."""
+    return LENGTHS[::3] if setting.quick else LENGTHS
+
+
+def flow_times(end: float, count: int = 63) -> np.ndarray:
+    """Return 0 and times up to `end` that grow geometrically, as a flow slows down."""
+    return np.concatenate([[0.0], np.geomspace(min(0.1, end / count), end, count)])
+
+
+def regression(covariance: np.ndarray | None = None, *, noise: float = 0.0) -> LinearRegression:
+    """Return the regression of the claims; correlated covariates unless others are given."""
+    sigma = correlated() if covariance is None else covariance
+    return LinearRegression(sigma, noise_variance=noise, prior_variance=1.0 / DIM)
+
+
+def start(
+    task: LinearRegression, theta: np.ndarray | None = None, *, kernel: str = "softmax"
+) -> SoftmaxAttention | LinearAttention:
+    """Return the block start of the claims."""
+    return block_start(task, ALPHA, theta, kernel=kernel)

@@ -1,0 +1,138 @@
+"""Claim 7: the bound on the limit, the bound on the largest token, and the convex hull."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from scipy.integrate import quad
+from scipy.spatial import ConvexHull
+from scipy.stats import chi2
+
+from promptlimit.attention import LinearAttention, SoftmaxAttention
+from promptlimit.measures import (
+    AbstractMeasure,
+    Empirical,
+    Gaussian,
+    Mixture,
+    Rademacher,
+    UniformCube,
+    UniformSphere,
+)
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt._ensembles import random_parameters
+from promptlimit.results import Check
+
+_DIM = 3
+
+
+def _sub_gaussian_laws() -> list[tuple[AbstractMeasure, float]]:
+    """Return centred laws with their variance proxies."""
+    cov = np.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    largest = float(np.linalg.eigvalsh(cov).max())
+    zero = np.zeros(_DIM)
+    return [
+        (Gaussian(zero, cov), largest),
+        (Rademacher([1.0, 0.5, 2.0]), 4.0),
+        (UniformCube([1.0, 0.5, 2.0]), 4.0 / 3.0),
+        (UniformSphere(_DIM, 1.5), 1.5**2 / _DIM),
+        (Mixture([0.5, 0.5], [Gaussian(zero, cov), Gaussian(zero, np.eye(_DIM))]), largest),
+    ]
+
+
+def _limit_over_bound(rng: np.random.Generator, law: AbstractMeasure, proxy: float) -> float:
+    r"""Return the largest $|T[\mu](z)|/(2\sigma^2\|V\|\|U\||z|)$ met (Lemma D.1)."""
+    worst = 0.0
+    for size in (0.1, 1.0, 10.0):
+        for _ in range(10):
+            u, v = random_parameters(rng, _DIM)
+            z = size * rng.normal(size=_DIM)
+            norms = np.linalg.norm(v, 2) * np.linalg.norm(u, 2) * np.linalg.norm(z)
+            output = np.linalg.norm(np.asarray(SoftmaxAttention(u, v)(law, z)))
+            worst = max(worst, float(output / (2 * proxy * norms)))
+    return worst
+
+
+def _largest_token(dim: int, length: int) -> float:
+    r"""Return $E\max_{i\le L}|z_i|^2$ for standard normal tokens, by quadrature."""
+    top = chi2.isf(1e-18 / length, dim)
+
+    def tail(x: float) -> float:
+        return float(-np.expm1(length * np.log1p(-chi2.sf(x, dim)))) if x > 0 else 1.0
+
+    centre = chi2.isf(min(0.5, 1.0 / length), dim)
+    return quad(tail, 0, centre, limit=200)[0] + quad(tail, centre, top, limit=200)[0]
+
+
+def _token_ratios(scale: float, log_two: float) -> list[float]:
+    return [
+        _largest_token(dim, length) / (scale * np.log(length) + log_two * dim * np.log(2.0))
+        for dim in (1, 3, 10)
+        for length in (2, 10, 1000, 10**6, 10**9)
+    ]
+
+
+def _distance_outside(kernel: type, rng: np.random.Generator, key: jax.Array) -> float:
+    """Return how far outputs leave the convex hull of the values, at most; inside is negative."""
+    worst = -np.inf
+    law = Gaussian(np.zeros(_DIM), np.eye(_DIM))
+    for each in jax.random.split(key, 20):
+        u, v = random_parameters(rng, _DIM)
+        tokens = law.sample(12, key=each)
+        hull = ConvexHull(np.asarray(tokens) @ v.T)
+        output = np.asarray(kernel(2 * u, v)(Empirical(tokens), 2 * rng.normal(size=_DIM)))
+        worst = max(worst, float((hull.equations @ np.append(output, 1.0)).max()))
+    return worst
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the bounds' tightest cases, and controls that break them."""
+    seed = setting.seed
+    rng, key = np.random.default_rng(seed), jax.random.key(seed)
+    ratio = max(_limit_over_bound(rng, law, proxy) for law, proxy in _sub_gaussian_laws())
+    shifted = Gaussian(np.ones(_DIM), np.eye(_DIM))
+    return [
+        Check("|T[μ](z)| over 2σ²‖V‖‖U‖|z|, five laws, largest ratio", ratio, "<=", 1.0),
+        Check(
+            "E max |z|² over 4σ²(ln L + (d/2) ln 2), L from 2 to 1e9, largest ratio",
+            max(_token_ratios(4.0, 2.0)),
+            "<=",
+            1.0,
+        ),
+        Check(
+            "distance of softmax outputs outside the hull of the values, largest",
+            _distance_outside(SoftmaxAttention, rng, key),
+            "<=",
+            1e-10,
+        ),
+        Check(
+            "the first ratio for tokens that are not centred",
+            _limit_over_bound(rng, shifted, 1.0),
+            ">=",
+            1.0,
+            role="control",
+        ),
+        Check(
+            "the second ratio with 2σ² ln L alone below",
+            max(_token_ratios(2.0, 0.0)),
+            ">=",
+            1.0,
+            role="control",
+        ),
+        Check(
+            "distance of linear outputs outside the hull of the values, largest",
+            _distance_outside(LinearAttention, rng, key),
+            ">=",
+            1e-3,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=7,
+    name="elementary-bounds",
+    statement="For centred σ-sub-Gaussian tokens |T[μ](z)| ≤ 2σ²‖V‖‖U‖|z| and E max |z_i|² ≤ "
+    "4σ²(ln L + (d/2) ln 2); softmax outputs lie in the convex hull of the values.",
+    reference="Lemmas D.1 and D.2, Section 2",
+    decide=decide,
+)

@@ -1,0 +1,135 @@
+"""Claim 11: block structure, balance, and where the flows of regression end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit.dynamics import (
+    block_defect,
+    block_limit,
+    gradient_flow,
+    imbalance,
+    trajectory_gap,
+)
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt._protocol import tables_at_hand
+from promptlimit.reproduction.large_prompt._regressions import (
+    ALPHA,
+    DIM,
+    LENGTHS,
+    POINTS,
+    TIGHT,
+    TIMES,
+    regression,
+    start,
+)
+from promptlimit.results import Check, Trajectory
+from promptlimit.tasks import linear_optimum
+
+_DIGITS = 1e-8
+_NOISE = 0.3
+
+
+def _distance(flow: Trajectory, key_query: object, value: object) -> float:
+    """Return how far the end of a flow is from given parameters, in the largest entry."""
+    ends = (flow.key_query[-1] - np.asarray(key_query), flow.value_matrix[-1] - np.asarray(value))
+    return float(max(np.abs(end).max() for end in ends))
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the distances of flows from what the theory says they keep and where they end."""
+    seed = setting.seed
+    rng = np.random.default_rng(seed)
+    theta = rng.normal(size=(DIM, DIM))
+    tables_at_hand()
+    task, noisy = regression(), regression(noise=_NOISE)
+    factor = rng.normal(size=(DIM, DIM - 1)) / DIM**0.5
+    flat = regression(factor @ factor.T)
+    limit, noisy_limit, flat_limit = (
+        gradient_flow(start(each, theta), each, np.inf, TIMES, tolerance=TIGHT)
+        for each in (task, noisy, flat)
+    )
+    at_once, flat_end = block_limit(task, ALPHA, theta), block_limit(flat, ALPHA, theta)
+    inverse_only = block_limit(flat, 0.0, theta)
+    length = LENGTHS[0]
+    linear = gradient_flow(start(noisy, kernel="linear"), noisy, length, TIMES, tolerance=TIGHT)
+    best = linear_optimum(noisy, length).attention
+    without = linear_optimum(task, length).attention
+    finite = gradient_flow(start(task), task, length, TIMES, points=POINTS)
+    shift = noisy_limit.value - limit.value - _NOISE / 2
+    drift = float(np.ptp(imbalance(limit)))
+    return [
+        Check(
+            "outside the blocks, infinite flow: largest entry",
+            block_defect(limit).max(),
+            "<=",
+            _DIGITS,
+        ),
+        Check(
+            "outside the blocks, L = 10: largest entry", block_defect(finite).max(), "<=", _DIGITS
+        ),
+        Check("‖A‖² - b² along the infinite flow: range", drift, "<=", _DIGITS),
+        Check(
+            "end of the infinite flow from Remark 5.3: largest entry",
+            _distance(limit, at_once.key_query, at_once.value),
+            "<=",
+            _DIGITS,
+        ),
+        Check(
+            "end for a singular Σ from Appendix F.3: largest entry",
+            _distance(flat_limit, flat_end.key_query, flat_end.value),
+            "<=",
+            _DIGITS,
+        ),
+        Check(
+            "end of linear attention at L = 10 from Zhang et al., with noise: largest entry",
+            _distance(linear, best.key_query, best.value),
+            "<=",
+            _DIGITS,
+        ),
+        Check(
+            "noise: distance of the infinite flows with and without it, squared",
+            float(trajectory_gap(limit, noisy_limit).merged.max()),
+            "<=",
+            _DIGITS**2,
+        ),
+        Check(
+            "noise: risk less its half variance, largest change",
+            float(np.abs(shift).max()),
+            "<=",
+            _DIGITS,
+        ),
+        Check(
+            "‖A‖² - b² along the flow at L = 10, not conserved: range",
+            float(np.ptp(imbalance(finite))),
+            ">=",
+            1e-3,
+            role="control",
+        ),
+        Check(
+            "end for a singular Σ from Σ⁺ alone, its start forgotten: largest entry",
+            _distance(flat_limit, inverse_only.key_query, inverse_only.value),
+            ">=",
+            1e-3,
+            role="control",
+        ),
+        Check(
+            "end of linear attention at L = 10 from the formula without noise: largest entry",
+            _distance(linear, without.key_query, without.value),
+            ">=",
+            1e-3,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=11,
+    name="flow-limits",
+    statement="From a block start the flow stays in blocks and the infinite one conserves "
+    "‖A‖² - b², so it ends at tr(Σ⁻²)^(-1/4) diag(Σ⁻¹, 0) and tr(Σ⁻²)^(1/4) diag(0, 1), or at the "
+    "form of F.3 when Σ is singular; linear attention over L tokens ends at its optimum; noise "
+    "only shifts the floor of the infinite risk.",
+    reference="Assumption 5.1, Remark 5.3, Appendix F",
+    decide=decide,
+)

@@ -1,0 +1,99 @@
+"""Claim 10: the flow over long prompts follows the infinite flow, and ends almost as low."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from promptlimit.dynamics import ball_gap, gradient_flow, limit_band, trajectory_gap
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt._protocol import tables_at_hand
+from promptlimit.reproduction.large_prompt._regressions import (
+    LENGTHS,
+    POINTS,
+    TIMES,
+    claim_lengths,
+    regression,
+    start,
+)
+from promptlimit.results import Check
+
+_EXCESS = 0.05
+_SHORT = 3  # how many of the times the band is measured at, before exp(βt) takes over
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return distances of flows, the band of Lemma E.1, rises of the risk and risks at the end."""
+    seed = setting.seed
+    task, lengths = regression(), claim_lengths(setting)
+    first = start(task)
+    tables_at_hand()
+    limit = gradient_flow(first, task, np.inf, TIMES)
+    flows = [gradient_flow(first, task, length, TIMES, points=POINTS) for length in lengths]
+    gaps = np.array([trajectory_gap(flow, limit).merged for flow in flows])
+    farthest = gaps[:, :-1].max(axis=1)
+    norms = np.sqrt((limit.key_query**2 + limit.value_matrix**2).sum(axis=(1, 2)))
+    radius = 2 * float(norms[:_SHORT].max())
+    bands = [
+        limit_band(
+            flow, limit, ball_gap(task, length, radius, key=jax.random.key(seed), points=POINTS)
+        )
+        for flow, length in zip(flows, lengths, strict=True)
+    ]
+    outside = [float((band.distance[1:_SHORT] / band.bound[1:_SHORT]).max()) for band in bands]
+    excess = np.array([flow.value[-1] for flow in flows]) - limit.value[-1]
+    rises = [float(np.diff(flow.value).max()) for flow in flows]
+    return [
+        Check(
+            "squared distance up to t = 16, from each length to the next: largest ratio",
+            float((farthest[1:] / farthest[:-1]).max()),
+            "<=",
+            0.75,
+        ),
+        Check("distance over g(L) t exp(βt), Lemma E.1: largest", max(outside), "<=", 1.0),
+        Check("R_L along its own flow: largest rise between times", max(rises), "<=", 1e-9),
+        Check(
+            f"lim R_L - lim R at L = {LENGTHS[-1]:,}, against ε = {_EXCESS}",
+            float(excess[-1]),
+            "<=",
+            _EXCESS,
+        ),
+        Check(
+            "the excess falls from each length to the next: largest ratio",
+            float((excess[1:] / excess[:-1]).max()),
+            "<=",
+            0.5,
+        ),
+        Check(
+            "the band with a thousandth of g(L): largest",
+            1e3 * max(outside),
+            ">=",
+            1.0,
+            role="control",
+        ),
+        Check(
+            "squared distance at t = ∞ for L = 10,000, where no convergence is claimed",
+            float(gaps[-1, -1]),
+            ">=",
+            0.1,
+            role="control",
+        ),
+        Check(
+            "lim R_L - lim R at L = 10, too short for that ε",
+            float(excess[0]),
+            ">=",
+            _EXCESS,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=10,
+    name="flows-converge",
+    statement="On every [0, T] the flow over L tokens converges to the infinite flow, within "
+    "g(L) t exp(βt); its risk never rises, and its limit is at most ε above that of the infinite "
+    "flow once L ≥ L(ε).",
+    reference="Theorem 4.3 and Lemma E.1",
+    decide=decide,
+)

@@ -1,0 +1,119 @@
+"""Claim 8: the parameter gradients of attention, and how they pass to keys and queries."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from promptlimit.attention import Factored
+from promptlimit.measures import Empirical, Gaussian
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt._ensembles import relative_error
+from promptlimit.results import Check
+
+_DIM, _HEAD_DIM, _OUTPUTS = 3, 4, 2
+_EXACT, _DIFFERENCED = 1e-10, 1e-7
+
+
+def _textbook(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
+    scores = tokens @ (k.T @ (q @ z))
+    weights = np.exp(scores - scores.max())
+    weights /= weights.sum()
+    return weights, v @ (weights @ tokens)
+
+
+def _closed_forms(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
+    """Appendix C.7 on finitely many tokens, by plain weighted sums."""
+    weights, _ = _textbook(tokens, k, q, v, z)
+    mean = weights @ tokens
+    cov = (tokens - mean).T @ ((tokens - mean) * weights[:, None])
+    by_u = np.stack([np.outer(cov @ row, z) for row in v])
+    return {
+        "key_query": by_u,
+        "value": np.einsum("ij,k->ijk", np.eye(_OUTPUTS), mean),
+        "key_weight": np.stack([q @ one.T for one in by_u]),
+        "query_weight": np.stack([k @ one for one in by_u]),
+    }
+
+
+def _differences(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
+    """Central differences of the textbook formula in each entry of K."""
+    step, result = 1e-5, np.empty((_OUTPUTS, *k.shape))
+    for index in np.ndindex(*k.shape):
+        up, down = k.copy(), k.copy()
+        up[index] += step
+        down[index] -= step
+        rise = _textbook(tokens, up, q, v, z)[1] - _textbook(tokens, down, q, v, z)[1]
+        result[(slice(None), *index)] = rise / (2 * step)
+    return result
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the errors of the closed forms against automatic and finite differentiation."""
+    seed = setting.seed
+    rng = np.random.default_rng(seed)
+    k, q = rng.normal(size=(2, _HEAD_DIM, _DIM)) / 2
+    v, z = rng.normal(size=(_OUTPUTS, _DIM)), rng.normal(size=_DIM)
+    law = Gaussian(rng.normal(size=_DIM), np.diag([1.0, 0.5, 2.0]))
+    prompt = Empirical(law.sample(40, key=jax.random.key(seed)))
+    closed = _closed_forms(np.asarray(prompt.tokens), k, q, v, z)
+    factored = Factored("softmax", k, q, v)
+    merged = factored.merged()
+    checks = [
+        Check(
+            f"gradient in `{name}`: automatic differentiation against the closed form",
+            relative_error(np.asarray(owner.jacobian(prompt, z, wrt=name)), closed[name]),
+            "<=",
+            _EXACT,
+        )
+        for owner, name in (
+            (merged, "key_query"),
+            (merged, "value"),
+            (factored, "key_weight"),
+            (factored, "query_weight"),
+        )
+    ]
+    differences = _differences(np.asarray(prompt.tokens), k, q, v, z)
+    cov, mean = np.asarray(law.covariance), np.asarray(law.location)
+    gaussian = np.stack([np.outer(cov @ row, z) for row in v])
+    by_u = np.asarray(merged.jacobian(law, z, wrt="key_query"))
+    by_v = np.asarray(merged.jacobian(law, z, wrt="value"))[0, 0]
+    untransposed = np.stack([q @ one for one in closed["key_query"]])
+    return [
+        *checks,
+        Check(
+            "gradient in `key_weight`: finite differences against the closed form",
+            relative_error(differences, closed["key_weight"]),
+            "<=",
+            _DIFFERENCED,
+        ),
+        Check(
+            "Gaussian prompt: gradient in U against Γ v z'",
+            relative_error(by_u, gaussian),
+            "<=",
+            _EXACT,
+        ),
+        Check(
+            "Gaussian prompt: gradient in v against m + ΓUz",
+            relative_error(by_v, mean + cov @ np.asarray(merged.key_query) @ z),
+            "<=",
+            _EXACT,
+        ),
+        Check(
+            "the transfer to K without its transpose, against finite differences",
+            relative_error(untransposed, differences),
+            ">=",
+            1e-2,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=8,
+    name="gradient-formulas",
+    statement="With tilted mean m and covariance C at t = Uz, the gradients are ∇_v T = m and "
+    "∇_U T_i = C v_i z'; for U = K'Q they pass to ∇_K T_i = Q(∇_U T_i)' and ∇_Q T_i = K ∇_U T_i.",
+    reference="Appendix C.7",
+    decide=decide,
+)

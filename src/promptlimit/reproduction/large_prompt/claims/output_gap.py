@@ -1,0 +1,160 @@
+"""Claim 4: the output's gap falls polynomially, more slowly for sharper heads."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.concentration import gap_exponent, gradient_gap, output_gap
+from promptlimit.finite import prompt_moments, weight_statistics
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt._ensembles import (
+    random_gaussian,
+    random_parameters,
+    standard_problem,
+)
+from promptlimit.results import Check
+
+_SHARPNESSES = np.array([0.5, 1.0, 2.0, 3.0, 4.0])
+_LENGTHS = np.logspace(0, 12, 49).round()
+_DIM = 4
+_TAUS = (0.3, 0.5, 1.0, 1.5, 2.0)
+RATE_TOLERANCE = 0.015
+_FAR = np.array([1e28, 1e30])
+_GRID = np.array([2.0, 10.0, 1e3, 1e6, 1e12])
+
+
+class Prompts(NamedTuple):
+    """How many prompts are simulated, and of how many tokens each."""
+
+    samples: int
+    lengths: tuple[int, ...]
+
+
+PROMPTS, FEW_PROMPTS = Prompts(4000, (2, 20, 200)), Prompts(500, (20,))
+
+
+def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
+    return np.diff(np.log(values)) / np.diff(np.log(lengths))
+
+
+def _simulation_distance(seed: int, prompts: Prompts) -> float:
+    """Return how far the exact gap is from simulated prompts, in standard errors."""
+    rng = np.random.default_rng(seed)
+    u, v = random_parameters(rng, _DIM)
+    law, query = random_gaussian(rng, _DIM), 2 * rng.normal(size=_DIM)
+    attention, key = SoftmaxAttention(u, v), jax.random.key(seed)
+    given = (attention, law, query, prompts.lengths)
+    exact = prompt_moments(*given, kind="exact")
+    drawn = prompt_moments(*given, kind="estimate", key=key, samples=prompts.samples)
+    return float((np.abs(exact.mse - drawn.mse) / drawn.error).max())
+
+
+def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
+    """Return how far slopes over Gaussian queries at L near 1e30 are from the predicted rates."""
+    distances = []
+    for tau in taus:
+        problem = standard_problem(1, tau)
+        slope = float(local_slopes(output_gap(*problem, _FAR).value, _FAR)[0])
+        distances.append(abs(slope + gap_exponent(*problem).value))
+    return distances
+
+
+def gap_over_bound(wrt: str | None) -> float:
+    """Return the largest ratio of exact gap to explicit bound on a grid, Gaussian queries."""
+    worst = 0.0
+    for dim, tau in ((1, 2.0), (3, 0.2)):
+        gap = output_gap if wrt is None else functools.partial(gradient_gap, wrt=wrt)
+        problem = standard_problem(dim, tau)
+        exact, bound = (gap(*problem, _GRID, kind=kind) for kind in ("exact", "bound"))
+        worst = max(worst, float((exact.value / bound.value).max()))
+    return worst
+
+
+def simulated(seed: int, prompts: Prompts = PROMPTS) -> list[Check]:
+    """Return the exact gap held against simulated prompts."""
+    return [
+        Check(
+            f"exact gap against {prompts.samples:,} simulated prompts, d = 4, largest distance in "
+            "standard errors",
+            _simulation_distance(seed, prompts),
+            "<=",
+            4.0,
+            error=1.0,
+        )
+    ]
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return slopes of the exact gap, and the exact gap against simulated prompts."""
+    seed = setting.seed
+    at_one = output_gap(*standard_problem(1, 1.0), [1]).value[0]
+    gaps = weight_statistics(_SHARPNESSES[:, None], _LENGTHS).score_error
+    slopes = local_slopes(gaps, _LENGTHS)
+    middle = int(np.searchsorted(_LENGTHS, 1e3))
+    worsening = np.diff(slopes[:, middle])
+    frozen = weight_statistics(8.0, np.array([1e3, 1e4])).score_error
+    return [
+        Check(
+            "slope of the squared gap, sharpness 0.5 to 4, L from 1 to 1e12: largest",
+            float(slopes.max()),
+            "<=",
+            0.0,
+        ),
+        Check(
+            "sharpness up to 2, L = 1e12: largest distance of the slope from -1",
+            float(np.abs(slopes[:3, -1] + 1).max()),
+            "<=",
+            1e-3,
+        ),
+        Check(
+            "slope at L = 1e3: smallest increase from one sharpness to the next",
+            float(worsening.min()),
+            ">=",
+            1e-3,
+        ),
+        *simulated(seed, FEW_PROMPTS if setting.quick else PROMPTS),
+        Check(
+            "queries N(0, 1), τ from 0.3 to 2: slope at L = 1e29 against the rate κ(τ), largest "
+            "distance",
+            max(distances_from_the_rate(_TAUS[::4] if setting.quick else _TAUS)),
+            "<=",
+            RATE_TOLERANCE,
+        ),
+        Check(
+            "exact gap over the explicit bound, d = 1, τ = 2 and d = 3, τ = 0.2, L from 2 to 1e12: "
+            "largest",
+            gap_over_bound(None),
+            "<=",
+            1.0,
+        ),
+        Check(
+            "one token, where the printed bound c₁σ⁶ ln L / L^(c₂/σ²) is 0: the gap",
+            float(at_one),
+            ">=",
+            0.1,
+            role="control",
+        ),
+        Check(
+            "sharpness 8, beyond the freezing length: slope from L = 1e3 to 1e4",
+            float(local_slopes(frozen, np.array([1e3, 1e4]))[0]),
+            ">=",
+            -0.5,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=4,
+    name="output-gap",
+    statement="The mean square distance between the outputs of a finite and of the infinite prompt "
+    "falls polynomially in the length, L^-κ with κ = 1 to τ² = 1/2 and smaller beyond, more slowly "
+    "the sharper the head.",
+    reference="Proposition 3.1",
+    decide=decide,
+)

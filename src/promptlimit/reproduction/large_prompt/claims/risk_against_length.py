@@ -1,0 +1,135 @@
+"""Claim 14: after training, linear attention is ahead at every length, and both reach the floor."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt.study import TIMES, Ends, curves, descent, ends
+from promptlimit.results import Check
+
+_NEAR = (0.03, 0.01)
+_HEADS = ("softmax", "linear")
+
+
+def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
+    """Return how the curves of final errors lie to one another under one law.
+
+    Args:
+        found: the curves.
+        name: the law, in words.
+        narrowing_from: the length from which the difference between the heads must fall.
+    """
+    softmax, linear = found.errors
+    gap = softmax - linear
+    late = gap[found.lengths >= narrowing_from]
+    falling, since = (late, narrowing_from) if late.size > 1 else (gap, 10)
+    return [
+        Check(
+            f"{name}: softmax minus linear, smallest over lengths",
+            float(gap.min()),
+            ">=",
+            1e-3,
+            error=float(found.accuracy[0][gap.argmin()]),
+        ),
+        Check(
+            f"{name}: that difference from each length to the next, L from {since}: largest ratio",
+            float((falling[1:] / falling[:-1]).max()),
+            "<=",
+            0.99,
+        ),
+        Check(
+            f"{name}: linear minus ridge, smallest over lengths",
+            float((linear - found.ridge).min()),
+            ">=",
+            1e-3,
+        ),
+        Check(
+            f"{name}: linear against its closed-form optimum, largest relative distance",
+            float(np.abs(linear / found.optimum - 1).max()),
+            "<=",
+            0.01,
+        ),
+    ]
+
+
+def floor_checks(
+    found: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
+) -> list[Check]:
+    """Return how far above the noise both heads end at the longest prompts, and how they fall.
+
+    Args:
+        found: the curves.
+        name: the law, in words.
+        near: how close to the noise softmax and linear attention must come.
+        slope: how fast their excess must fall at least, in a log-log plot.
+    """
+    checks = []
+    for head, errors, most in zip(_HEADS, found.errors, near, strict=True):
+        excess = errors - found.floor
+        steps = np.log(found.lengths[-1] / found.lengths[0])
+        checks += [
+            Check(f"{name}: {head} at L = 1000 above the noise floor", excess[-1], "<=", most),
+            Check(
+                f"{name}: {head}, slope of the excess from L = 10 to 1000",
+                float(np.log(excess[-1] / excess[0]) / steps),
+                "<=",
+                slope,
+            ),
+        ]
+    return checks
+
+
+def training_distance(setting: Setting, law: str) -> float:
+    """Return the largest relative distance of the last errors of training runs from the flows'."""
+    trained, along = descent(setting, law), curves(setting, law)
+    worst = 0.0
+    for place, length in enumerate(along.lengths):
+        if int(length) in trained.lengths:
+            row = 2 * trained.value[trained.lengths.index(int(length)), :, 0, -1]
+            flows = along.errors[:, place, along.shown]
+            at = [np.interp(trained.times[-1], TIMES, each) for each in flows]
+            worst = max(worst, float(np.abs(row / at - 1).max()))
+    return worst
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the order of the final errors, and training runs held against flows."""
+    found = ends(setting, "identity")
+    before = curves(setting, "identity").errors[:, -1, :, 0]
+    return [
+        *order_checks(found, "Σ = I"),
+        *floor_checks(found, "Σ = I"),
+        Check(
+            "training runs against gradient flows, largest relative distance at the end",
+            training_distance(setting, "identity"),
+            "<=",
+            0.03,
+        ),
+        Check(
+            "before training, L = 1000: smallest excess over the noise floor",
+            float(before.min() - found.floor),
+            ">=",
+            0.3,
+            role="control",
+        ),
+        Check(
+            "softmax at L = 10, too short: excess over the noise floor",
+            float(found.errors[0][0] - found.floor),
+            ">=",
+            0.3,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=14,
+    name="risk-against-length",
+    statement="After training, linear attention has the smaller risk at every length, the "
+    "difference narrows as prompts grow, both tend to the noise floor, and ridge regression is "
+    "below both.",
+    reference="Figure 2",
+    decide=decide,
+    after_study=True,
+)

@@ -1,0 +1,64 @@
+"""Claim 9: the risk and its gradient converge to their limits uniformly on balls."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from promptlimit.dynamics import ball_gap
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.large_prompt._protocol import tables_at_hand
+from promptlimit.reproduction.large_prompt._regressions import POINTS, claim_lengths, regression
+from promptlimit.results import Check
+
+_RADIUS = 0.5
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the largest gaps met on a ball, as the prompt grows and as the ball does."""
+    seed = setting.seed
+    task, key = regression(), jax.random.key(seed)
+    lengths = claim_lengths(setting)
+    tables_at_hand()
+    gaps = [ball_gap(task, length, _RADIUS, key=key, points=POINTS) for length in lengths]
+    wide = ball_gap(task, lengths[0], 2 * _RADIUS, key=key, points=POINTS)
+    risks, slopes = (
+        np.array([getattr(gap, name) for gap in gaps]) for name in ("risk", "gradient")
+    )
+    return [
+        Check(
+            "largest |R_L - R| on a ball, at L = 10,000 over that at 10",
+            risks[-1] / risks[0],
+            "<=",
+            0.02,
+        ),
+        Check(
+            "largest |∇R_L - ∇R| on a ball, at L = 10,000 over that at 10",
+            slopes[-1] / slopes[0],
+            "<=",
+            0.02,
+        ),
+        Check(
+            "both fall from each length to the next: largest ratio",
+            float(max((risks[1:] / risks[:-1]).max(), (slopes[1:] / slopes[:-1]).max())),
+            "<=",
+            0.5,
+        ),
+        Check(
+            "gradient gap at L = 10 on a ball twice as wide, over that on the ball",
+            wide.gradient / gaps[0].gradient,
+            ">=",
+            4.0,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=9,
+    name="uniform-convergence",
+    statement="On every ball of parameters the risk of L tokens and its gradient converge "
+    "uniformly to those of the infinite prompt; not on the whole space.",
+    reference="Section 4 and Appendix E",
+    decide=decide,
+)

@@ -1,0 +1,62 @@
+"""Figures 4 and 8: risks along training."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit.reproduction import Figure, Setting
+from promptlimit.reproduction.large_prompt.study import (
+    ANISOTROPIC,
+    ISOTROPIC,
+    STEPS_AT,
+    Arrays,
+    along_training,
+    by_law,
+    curves,
+    descent,
+)
+
+
+def compute(setting: Setting, *, laws: Sequence[str]) -> Arrays:
+    """Return mean squared errors against steps of the paper's protocol."""
+    arrays: Arrays = {"steps": STEPS_AT}
+    for law in laws:
+        flows, training = curves(setting, law), descent(setting, law)
+        errors = {
+            "errors": flows.errors,
+            "best": flows.best,
+            "floor": np.array(flows.floor),
+            "trained_errors": 2 * np.moveaxis(training.value[:, :, 0], 0, 1),
+        }
+        arrays |= by_law(law, {**along_training(setting, law), **errors})
+    return arrays
+
+
+FIGURES = (
+    Figure(
+        name="figure_4",
+        title="Risk along training, isotropic covariates",
+        caption="Mean squared error along training, isotropic covariates, with softmax (left) "
+        "and linear attention (right). Thick lines: one start, followed by exact gradient flow; "
+        "thin lines: the other starts; dots: real training runs. Short bars at the right mark "
+        "the least error at each length; the dashed line is the noise floor.",
+        compute=functools.partial(compute, laws=ISOTROPIC),
+        section="paper",
+        reference="Figure 4",
+        after_study=True,
+    ),
+    Figure(
+        name="figure_8",
+        title="Risk along training, anisotropic covariates",
+        caption="Mean squared error along training, anisotropic covariates (entries 2^-|i-j|), "
+        "with softmax (left) and linear attention (right). Thick lines: one start, followed by "
+        "exact gradient flow; thin lines: the other starts; dots: real training runs. Short bars "
+        "at the right mark the least error at each length; the dashed line is the noise floor. "
+        "Upper row: the law as stated; lower row: as a public copy of the code draws it.",
+        compute=functools.partial(compute, laws=ANISOTROPIC),
+        section="paper",
+        reference="Figure 8",
+        after_study=True,
+    ),
+)

@@ -1,0 +1,306 @@
+"""The training study behind Figures 2-4 and 6-8: flows from random starts, and descent beside them.
+
+Half the mean squared error descended by gradient flow to time 600 is what 300,000 steps at rate
+1e-3 approximate. Flows are exact over prompts; every trajectory is kept in the setting's folder, so
+that figures and claims share it.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.attention import Factored
+from promptlimit.dynamics import gradient_flow, sgd, trajectory_gap, uniform_factors
+from promptlimit.reproduction import Part, Setting
+from promptlimit.reproduction._devices import on_accelerator, on_cpu
+from promptlimit.reproduction.large_prompt._protocol import LENGTHS, protocol_task, tables_at_hand
+from promptlimit.reproduction.large_prompt._start_gap import gradient_noise
+from promptlimit.results import Training, Trajectory
+from promptlimit.tasks import LinearRegression, bayes_risk, linear_optimum
+
+Arrays = dict[str, np.ndarray]
+
+ISOTROPIC, ANISOTROPIC = ("identity",), ("kms", "kms-as-coded")
+LAWS = (*ISOTROPIC, *ANISOTROPIC)
+KERNELS = ("softmax", "linear")
+DIM, RATE, BATCH, STEPS = 5, 1e-3, 128, 300_000
+TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 47)])
+STEPS_AT = TIMES / (2 * RATE)
+"""The steps of the paper's protocol at these times."""
+NOISE_LENGTHS = (10, 100)
+"""The lengths at which the effect of gradient noise is estimated."""
+
+CONVERGED = 1.1
+"""A start converged when its excess over the noise is within a tenth of the best one's."""
+
+FASTER = 10
+"""How much larger the rate of the short training runs is, and how many times fewer their steps."""
+
+
+def curve_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths whose trajectories are shown, from every start."""
+    return (10, 1000) if setting.quick else (10, 40, 100, 1000)
+
+
+def end_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths whose final risks are shown."""
+    return curve_lengths(setting) if setting.quick else LENGTHS
+
+
+def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
+    """Return which random starts are followed; quick, one alone under the law as coded."""
+    if setting.quick:
+        return (2,) if law == "kms-as-coded" else (0, 2)
+    return (0, 1, 2, 3)
+
+
+def random_start(setting: Setting, index: int, kernel: str) -> Factored:
+    """Return the factors of a start; both kernels get the same."""
+    key = jax.random.fold_in(jax.random.key(setting.seed), index)
+    return uniform_factors(DIM, key=key, kernel=kernel)
+
+
+def block_factors(kernel: str = "softmax") -> Factored:
+    r"""Return a start in the blocks of Assumption 5.1, in factors: $A=I/2$, $b=1/2$."""
+    scale = 1.0 / math.sqrt(DIM + 1)  # to the last bit that of random starts: one program for both
+    inside = jnp.diag(jnp.array([1.0] * DIM + [0.0])) * (0.5 / scale) ** 0.5
+    last = jnp.zeros((DIM + 1, DIM + 1)).at[DIM, DIM].set(0.5**0.5)
+    return Factored(kernel, inside, inside, last, last[DIM:], scale=scale)
+
+
+@functools.cache
+def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
+    """Return one trajectory to time 600; without a start, from the blocks of the theory."""
+    where = "blocks" if start is None else f"start {start}"
+    setting.tell(f"flow: {law}, {kernel}, L = {length}, {where}")
+    first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
+    tables_at_hand()
+    with jax.enable_x64(True), on_cpu():
+        return followed(setting, protocol_task(law), first, length)
+
+
+def followed(setting: Setting, task: LinearRegression, first: Factored, length: int) -> Trajectory:
+    """Return the flow on as few points as carry it: a flow may follow too few out of bounds."""
+    usual = 1024 if setting.quick else 4096
+    for points in (usual, 4 * usual):
+        try:
+            return gradient_flow(first, task, length, TIMES, points=points, folder=setting.folder)
+        except ArithmeticError:
+            setting.tell(f"flow at L = {length}: more points")
+    return gradient_flow(first, task, length, TIMES, points=16 * usual, folder=setting.folder)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Flows from every start under one law, softmax first, then linear.
+
+    Attributes:
+        lengths: the lengths, [n].
+        errors: mean squared errors, [kernel, length, start, time].
+        distances: squared distances between the factors of the two kernels, [length, start, time].
+        best: the least mean squared error there is, [kernel, length]: linear attention's in closed
+            form, softmax's at the end of a flow in the blocks of the theory.
+        floor: the variance of the labels, which no predictor goes below.
+    """
+
+    lengths: np.ndarray
+    errors: np.ndarray
+    distances: np.ndarray
+    best: np.ndarray
+    floor: float
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Which starts end within a tenth of the least excess, [kernel, length, start]."""
+        excess = self.errors[..., -1] - self.floor
+        return excess <= CONVERGED * (self.best[..., None] - self.floor)
+
+    @property
+    def shown(self) -> int:
+        """The place of the first start that converges at every length; else of the first."""
+        return int(self.converged.all(axis=(0, 1)).argmax())
+
+
+@functools.cache
+def curves(setting: Setting, law: str) -> Curves:
+    """Return the flows of a law from all starts."""
+    task, lengths = protocol_task(law), curve_lengths(setting)
+    runs = [
+        [[flow(setting, law, k, n, i) for i in start_numbers(setting, law)] for n in lengths]
+        for k in KERNELS
+    ]
+    distances = [
+        [_distance(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(*runs, strict=True)
+    ]
+    best = [
+        [2 * flow(setting, law, "softmax", n, None).value[-1] for n in lengths],
+        [best.risk.mse for best in linear_optimum(task, lengths)],
+    ]
+    errors = np.array([[[2 * run.value for run in row] for row in rows] for rows in runs])
+    return Curves(
+        np.array(lengths), errors, np.array(distances), np.array(best), task.noise_variance
+    )
+
+
+def _distance(a: Trajectory, b: Trajectory) -> np.ndarray:
+    gap = trajectory_gap(a, b).parameters
+    if gap is None:
+        raise AssertionError("both kernels move the same factors")
+    return gap
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Mean squared errors at time 600 against the length, under one law.
+
+    Attributes:
+        lengths: the lengths, [n].
+        errors: of the shown start, [kernel, length].
+        accuracy: of these, [kernel, length].
+        optimum: the least of linear attention, [length].
+        ridge: the Bayes predictor's, [length].
+        floor: the variance of the labels.
+    """
+
+    lengths: np.ndarray
+    errors: np.ndarray
+    accuracy: np.ndarray
+    optimum: np.ndarray
+    ridge: np.ndarray
+    floor: float
+
+
+@functools.cache
+def ends(setting: Setting, law: str) -> Ends:
+    """Return the final risks of a law from the start that is shown."""
+    task, lengths = protocol_task(law), end_lengths(setting)
+    start = shown_start(setting, law)
+    runs = [[flow(setting, law, kernel, n, start) for n in lengths] for kernel in KERNELS]
+    return Ends(
+        lengths=np.array(lengths),
+        errors=np.array([[2 * run.value[-1] for run in row] for row in runs]),
+        accuracy=np.array([[2 * run.error[-1] for run in row] for row in runs]),
+        optimum=np.array([best.risk.mse for best in linear_optimum(task, lengths)]),
+        ridge=np.asarray(bayes_risk(task, lengths).mse),
+        floor=task.noise_variance,
+    )
+
+
+def shown_start(setting: Setting, law: str) -> int:
+    """Return the number of the start that stands for a law in figures of final errors."""
+    return start_numbers(setting, law)[curves(setting, law).shown]
+
+
+def parts(setting: Setting) -> list[Part]:
+    """Return the study in parts: for each law the flows at one length, and descent.
+
+    Descent begins where the curves have chosen its start, beside the flows at other lengths.
+    """
+    shown = curve_lengths(setting)
+    others = [length for length in end_lengths(setting) if length not in shown]
+    ordered: list[Part] = []
+    for law in LAWS:
+        ordered += [_flows_part(law, length) for length in shown]
+        ordered.append(Part(f"{law}, training runs", functools.partial(descent, law=law)))
+        ordered += [_flows_part(law, length) for length in others]
+    return ordered
+
+
+def _flows_part(law: str, length: int) -> Part:
+    compute = functools.partial(flows, law=law, length=length)
+    return Part(f"{law}, L = {length}", compute, group=law)
+
+
+def flows(setting: Setting, law: str, length: int) -> None:
+    """Compute the flows of a law at one length into the setting's folder."""
+    shown = length in curve_lengths(setting)
+    starts = start_numbers(setting, law) if shown else [shown_start(setting, law)]
+    for start in starts:
+        for kernel in KERNELS:
+            flow(setting, law, kernel, length, start)
+    if shown:
+        flow(setting, law, "softmax", length, None)
+
+
+def descent_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths of the training runs: all of the paper's in the full protocol."""
+    if setting.protocol == "full":
+        return LENGTHS
+    return (10,) if setting.quick else (10, 40)
+
+
+@functools.cache
+def descent(setting: Setting, law: str) -> Training:
+    """Return real training runs from the shown start, both kernels on the same prompts.
+
+    The full protocol is the paper's. The short one reaches the same flow time with ten times the
+    rate in a tenth of the steps; the quick one a third of it with twenty times the rate.
+    """
+    rate, steps = RATE * FASTER, STEPS // FASTER
+    if setting.protocol == "full":
+        rate, steps = RATE, STEPS
+    elif setting.quick:
+        rate, steps = 2 * RATE * FASTER, STEPS // (6 * FASTER)
+    record = np.unique(np.concatenate([[0], np.geomspace(steps / 1e3, steps, 32).round()]))
+    start = shown_start(setting, law)
+    setting.tell(f"descent: {law}, {steps:,} steps")
+    with on_accelerator():
+        return sgd(
+            [random_start(setting, start, kernel) for kernel in KERNELS],
+            protocol_task(law),
+            list(descent_lengths(setting)),
+            steps=steps,
+            key=jax.random.fold_in(jax.random.key(setting.seed), 1_000 + LAWS.index(law)),
+            learning_rate=rate,
+            batch=BATCH,
+            record=record.astype(int),
+            points=1024 if setting.quick else 4096,
+            folder=setting.folder,
+        )
+
+
+@functools.cache
+def noise_rise(setting: Setting, law: str) -> np.ndarray:
+    r"""Return by how much gradient noise lifts the final error, [kernel, `NOISE_LENGTHS`].
+
+    Descent at rate $\eta$ with batch gradients of covariance C settles where
+    $H\Sigma+\Sigma H=\eta C$ for the Hessian H of what it descends, and that costs
+    $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ in the mean. With the gradient of $R$,
+    half of it, that is $\eta\,\mathrm{tr}\,C_R$.
+    """
+    task, start = protocol_task(law), shown_start(setting, law)
+    found = []
+    for kernel in KERNELS:
+        row = []
+        for length in NOISE_LENGTHS:
+            last = flow(setting, law, kernel, length, start).parameters
+            first = random_start(setting, start, kernel)
+            head = Factored(kernel, *(last[name][-1] for name in _FACTORS), scale=first.scale)
+            key = jax.random.fold_in(jax.random.key(setting.seed), 2_000 + length)
+            row.append(RATE * gradient_noise(task, head, length, key=key, batch=BATCH))
+        found.append(row)
+    return np.array(found)
+
+
+_FACTORS = ("key_weight", "query_weight", "value_weight", "output")
+
+
+def along_training(setting: Setting, law: str) -> Arrays:
+    """Return what the figures along training share, under one law."""
+    trajectories, training = curves(setting, law), descent(setting, law)
+    return {
+        "lengths": trajectories.lengths,
+        "converged": trajectories.converged,
+        "shown": np.array(trajectories.shown),
+        "trained_lengths": np.array(training.lengths),
+        "trained_steps": training.times / (2 * RATE),
+    }
+
+
+def by_law(law: str, arrays: Arrays) -> Arrays:
+    """Return arrays under names that begin with their law."""
+    return {f"{law}.{name}": array for name, array in arrays.items()}
