@@ -16,7 +16,7 @@ import pytest
 import promptlimit
 from promptlimit.cli import _progress, main
 from promptlimit.cli._problem_input import read_files
-from promptlimit.experiments import Claim
+from promptlimit.reproduction import Claim
 from promptlimit.results import Check
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -359,8 +359,8 @@ def test_reproduce_tells_each_claim_with_its_verdict(
         Claim(number, name, "x", "y", lambda _, value=value: [Check("z", value, "<=", 1.0)])
         for number, name, value in ((1, "sound", 0.0), (2, "odd", 2.0))
     )
-    monkeypatch.setattr("promptlimit.experiments.all_claims", lambda: (sound, odd))
-    monkeypatch.setattr("promptlimit.cli._workers.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("promptlimit.reproduction.Paper.claims", (sound, odd))
+    monkeypatch.setattr("promptlimit.reproduction._work.time.monotonic", lambda: 0.0)
     plan = "2 claims, quick, exact protocol, into r"
     verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}
     for end in ("", ", stored"):

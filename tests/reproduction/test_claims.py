@@ -16,22 +16,23 @@ import pytest
 
 import promptlimit as pl
 from promptlimit.dynamics import ball_gap, block_limit, gradient_flow
-from promptlimit.experiments import Setting, all_claims, decide
-from promptlimit.experiments.claims.output_gap import Prompts
 from promptlimit.measures import Empirical, Gaussian
+from promptlimit.reproduction import Setting, decide
+from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.reproduction.large_prompt.claims.output_gap import Prompts
 
-CLAIMS = {claim.name: claim for claim in all_claims()}
+CLAIMS = {claim.name: claim for claim in PAPER.claims}
 
 
 def test_claims_are_numbered_once_and_named_once() -> None:
-    numbers = [claim.number for claim in all_claims()]
+    numbers = [claim.number for claim in PAPER.claims]
     assert numbers == sorted(set(numbers))
     assert numbers == list(range(1, 20))
     assert len(CLAIMS) == len(numbers)
 
 
 def test_a_verdict_other_than_holds_comes_with_its_evidence() -> None:
-    for claim in all_claims():
+    for claim in PAPER.claims:
         assert bool(claim.evidence) == (claim.expected != "holds"), claim.name
 
 
@@ -90,7 +91,7 @@ def test_a_planted_error_turns_the_claim_red(
 
 
 def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"promptlimit.experiments.claims.{name.replace('-', '_')}")
+    return importlib.import_module(f"{PAPER.package}.claims.{name.replace('-', '_')}")
 
 
 def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
@@ -113,7 +114,7 @@ def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
 def test_a_gap_off_by_a_fifth_is_noticed(
     name: str, function: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module(f"promptlimit.experiments.claims.{name}")
+    module = module_of(name)
     right = getattr(module, function)
     monkeypatch.setattr(module, function, twenty_per_cent_off(right, field))
     with jax.enable_x64(True):
@@ -123,7 +124,7 @@ def test_a_gap_off_by_a_fifth_is_noticed(
 
 @pytest.mark.slow
 def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("promptlimit.experiments.claims.output_gap")
+    module = module_of("output_gap")
     right = module.output_gap
 
     def slower(attention, law, queries, lengths, **options):
@@ -138,7 +139,7 @@ def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("wrt", [None, "key_query"])
 def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = importlib.import_module("promptlimit.concentration._gaps")
-    module = importlib.import_module("promptlimit.experiments.claims.output_gap")
+    module = module_of("output_gap")
     right = gaps.bound_gap
     monkeypatch.setattr(gaps, "bound_gap", lambda *given: 1e-3 * right(*given))
     assert module.gap_over_bound(wrt) > 1.0
@@ -146,7 +147,7 @@ def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("promptlimit.experiments.claims.query_in_the_prompt")
+    module = module_of("query_in_the_prompt")
     right = module.prompt_moments
 
     def heavy(attention, law, query, length, *, including_query: bool):
@@ -200,4 +201,4 @@ def test_a_planted_error_in_a_flow_turns_its_claim_red(
 
 
 def test_claims_on_training_are_those_from_the_thirteenth() -> None:
-    assert [claim.number for claim in all_claims() if claim.of_training] == list(range(13, 20))
+    assert [claim.number for claim in PAPER.claims if claim.after_study] == list(range(13, 20))

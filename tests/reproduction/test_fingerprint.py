@@ -1,34 +1,55 @@
 """Fingerprints of the code: what is stored is used again only by the code that computed it."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import promptlimit
-from promptlimit.experiments import Setting, _fingerprint, engine_hash, item_hash
-from promptlimit.experiments._fingerprint import _source_hashes
+from promptlimit.reproduction import Setting, _fingerprint, engine_hash, item_hash
+from promptlimit.reproduction._fingerprint import drawing_hash
+from promptlimit.reproduction.large_prompt import PAPER
 
 SOURCE = Path(promptlimit.__file__).parent
-UNSEEN = {"item": ("cli", "reporting"), "engine": ("cli", "reporting", "experiments")}
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the library that takes itself for it."""
     copied = tmp_path / "promptlimit"
-    return shutil.copytree(SOURCE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    (copied / "reproduction" / "another").mkdir()
+    (copied / "reproduction" / "another" / "__init__.py").touch()
+    monkeypatch.setattr(_fingerprint, "_LIBRARY", copied)
+    folder = property(lambda _: copied / "reproduction" / "large_prompt")
+    monkeypatch.setattr(type(PAPER), "folder", folder)
+    return copied
 
 
-def hashes(sources: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return the hashes that code with these sources gives itself."""
-    monkeypatch.setattr(_fingerprint, "_source_hashes", lambda _: sources)
-    _fingerprint._own_hash.cache_clear()
-    try:
-        return {"item": item_hash("claim", "made-up", Setting()), "engine": engine_hash()}
-    finally:
-        monkeypatch.undo()
-        _fingerprint._own_hash.cache_clear()
+def hashes() -> dict[str, str]:
+    """Return the hashes that the code gives itself."""
+    _fingerprint._library_hash.cache_clear()
+    return {
+        "item": item_hash(PAPER, "claim", "made-up", Setting()),
+        "engine": engine_hash(),
+        "drawing": drawing_hash(PAPER),
+    }
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    yield
+    _fingerprint._library_hash.cache_clear()
+
+
+def seen_by(file: str) -> set[str]:
+    """Return which hashes a file is part of."""
+    if file.startswith(("cli/", "reproduction/another/")):
+        return set()
+    if file.startswith(("reporting/", "reproduction/large_prompt/drawings/")):
+        return {"drawing"}
+    return {"item"} if file.startswith("reproduction/") else {"item", "engine"}
 
 
 def test_a_changed_byte_of_any_file_that_computes_is_other_code(
@@ -36,46 +57,49 @@ def test_a_changed_byte_of_any_file_that_computes_is_other_code(
 ) -> None:
     files = [path.relative_to(package).as_posix() for path in package.rglob("*.py")]
     assert len(files) > 150
-    before = _source_hashes(package)
-    right = hashes(before, monkeypatch)
-    assert right == {"item": item_hash("claim", "made-up", Setting()), "engine": engine_hash()}
+    known: dict[Path, dict[str, str]] = {
+        root: dict(_fingerprint._source_hashes(root))
+        for root in (
+            package,
+            package / "reporting",
+            package / "reproduction" / "large_prompt",
+            package / "reproduction" / "large_prompt" / "drawings",
+        )
+    }
+    right = hashes()
+    monkeypatch.setattr(_fingerprint, "_source_hashes", lambda root: known[root])
+    assert hashes() == right
     for file in files:
-        content = (package / file).read_bytes()
-        (package / file).write_bytes(content[:-1] + b" ")
-    changed = _source_hashes(package)
-    for file in files:
-        found = hashes({**before, file: changed[file]}, monkeypatch)
-        moved = {name for name in found if found[name] != right[name]}
-        folder = file.partition("/")[0]
-        assert moved == {name for name in found if folder not in UNSEEN[name]}, file
+        for root, sources in known.items():
+            if (package / file).is_relative_to(root):
+                sources[(package / file).relative_to(root).as_posix()] += "changed"
+        now = hashes()
+        assert {name for name in now if now[name] != right[name]} == seen_by(file), file
+        right = now
 
 
 @pytest.mark.parametrize("module", ["_normals.py", "_configuration.py", "parallel/_crew.py"])
-def test_training_runs_are_not_taken_from_another_generator(
-    package: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
-    before = hashes(_source_hashes(package), monkeypatch)
+def test_training_runs_are_not_taken_from_another_generator(package: Path, module: str) -> None:
+    before = hashes()
     (package / module).write_bytes((package / module).read_bytes() + b"\n")
-    after = hashes(_source_hashes(package), monkeypatch)
-    assert all(after[name] != before[name] for name in UNSEEN)
+    after = hashes()
+    assert {name for name in after if after[name] != before[name]} == {"item", "engine"}
 
 
-def test_a_file_that_comes_goes_or_moves_is_other_code(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = [hashes(_source_hashes(package), monkeypatch)]
+def test_a_file_that_comes_goes_or_moves_is_other_code(package: Path) -> None:
+    seen = [hashes()]
     (package / "_new.py").touch()
-    seen.append(hashes(_source_hashes(package), monkeypatch))
+    seen.append(hashes())
     (package / "_new.py").rename(package / "results" / "_new.py")
-    seen.append(hashes(_source_hashes(package), monkeypatch))
+    seen.append(hashes())
     (package / "results" / "_new.py").unlink()
-    assert hashes(_source_hashes(package), monkeypatch) == seen[0]
-    for name in UNSEEN:
-        assert len({each[name] for each in seen}) == 3
+    assert hashes() == seen[0]
+    for name in ("item", "engine"):
+        assert len({state[name] for state in seen}) == 3
 
 
 def test_an_item_is_named_by_what_it_is_and_by_its_setting() -> None:
-    asked = [
+    items = [
         ("claim", "a", Setting()),
         ("figure", "a", Setting()),
         ("claim", "b", Setting()),
@@ -83,6 +107,6 @@ def test_an_item_is_named_by_what_it_is_and_by_its_setting() -> None:
         ("claim", "a", Setting(quick=True)),
         ("claim", "a", Setting(protocol="full")),
     ]
-    assert len({item_hash(*each) for each in asked}) == len(asked)
+    assert len({item_hash(PAPER, *item) for item in items}) == len(items)
     told = Setting(folder=Path("runs"), tell=print)
-    assert item_hash("claim", "a", told) == item_hash("claim", "a", Setting())
+    assert item_hash(PAPER, "claim", "a", told) == item_hash(PAPER, "claim", "a", Setting())

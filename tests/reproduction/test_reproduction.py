@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from promptlimit.experiments import all_claims, all_figures
 from promptlimit.reporting import FORMATS
+from promptlimit.reproduction.large_prompt import PAPER
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +45,11 @@ def reproduced(out: Path, environment: dict[str, str]) -> Reproduced:
 
 def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
     claims = quick.printed["claims"]
-    assert [each["name"] for each in claims] == [claim.name for claim in all_claims()]
+    assert [claim["name"] for claim in claims] == [claim.name for claim in PAPER.claims]
     news = [
-        (each["name"], [check for check in each["checks"] if not check["passed"]])
-        for each in claims
-        if each["verdict"] != each["expected"]
+        (claim["name"], [check for check in claim["checks"] if not check["passed"]])
+        for claim in claims
+        if claim["verdict"] != claim["expected"]
     ]
     assert not news
     assert quick.code == 0
@@ -62,7 +62,7 @@ def test_every_claim_has_a_control(quick: Reproduced) -> None:
 
 def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
     ended = [line for line in quick.log if line.endswith(" left") and " s, " in line]
-    for item in (*all_claims(), *all_figures()):
+    for item in (*PAPER.claims, *PAPER.figures):
         assert sum(line.startswith(f"reproduce: {item.name}: ") for line in ended) == 1
     assert ended[-1].endswith(", 0 left")
 
@@ -70,7 +70,7 @@ def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
 def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
     quick: Reproduced, users_environment: dict[str, str]
 ) -> None:
-    drawn = {f"{recipe.name}.{kind}" for recipe in all_figures() for kind in FORMATS}
+    drawn = {f"{recipe.name}.{kind}" for recipe in PAPER.figures for kind in FORMATS}
     before = files(quick.out)
     assert drawn <= {path.name for path in before}
     assert all(len(before[path]) > 5_000 for path in before if path.name in drawn)

@@ -9,18 +9,26 @@ import pytest
 
 from promptlimit.attention import Factored
 from promptlimit.dynamics import uniform_factors
-from promptlimit.experiments import Setting, all_claims, decide, protocol_task
-from promptlimit.experiments._protocol import LENGTHS as PROTOCOL_LENGTHS
-from promptlimit.experiments._start_gap import (
+from promptlimit.reproduction import Setting, decide
+from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.reproduction.large_prompt._protocol import LENGTHS as PROTOCOL_LENGTHS
+from promptlimit.reproduction.large_prompt._protocol import protocol_task
+from promptlimit.reproduction.large_prompt._start_gap import (
     population_gradient_gap,
     same_batch_gradient_gap,
     squared_output_gap,
 )
-from promptlimit.experiments._study import TIMES, Curves, Ends, block_factors, random_start
-from promptlimit.experiments.figures.softmax_optimum import leading_order
+from promptlimit.reproduction.large_prompt.figures.softmax_optimum import leading_order
+from promptlimit.reproduction.large_prompt.study import (
+    TIMES,
+    Curves,
+    Ends,
+    block_factors,
+    random_start,
+)
 from promptlimit.tasks import LinearRegression, risk_gradient
 
-CLAIMS = {claim.name: claim for claim in all_claims()}
+CLAIMS = {claim.name: claim for claim in PAPER.claims}
 LENGTHS = np.array([10, 100, 1000])
 
 
@@ -125,7 +133,7 @@ def made_up_ends() -> Ends:
 
 
 def claim_module(name: str):
-    return importlib.import_module(f"promptlimit.experiments.claims.{name}")
+    return importlib.import_module(f"promptlimit.reproduction.large_prompt.claims.{name}")
 
 
 def verdict(name: str) -> str:

@@ -11,7 +11,9 @@ from promptlimit.reporting._theme import LIMIT as LIMIT
 from promptlimit.reporting._theme import LINEAR as LINEAR
 from promptlimit.reporting._theme import SOFTMAX as SOFTMAX
 from promptlimit.reporting._theme import THIRD as THIRD
+from promptlimit.reporting._theme import painted as painted
 from promptlimit.reporting._theme import selectable as selectable
+from promptlimit.reporting._theme import shades as shades
 from promptlimit.reporting._theme import theme as theme
 from promptlimit.reporting.page import heads_page as heads_page
 from promptlimit.reporting.page import report_page as report_page

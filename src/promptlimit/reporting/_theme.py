@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import to_hex
 from matplotlib.container import Container
 
 INK, FAINT = "#222222", "#b8b8b8"
@@ -18,6 +21,9 @@ THIRD, FOURTH = "#009e73", "#cc79a7"
 
 SERIES = "series:"
 """An id that starts so names what a reader of the page may hide; the rest of it is its label."""
+
+PAINTED = "painted"
+"""The id of what keeps its colours on a dark page, where all else is turned light."""
 
 _RC: dict[Any, Any] = {
     "axes.edgecolor": INK,
@@ -58,3 +64,19 @@ def selectable(drawn: Artist | Container | list, label: str) -> None:
     for part in drawn:
         if part is not None:
             selectable(part, label)
+
+
+def painted(*drawn: Artist | Colorbar) -> None:
+    """Mark maps, their colour bars and what is written on them: on a dark page they stay as is."""
+    for part in drawn:
+        if isinstance(part, Colorbar):
+            if part.solids is not None:
+                part.solids.set(rasterized=False, edgecolor="face")  # a picture has no mark
+            painted(*part.ax.collections, *part.ax.patches, *part.ax.images)
+        else:
+            part.set_gid(PAINTED)
+
+
+def shades(count: int) -> list[str]:
+    """Return colours in an order, from dark to light, that can be read by day and by night."""
+    return [to_hex(shade) for shade in mpl.colormaps["viridis"](np.linspace(0.0, 0.72, count))]

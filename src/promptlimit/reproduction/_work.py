@@ -6,13 +6,13 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -40,6 +40,7 @@ class WorkerLostError(OSError):
     """A process that computed for this one was ended from outside."""
 
 
+@runtime_checkable
 class Listener(Protocol):
     """What is told how far the work is."""
 
@@ -264,17 +265,35 @@ def _only_cpu() -> Iterator[None]:
 
 
 def outcome(work: Work, setting: Setting, folder: ReportFolder) -> Outcome:
-    """Return what comes of one thing, computed in double precision unless it is stored."""
+    """Return what comes of one thing: read where it is stored, else computed."""
     began = time.monotonic()
-    with jax.enable_x64(True), on_cpu():
-        if isinstance(work.item, Claim):
-            result = _claim_outcome(work.paper, work.item, setting, folder)
-        elif isinstance(work.item, Figure):
-            result = _figure_outcome(work.paper, work.item, setting, folder)
-        else:
-            work.item.compute(setting)
-            result = Outcome(None, True, 0.0)
+    if isinstance(work.item, Claim):
+        result = _claim_outcome(work.paper, work.item, setting, folder)
+    elif isinstance(work.item, Figure):
+        result = _figure_outcome(work.paper, work.item, setting, folder)
+    else:
+        in_double_precision(work.item.compute, setting)
+        result = Outcome(None, True, 0.0)
     return replace(result, seconds=time.monotonic() - began)
+
+
+def decide(claim: Claim, setting: Setting) -> ClaimResult:
+    """Return a claim with the numbers that decide it, computed in double precision."""
+    return ClaimResult(
+        number=claim.number,
+        name=claim.name,
+        statement=claim.statement,
+        reference=claim.reference,
+        expected=claim.expected,
+        checks=tuple(in_double_precision(claim.decide, setting)),
+        evidence=claim.evidence,
+    )
+
+
+def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> Any:
+    """Return what is computed in double precision, on the CPU unless it asks for more."""
+    with jax.enable_x64(True), on_cpu():
+        return compute(setting)
 
 
 def _claim_outcome(paper: Paper, claim: Claim, setting: Setting, folder: ReportFolder) -> Outcome:
@@ -283,15 +302,7 @@ def _claim_outcome(paper: Paper, claim: Claim, setting: Setting, folder: ReportF
     if stored is not None:
         return Outcome(stored, False, 0.0)
     began = time.monotonic()
-    result = ClaimResult(
-        number=claim.number,
-        name=claim.name,
-        statement=claim.statement,
-        reference=claim.reference,
-        expected=claim.expected,
-        checks=tuple(claim.decide(setting)),
-        evidence=claim.evidence,
-    )
+    result = decide(claim, setting)
     fresh = StoredClaim(paper.name, result, _origin(paper, claim.name, setting, digest, began))
     folder.save_claim(fresh)
     return Outcome(fresh, True, 0.0, note=note)
@@ -313,7 +324,7 @@ def _figure_outcome(
             reference=figure.reference,
             section=figure.section,
             drawing=figure.drawing,
-            arrays=figure.compute(setting),
+            arrays=in_double_precision(figure.compute, setting),
             origin=_origin(paper, figure.name, setting, digest, began),
         )
         folder.save_figure(stored)

@@ -1,16 +1,33 @@
-"""A small folder of results, as `promptlimit reproduce` would leave it."""
+"""A small folder of results of a paper, as `promptlimit reproduce` would leave it."""
 
-import json
 from pathlib import Path
-from typing import Any
 
-from promptlimit.results import Check, ClaimResult
+import numpy as np
 
+from promptlimit.results import (
+    Check,
+    ClaimResult,
+    Origin,
+    ReportFolder,
+    StoredClaim,
+    StoredFigure,
+    StoredPaper,
+)
+
+PAPER = "made_up"
 SETTING = {"seed": 3, "quick": True, "protocol": "exact"}
+PROVENANCE = {
+    "versions": {"promptlimit": "0.1.0", "jax": "0.10.0"},
+    "python": "3.11.2",
+    "device": "cpu",
+    "setting": SETTING,
+    "started": "2026-11-15T08:00:00Z",
+    "seconds": 301.2,
+}
 
 
-def claim(number: int = 4, **changes: Any) -> dict[str, Any]:
-    """Return a claim as its file holds it, with some keys changed."""
+def claim(number: int = 4, paper: str = PAPER) -> StoredClaim:
+    """Return a claim with a statement, a control and a remark."""
     result = ClaimResult(
         number=number,
         name=f"claim-of-number-{number}",
@@ -21,22 +38,25 @@ def claim(number: int = 4, **changes: Any) -> dict[str, Any]:
             Check("slope of the gap", -0.98, "<=", -0.9, error=0.012),
             Check("a head that is not small", 3.2e-7, ">=", 1e-9, role="control"),
         ),
+        evidence="A remark.",
     )
-    origin = {"setting": SETTING, "seconds": 12.4, "hash": "0123abcd", "command": "promptlimit x"}
-    return {**result.as_json(), **origin, "note": "A remark.", **changes}
+    return StoredClaim(paper, result, Origin("promptlimit x", SETTING, 12.4, "0123abcd"))
 
 
-def figure_words(name: str, **changes: Any) -> dict[str, Any]:
-    """Return the words of a figure as its file holds them, with some keys changed."""
-    words = {
-        "name": name,
-        "title": "Both gaps against the length",
-        "caption": "Lines are exact; points are simulated.",
-        "reference": "Figure 1",
-        "section": "paper",
-    }
-    origin = {"setting": SETTING, "seconds": 2.5, "hash": "ef", "command": "promptlimit y"}
-    return {**words, **origin, **changes}
+def figure(name: str, paper: str = PAPER) -> StoredFigure:
+    """Return a figure of the paper, or one beyond it if it is called "more"."""
+    beyond = name == "more"
+    return StoredFigure(
+        paper=paper,
+        name=name,
+        title="Both gaps against the length",
+        caption="Lines are exact; points are simulated.",
+        reference="" if beyond else "Figure 1",
+        section="beyond" if beyond else "paper",
+        drawing="lines",
+        arrays={"lengths": np.array([1.0, 10.0, np.nan])},
+        origin=Origin("promptlimit y", SETTING, 2.5, "ef"),
+    )
 
 
 def plot() -> bytes:
@@ -45,39 +65,29 @@ def plot() -> bytes:
 
     from promptlimit.reporting import render  # noqa: PLC0415
 
-    figure = Figure(figsize=(6.0, 4.0))
-    axis = figure.subplots()
+    picture = Figure(figsize=(6.0, 4.0))
+    axis = picture.subplots()
     for label, slope, colour in (("L = 10", 1.0, "#0072b2"), ("L = 1000 <b>", 2.0, "#222222")):
         (line,) = axis.plot([0, 1, 2], [0, slope, 3], "o-", color=colour, label=label)
         line.set_gid(f"series:{label}")
     axis.set_title("gap $L^{-1}$ & risk")
     axis.legend()
-    return render(figure, "svg")[0]
+    return render(picture, "svg")[0]
 
 
-def write_results(
-    folder: Path, *, claims: list[dict[str, Any]], drawings: dict[str, bytes]
-) -> Path:
-    """Write claims and figures into a folder, with provenance."""
-    (folder / "claims").mkdir(parents=True)
-    (folder / "figures").mkdir()
-    for content in claims:
-        path = folder / "claims" / f"{content['name']}.json"
-        path.write_text(json.dumps(content), encoding="utf-8")
-    for i, (name, drawing) in enumerate(sorted(drawings.items())):
-        beyond: dict[str, Any] = {} if i == 0 else {"section": "beyond", "reference": ""}
-        words = figure_words(name, **beyond)
-        (folder / "figures" / f"{name}.json").write_text(json.dumps(words))
-        (folder / "figures" / f"{name}.svg").write_bytes(drawing)
-        (folder / "figures" / f"{name}.pdf").write_bytes(b"%PDF-1.4")
-    provenance = {
-        "versions": {"promptlimit": "0.1.0", "jax": "0.10.0"},
-        "python": "3.11.2",
-        "device": "cpu",
-        "setting": SETTING,
-        "started": "2026-11-15T08:00:00Z",
-        "seconds": 301.2,
-        "hash": "feed",
-    }
-    (folder / "provenance.json").write_text(json.dumps(provenance))
-    return folder
+def write_results(path: Path, numbers: tuple[int, ...] = (12, 4), paper: str = PAPER) -> Path:
+    """Write claims of those numbers and two figures into a folder, with provenance."""
+    folder = ReportFolder(path)
+    folder.save_paper(
+        StoredPaper(paper, "Gaps & <risks>", "Nobody, 2026", "https://example.org/1", 19)
+    )
+    items: list[StoredClaim | StoredFigure] = [claim(number, paper) for number in numbers]
+    for item in items:
+        assert isinstance(item, StoredClaim)
+        folder.save_claim(item)
+    for name in ("gaps", "more"):
+        drawn = figure(name, paper)
+        folder.save_figure(drawn)
+        items.append(folder.save_pictures(drawn, {"pdf": b"%PDF-1.4"}, "abc"))
+    folder.record(items, items, PROVENANCE, whole=True)
+    return path

@@ -18,8 +18,9 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from promptlimit.reporting import write_page
-from reporting.page.stored_results import claim, plot, write_results
+from promptlimit.reporting import report_page
+from promptlimit.results import ReportFolder
+from reporting.page.stored_results import PAPER, plot, write_results
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -37,13 +38,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return where the page of a small folder of results lies."""
-    drawing = plot()
-    folder = write_results(
-        tmp_path_factory.mktemp("page") / "report",
-        claims=[claim(number) for number in range(1, 20)],
-        drawings={"gaps": drawing, "more": drawing},
-    )
-    return write_page(folder).as_uri()
+    path = write_results(tmp_path_factory.mktemp("page") / "report", tuple(range(1, 20)))
+    folder, drawing = ReportFolder(path), plot()
+    text = report_page(folder.read(), {(PAPER, name): drawing for name in ("gaps", "more")})
+    return folder.save_page(text).as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -101,24 +99,24 @@ def test_figures_and_claims_are_seen(opened: Page, tmp_path: Path) -> None:
 
 def test_the_table_leads_to_the_evidence(opened: Page) -> None:
     opened.locator(".claims a", has_text="17").first.click()
-    expect(opened.locator("#claim-17 h3")).to_be_in_viewport()
+    expect(opened.locator("#made_up-claim-17 h3")).to_be_in_viewport()
 
 
 def test_a_curve_can_be_hidden_and_shown(opened: Page) -> None:
-    figure = opened.locator("#figure-gaps")
+    figure = opened.locator("#made_up-figure-gaps")
     curve = figure.locator(".frame [data-series='L = 10']")
     box = figure.get_by_label("L = 10", exact=True)
     assert figure.get_by_label("L = 1000 <b>").is_checked()
     assert curve.is_visible()
     box.uncheck()
     assert not curve.is_visible()
-    assert opened.locator("#figure-more .frame [data-series='L = 10']").is_visible()
+    assert opened.locator("#made_up-figure-more .frame [data-series='L = 10']").is_visible()
     box.check()
     assert curve.is_visible()
 
 
 def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened: Page) -> None:
-    figure = opened.locator("#figure-gaps")
+    figure = opened.locator("#made_up-figure-gaps")
     drawing = figure.locator(".frame > svg")
 
     def seen() -> list[float]:
@@ -149,22 +147,26 @@ def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened
 
 
 def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
-    colour = "element => getComputedStyle(element).{}"
-    letters = opened.locator("#figure-gaps .frame text, #figure-gaps .frame text *").first
-    line = opened.locator("#figure-gaps [data-series='L = 1000 <b>'] path").first
+    style = "element => getComputedStyle(element).{}"
+    drawing = opened.locator("#made_up-figure-gaps .frame > svg")
+    chip = opened.locator("#made_up-figure-gaps .chip svg").first
 
     def look() -> tuple[str, str, str]:
-        body = opened.locator("body").evaluate(colour.format("backgroundColor"))
-        return body, letters.evaluate(colour.format("fill")), line.evaluate(colour.format("stroke"))
+        body = opened.locator("body").evaluate(style.format("backgroundColor"))
+        return (body, *(part.evaluate(style.format("filter")) for part in (drawing, chip)))
 
-    assert look() == ("rgb(250, 249, 246)", "rgb(0, 0, 0)", "rgb(34, 34, 34)")
+    by_day = ("rgb(250, 249, 246)", "none", "none")
+    assert look() == by_day
     opened.get_by_role("button", name="Dark").click()
-    assert look() == ("rgb(20, 22, 26)", "rgb(226, 228, 232)", "rgb(226, 228, 232)")
+    turned = "invert(1) hue-rotate(180deg)"
+    assert look() == ("rgb(20, 22, 26)", turned, turned)
     opened.emulate_media(media="print")
-    assert look()[1:] == ("rgb(0, 0, 0)", "rgb(34, 34, 34)")
+    assert look()[1:] == by_day[1:]
     opened.emulate_media(media="screen")
     opened.get_by_role("button", name="Light").click()
-    assert look()[0] == "rgb(250, 249, 246)"
+    assert look() == by_day
+    opened.emulate_media(color_scheme="dark")
+    assert look() == by_day  # the reader has chosen
 
 
 @pytest.mark.parametrize("opened", [375, 820], indirect=True)

@@ -1,11 +1,10 @@
-"""Numbers are shown to the digits they have, and figures in the order of theirs."""
+"""Numbers are shown to the digits they have."""
 
 import math
 
 import pytest
 
 from promptlimit.reporting.page._numbers import number
-from promptlimit.reporting.page._stored import Origin, StoredFigure, _place
 
 
 @pytest.mark.parametrize(
@@ -19,22 +18,8 @@ from promptlimit.reporting.page._stored import Origin, StoredFigure, _place
         (-math.inf, "−∞"),
         (math.nan, "not a number"),
         (0.0, "0"),
+        (-1e-9, "−10<sup>−9</sup>"),
     ],
 )
 def test_a_number_is_shown_to_three_digits(value: float, text: str) -> None:
     assert number(value) == text
-
-
-def figure(name: str, reference: str, *, beyond: bool = False) -> StoredFigure:
-    origin = Origin("", {}, None, "")
-    return StoredFigure(name, "title", "A caption.", reference, beyond, origin, None, "", ())
-
-
-def test_figures_come_by_number_then_those_without_then_those_beyond_the_paper() -> None:
-    figures = [
-        figure("a", "docs", beyond=True),
-        figure("b", "Figure 10"),
-        figure("c", "Figure 2"),
-        figure("d", "Appendix"),
-    ]
-    assert [each.name for each in sorted(figures, key=_place)] == ["c", "b", "d", "a"]

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from promptlimit.reporting._theme import LIMIT
+from promptlimit.reporting._theme import LIMIT, shades
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
@@ -14,7 +13,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     costs, distances = figure.subplots(1, 2, sharex=True)
     times, lengths = data["times"], data["lengths"]
-    colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(lengths)))
+    colours = shades(len(lengths))
     for length, colour, error, distance in zip(
         lengths, colours, data["errors"], data["distances"], strict=True
     ):

@@ -7,8 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from promptlimit.reporting._theme import painted
+
 _DARK = "#221133"
-"""Letters on pale cells; a grey would turn bright on a dark page, where the cells stay pale."""
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
@@ -62,7 +63,7 @@ def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title:
     extend = "both" if isinstance(norm, LogNorm) else "min"
     figure = axis.get_figure()
     if isinstance(figure, Figure):
-        figure.colorbar(image, ax=axis, extend=extend, pad=0.02)
+        painted(image, figure.colorbar(image, ax=axis, extend=extend, pad=0.02))
 
 
 def _write(
@@ -76,7 +77,8 @@ def _write(
     for layer, head in np.ndindex(values.shape):
         value = float(values[layer, head])
         high = float(norm(float(np.clip(value, norm.vmin, norm.vmax)))) > 0.55
-        axis.annotate(
+        letters = axis.annotate(
             text(value), (head, layer), ha="center", va="center", fontsize=6.5,
             color="white" if high == dark_high else _DARK,
         )  # fmt: skip
+        painted(letters)

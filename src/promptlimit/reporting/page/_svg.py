@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 from markupsafe import Markup
 
-from promptlimit.reporting._theme import SERIES
+from promptlimit.reporting._theme import PAINTED, SERIES
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 _UNSHOWN = {f"{_SVG}metadata", f"{_SVG}style"}
@@ -32,6 +32,9 @@ def inline(content: bytes, prefix: str) -> Markup:
     _mark_paper(root)
     for node in root.iter():
         node.tag = node.tag.removeprefix(_SVG)
+        if node.tag != "tspan":  # white space between shapes
+            node.tail = None
+            node.text = node.text if node.tag == "text" else None
         _declare(node)
     names = _names(root, prefix)
     for node in root.iter():
@@ -89,6 +92,8 @@ def _refer(node: ET.Element, names: dict[str, str]) -> None:
     name = node.attrib.pop("id", "")
     if name in names:
         node.set("id", names[name])
+    if name == PAINTED:
+        node.set("class", PAINTED)
     if name.startswith(SERIES):
         node.set("data-series", name.removeprefix(SERIES))
     for key, value in list(node.items()):

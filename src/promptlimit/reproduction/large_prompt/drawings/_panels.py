@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from promptlimit.reporting import LINEAR, SOFTMAX, selectable
+from promptlimit.reporting import LINEAR, SOFTMAX, selectable, shades
 
 LAWS = {
     "identity": "isotropic covariates",
@@ -34,8 +32,8 @@ def of_law(data: Mapping[str, np.ndarray], law: str) -> dict[str, np.ndarray]:
 
 def length_colours(lengths: np.ndarray) -> dict[int, str]:
     """Return a colour for each length, from dark for short prompts to light for long ones."""
-    shades = mpl.colormaps["viridis"](np.linspace(0.0, 0.86, len(lengths)))
-    return {int(length): to_hex(shade) for length, shade in zip(lengths, shades, strict=True)}
+    colours = shades(len(lengths))
+    return {int(length): colour for length, colour in zip(lengths, colours, strict=True)}
 
 
 def plain_lengths(axis: Axes) -> None:

@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from promptlimit.reporting import INK, LIMIT
+from promptlimit.reporting import INK, LIMIT, shades
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axis = figure.subplots()
-    colours = mpl.colormaps["viridis"](np.linspace(0.0, 0.85, len(data["sharpnesses"])))
+    colours = shades(len(data["sharpnesses"]))
     for index, (sharpness, colour) in enumerate(zip(data["sharpnesses"], colours, strict=True)):
         curve = data["exact"][index]
         axis.plot(data["lengths"], curve, color=colour)

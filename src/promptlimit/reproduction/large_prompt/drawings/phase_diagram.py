@@ -7,7 +7,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from promptlimit.reporting import INK
+from promptlimit.reporting import INK, painted
 
 _LABELLED = (1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -23,9 +23,11 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         lengths, tau, gap, levels=levels, norm=LogNorm(), cmap="viridis", extend="max"
     )
     lines = axis.contour(lengths, tau, gap, levels=_LABELLED, colors="white", linewidths=1.0)
-    axis.axhline(np.sqrt(0.5), color="white", dashes=(4, 2), linewidth=1.4)
+    level = axis.axhline(np.sqrt(0.5), color="white", dashes=(4, 2), linewidth=1.4)
     frozen = np.geomspace(1.0 + 1e-9, lengths[-1], 400)
-    axis.plot(frozen, np.sqrt(2 * np.log(frozen)), color="white", dashes=(1, 1.5), linewidth=1.6)
+    (edge,) = axis.plot(
+        frozen, np.sqrt(2 * np.log(frozen)), color="white", dashes=(1, 1.5), linewidth=1.6
+    )
     for text, place in (
         ("squared gap falls like $1/L$", (3e8, 0.19)),
         ("slower: rare sharp queries\ncarry the gap", (1e9, 1.45)),
@@ -40,11 +42,13 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     axis.set_yticks([0.2, 0.5, 1.0, 2.0, 4.0], ["0.2", "0.5", "1", "2", "4"])
     axis.yaxis.set_minor_locator(NullLocator())
     axis.clabel(lines, fmt=FuncFormatter(_percent), fontsize=8, manual=_label_places(gap, data))
+    painted(filled, lines, level, edge, *axis.texts, *lines.labelTexts)
     axis.set_xlabel("length $L$ of the prompt")
     axis.set_ylabel(r"sharpness $\tau$ of the scores", color=INK)
     bar = figure.colorbar(filled, ax=axis, ticks=np.logspace(low, 0, round(-low) + 1))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(_percent))
     bar.set_label("relative gap")
+    painted(bar)
     return figure
 
 

@@ -4,30 +4,32 @@ import numpy as np
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from promptlimit.experiments import all_figures
-from promptlimit.reporting import FORMATS, draw, render
+from promptlimit.reporting import FORMATS, render
+from promptlimit.reproduction.large_prompt import PAPER
 
+DRAWINGS = ("start_gaps", "training_ends", "training_distances", "training_risks")
 LENGTHS = np.array([10.0, 100.0, 1000.0])
 STEPS = np.geomspace(100.0, 3e5, 12)
 
 
-def test_every_figure_of_the_paper_has_a_recipe() -> None:
-    paper = [recipe for recipe in all_figures() if recipe.section == "paper"]
-    assert [recipe.name for recipe in paper] == [f"figure_{number}" for number in range(1, 9)]
-    for recipe in all_figures():
-        assert recipe.caption.endswith(".")
-        assert recipe.title
-        assert recipe.reference
+def test_every_figure_of_the_paper_is_there_with_its_words_and_its_drawing() -> None:
+    paper = [figure for figure in PAPER.figures if figure.section == "paper"]
+    assert [figure.name for figure in paper] == [f"figure_{number}" for number in range(1, 9)]
+    assert [figure.drawing for figure in paper] == [*DRAWINGS, *DRAWINGS]
+    for figure in PAPER.figures:
+        assert figure.caption.endswith(".")
+        assert figure.title
+        assert figure.reference
 
 
 def test_the_cost_of_softmax_is_drawn_with_its_limits() -> None:
     heads = {"softmax": 20.0, "linear": 6.5, "ridge": 0.5}
     data = {"lengths": LENGTHS, **{name: 0.9 * cost + 0 * LENGTHS for name, cost in heads.items()}}
     data |= {f"{name}_limit": np.array(cost) for name, cost in heads.items()}
-    (drawn,) = render(draw("softmax_optimum", data), "svg")
+    (drawn,) = render(PAPER.draw("softmax_optimum", data), "svg")
     assert all(f">{cost:.3g}<".encode() in drawn for cost in heads.values())
     for kind in FORMATS:
-        first, second = (render(draw("softmax_optimum", data), kind) for _ in range(2))
+        first, second = (render(PAPER.draw("softmax_optimum", data), kind) for _ in range(2))
         assert first == second
 
 
@@ -77,7 +79,7 @@ def training() -> dict[str, np.ndarray]:
 
 
 def made_up(number: int) -> dict[str, np.ndarray]:
-    """Return arrays as the recipe of a figure computes them, for its laws."""
+    """Return arrays as the figure of a figure computes them, for its laws."""
     laws = ("identity",) if number <= 4 else ("kms", "kms-as-coded")
     kind = (number - 1) % 4
     shared: dict[str, np.ndarray] = {"lengths": LENGTHS, "gradient_lengths": LENGTHS}
@@ -101,7 +103,9 @@ def made_up(number: int) -> dict[str, np.ndarray]:
 )
 def test_a_figure_of_the_paper_names_what_a_reader_may_hide(number: int, series: list[str]) -> None:
     data = made_up(number)
-    (first,), (second,) = (render(draw(f"figure_{number}", data), "svg") for _ in range(2))
+    (first,), (second,) = (
+        render(PAPER.draw(DRAWINGS[(number - 1) % 4], data), "svg") for _ in range(2)
+    )
     assert first == second
     for label in series:
         assert f'id="series:{label}"'.encode() in first
@@ -110,7 +114,7 @@ def test_a_figure_of_the_paper_names_what_a_reader_may_hide(number: int, series:
 def test_error_bars_are_two_standard_errors_of_the_mean_over_starts() -> None:
     data = made_up(1)
     (errors,) = (rows for name, rows in data.items() if name.endswith("batch_error"))
-    axis = draw("figure_1", data).axes[0]
+    axis = PAPER.draw("start_gaps", data).axes[0]
     (bars,) = (each for each in axis.containers if isinstance(each, ErrorbarContainer))
     (segments,) = (lines.get_segments() for lines in bars.lines[2])
     heights = [np.ptp(segment[:, 1]) for segment in segments]

@@ -1,0 +1,181 @@
+"""A paper is a folder: found by being there, inside the library or anywhere else."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from promptlimit.reporting import FORMATS
+from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_page
+from promptlimit.reproduction._pictures import drawn_figure
+from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.results import InputFileError, ReportFolder, StoredFigure
+from reporting.page.stored_results import figure, write_results
+
+SOURCES = {
+    "__init__.py": """
+from promptlimit.reproduction import Paper
+PAPER = Paper(__name__, "On coins", "Nobody, 2026")
+""",
+    "claims/fair.py": """
+from promptlimit.reproduction import Claim
+from promptlimit.results import Check
+
+def decide(setting):
+    return [Check("heads", 0.5, "<=", 0.5), Check("a forged coin", 0.9, ">=", 0.6, role="control")]
+
+CLAIM = Claim(1, "fair", "A coin is fair.", "Theorem 1", decide)
+""",
+    "figures/tosses.py": """
+import numpy as np
+from promptlimit.reproduction import Figure
+
+def compute(setting):
+    return {"heads": np.arange(1.0, 4.0 - setting.quick)}
+
+FIGURE = Figure("tosses", "Tosses", "Heads by toss.", compute, reference="Theorem 1")
+""",
+    "drawings/tosses.py": """
+from matplotlib.figure import Figure
+
+def draw(arrays):
+    figure = Figure()
+    figure.subplots().plot(arrays["heads"])
+    return figure
+""",
+}
+
+
+@pytest.fixture
+def coins(tmp_path: Path) -> Iterator[Path]:
+    """A paper of a user's own."""
+    folder = tmp_path / "coins"
+    for name, text in SOURCES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    before = list(sys.path)
+    yield folder
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "coins"]:
+        del sys.modules[name]
+
+
+def test_the_papers_of_the_library_are_found_by_their_folders() -> None:
+    folder = Path(_pictures.__file__).parent
+    assert [paper.name for paper in papers()] == sorted(
+        path.parent.name for path in folder.glob("*/__init__.py")
+    )
+    assert PAPER in papers()
+    assert PAPER.words.claims == len(PAPER.claims) == 19
+
+
+def test_every_figure_has_a_drawing_and_every_drawing_a_figure() -> None:
+    for paper in papers():
+        names = {item.drawing for item in paper.figures}
+        assert names == set(paper._names("drawings"))
+        assert len({item.name for item in (*paper.claims, *paper.figures)}) == len(
+            paper.claims
+        ) + len(paper.figures)
+
+
+def test_a_paper_without_a_study_has_no_parts(coins: Path) -> None:
+    paper = paper_at(coins)
+    assert paper.parts(Setting()) == ()
+    assert [claim.name for claim in paper.claims] == ["fair"]
+    assert [item.name for item in paper.figures] == ["tosses"]
+
+
+def test_a_folder_that_is_no_paper_is_refused(tmp_path: Path, coins: Path) -> None:
+    with pytest.raises(InputFileError, match=r"must be a Python package that defines PAPER, but"):
+        paper_at(tmp_path)
+    (coins / "__init__.py").write_text("PAPER = 3\n")
+    with pytest.raises(InputFileError, match=r"must define PAPER = Paper\(__name__, \.\.\.\)"):
+        paper_at(coins)
+
+
+@pytest.mark.slow
+def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(coins: Path) -> None:
+    out = coins.parent / "report"
+    command = [sys.executable, "-m", "promptlimit.cli", "reproduce", str(coins), "--json"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (claim,) = json.loads(done.stdout)["claims"]
+    assert (claim["name"], claim["verdict"]) == ("fair", "holds")
+    page = (out / "index.html").read_text()
+    assert "<cite>On coins</cite>, Nobody, 2026" in page
+    assert 'id="coins-figure-tosses"' in page
+    assert "<svg" in page
+    _, report, problems = write_page(ReportFolder(out))  # by whoever does not know the paper
+    assert len(report.figures) == 1
+    assert problems == [
+        "coins/figures/tosses is not shown: the paper coins is not one of this library. "
+        "Run promptlimit reproduce coins tosses again."
+    ]
+    _, _, problems = write_page(ReportFolder(out), [paper_at(coins)])
+    assert problems == []
+
+
+def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
+    coins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper, folder = paper_at(coins), ReportFolder(coins.parent / "r")
+    (item,) = paper.figures
+    stored = StoredFigure(
+        **{**vars(figure("gaps", "coins")), "drawing": "tosses", "arrays": item.compute(Setting())}
+    )
+    folder.save_figure(stored)
+    rendered: list[tuple] = []
+
+    def render(picture: object, *formats: str) -> list[bytes]:
+        rendered.append(formats)
+        return [b"a picture"] * len(formats)
+
+    monkeypatch.setattr(_pictures, "render", render)
+    for drawn_by, lost in (("one", ""), ("one", ""), ("one", "png"), ("other", "")):
+        if lost:
+            (folder.path / "coins" / "figures" / f"gaps.{lost}").unlink()
+        again = folder.figure("coins", "gaps")
+        assert again is not None
+        again, svg = drawn_figure(paper, again, folder, drawn_by)
+        assert (svg, again.drawn_by) == (b"a picture", drawn_by)
+    assert rendered == [FORMATS, ("svg",), FORMATS, FORMATS]
+
+
+def test_arrays_that_do_not_fit_a_drawing_cost_the_page_one_figure(tmp_path: Path) -> None:
+    folder = ReportFolder(write_results(tmp_path / "r", paper="large_prompt"))
+    page, report, problems = write_page(folder, (), {("large_prompt", "more"): b"<svg/>"})
+    assert page.is_file()
+    assert len(report.figures) == 2
+    assert problems == [
+        "large_prompt/figures/gaps is not shown: the paper large_prompt has no drawing 'lines'. "
+        "Run promptlimit reproduce large_prompt gaps again."
+    ]
+
+
+def test_the_page_is_written_without_jax(tmp_path: Path) -> None:
+    write_results(tmp_path / "r")
+    code = """
+import sys
+from promptlimit.cli import main
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+assert not {"jax", "equinox"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(tmp_path / "r"), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["claims"], told["as_on_record"], told["figures"]) == (2, 2, 2)
+    assert told["page"] == str(tmp_path / "r" / "index.html")
+    assert len(told["left_out"]) == done.stderr.count("note:") == 2

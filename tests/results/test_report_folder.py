@@ -1,0 +1,246 @@
+"""Report folders: typed in, typed out, and nothing that is read is trusted."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from promptlimit.results import (
+    Check,
+    ClaimResult,
+    InputFileError,
+    Origin,
+    ReportFolder,
+    StoredClaim,
+    figure_numbers,
+)
+from reporting.page.stored_results import PAPER, PROVENANCE, claim, figure, write_results
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_results(tmp_path / "r")
+
+
+def change(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InputFileError) as caught:
+        ReportFolder(path).read()
+    return str(caught.value)
+
+
+def test_what_is_written_is_read_back(path: Path) -> None:
+    report = ReportFolder(path).read()
+    assert report.claims == (claim(4), claim(12))
+    assert [drawn.name for drawn in report.figures] == ["gaps", "more"]
+    first, wanted = report.figures[0], figure("gaps")
+    np.testing.assert_array_equal(first.arrays["lengths"], wanted.arrays["lengths"])
+    for name in ("paper", "title", "caption", "reference", "section", "drawing", "origin"):
+        assert getattr(first, name) == getattr(wanted, name)
+    assert (first.drawn_by, first.pictures) == ("abc", ("pdf",))
+    assert (report.papers[0].link, report.papers[0].claims) == ("https://example.org/1", 19)
+    assert {key: report.provenance[key] for key in PROVENANCE} == PROVENANCE
+    assert report.provenance["computed"] == "all 4 items"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_read_back(tmp_path: Path, value: float) -> None:
+    checks = (Check("a number", value, ">=", 0.0),)
+    result = ClaimResult(1, "a", "b", "c", "holds", checks)
+    folder = ReportFolder(tmp_path)
+    folder.save_claim(StoredClaim(PAPER, result, Origin()))
+    stored = folder.claim(PAPER, "a")
+    assert stored is not None
+    np.testing.assert_equal(stored.result.checks[0].value, value)
+    assert stored.result.verdict == ("holds" if value > 0 else "does not hold")
+
+
+def test_an_item_is_held_by_its_hash(path: Path) -> None:
+    folder = ReportFolder(path)
+    assert folder.holds(PAPER, "figures", "gaps", "ef")
+    assert not folder.holds(PAPER, "figures", "gaps", "another")
+    assert not folder.holds(PAPER, "figures", "absent", "ef")
+    assert folder.claim(PAPER, "absent") is folder.figure(PAPER, "absent") is None
+    names = [file.name for file in folder.files(folder.read().figures[0])]
+    assert names == ["gaps.pdf", "gaps.npz", "gaps.json"]
+
+
+def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path: Path) -> None:
+    folder = ReportFolder(path)
+    (path / PAPER / "figures" / "gaps.json").unlink()
+    assert folder.figure(PAPER, "gaps") is None
+    arrays = path / PAPER / "figures" / "more.npz"
+    arrays.unlink()
+    with pytest.raises(InputFileError) as caught:
+        folder.figure(PAPER, "more")
+    assert str(caught.value) == (
+        f"{arrays} must hold the figure's arrays, but it is not there. Delete it and run "
+        "promptlimit reproduce more again."
+    )
+
+
+def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -> None:
+    file = path / PAPER / "claims" / "claim-of-number-4.json"
+    checks = json.loads(file.read_text())["checks"]
+    change(file, checks=[{**checks[0], "value": 0.0}, checks[1]])
+    assert refusal(path) == (
+        f"{file} must hold a claim, but its numbers say 'does not hold' where its verdict says "
+        "'holds'. Delete it and run promptlimit reproduce claim-of-number-4 again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Expecting value: line 1 column 1 (char 0)"),
+        (b"\xff", "it is not UTF-8 text"),
+        (b"[1]", "it is none"),
+        (b"[" * 100_000, "it is nested too deep"),
+        (b'{"a":' * 30 + b"1" + b"}" * 30, "it is nested too deep"),
+        (b'{"a":"' + b"x" * 1_000_000 + b'"}', "it is larger than 1 MB"),
+    ],
+    ids=["empty", "bytes", "list", "very deep", "deep", "large"],
+)
+def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reason: str) -> None:
+    file = path / PAPER / "claims" / "bad.json"
+    file.write_bytes(content)
+    assert refusal(path) == (
+        f"{file} must hold a JSON object, but {reason}. "
+        "Delete it and run promptlimit reproduce bad again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"number": "4"}, "its 'number' is not a whole number from 1 to 999"),
+        ({"number": 0}, "its 'number' is not a whole number from 1 to 999"),
+        ({"statement": 3}, "its 'statement' is not text"),
+        ({"expected": "maybe"}, "its 'expected' is none of holds, holds with a change, "),
+        ({"checks": {}}, "its 'checks' is not a list"),
+        ({"checks": [1]}, "one of its checks is not an object"),
+        ({"checks": [{"name": "a", "value": "1"}]}, "its 'value' is not a number"),
+        ({"setting": []}, "its 'setting' is not an object"),
+        ({"seconds": True}, "its 'seconds' is not a number"),
+        ({"seconds": 10**400}, "its 'seconds' is too large a number"),
+    ],
+)
+def test_a_claim_that_is_none_is_named(path: Path, changes: dict[str, Any], reason: str) -> None:
+    file = path / PAPER / "claims" / "claim-of-number-4.json"
+    change(file, **changes)
+    assert re.match(
+        rf"{re.escape(str(file))} must hold a claim, but {re.escape(reason)}", refusal(path)
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "reason"),
+    [
+        ("provenance.json", {"seconds": "long"}, "but its 'seconds' is not a number"),
+        (f"{PAPER}/figures/gaps.json", {"section": "x"}, "'section' is none of paper, beyond"),
+        (f"{PAPER}/paper.json", {"link": "javascript:x"}, "does not start with https://"),
+        (f"{PAPER}/paper.json", {"claims": -1}, "'claims' is not a whole number from 0 to 999"),
+    ],
+)
+def test_other_files_that_say_nonsense_are_named(
+    path: Path, file: str, changes: dict[str, Any], reason: str
+) -> None:
+    change(path / file, **changes)
+    assert reason in refusal(path)
+
+
+def test_all_that_is_damaged_is_named_at_once(path: Path) -> None:
+    for file in (path / PAPER / "claims").iterdir():
+        file.write_text("[]")
+    (path / PAPER / "figures" / "gaps.npz").write_bytes(b"")
+    assert len(refusal(path).splitlines()) == 3
+
+
+def test_two_claims_of_one_number_are_refused(path: Path) -> None:
+    file = path / PAPER / "claims" / "claim-of-number-4.json"
+    change(file, name="again")
+    file.rename(file.with_name("again.json"))
+    ReportFolder(path).save_claim(claim(4))
+    assert "'again' and 'claim-of-number-4' both have number 4" in refusal(path)
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
+    os.mkfifo(path / PAPER / "claims" / "pipe.json")
+    assert "pipe.json must hold a JSON object, but it is no file" in refusal(path)
+
+
+def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == (
+        f"{tmp_path} must hold PAPER/claims/NAME.json or PAPER/figures/NAME.json, but has "
+        f"neither. Fill it with promptlimit reproduce --out {tmp_path}"
+    )
+    assert "absent must be a folder of results, but there is" in refusal(tmp_path / "absent")
+
+
+def test_a_folder_of_version_0_1_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    assert refusal(tmp_path) == (
+        f"{tmp_path} must hold one subfolder for each paper, but claims/ and figures/ lie in it, "
+        "as version 0.1 wrote them. Delete it, or choose another folder."
+    )
+
+
+def test_provenance_stays_when_nothing_is_new(path: Path) -> None:
+    folder = ReportFolder(path)
+    report = folder.read()
+    items = [*report.figures, *report.claims]  # in another order
+    before = (path / "provenance.json").read_bytes()
+    folder.record(items, [], {**PROVENANCE, "device": "another"}, whole=True)
+    assert (path / "provenance.json").read_bytes() == before
+    folder.record(items[1:], [], {**PROVENANCE, "device": "another"}, whole=True)
+    content = json.loads((path / "provenance.json").read_text())
+    assert content["device"] == "another"
+    assert content["computed"] == "0 of 3 items, the others were stored"
+
+
+def test_a_part_computed_later_leaves_the_provenance_of_the_whole(path: Path) -> None:
+    folder = ReportFolder(path)
+    whole = folder.read().provenance
+    part = [claim(4)]
+    folder.record(part, [], {**PROVENANCE, "device": "another"}, whole=False)
+    assert folder.read().provenance == whole
+    folder.record(part, part, {**PROVENANCE, "device": "another"}, whole=False)
+    later = folder.read().provenance
+    assert {key: later[key] for key in whole} == whole
+    assert later["later"] == {"claim-of-number-4": f"{PROVENANCE['started']} on another"}
+
+
+def test_a_damaged_provenance_is_written_anew(path: Path) -> None:
+    (path / "provenance.json").write_text('{"later": 3}')
+    ReportFolder(path).record([claim(4)], [], PROVENANCE, whole=False)
+    content = json.loads((path / "provenance.json").read_text())
+    assert content["computed"].startswith("0 of 1")
+
+
+def test_numbers_of_figures_are_read_from_references() -> None:
+    assert figure_numbers("Figure 10") == (10,)
+    assert figure_numbers("Proposition 3.1 and Figures 2, 4-6") == (2, 4, 5, 6)
+    assert figure_numbers("Lemma 2.1") == ()
+
+
+def test_figures_come_by_number_then_those_without_then_those_beyond_the_paper() -> None:
+    references = {"a": "docs", "b": "Figure 10", "c": "Figure 2", "d": "Appendix"}
+    drawn = []
+    for name, reference in references.items():
+        beyond = name == "a"
+        template = figure("more" if beyond else "gaps")
+        drawn.append(type(template)(**{**vars(template), "name": name, "reference": reference}))
+    assert [item.name for item in sorted(drawn, key=lambda item: item.place)] == [
+        "c",
+        "b",
+        "d",
+        "a",
+    ]
