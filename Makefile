@@ -65,7 +65,7 @@ test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
 
 figures: $(STAMP) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report
-	cp report/figures/*.png docs/figures/
+	cp report/large_prompt/figures/*.png docs/figures/
 
 benchmarks: $(STAMP) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done

@@ -18,8 +18,9 @@ KINDS = {
 def test_every_planted_error_still_applies(mutant: Mutant) -> None:
     planted = mutant.planted(ROOT)
     assert planted is not None, "the file must hold `old` exactly once"
-    before = ast.parse(mutant.path(ROOT).read_text(encoding="utf-8"))
-    assert ast.dump(ast.parse(planted)) != ast.dump(before)
+    before = mutant.path(ROOT).read_text(encoding="utf-8")
+    meaning = (lambda text: ast.dump(ast.parse(text))) if mutant.file.endswith(".py") else str
+    assert meaning(planted) != meaning(before)
     assert mutant.tests
     assert all(located(test, ROOT) for test in mutant.tests)
     assert mutant.kind in KINDS
