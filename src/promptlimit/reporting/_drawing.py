@@ -40,7 +40,7 @@ def render(figure: Figure, *formats: Format) -> list[bytes]:
         figure.draw_without_rendering()
         figure.set_layout_engine(None)
         inked = figure.get_tightbbox().padded(_MARGIN)
-        return [_file(figure, each, inked) for each in formats]
+        return [_file(figure, ending, inked) for ending in formats]
 
 
 def _file(figure: Figure, format: Format, inked: Bbox) -> bytes:  # noqa: A002  # matplotlib's word

@@ -51,12 +51,12 @@ def squared_output_gap(
         points: of quadrature over weights and queries; the error is the spread of four sets.
     """
     merged = start.merged()
-    found = []
+    replicates = []
     for replicate in range(_REPLICATES):
         nodes = next(node_sets(task, points, replicate))
-        found.append(_mean_gap(task, merged.key_query, merged.value[-1], nodes, lengths))
-    each = np.stack(found)
-    return Gap(each.mean(axis=0), each.std(axis=0, ddof=1) / _REPLICATES**0.5)
+        replicates.append(_mean_gap(task, merged.key_query, merged.value[-1], nodes, lengths))
+    gaps = np.stack(replicates)
+    return Gap(gaps.mean(axis=0), gaps.std(axis=0, ddof=1) / _REPLICATES**0.5)
 
 
 def _mean_gap(
@@ -86,10 +86,10 @@ def _splines(largest: float, lengths: tuple[int, ...]) -> tuple[CubicSpline, Cub
     """Return both factors as functions of the sharpness, from 0 to `largest`."""
     grid = np.linspace(0.0, largest, 1 + _GRID * int(largest))[:, None]
     L = np.asarray(lengths, dtype=np.float64)
-    found = weight_statistics(grid, L)
-    S2, A = found.participation, found.mean_score
-    spread = 1 + grid**2 * (2 * found.cubic_participation - S2) - found.score_error
-    along = found.score_error - 2 * grid / L * (A + grid * spread) + 2 * grid**2 / L
+    weights = weight_statistics(grid, L)
+    S2, A = weights.participation, weights.mean_score
+    spread = 1 + grid**2 * (2 * weights.cubic_participation - S2) - weights.score_error
+    along = weights.score_error - 2 * grid / L * (A + grid * spread) + 2 * grid**2 / L
     across = S2 - 2 * grid / L * A + grid**2 / L
     return CubicSpline(grid[:, 0], along), CubicSpline(grid[:, 0], across)
 
@@ -105,14 +105,14 @@ def population_gradient_gap(
         length: $L$.
         points: of quadrature, in each of eight replicates.
     """
-    softmax, linear = (risk_gradient(each, task, length, points=points) for each in starts)
+    softmax, linear = (risk_gradient(start, task, length, points=points) for start in starts)
     difference = [softmax.value[name] - linear.value[name] for name in softmax.value]
     errors = list(softmax.error.values())
     # The square of a noisy difference is too large by its variance; errors are two deviations.
-    noise = sum(float((each**2).sum()) / 4 for each in errors)
-    square = sum(float((each**2).sum()) for each in difference)
+    noise = sum(float((error**2).sum()) / 4 for error in errors)
+    square = sum(float((part**2).sum()) for part in difference)
     pairs = zip(difference, errors, strict=True)
-    slack = np.sqrt(sum(float((each**2 * error**2).sum()) for each, error in pairs))
+    slack = np.sqrt(sum(float((part**2 * error**2).sum()) for part, error in pairs))
     return Gap(np.asarray(square - noise), np.asarray(slack))
 
 
@@ -136,8 +136,8 @@ def same_batch_gradient_gap(
         batches: how many; the spread between them is the error.
     """
     softmax, linear = _batch_gradients(task, starts, length, jax.random.split(key, batches), batch)
-    found = ((softmax - linear) ** 2).sum(axis=1)
-    return Gap(found.mean(), found.std(ddof=1) / batches**0.5)
+    squares = ((softmax - linear) ** 2).sum(axis=1)
+    return Gap(squares.mean(), squares.std(ddof=1) / batches**0.5)
 
 
 def gradient_noise(
@@ -159,8 +159,8 @@ def gradient_noise(
         batch: prompts in a batch.
         batches: how many the estimate is from.
     """
-    (found,) = _batch_gradients(task, [head], length, jax.random.split(key, batches), batch)
-    return float(found.var(axis=0, ddof=1).sum())
+    (gradients,) = _batch_gradients(task, [head], length, jax.random.split(key, batches), batch)
+    return float(gradients.var(axis=0, ddof=1).sum())
 
 
 def _batch_gradients(
@@ -180,7 +180,7 @@ def _batch_gradients(
         np.sqrt([task.prior_variance, task.noise_variance]),
     )
     single = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), (tuple(heads), laws))
-    return [np.asarray(each, np.float64) for each in _gradients(*single, keys, length, batch)]
+    return [np.asarray(rows, np.float64) for rows in _gradients(*single, keys, length, batch)]
 
 
 @functools.partial(jax.jit, static_argnames=("length", "batch"))

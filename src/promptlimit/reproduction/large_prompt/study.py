@@ -80,10 +80,10 @@ def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None
     first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
     tables_at_hand()
     with jax.enable_x64(True), on_cpu():
-        return followed(setting, protocol_task(law), first, length)
+        return flow_from(setting, protocol_task(law), first, length)
 
 
-def followed(setting: Setting, task: LinearRegression, first: Factored, length: int) -> Trajectory:
+def flow_from(setting: Setting, task: LinearRegression, first: Factored, length: int) -> Trajectory:
     """Return the flow on as few points as carry it: a flow may follow too few out of bounds."""
     usual = 1024 if setting.quick else 4096
     for points in (usual, 4 * usual):
@@ -273,7 +273,7 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
     half of it, that is $\eta\,\mathrm{tr}\,C_R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
-    found = []
+    rises = []
     for kernel in KERNELS:
         row = []
         for length in NOISE_LENGTHS:
@@ -282,8 +282,8 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
             head = Factored(kernel, *(last[name][-1] for name in _FACTORS), scale=first.scale)
             key = jax.random.fold_in(jax.random.key(setting.seed), 2_000 + length)
             row.append(RATE * gradient_noise(task, head, length, key=key, batch=BATCH))
-        found.append(row)
-    return np.array(found)
+        rises.append(row)
+    return np.array(rises)
 
 
 _FACTORS = ("key_weight", "query_weight", "value_weight", "output")

@@ -29,14 +29,14 @@ _NARROWING_FROM = {"kms": 10, "kms-as-coded": 100}
 
 def slowness(setting: Setting, law: str) -> np.ndarray:
     """Return linear attention's least excess over the noise against the isotropic one's."""
-    found, isotropic = ends(setting, law), ends(setting, "identity")
-    return (found.optimum - found.floor) / (isotropic.optimum - isotropic.floor)
+    final, isotropic = ends(setting, law), ends(setting, "identity")
+    return (final.optimum - final.floor) / (isotropic.optimum - isotropic.floor)
 
 
 def _slower(setting: Setting, law: str) -> list[Check]:
     """Return whether the risk falls more slowly than over isotropic covariates, under one law."""
-    found, isotropic = ends(setting, law), ends(setting, "identity")
-    ratio = (found.errors[0] - found.floor) / (isotropic.errors[0] - isotropic.floor)
+    final, isotropic = ends(setting, law), ends(setting, "identity")
+    ratio = (final.errors[0] - final.floor) / (isotropic.errors[0] - isotropic.floor)
     return [
         Check(
             f"{_LAWS[law]}: least excess of linear attention over the isotropic one, L = 1000",
@@ -72,7 +72,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     """Return the checks of claims 13 to 15 under both laws, and which of them is slower."""
     checks = []
     for law, name in _LAWS.items():
-        found, along = ends(setting, law), curves(setting, law)
+        final, along = ends(setting, law), curves(setting, law)
         checks += [
             Check(
                 f"{name}: share of starts that converge, smallest over heads and lengths",
@@ -81,8 +81,8 @@ def decide(setting: Setting) -> Sequence[Check]:
                 0.25,
             ),
             *slope_checks(setting, law, name),
-            *order_checks(found, name, _NARROWING_FROM[law]),
-            *floor_checks(found, name, _NEAR[law], _SLOPE[law]),
+            *order_checks(final, name, _NARROWING_FROM[law]),
+            *floor_checks(final, name, _NEAR[law], _SLOPE[law]),
             Check(
                 f"{name}: distance of converging trainings, from each length to the next: "
                 "largest ratio",

@@ -75,9 +75,9 @@ def _distance_outside(kernel: type, rng: np.random.Generator, key: jax.Array) ->
     """Return how far outputs leave the convex hull of the values, at most; inside is negative."""
     worst = -np.inf
     law = Gaussian(np.zeros(_DIM), np.eye(_DIM))
-    for each in jax.random.split(key, 20):
+    for own in jax.random.split(key, 20):
         u, v = random_parameters(rng, _DIM)
-        tokens = law.sample(12, key=each)
+        tokens = law.sample(12, key=own)
         hull = ConvexHull(np.asarray(tokens) @ v.T)
         output = np.asarray(kernel(2 * u, v)(Empirical(tokens), 2 * rng.normal(size=_DIM)))
         worst = max(worst, float((hull.equations @ np.append(output, 1.0)).max()))

@@ -46,8 +46,8 @@ def decide(setting: Setting) -> Sequence[Check]:
     factor = rng.normal(size=(DIM, DIM - 1)) / DIM**0.5
     flat = regression(factor @ factor.T)
     limit, noisy_limit, flat_limit = (
-        gradient_flow(start(each, theta), each, np.inf, TIMES, tolerance=TIGHT)
-        for each in (task, noisy, flat)
+        gradient_flow(start(case, theta), case, np.inf, TIMES, tolerance=TIGHT)
+        for case in (task, noisy, flat)
     )
     at_once, flat_end = block_limit(task, ALPHA, theta), block_limit(flat, ALPHA, theta)
     inverse_only = block_limit(flat, 0.0, theta)

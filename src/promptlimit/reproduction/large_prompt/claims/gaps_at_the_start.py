@@ -51,8 +51,8 @@ def _of_different_starts(setting: Setting) -> float:
     """Return the slope of the population gradient gap between two starts, which does not fall."""
     task = protocol_task("identity")
     pair = [random_start(setting, 0, "softmax"), random_start(setting, 2, "linear")]
-    found = [float(population_gradient_gap(task, pair, length).value) for length in (10, 1000)]
-    return float(np.log(found[1] / found[0]) / np.log(100.0))
+    gaps = [float(population_gradient_gap(task, pair, length).value) for length in (10, 1000)]
+    return float(np.log(gaps[1] / gaps[0]) / np.log(100.0))
 
 
 def decide(setting: Setting) -> Sequence[Check]:

@@ -35,9 +35,9 @@ def _checks(wrt: str, seed: int, prompts: Prompts) -> list[Check]:
     slopes = local_slopes(
         gradient_moments(attention, law, query, _LENGTHS, wrt=wrt, kind="exact").value, _LENGTHS
     )
-    given = (attention, law, query, prompts.lengths)
-    exact = gradient_moments(*given, wrt=wrt, kind="exact")
-    drawn = gradient_moments(*given, wrt=wrt, kind="estimate", key=key, samples=prompts.samples)
+    problem = (attention, law, query, prompts.lengths)
+    exact = gradient_moments(*problem, wrt=wrt, kind="exact")
+    drawn = gradient_moments(*problem, wrt=wrt, kind="estimate", key=key, samples=prompts.samples)
     leading = gradient_moments(attention, law, query, 1e18, wrt=wrt, kind="asymptotic").value
     last = gradient_moments(attention, law, query, 1e18, wrt=wrt, kind="exact").value
     distance = float((np.abs(exact.value - drawn.value) / drawn.error).max())

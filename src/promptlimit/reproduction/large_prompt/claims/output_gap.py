@@ -48,9 +48,9 @@ def _simulation_distance(seed: int, prompts: Prompts) -> float:
     u, v = random_parameters(rng, _DIM)
     law, query = random_gaussian(rng, _DIM), 2 * rng.normal(size=_DIM)
     attention, key = SoftmaxAttention(u, v), jax.random.key(seed)
-    given = (attention, law, query, prompts.lengths)
-    exact = prompt_moments(*given, kind="exact")
-    drawn = prompt_moments(*given, kind="estimate", key=key, samples=prompts.samples)
+    problem = (attention, law, query, prompts.lengths)
+    exact = prompt_moments(*problem, kind="exact")
+    drawn = prompt_moments(*problem, kind="estimate", key=key, samples=prompts.samples)
     return float((np.abs(exact.mse - drawn.mse) / drawn.error).max())
 
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._protocol import protocol_task
-from promptlimit.reproduction.large_prompt.study import CONVERGED, curves, followed, random_start
+from promptlimit.reproduction.large_prompt.study import CONVERGED, curves, flow_from, random_start
 from promptlimit.results import Check
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return shares of starts that converge, and the best start against the theory's."""
-    found = curves(setting, "identity")
-    shares = found.converged.mean(axis=2)
-    excess = found.errors[..., -1].min(axis=2) - found.floor
-    ratio = excess / (found.best - found.floor)
+    flows = curves(setting, "identity")
+    shares = flows.converged.mean(axis=2)
+    excess = flows.errors[..., -1].min(axis=2) - flows.floor
+    ratio = excess / (flows.best - flows.floor)
     return [
         Check(
             "share of random starts within a tenth of the least excess at the end, smallest over "
@@ -48,7 +48,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         Check(
             "linear attention from a start at 0, a saddle: final excess over the least, L = 1000",
-            float((_from_zero(setting) - found.floor) / (found.best[1, -1] - found.floor)),
+            float((_from_zero(setting) - flows.floor) / (flows.best[1, -1] - flows.floor)),
             ">=",
             10.0,
             role="control",
@@ -59,7 +59,7 @@ def decide(setting: Setting) -> Sequence[Check]:
 def _from_zero(setting: Setting) -> float:
     """Return the mean squared error where the flow of linear attention ends that starts at zero."""
     zero = jax.tree.map(jnp.zeros_like, random_start(setting, 0, "linear"))
-    return 2 * float(followed(setting, protocol_task("identity"), zero, 1000).value[-1])
+    return 2 * float(flow_from(setting, protocol_task("identity"), zero, 1000).value[-1])
 
 
 CLAIM = Claim(

@@ -12,17 +12,17 @@ _NEAR = (0.03, 0.01)
 _HEADS = ("softmax", "linear")
 
 
-def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
+def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
     """Return how the curves of final errors lie to one another under one law.
 
     Args:
-        found: the curves.
+        final: the curves.
         name: the law, in words.
         narrowing_from: the length from which the difference between the heads must fall.
     """
-    softmax, linear = found.errors
+    softmax, linear = final.errors
     gap = softmax - linear
-    late = gap[found.lengths >= narrowing_from]
+    late = gap[final.lengths >= narrowing_from]
     falling, since = (late, narrowing_from) if late.size > 1 else (gap, 10)
     return [
         Check(
@@ -30,7 +30,7 @@ def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check
             float(gap.min()),
             ">=",
             1e-3,
-            error=float(found.accuracy[0][gap.argmin()]),
+            error=float(final.accuracy[0][gap.argmin()]),
         ),
         Check(
             f"{name}: that difference from each length to the next, L from {since}: largest ratio",
@@ -40,13 +40,13 @@ def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check
         ),
         Check(
             f"{name}: linear minus ridge, smallest over lengths",
-            float((linear - found.ridge).min()),
+            float((linear - final.ridge).min()),
             ">=",
             1e-3,
         ),
         Check(
             f"{name}: linear against its closed-form optimum, largest relative distance",
-            float(np.abs(linear / found.optimum - 1).max()),
+            float(np.abs(linear / final.optimum - 1).max()),
             "<=",
             0.01,
         ),
@@ -54,20 +54,20 @@ def order_checks(found: Ends, name: str, narrowing_from: int = 10) -> list[Check
 
 
 def floor_checks(
-    found: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
+    final: Ends, name: str, near: tuple[float, float] = _NEAR, slope: float = -0.5
 ) -> list[Check]:
     """Return how far above the noise both heads end at the longest prompts, and how they fall.
 
     Args:
-        found: the curves.
+        final: the curves.
         name: the law, in words.
         near: how close to the noise softmax and linear attention must come.
         slope: how fast their excess must fall at least, in a log-log plot.
     """
     checks = []
-    for head, errors, most in zip(_HEADS, found.errors, near, strict=True):
-        excess = errors - found.floor
-        steps = np.log(found.lengths[-1] / found.lengths[0])
+    for head, errors, most in zip(_HEADS, final.errors, near, strict=True):
+        excess = errors - final.floor
+        steps = np.log(final.lengths[-1] / final.lengths[0])
         checks += [
             Check(f"{name}: {head} at L = 1000 above the noise floor", excess[-1], "<=", most),
             Check(
@@ -88,18 +88,18 @@ def training_distance(setting: Setting, law: str) -> float:
         if int(length) in trained.lengths:
             row = 2 * trained.value[trained.lengths.index(int(length)), :, 0, -1]
             flows = along.errors[:, place, along.shown]
-            at = [np.interp(trained.times[-1], TIMES, each) for each in flows]
+            at = [np.interp(trained.times[-1], TIMES, errors) for errors in flows]
             worst = max(worst, float(np.abs(row / at - 1).max()))
     return worst
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return the order of the final errors, and training runs held against flows."""
-    found = ends(setting, "identity")
+    final = ends(setting, "identity")
     before = curves(setting, "identity").errors[:, -1, :, 0]
     return [
-        *order_checks(found, "Σ = I"),
-        *floor_checks(found, "Σ = I"),
+        *order_checks(final, "Σ = I"),
+        *floor_checks(final, "Σ = I"),
         Check(
             "training runs against gradient flows, largest relative distance at the end",
             training_distance(setting, "identity"),
@@ -108,14 +108,14 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         Check(
             "before training, L = 1000: smallest excess over the noise floor",
-            float(before.min() - found.floor),
+            float(before.min() - final.floor),
             ">=",
             0.3,
             role="control",
         ),
         Check(
             "softmax at L = 10, too short: excess over the noise floor",
-            float(found.errors[0][0] - found.floor),
+            float(final.errors[0][0] - final.floor),
             ">=",
             0.3,
             role="control",

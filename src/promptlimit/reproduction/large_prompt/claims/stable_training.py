@@ -22,14 +22,14 @@ _SURE = 0.05
 
 def converging(setting: Setting) -> np.ndarray:
     """Return from which starts each head converges at L = 1000, Σ = I, [kernel, start]."""
-    found = curves(setting, "identity")
+    flows = curves(setting, "identity")
     starts = start_numbers(setting, "identity") if setting.quick else range(_STARTS)
     errors = [
         [2 * flow(setting, "identity", kernel, _LENGTH, start).value[-1] for start in starts]
         for kernel in KERNELS
     ]
-    least = found.best[:, list(found.lengths).index(_LENGTH)] - found.floor
-    return np.array(errors) - found.floor <= CONVERGED * least[:, None]
+    least = flows.best[:, list(flows.lengths).index(_LENGTH)] - flows.floor
+    return np.array(errors) - flows.floor <= CONVERGED * least[:, None]
 
 
 def decide(setting: Setting) -> Sequence[Check]:

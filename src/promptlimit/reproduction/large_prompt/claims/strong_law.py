@@ -22,7 +22,7 @@ _QUERY = np.array([1.0, -0.5])
 def _paths(law: AbstractMeasure, key: jax.Array, prompts: int) -> np.ndarray:
     """Return the outputs of growing prompts, one a row, at each length."""
     attention, query = SoftmaxAttention(_U, _V), jnp.asarray(_QUERY)
-    drawn = [law.sample(_LENGTHS[-1], key=each) for each in jax.random.split(key, prompts)]
+    drawn = [law.sample(_LENGTHS[-1], key=own) for own in jax.random.split(key, prompts)]
     return np.array(
         [[attention(beginning(tokens, n), query) for n in _LENGTHS] for tokens in drawn]
     )

@@ -9,14 +9,14 @@ from promptlimit.reproduction.large_prompt.study import Curves, curves, flow
 from promptlimit.results import Check
 
 
-def farthest(found: Curves) -> np.ndarray:
+def farthest(flows: Curves) -> np.ndarray:
     """Return the largest squared distance along training, [length, start]."""
-    return found.distances.max(axis=2)
+    return flows.distances.max(axis=2)
 
 
-def of_converging(found: Curves) -> np.ndarray:
+def of_converging(flows: Curves) -> np.ndarray:
     """Return the same for the starts from which both heads converge at every length."""
-    return farthest(found)[:, found.converged.all(axis=(0, 1))]
+    return farthest(flows)[:, flows.converged.all(axis=(0, 1))]
 
 
 def largest_ratio(distances: np.ndarray) -> float:
@@ -27,13 +27,13 @@ def largest_ratio(distances: np.ndarray) -> float:
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return how distances change with the length, over all starts and over those that converge."""
-    found = curves(setting, "identity")
-    converging = of_converging(found)
+    flows = curves(setting, "identity")
+    converging = of_converging(flows)
     return [
         Check(
             "largest squared distance along training, from each length to the next, every start: "
             "largest ratio",
-            largest_ratio(farthest(found)),
+            largest_ratio(farthest(flows)),
             "<=",
             0.99,
         ),

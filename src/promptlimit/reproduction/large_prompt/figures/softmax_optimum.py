@@ -24,16 +24,16 @@ def leading_order(dim: int, noise: float) -> float:
 
 def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return excesses over the noise times the length, of training, optima and ridge."""
-    found, noise = ends(setting, "identity"), protocol_task("identity").noise_variance
+    final, noise = ends(setting, "identity"), protocol_task("identity").noise_variance
     scaled = {
-        "softmax": found.errors[0],
-        "linear": found.errors[1],
-        "linear_optimum": found.optimum,
-        "ridge": found.ridge,
+        "softmax": final.errors[0],
+        "linear": final.errors[1],
+        "linear_optimum": final.optimum,
+        "ridge": final.ridge,
     }
     return {
-        "lengths": found.lengths,
-        **{name: (error - found.floor) * found.lengths for name, error in scaled.items()},
+        "lengths": final.lengths,
+        **{name: (error - final.floor) * final.lengths for name, error in scaled.items()},
         "softmax_limit": np.array(leading_order(DIM, noise)),
         "linear_limit": np.array(DIM + 1 + DIM * noise),
         "ridge_limit": np.array(DIM * noise),

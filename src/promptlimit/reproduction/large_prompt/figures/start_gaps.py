@@ -42,28 +42,28 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
     """
     task, lengths = protocol_task(law), gap_lengths(setting)
     batches = 96 if setting.quick else 32  # quick has fewer starts to average over
-    found: dict[str, list] = {"output": [], "population": [], "batch": []}
+    gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
     for index in start_numbers(setting, law):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
         key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
         setting.tell(f"gaps at start {index}: {law}")
-        found["output"].append(squared_output_gap(task, starts[0], output_lengths(setting)))
-        found["population"].append(
+        gaps["output"].append(squared_output_gap(task, starts[0], output_lengths(setting)))
+        gaps["population"].append(
             [population_gradient_gap(task, starts, length) for length in lengths]
         )
-        found["batch"].append(
+        gaps["batch"].append(
             [
                 same_batch_gradient_gap(task, starts, length, key=key, batches=batches)
                 for length in lengths
             ]
         )
     arrays = {
-        "output": np.array([gap.value for gap in found["output"]]),
-        "output_error": np.array([gap.error for gap in found["output"]]),
+        "output": np.array([gap.value for gap in gaps["output"]]),
+        "output_error": np.array([gap.error for gap in gaps["output"]]),
     }
     for name in ("population", "batch"):
-        arrays[name] = np.array([[gap.value for gap in row] for row in found[name]])
-        arrays[f"{name}_error"] = np.array([[gap.error for gap in row] for row in found[name]])
+        arrays[name] = np.array([[gap.value for gap in row] for row in gaps[name]])
+        arrays[f"{name}_error"] = np.array([[gap.error for gap in row] for row in gaps[name]])
     return arrays
 
 
