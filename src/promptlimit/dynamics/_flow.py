@@ -255,7 +255,8 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
             f"stopped at time {end:.4g} with parameters of norm "
-            f"{jnp.linalg.norm(descent.last):.3g}. Ask for earlier times, a larger `tolerance` or a larger `arrival`."
+            f"{jnp.linalg.norm(descent.last):.3g}. Ask for earlier times, a larger `tolerance` or "
+            "a larger `arrival`."
         )
 
 
