@@ -76,13 +76,10 @@ def training_seconds(size: int) -> float:
         lambda key: pl.uniform_factors(5, key=key),
         pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2),
         LENGTH,
-        steps=STEPS,
+        pl.TrainingPlan(steps=STEPS, batch=16, record=[0, STEPS], points=64),
         key=jax.random.key(0),
         seeds=SEEDS * size,
-        batch=16,
-        record=[0, STEPS],
-        points=64,
-        watch=lambda progress: looks.append((progress.step, time.perf_counter())),
+        watch=lambda progress: looks.append((progress.done, time.perf_counter())),
     )
     (first, started), *_, (last, ended) = [look for look in looks if look[0] >= WARM]
     return 1000 * (ended - started) / (last - first)

@@ -20,12 +20,10 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import numpy as np
-import optax
 
 import promptlimit as pl
-from promptlimit.dynamics._training_gradients import gradient_of, stacked
-from promptlimit.dynamics._training_loop import advancer, first_state
-from promptlimit.dynamics._training_request import TrainingRequest, resolved_starts
+from promptlimit.dynamics._requests import TrainingRequest, starts_of_seeds
+from promptlimit.dynamics._step import advancer, batch_gradient, first_state, start_arrays
 
 LENGTHS = (10, 40, 100, 200, 500, 1000)
 BOTH = ("softmax", "linear")
@@ -45,25 +43,17 @@ class Ours:
         key = jax.random.key(0)
         starts = [lambda key, k=k: pl.uniform_factors(5, key=key, kernel=k) for k in kernels]
         request = TrainingRequest(
+            starts=starts_of_seeds(starts, task, seeds, key),
             task=task,
-            starts=resolved_starts(task, starts, seeds, key),
             lengths=(length,),
-            steps=10**6,
-            record=np.array([0]),
-            batch=128,
-            learning_rate=1e-3,
-            optimiser=optax.sgd(1e-3),
-            label="sgd",
+            plan=pl.TrainingPlan(steps=10**6, record=[0], sampling=sampling),
             key=key,
             own_prompts=False,
-            sampling=sampling,
             packed=False,
-            points=4096,
-            samples=4096,
         )
         (cell,) = request.cells
-        self.advance = advancer(request.optimiser, gradient_of(request, cell))
-        self.state = first_state(request.optimiser, stacked(request, cell))
+        self.advance = advancer(request.plan.rule, batch_gradient(request, cell))
+        self.state = first_state(request.plan.rule, start_arrays(request, cell))
         self.state = jax.block_until_ready(self.advance(self.state, 0, 2))
 
     def seconds(self, steps: int) -> float:

@@ -62,10 +62,10 @@ def main() -> None:
             starts,
             protocol_task(name),
             LENGTHS,
-            steps=steps,
+            pl.TrainingPlan(steps=steps),
             key=jax.random.key(0),
             packed=True,
-            watch=lambda progress, seen=seen: seen.append((time.perf_counter(), progress.step)),
+            watch=lambda progress, seen=seen: seen.append((time.perf_counter(), progress.done)),
         )
         total = time.perf_counter() - began
         compiled = next(i for i, (_, step) in enumerate(seen) if step > 0)

@@ -5,7 +5,7 @@ import linecache
 import sys
 from pathlib import Path
 
-from promptlimit._configuration import described
+from promptlimit._configuration import description
 
 
 def test_a_class_that_was_edited_has_another_name(tmp_path: Path) -> None:
@@ -20,6 +20,6 @@ def test_a_class_that_was_edited_has_another_name(tmp_path: Path) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["edited"] = module
         spec.loader.exec_module(module)
-        names.append(described(module.Law))
+        names.append(description(module.Law))
     del sys.modules["edited"]
     assert names[0] != names[1]

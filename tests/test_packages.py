@@ -11,8 +11,8 @@ import pytest
 
 import promptlimit as pl
 from promptlimit._packages import extra_versions, installed_version, package_versions
-from promptlimit.results import environment, save_run
-from promptlimit.results._runs import _environment
+from promptlimit.results import RunFolder, environment
+from promptlimit.results._run_folder import _environment
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
     "project"
@@ -89,7 +89,7 @@ def test_no_dependency_is_for_some_systems_only() -> None:
 
 
 def test_a_run_names_all_that_it_stands_on(tmp_path: Path, installed: dict[str, str]) -> None:
-    path = save_run(tmp_path, {"what": "test"}, {"x": np.zeros(1)})
+    path = RunFolder(tmp_path, {"what": "test"}).save({"x": np.zeros(1)})
     told = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     assert told == environment()
     assert set(told) == {"python", "machine", *package_versions()}

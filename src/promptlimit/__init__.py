@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from promptlimit.concentration import required_length as required_length
     from promptlimit.dynamics import OutsideTheoremWarning as OutsideTheoremWarning
     from promptlimit.dynamics import Training as Training
+    from promptlimit.dynamics import TrainingPlan as TrainingPlan
     from promptlimit.dynamics import Trajectory as Trajectory
     from promptlimit.dynamics import TrajectoryGap as TrajectoryGap
     from promptlimit.dynamics import block_start as block_start
@@ -149,6 +150,7 @@ _HOME = {
     "SoftmaxAttention": "attention",
     "StreamedAttention": "results",
     "Training": "dynamics",
+    "TrainingPlan": "dynamics",
     "Trajectory": "dynamics",
     "TrajectoryGap": "dynamics",
     "UniformCube": "measures",

@@ -14,27 +14,27 @@ import numpy as np
 from promptlimit.results import OPAQUE
 
 
-def described(value: object) -> object:  # noqa: PLR0911  # one line a kind of value
+def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of value
     """Return a module as its type, its fields and their numbers; arrays as nested lists.
 
     >>> import jax.numpy as jnp, promptlimit as pl
-    >>> described(pl.SoftmaxAttention(jnp.eye(1), jnp.eye(1)))
+    >>> description(pl.SoftmaxAttention(jnp.eye(1), jnp.eye(1)))
     {'type': 'SoftmaxAttention', 'key_query': [[1.0]], 'value': [[1.0]]}
     """
     if isinstance(value, eqx.Module):
         fields = (field.name for field in dataclasses.fields(value))
-        inner = {name: described(getattr(value, name)) for name in fields}
+        inner = {name: description(getattr(value, name)) for name in fields}
         return {"type": _name(type(value)), **inner}
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        return described(_numbers(value).tolist())
+        return description(_numbers(value).tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str | bool | int | float | None):
         return value
     if isinstance(value, Mapping):
-        return {str(key): described(each) for key, each in value.items()}
+        return {str(key): description(each) for key, each in value.items()}
     if isinstance(value, Sequence):
-        return [described(each) for each in value]
+        return [description(each) for each in value]
     name = _name(value if callable(value) else type(value))
     return {OPAQUE: name} if not callable(value) or "<" in name else name
 

@@ -4,20 +4,17 @@ import math
 import re
 import warnings
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 from scipy.integrate import solve_ivp
 
 import promptlimit as pl
 from promptlimit.dynamics import (
     OutsideTheoremWarning,
     StabilisedRungeKutta,
-    _convergence,
-    _descent,
+    _comparison,
     _flow,
     ball_gap,
     block_defect,
@@ -25,6 +22,7 @@ from promptlimit.dynamics import (
     imbalance,
     limit_band,
 )
+from promptlimit.dynamics._risks import Reading, RiskOfState, risk_of_state, state_of
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.tasks import AbstractObjective
 
@@ -185,8 +183,8 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     factors = [rng.uniform(-0.6, 0.6, size=shape) for shape in ((3, 3), (3, 3), (3, 3), (1, 3))]
     start = pl.Factored("linear", *factors, scale=0.5)
     risk = objective(start, 7.0)
-    vector = ravel_pytree(eqx.filter(start, eqx.is_inexact_array))[0]
-    found = jax.jit(lambda x: _descent.gradient(risk, start, x))(vector)
+    of_state = risk_of_state(risk, Reading(start, np.float64), start)
+    found = jax.jit(of_state.gradient)(state_of(start))
     merged = start.merged()
     head = pl.LinearAttention(merged.key_query, merged.value)
     by = pl.risk_gradient(head, TASK, 7).value
@@ -206,8 +204,8 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
 def test_one_program_serves_all_lengths_tolerances_and_numbers_of_times(
     finite: pl.Trajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, right = [], _descent.gradient
-    monkeypatch.setattr(_descent, "gradient", lambda *a: calls.append(0) or right(*a))
+    calls, right = [], RiskOfState.gradient
+    monkeypatch.setattr(RiskOfState, "gradient", lambda *a: calls.append(0) or right(*a))
     for times in ([0.5, 1.0], [0.5, math.inf]):
         settings = {"points": POINTS, "tolerance": 1e-5, "arrival": 0.3}
         pl.gradient_flow(random_head(), TASK, 30, times, **settings)
@@ -315,16 +313,16 @@ def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
 def test_the_smallest_length_is_found_within_its_ratio(
     excess: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_convergence, "excess_risk", lambda task, start, n, **_: 7.0 / (n + 2))
+    monkeypatch.setattr(_comparison, "excess_risk", lambda task, start, n, **_: 7.0 / (n + 2))
     right = math.ceil(7.0 / excess - 2)
-    found = _convergence.smallest_length(START, TASK, excess, ratio=1.25)
+    found = _comparison.smallest_length(START, TASK, excess, ratio=1.25)
     assert right <= found <= max(right + 1, 1.25 * right)
 
 
 @pytest.mark.slow
 def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
     start = pl.block_start(TASK, 0.5, kernel="linear")
-    found = _convergence.excess_risk(start, TASK, 20)
+    found = _comparison.excess_risk(start, TASK, 20)
     ends = [pl.gradient_flow(start, TASK, n, [1.0, math.inf]).value[-1] for n in (20, math.inf)]
     assert found == ends[0] - ends[1] > 0
 

@@ -48,8 +48,9 @@ def test_a_flow_over_points_of_the_tasks_own_says_how_far_they_are_off(x64):
 
 def test_training_in_law_takes_the_steps_of_training_on_tokens():
     task, rate = KnownMean(SCATTER), 0.01
-    settings = {"steps": 1, "key": KEY, "batch": 2**14, "learning_rate": rate, "record": [0, 1]}
-    runs = [pl.sgd(START, task, 5, sampling=each, **settings) for each in ("tokens", "law")]
+    settings = {"steps": 1, "batch": 2**14, "learning_rate": rate, "record": [0, 1]}
+    plans = [pl.TrainingPlan(sampling=sampling, **settings) for sampling in ("tokens", "law")]
+    runs = [pl.sgd(START, task, 5, plan, key=KEY) for plan in plans]
     slope = 2 * textbook(VALUE, 5)[1]
     for found in runs:
         moved = -np.diff(found.value_matrix[0, 0, 0], axis=0)[0] / rate
@@ -60,7 +61,7 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
         assert not found.error.any()
     assert np.any(runs[0].value_matrix != runs[1].value_matrix)
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
-        pl.sgd(START, HiddenMean(SCATTER), 5, sampling="law", steps=1, key=KEY)
+        pl.sgd(START, HiddenMean(SCATTER), 5, plans[1], key=KEY)
     assert str(caught.value) == (
         "`sampling` must be 'tokens' for HiddenMean, got 'law'. Its `batch_gradient` does not know "
         "that law."
@@ -68,8 +69,9 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
 
 
 def test_several_lengths_train_in_law_in_one_program():
-    settings = {"steps": 600, "key": KEY, "learning_rate": 0.01, "record": [600], "batch": 256}
-    found = pl.sgd(START, KnownMean(SCATTER), [2, 50], sampling="law", **settings)
+    settings = {"steps": 600, "learning_rate": 0.01, "record": [600], "batch": 256}
+    plan = pl.TrainingPlan(sampling="law", **settings)
+    found = pl.sgd(START, KnownMean(SCATTER), [2, 50], plan, key=KEY)
     for i, length in enumerate((2, 50)):
         assert_allclose(found.value_matrix[i, 0, 0, 0], best(length), atol=0.06)
         assert found.value[i, 0, 0, 0] < 1.02 * pl.bayes_risk(KnownMean(SCATTER), length).value
@@ -130,8 +132,8 @@ def test_an_attention_of_ones_own_trains_by_the_chain_rule():
     )
     U, V = 0.6 * rng.normal(size=(2, 3, 3))
     own, head = Doubled(jnp.asarray(V), jnp.asarray(U / 2), "softmax"), pl.SoftmaxAttention(U, V)
-    settings = {"steps": 1, "key": KEY, "batch": 16, "record": [0, 1], "points": 256}
-    runs = [pl.sgd(each, task, 5, learning_rate=0.1, **settings).run(5) for each in (own, head)]
+    plan = pl.TrainingPlan(steps=1, batch=16, learning_rate=0.1, record=[0, 1], points=256)
+    runs = [pl.sgd(start, task, 5, plan, key=KEY).trajectory() for start in (own, head)]
     half, whole = (np.diff(run.key_query, axis=0)[0] for run in runs)
     assert_allclose(half, 4 * whole, atol=1e-6)
     assert_allclose(runs[0].value_matrix, runs[1].value_matrix, atol=1e-6)

@@ -1,6 +1,7 @@
 """Steps of training against NumPy, the law of its data, and the flow it follows."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -12,10 +13,9 @@ import pytest
 import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
-from promptlimit.dynamics._training_loop import advancer, first_state
-from promptlimit.tasks._batches import questions, stream
-from promptlimit.tasks._packed_sums import packed_sums
-from promptlimit.tasks._token_sums import coordinates, token_sums
+from promptlimit.dynamics._step import advancer, first_state
+from promptlimit.tasks._regression_step import questions
+from promptlimit.tasks._token_sums import coordinates, packed_sums, prompt_stream, token_sums
 
 KEY = jax.random.key(7)
 KMS = 0.5 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
@@ -68,23 +68,14 @@ def test_normals_are_those_of_box_and_muller() -> None:
 @pytest.mark.parametrize("law", LAWS)
 def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
     task, length, rate = LAWS[law], 5, 0.01
-    found = pl.sgd(
-        BOTH,
-        task,
-        length,
-        steps=2,
-        key=KEY,
-        batch=16,
-        learning_rate=rate,
-        record=[0, 1, 2],
-        points=256,
-    )
+    plan = pl.TrainingPlan(steps=2, batch=16, learning_rate=rate, record=[0, 1, 2], points=256)
+    found = pl.sgd(BOTH, task, length, plan, key=KEY)
     prompt_key = jax.random.fold_in(jax.random.fold_in(jax.random.split(KEY)[1], 0), length)
     words = np.asarray(jax.random.key_data(prompt_key))
     for step in (0, 1):
         data = reference.batch(task, words, length, step, 16)
         for place, kernel in enumerate(("softmax", "linear")):
-            run = found.run(length, place)
+            run = found.trajectory(length, place)
             factors = {name: run.parameters[name][step].astype(np.float64) for name in NAMES}
             slopes = reference.gradient(kernel, factors, SCALE, data)
             for name in NAMES:
@@ -98,8 +89,8 @@ def test_a_merged_head_with_several_outputs_learns_in_its_last_row(kernel: str) 
     rng = np.random.default_rng(2)
     U, V = (0.5 * rng.normal(size=shape).astype(np.float32) for shape in ((4, 4), (2, 4)))
     head = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}[kernel](U, V)
-    settings = {"steps": 1, "batch": 16, "learning_rate": 0.01, "record": [0, 1], "points": 256}
-    run = pl.sgd(head, LAWS["kms"], 5, key=KEY, **settings).run(5)
+    plan = pl.TrainingPlan(steps=1, batch=16, learning_rate=0.01, record=[0, 1], points=256)
+    run = pl.sgd(head, LAWS["kms"], 5, plan, key=KEY).trajectory()
     prompt_key = jax.random.fold_in(jax.random.fold_in(jax.random.split(KEY)[1], 0), 5)
     data = reference.batch(LAWS["kms"], np.asarray(jax.random.key_data(prompt_key)), 5, 0, 16)
     matrices = (np.eye(4), U, V, np.array([[0.0, 1.0]]))
@@ -113,7 +104,7 @@ def test_a_merged_head_with_several_outputs_learns_in_its_last_row(kernel: str) 
 @pytest.mark.parametrize("law", LAWS)
 def test_the_data_have_the_moments_of_the_law(law: str) -> None:
     task, batch = LAWS[law], 20_000
-    prompts = stream(task, (2,), batch, [KEY])
+    prompts = prompt_stream(task.token_dim, (2,), batch, [KEY])
 
     @jax.jit
     def drawn(step):
@@ -144,8 +135,7 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
     lengths, kernels, step = (10, 33, 64), ("softmax", "linear", "softmax"), jnp.uint32(3)
     rng = np.random.default_rng(0)
     score, value = jnp.asarray(rng.normal(size=(2, 3, 3, 8, 4)), jnp.float32)
-    task = LAWS["kms"]
-    prompts = stream(task, lengths, 8, [KEY] * 3)
+    prompts = prompt_stream(4, lengths, 8, [KEY] * 3)
     sums = jax.jit(lambda a, b: packed_sums(prompts, kernels, step, a, b))
     packed = sums(score, value)
     # What diverges at one length does not touch the others.
@@ -153,7 +143,7 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
     for one, other in zip(packed, lost, strict=True):
         np.testing.assert_array_equal(one[::2], other[::2])
         assert np.isnan(other[1]).all()
-    singles = [stream(task, (length,), 8, [KEY]) for length in lengths]
+    singles = [prompt_stream(4, (length,), 8, [KEY]) for length in lengths]
     alone = jax.jit(
         lambda a, b: [
             token_sums(single, kernels, step, a[i : i + 1], b[i : i + 1])
@@ -166,14 +156,16 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
 
 
 def test_neither_packing_nor_grouping_changes_a_run() -> None:
-    settings = {"steps": 20, "key": KEY, "batch": 16, "record": [0, 20], "points": 256}
+    plan = pl.TrainingPlan(steps=20, batch=16, record=[0, 20], points=256)
     task = LAWS["kms"]
-    packed = pl.sgd(BOTH, task, [5, 9], seeds=2, packed=True, **settings)
-    alone = pl.sgd(BOTH, task, [5, 9], seeds=2, packed=False, **settings)
+    packed, alone = (
+        pl.sgd(BOTH, task, [5, 9], plan, key=KEY, seeds=2, packed=packed)
+        for packed in (True, False)
+    )
     assert alone.value.shape == (2, 2, 2, 2)
     for name in NAMES:
         np.testing.assert_allclose(packed.parameters[name], alone.parameters[name], atol=2e-6)
-    linear = pl.sgd(start("linear"), task, 9, seeds=1, **settings)
+    linear = pl.sgd(start("linear"), task, 9, plan, key=KEY)
     np.testing.assert_allclose(
         alone.parameters["output"][1, 1, 0], linear.parameters["output"][0, 0, 0], atol=1e-7
     )
@@ -181,7 +173,8 @@ def test_neither_packing_nor_grouping_changes_a_run() -> None:
 
 def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
     fixed = pl.uniform_factors(3, key=KEY)
-    settings = {"steps": 5, "key": KEY, "batch": 8, "record": [0, 5], "seeds": 3, "points": 256}
+    plan = pl.TrainingPlan(steps=5, batch=8, record=[0, 5], points=256)
+    settings = {"plan": plan, "key": KEY, "seeds": 3}
     found = pl.sgd(fixed, LAWS["identity"], [5, 9], own_prompts=True, **settings)
     moved = found.parameters["output"]
     assert moved.shape == (2, 1, 3, 2, 1, 4)
@@ -216,17 +209,9 @@ def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
     gaps = []
     for rate in (0.1, 0.001):
         steps = round(end / (2 * rate))
-        found = pl.sgd(
-            BOTH,
-            task,
-            length,
-            steps=steps,
-            key=KEY,
-            learning_rate=rate,
-            record=[0, steps],
-            points=256,
-        )
-        runs = [found.run(length, place) for place in (0, 1)]
+        plan = pl.TrainingPlan(steps=steps, learning_rate=rate, record=[0, steps], points=256)
+        found = pl.sgd(BOTH, task, length, plan, key=KEY)
+        runs = [found.trajectory(length, place) for place in (0, 1)]
         with jax.enable_x64(True):
             heads = [
                 pl.Factored(
@@ -249,17 +234,10 @@ def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
 
 
 def test_another_optimiser_takes_over() -> None:
-    found = pl.sgd(
-        BOTH,
-        LAWS["identity"],
-        5,
-        steps=30,
-        key=KEY,
-        batch=16,
-        optimiser=optax.adam(1e-2),
-        points=256,
-        record=[0, 30],
+    plan = pl.TrainingPlan(
+        steps=30, batch=16, optimiser=optax.adam(1e-2), record=[0, 30], points=256
     )
+    found = pl.sgd(BOTH, LAWS["identity"], 5, plan, key=KEY)
     assert (found.times == found.steps).all()
     assert (found.value[..., -1] < found.value[..., 0]).all()
 
@@ -270,16 +248,8 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
         with jax.enable_x64(True):
             return dataclasses.replace(head, value_weight=100.0 * head.value_weight)
 
-    found = pl.sgd(
-        [large, start("linear")],
-        LAWS["identity"],
-        5,
-        steps=15,
-        key=KEY,
-        learning_rate=0.05,
-        record=range(16),
-        points=256,
-    )
+    plan = pl.TrainingPlan(steps=15, learning_rate=0.05, record=range(16), points=256)
+    found = pl.sgd([large, start("linear")], LAWS["identity"], 5, plan, key=KEY)
     assert found.diverged[0, 0, 0] >= 0
     assert found.diverged[0, 1, 0] == -1
     well = np.isfinite(found.parameters["output"][0, 0, 0]).all(axis=(1, 2))
@@ -293,17 +263,8 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
 def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]), noise_variance=0.1)
     starts = [start("softmax", 2), start("linear", 2)]
-    found = pl.sgd(
-        starts,
-        task,
-        4,
-        steps=60,
-        key=KEY,
-        batch=32,
-        learning_rate=0.02,
-        record=[0, 60],
-        samples=512,
-    )
+    plan = pl.TrainingPlan(steps=60, batch=32, learning_rate=0.02, record=[0, 60], samples=512)
+    found = pl.sgd(starts, task, 4, plan, key=KEY)
     assert found.kind == "estimate"
     assert found.value.shape == (1, 2, 1, 2)
     assert (found.value[..., 1] < found.value[..., 0]).all()
@@ -315,8 +276,8 @@ def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     covariates = pl.Gaussian(np.zeros(d), np.eye(d))
     task = pl.CovariateRegression(covariates, noise_variance=noise, prior_variance=prior)
     head = pl.LinearAttention(np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, 1.0]))
-    settings = {"steps": 2, "batch": 8192, "learning_rate": rate, "record": [0, 1, 2]}
-    found = pl.sgd(head, task, length, key=KEY, samples=16, **settings)
+    plan = pl.TrainingPlan(steps=2, batch=8192, learning_rate=rate, record=[0, 1, 2], samples=16)
+    found = pl.sgd(head, task, length, plan, key=KEY)
     slope = prior * d * (1 + (d + 1) / length) + noise * d / length - prior * d
     moved = np.diff(found.parameters["value"][0, 0, 0, :, -1, -1]) / (-2 * rate)
     np.testing.assert_allclose(moved, slope, atol=0.2)
@@ -324,7 +285,7 @@ def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     assert abs(moved[0] - moved[1]) > 0.005
 
 
-USUAL = {"start": start(), "lengths": 5, "steps": 5, "key": KEY}
+USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
 
 
 @pytest.mark.parametrize(
@@ -356,9 +317,41 @@ USUAL = {"start": start(), "lengths": 5, "steps": 5, "key": KEY}
     ],
 )
 def test_bad_requests_are_refused(change: dict, message: str) -> None:
+    request = {name: change.get(name, usual) for name, usual in USUAL.items()}
+    planned = {name: value for name, value in change.items() if name not in USUAL}
+    make = functools.partial(pl.TrainingPlan, **{"steps": 5, **planned})  # refused when made
+    train = make if planned else functools.partial(pl.sgd, plan=make(), **request)
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
-        pl.sgd(task=LAWS["identity"], **{**USUAL, **change})
+        train()
     assert str(caught.value) == message
+
+
+def test_a_plan_is_changed_as_a_whole() -> None:
+    plan = pl.TrainingPlan(steps=1000, learning_rate=0.5)
+    assert plan.recorded_steps[[0, 1, -1]].tolist() == [0, 1, 1000]
+    assert dataclasses.replace(plan, steps=10).times[-1] == pl.flow_time(10, 0.5) == 10.0
+    assert dataclasses.replace(plan, optimiser=optax.adam(0.1)).times[-1] == 1000.0
+    assert pl.TrainingPlan(5, record=np.array([0, 5])) == pl.TrainingPlan(5, record=(0, 5))
+    with pytest.raises(ValueError, match="from 0 to 4, got"):
+        dataclasses.replace(pl.TrainingPlan(5, record=[0, 5]), steps=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_descent_and_flow_from_one_start_are_compared_in_two_lines(kernel: str) -> None:
+    task = LAWS["identity"]
+    head = pl.block_start(task, 0.5, kernel=kernel)
+    plan = pl.TrainingPlan(steps=40, learning_rate=0.02, record=[0, 20, 40], points=256)
+    flow = pl.gradient_flow(head, task, 9, plan.times, points=256)
+    trained = pl.sgd(head, task, 9, plan, key=KEY)
+    gap = pl.trajectory_gap(trained.trajectory(), flow)
+    np.testing.assert_array_equal(gap.times, plan.times)
+    assert gap.parameters is not None
+    assert gap.parameters[0] < 1e-12  # single precision beside double
+    # The path is short of the noise of forty batches: rate^2 steps tr C, C of order 1.
+    assert 0 < gap.parameters[-1] < 0.02 < flow.value[0] - flow.value[-1]
+    with pytest.raises(ValueError, match="`length` must be one of 9, got 5"):
+        trained.trajectory(5)
 
 
 def test_a_start_keeps_its_kernel_for_every_seed() -> None:
@@ -368,9 +361,9 @@ def test_a_start_keeps_its_kernel_for_every_seed() -> None:
         return start(next(kernels))(key)
 
     with pytest.raises(ValueError, match="must return the same kernel for every key"):
-        pl.sgd(either, LAWS["identity"], 5, steps=5, key=KEY, seeds=2)
+        pl.sgd(either, LAWS["identity"], 5, pl.TrainingPlan(5), key=KEY, seeds=2)
 
 
 def test_infinite_lengths_are_for_the_flow() -> None:
     with pytest.raises(ValueError, match="there is nothing to sample: use gradient_flow"):
-        pl.sgd(start(), LAWS["identity"], float("inf"), steps=5, key=KEY)
+        pl.sgd(start(), LAWS["identity"], float("inf"), pl.TrainingPlan(5), key=KEY)

@@ -9,11 +9,10 @@ import pytest
 from scipy import stats
 
 import promptlimit as pl
-from promptlimit.tasks import _batches, _chi_square, _law_sums
-from promptlimit.tasks._batches import questions, stream
-from promptlimit.tasks._chi_square import ATTEMPTS, chi_square
-from promptlimit.tasks._law_sums import law_sums
-from promptlimit.tasks._token_sums import token_sums
+from promptlimit.tasks import _law_sums, _regression_step
+from promptlimit.tasks._law_sums import ATTEMPTS, chi_square, law_sums
+from promptlimit.tasks._regression_step import questions
+from promptlimit.tasks._token_sums import prompt_stream, token_sums
 
 TASK = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
 BATCH = 8192
@@ -27,7 +26,7 @@ KERNELS = ("softmax", "linear")
 @functools.cache
 def program(sums, length: int):
     """Both sums of a softmax and of a linear head, compiled once for all directions."""
-    prompts = stream(TASK, (length,), BATCH, [jax.random.key(sums is token_sums)])
+    prompts = prompt_stream(4, (length,), BATCH, [jax.random.key(sums is token_sums)])
     return jax.jit(lambda a, b: sums(prompts, KERNELS, jnp.uint32(1), a, b))
 
 
@@ -95,7 +94,7 @@ def test_chi_squares_have_their_law() -> None:
 
 
 def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, step = stream(TASK, (3,), 2, [jax.random.key(0)]), jnp.uint32(0)
+    prompts, step = prompt_stream(4, (3,), 2, [jax.random.key(0)]), jnp.uint32(0)
     drawn = [np.arange(prompts.pairs * 3 * 2)]  # the tokens
 
     def noted(key, step, index):
@@ -106,9 +105,9 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
         drawn.append(np.asarray(counter[1]).ravel())
         return counter
 
-    for module in (_batches, _chi_square, _law_sums):
+    for module in (_regression_step, _law_sums):
         monkeypatch.setattr(module, "normal_pairs", noted)
-    monkeypatch.setattr(_chi_square, "threefry", noted_words)
+    monkeypatch.setattr(_law_sums, "threefry", noted_words)
     questions(TASK, prompts, step)
     _law_sums._rest(prompts, step)
     _law_sums._lengths(prompts, step)
@@ -123,11 +122,8 @@ def test_training_in_law_ends_at_the_same_risk() -> None:
     starts = [
         lambda key, k=k: pl.uniform_factors(3, key=key, kernel=k) for k in ("softmax", "linear")
     ]
-    settings = {"steps": 500, "learning_rate": 0.02, "seeds": 4, "points": 256, "record": [0, 500]}
-    ends = [
-        pl.sgd(starts, TASK, 9, key=jax.random.key(5), sampling=sampling, **settings).value[
-            0, ..., -1
-        ]
-        for sampling in ("tokens", "law")
-    ]
+    settings = {"steps": 500, "learning_rate": 0.02, "points": 256, "record": [0, 500]}
+    plans = [pl.TrainingPlan(sampling=sampling, **settings) for sampling in ("tokens", "law")]
+    runs = [pl.sgd(starts, TASK, 9, plan, key=jax.random.key(5), seeds=4) for plan in plans]
+    ends = [run.value[0, ..., -1] for run in runs]
     np.testing.assert_allclose(ends[0], ends[1], rtol=0.05)

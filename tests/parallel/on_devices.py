@@ -78,7 +78,7 @@ class _KilledError(Exception):
 
 
 def _stop(progress: Any) -> None:
-    if progress.step >= 40:
+    if progress.done >= 40:
         raise _KilledError
 
 
@@ -87,10 +87,11 @@ def _trained(devices: int, folder: Path | None = None, watch: Any = None) -> dic
         return pl.uniform_factors(1, key=key, kernel="linear")
 
     starts = [factors, lambda key: factors(jax.random.fold_in(key, 1))]
-    how = {"steps": 80, "key": jax.random.key(1), "seeds": 5, "batch": 8, "learning_rate": 0.05}
-    kept = {"record": [0, 80], "points": 64, "folder": folder, "every": 20, "watch": watch}
+    how = {"steps": 80, "batch": 8, "learning_rate": 0.05, "record": [0, 80], "points": 64}
+    plan = pl.TrainingPlan(**how, label="sgd")
+    kept = {"folder": folder, "every": 20, "watch": watch}
     with pl.spread(devices):
-        done = pl.sgd(starts, _task(), 6, **how, **kept, label="sgd")
+        done = pl.sgd(starts, _task(), 6, plan, key=jax.random.key(1), seeds=5, **kept)
     return {name: x.tolist() for name, x in {**done.parameters, "value": done.value}.items()}
 
 

@@ -1,5 +1,6 @@
 """One process at a time in the folder of a run, and no lock that outlives its process."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -9,27 +10,31 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from promptlimit.results import RunBusyError, _checkpoints, locked
+from promptlimit.results import RunBusyError, RunFolder, _run_folder
 
+CONFIG = {"what": "test"}
 HOLDING = """
 import sys
-from pathlib import Path
-from promptlimit.results import locked
-with locked(Path(sys.argv[1])):
+from promptlimit.results import RunFolder
+with RunFolder(sys.argv[1], {"what": "test"}).lock():
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def busy(path: Path, holder: object) -> str:
+def locked(root: Path) -> contextlib.AbstractContextManager[None]:
+    return RunFolder(root, CONFIG).lock()
+
+
+def busy(root: Path, holder: object) -> str:
     return (
-        f"{path} must be written by one process at a time, but process {holder} is at "
-        "work there. Wait for it, or choose another folder."
+        f"{RunFolder(root, CONFIG).path} must be written by one process at a time, but process "
+        f"{holder} is at work there. Wait for it, or choose another folder."
     )
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(RunBusyError) as caught, locked(path):
+def refusal(root: Path) -> str:
+    with pytest.raises(RunBusyError) as caught, locked(root):
         pass
     return str(caught.value)
 
@@ -54,8 +59,10 @@ def test_another_process_is_named_while_it_lives_and_its_lock_ends_when_it_is_ki
 
 
 def test_files_left_by_a_process_of_before_hold_nothing(tmp_path: Path) -> None:
-    (tmp_path / "lock").write_text("12345\n")
-    (tmp_path / "lock-holder").write_text("12345\n")
+    path = RunFolder(tmp_path, CONFIG).path
+    path.mkdir()
+    (path / "lock").write_text("12345\n")
+    (path / "lock-holder").write_text("12345\n")
     with locked(tmp_path):
         assert refusal(tmp_path) == busy(tmp_path, os.getpid())
     with locked(tmp_path):
@@ -71,7 +78,7 @@ def test_the_lock_ends_with_what_was_done_under_it_even_by_an_error(
         locks.append(FileLock(path, fallback_to_soft=fallback_to_soft))
         return locks[-1]
 
-    monkeypatch.setattr(_checkpoints, "FileLock", kept)  # a lock that is let go of is released too
+    monkeypatch.setattr(_run_folder, "FileLock", kept)  # a lock that is let go of is released too
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "new" / "folder"):
         raise ZeroDivisionError
     (lock,) = locks
@@ -83,9 +90,10 @@ def test_a_holder_that_did_not_say_its_name_is_unknown(
     tmp_path: Path, content: bytes | None
 ) -> None:
     with locked(tmp_path):
-        (tmp_path / "lock-holder").unlink()
+        holder = RunFolder(tmp_path, CONFIG).path / "lock-holder"
+        holder.unlink()
         if content is not None:
-            (tmp_path / "lock-holder").write_bytes(content)
+            holder.write_bytes(content)
         assert refusal(tmp_path) == busy(tmp_path, "unknown")
 
 
@@ -99,7 +107,8 @@ def test_a_folder_that_cannot_be_written_is_not_called_busy(
     with pytest.raises(PermissionError) as caught, locked(tmp_path):
         pass
     monkeypatch.undo()
-    assert str(caught.value) == f"[Errno {errno.EACCES}] Permission denied: '{tmp_path / 'lock'}'"
+    lock = RunFolder(tmp_path, CONFIG).path / "lock"
+    assert str(caught.value) == f"[Errno {errno.EACCES}] Permission denied: '{lock}'"
 
 
 def test_where_a_lock_would_outlive_its_process_there_is_none(

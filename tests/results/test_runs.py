@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from promptlimit.dynamics import trajectory_gap
-from promptlimit.results import InputFileError, Trajectory, load_run, run_name, save_run
+from promptlimit.results import (
+    ConfigurationError,
+    InputFileError,
+    RunFolder,
+    Trajectory,
+    require_configuration,
+    run_name,
+)
 
 CONFIG = {"what": "test", "times": [0.0, "inf"], "kind": "exact", "length": 10.0}
 ARRAYS = {"value": np.arange(4.0).reshape(2, 2)}
@@ -33,19 +40,22 @@ def trajectory(**change) -> Trajectory:
 
 
 def test_a_run_is_read_back_and_written_once(tmp_path: Path) -> None:
-    path = save_run(tmp_path, CONFIG, ARRAYS)
-    assert path.name == run_name(CONFIG)
+    run = RunFolder(tmp_path, CONFIG)
+    assert not run.finished
+    path = run.save(ARRAYS)
+    assert run.finished
+    assert path == run.path == tmp_path / run_name(CONFIG)
     assert sorted(each.name for each in path.iterdir()) == [
         "arrays.npz",
         "config.json",
         "done",
         "environment.json",
     ]
-    config, arrays = load_run(path)
-    assert config == CONFIG
-    np.testing.assert_array_equal(arrays["value"], ARRAYS["value"])
+    again = RunFolder.at(path)
+    assert again.config == CONFIG
+    np.testing.assert_array_equal(again.load()["value"], ARRAYS["value"])
     before = (path / "arrays.npz").stat().st_mtime_ns
-    assert save_run(tmp_path, CONFIG, ARRAYS) == path
+    assert run.save(ARRAYS) == path
     assert (path / "arrays.npz").stat().st_mtime_ns == before
     assert "jax" in json.loads((path / "environment.json").read_text())
 
@@ -63,17 +73,20 @@ def test_a_run_killed_before_the_end_is_not_there(
 
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        save_run(tmp_path, CONFIG, ARRAYS)
+        RunFolder(tmp_path, CONFIG).save(ARRAYS)
     monkeypatch.undo()
-    path = tmp_path / run_name(CONFIG)
+    (run,) = RunFolder.inside(tmp_path)
+    assert not run.finished
     with pytest.raises(InputFileError, match="must hold a finished run, but has no done"):
-        load_run(path)
-    save_run(tmp_path, CONFIG, ARRAYS)
-    assert load_run(path)[0] == CONFIG
+        run.load()
+    run.save(ARRAYS)
+    assert RunFolder.at(run.path).config == CONFIG
+    np.testing.assert_array_equal(run.load()["value"], ARRAYS["value"])
 
 
 def test_what_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
-    path = save_run(tmp_path, CONFIG, ARRAYS)
+    run = RunFolder(tmp_path, CONFIG)
+    path = run.save(ARRAYS)
     config = (path / "config.json").read_text()
     for content, reason in (
         (config.replace("10.0", "11.0"), "must be named by the hash of its configuration"),
@@ -82,37 +95,101 @@ def test_what_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
         ("[]", "must hold an object, got list"),
     ):
         (path / "config.json").write_text(content)
-        with pytest.raises(InputFileError, match=reason):
-            load_run(path)
+        for read in (
+            run.load,
+            lambda: RunFolder.at(path),
+            lambda: list(RunFolder.inside(tmp_path)),
+        ):
+            with pytest.raises(InputFileError, match=reason):
+                read()
     (path / "config.json").write_text(config)
     np.savez(path / "arrays.npz", value=np.zeros((2, 2)))
     with pytest.raises(InputFileError, match="must be as it was written"):
-        load_run(path)
+        run.load()
 
 
 def test_arrays_of_objects_are_neither_written_nor_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`arrays` must hold numbers, got dtype object in 'x'"):
-        save_run(tmp_path, CONFIG, {"x": np.array([{}], dtype=object)})
+        RunFolder(tmp_path, CONFIG).save({"x": np.array([{}], dtype=object)})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"step": np.array(7)}, "its step is 7 of 5"),
+        ({"step": np.array(-1)}, "its step is -1 of 5"),
+        ({"state": np.zeros(3)}, "'state' is float64[3] where float64[2] belongs"),
+        ({"state": np.zeros(2, np.float32)}, "'state' is float32[2] where float64[2] belongs"),
+        ({"more": np.zeros(2)}, "'more' is float64[2] where nothing belongs"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tmp_path: Path, change: dict, reason: str
+) -> None:
+    like = {"step": np.array(5), "state": np.zeros(2)}
+    run = RunFolder(tmp_path, CONFIG)
+    assert run.resume(like) is None
+    run.checkpoint({**like, **change})
+    with pytest.raises(InputFileError) as caught:
+        run.resume(like)
+    assert str(caught.value) == (
+        f"{run.path / 'checkpoint.npz'} must be as it was written, but {reason}. Remove it to "
+        "start again."
+    )
+
+
+def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    require_configuration(path, {"steps": 10, "task": {"noise": 0.1}})
+    require_configuration(path, {"steps": 10, "task": {"noise": 0.1}})
+    with pytest.raises(ConfigurationError) as caught:
+        require_configuration(path, {"steps": 20, "task": {"noise": 0.2}})
+    assert str(caught.value) == (
+        f"{tmp_path} must keep its configuration, but this one differs:\n"
+        "  steps: 10 there, 20 here\n"
+        "  task.noise: 0.1 there, 0.2 here\n"
+        "Choose another folder, or ask for the same."
+    )
+
+
+def test_a_folder_of_another_configuration_is_not_gone_on_in(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, CONFIG)
+    with run.lock():
+        run.checkpoint(ARRAYS)
+    (run.path / "config.json").write_text(json.dumps({**CONFIG, "length": 11.0}))
+    with pytest.raises(ConfigurationError, match=r"length: 11\.0 there, 10\.0 here"), run.lock():
+        pass
+
+
+def test_a_run_that_is_finished_leaves_no_checkpoint(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, CONFIG)
+    with run.lock():
+        run.checkpoint(ARRAYS)
+        run.save(ARRAYS)
+    assert run.resume() is None
+    run.checkpoint(ARRAYS)  # as one that was killed between its last two files leaves it
+    with run.lock():
+        assert run.resume() is None
 
 
 def test_a_trajectory_is_read_back(tmp_path: Path) -> None:
     for arrived in (3.5, None):
         right = trajectory(arrived=arrived, config={**CONFIG, "arrived": arrived})
-        found = Trajectory.load(right.save(tmp_path))
+        read = Trajectory.load(right.save(tmp_path))
         for field in dataclasses.fields(Trajectory):
-            got, want = getattr(found, field.name), getattr(right, field.name)
+            there, want = getattr(read, field.name), getattr(right, field.name)
             if isinstance(want, np.ndarray):
-                np.testing.assert_array_equal(got, want)
+                np.testing.assert_array_equal(there, want)
             elif field.name == "parameters":
-                np.testing.assert_array_equal(got["value"], want["value"])
+                np.testing.assert_array_equal(there["value"], want["value"])
             else:
-                assert got == want, field.name
+                assert there == want, field.name
 
 
 def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="must hold a trajectory, but '"):
-        Trajectory.load(save_run(tmp_path, CONFIG, ARRAYS))
+        Trajectory.load(RunFolder(tmp_path, CONFIG).save(ARRAYS))
     short = trajectory(value=np.ones(3), config={**CONFIG, "n": 3})
     with pytest.raises(InputFileError, match="'value' does not have one entry for each time"):
         Trajectory.load(short.save(tmp_path))

@@ -11,7 +11,7 @@ import pytest
 
 import promptlimit as pl
 from parallel.processes import run, script
-from promptlimit.results import InputFileError, RunBusyError, StreamedAttention, locked
+from promptlimit.results import InputFileError, RunBusyError, RunFolder, StreamedAttention
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import as_prompt
@@ -22,7 +22,7 @@ import os, signal, sys
 from streaming.test_saved import drawn
 
 def kill(progress):
-    if progress.tokens >= 8 * 131072:  # what was read before is saved
+    if progress.done >= 8 * 131072:  # what was read before is saved
         os.kill(os.getpid(), signal.SIGKILL)
 
 drawn(sys.argv[1], kill)
@@ -58,8 +58,8 @@ def test_a_stream_killed_in_the_middle_goes_on_to_the_identical_bits(tmp_path: P
     assert any(tmp_path.glob("*/checkpoint.npz"))
     assert not any(tmp_path.glob("*/done"))
     counts: list[list[int]] = [[], []]
-    resumed = drawn(tmp_path, lambda progress: counts[0].append(progress.tokens))
-    again = drawn(tmp_path, lambda progress: counts[1].append(progress.tokens))
+    resumed = drawn(tmp_path, lambda progress: counts[0].append(progress.done))
+    again = drawn(tmp_path, lambda progress: counts[1].append(progress.done))
     assert 0 < counts[0][0] < LENGTH
     assert counts[0][-1] == LENGTH
     assert counts[1] == [LENGTH]  # read from the folder, not streamed
@@ -76,7 +76,7 @@ def _cut_short(folder: Path, blocks: list[np.ndarray]) -> None:
     """Stream until a checkpoint is there, and stop like a killed process."""
 
     def stop(progress: Progress) -> None:
-        if progress.tokens > 0:
+        if progress.done > 0:
             raise _KilledError
 
     with pytest.raises(_KilledError):
@@ -182,5 +182,6 @@ def test_a_damaged_checkpoint_is_refused_with_the_way_out(
 
 
 def test_two_streams_do_not_share_a_folder(unfinished: Path, blocks: list[np.ndarray]) -> None:
-    with locked(unfinished.parent), pytest.raises(RunBusyError, match="by one process at a time"):
+    run = RunFolder.at(unfinished.parent)
+    with run.lock(), pytest.raises(RunBusyError, match="by one process at a time"):
         _blocks(unfinished.parents[1], blocks)

@@ -39,7 +39,7 @@ from streaming.test_scale import drawn, held
 join(address, 2, number)
 
 def kill(progress):
-    if number == 1 and progress.tokens >= 8 * 131072:
+    if number == 1 and progress.done >= 8 * 131072:
         os.kill(os.getpid(), signal.SIGKILL)
 
 with spread():

@@ -172,7 +172,7 @@ def _report(
 
         def watch(at: "Streaming") -> None:
             speed = f", {at.rate / 1e6:.1f} M a second" if at.rate else ""
-            shown.at(f"{at.tokens:.4g} of {item}{speed}", {item: at.tokens / problem.length})
+            shown.at(f"{at.done:.4g} of {item}{speed}", {item: at.done / problem.length})
 
         with warnings_as_notes():
             report = stream_report(

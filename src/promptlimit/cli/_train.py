@@ -142,7 +142,7 @@ class _Watch:
     def __call__(self, at: "Progress") -> None:
         """Tell how far a cell is; its risk takes a while and is asked for now and then."""
         self.passed(at.lengths[0])
-        ended, now = at.step == at.steps, time.monotonic()
+        ended, now = at.done == at.total, time.monotonic()
         if ended or (at.rate and now - self._looked > _BETWEEN_RISKS):
             self._error, self._looked = self._squared_error(2 * at.risk()), now
         names = [f"L = {length}" for length in at.lengths]
@@ -152,9 +152,9 @@ class _Watch:
             self._error = ""
             return
         speed = f"{at.rate:.0f} steps a second" if at.rate else ""
-        words = filter(None, (f"step {at.step:,} of {at.steps:,}", speed, self._error))
+        words = filter(None, (f"step {at.done:,} of {at.total:,}", speed, self._error))
         where = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
-        self._shown.at(f"{where}: {', '.join(words)}", dict.fromkeys(names, at.step / at.steps))
+        self._shown.at(f"{where}: {', '.join(words)}", dict.fromkeys(names, at.share))
 
     def passed(self, before: int | None = None) -> None:
         """Tell that lengths below this one, or all, needed no training: they were not seen."""

@@ -1,6 +1,7 @@
 """How long training would take, and with what memory: measured on a few steps."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,12 +45,13 @@ def _rate(arguments: Mapping[str, Any], length: int) -> float:
     rates = []
 
     def watch(progress: "Progress") -> None:
-        if progress.rate and progress.step > 100:
+        if progress.rate and progress.done > 100:
             rates.append(progress.rate)
             raise _EnoughError
 
     with contextlib.suppress(_EnoughError):
-        Plan.call({**arguments, "lengths": length, "steps": 10**6}, watch=watch)
+        many = dataclasses.replace(arguments["plan"], steps=10**6)
+        Plan.call({**arguments, "lengths": length, "plan": many}, watch=watch)
     return rates[0]
 
 
@@ -58,12 +60,13 @@ def _finished(plan: Plan, out: Path) -> set[int]:
 
     An accelerator trains several lengths together, and those with another one anew.
     """
+    from promptlimit.results import RunFolder
+
     try:
         if json.loads((out / "train.json").read_text(encoding="utf-8")) != plan.record():
             return set()
-        done = [path.parent for path in (out / "runs").glob("*/done")]
-        configs = [json.loads((path / "config.json").read_text(encoding="utf-8")) for path in done]
-        cells = [{int(length) for length, _ in config["lengths"]} for config in configs]
+        done: list[Any] = [run.config for run in RunFolder.inside(out / "runs") if run.finished]
+        cells = [{int(length) for length, _ in config["lengths"]} for config in done]
         return set().union(*(cell for cell in cells if cell <= set(plan.lengths)))
     except (OSError, ValueError, KeyError, TypeError):
         return set()

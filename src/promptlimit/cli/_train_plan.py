@@ -62,7 +62,7 @@ class Plan:
 
         import jax
 
-        from promptlimit.dynamics import uniform_factors
+        from promptlimit.dynamics import TrainingPlan, uniform_factors
 
         config = self.config
         task = _task(config)
@@ -76,12 +76,14 @@ class Plan:
             "task": task,
             "start": starts,
             "lengths": self.lengths,
-            "steps": config["steps"],
+            "plan": TrainingPlan(
+                steps=config["steps"],
+                batch=config["batch"],
+                learning_rate=config["rate"],
+                sampling=config["sampling"],
+            ),
             "key": jax.random.key(config["seed"]),
             "seeds": config["seeds"],
-            "batch": config["batch"],
-            "learning_rate": config["rate"],
-            "sampling": config["sampling"],
             "every": self.every,
         }
 

@@ -1,11 +1,27 @@
-"""Two trajectories side by side."""
+"""Trajectories side by side, and long prompts against the infinite one: on balls and at the end."""
 
+import math
 from dataclasses import dataclass
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import NDArray
 
 from promptlimit._inputs import Number
+from promptlimit.attention import AbstractAttention, SoftmaxAttention
+from promptlimit.dynamics._flow import gradient_flow
 from promptlimit.results import Trajectory
+from promptlimit.tasks import (
+    SHARPNESS_RANGES,
+    AbstractObjective,
+    AbstractTask,
+    require_lengths,
+)
+
+_FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         a: one trajectory.
         b: another, of a head with the same dimensions.
     """
-    shapes = [(each.key_query.shape[1:], each.value_matrix.shape[1:]) for each in (a, b)]
+    shapes = [(path.key_query.shape[1:], path.value_matrix.shape[1:]) for path in (a, b)]
     if shapes[0] != shapes[1]:
         raise ValueError(
             "`b` must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
@@ -50,29 +66,195 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         return (difference**2).sum(axis=tuple(range(1, difference.ndim)))
 
     merged = squared(a.key_query, b.key_query) + squared(a.value_matrix, b.value_matrix)
-    moved = [{name: x.shape[1:] for name, x in each.parameters.items()} for each in (a, b)]
+    moved = [{name: x.shape[1:] for name, x in path.parameters.items()} for path in (a, b)]
     if moved[0] != moved[1]:
         return TrajectoryGap(times, merged, None)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
     return TrajectoryGap(times, merged, np.sum(distances, axis=0))
 
 
-def flow_time(steps: Number, learning_rate: float) -> float:
-    r"""Return the time of the flow that SGD steps on the mean squared error correspond to.
+@dataclass(frozen=True)
+class BallGap:
+    r"""What a finite prompt changes in the risk, at its largest over points of a ball.
 
-    The experiments minimise $2R$, the mean squared error, where flows descend $R$: k steps at rate
-    $\eta$ are the time $2k\eta$.
+    The points are drawn, so each number is below the supremum it stands for.
+
+    Attributes:
+        radius: of the ball about 0 in the parameters $(U, v)$.
+        risk: $\sup|R_L-R_\infty|$.
+        gradient: $g(L)=\sup\|\nabla R_L-\nabla R_\infty\|$.
+        lipschitz: $\beta=\sup\|\nabla^2R_\infty\|_{op}$.
+    """
+
+    radius: float
+    risk: float
+    gradient: float
+    lipschitz: float
+
+
+def ball_gap(
+    task: AbstractTask,
+    length: Number,
+    radius: Number,
+    *,
+    key: PRNGKeyArray,
+    draws: int = 64,
+    points: int = 1024,
+) -> BallGap:
+    r"""Return how far $R_L$ and its gradient are from $R_\infty$ on a ball of parameters.
 
     Args:
-        steps: k, how many.
-        learning_rate: $\eta$.
-
-    >>> flow_time(300_000, 1e-3)
-    600.0
+        task: one with an exact risk, as `LinearRegression` has.
+        length: $L$.
+        radius: of the ball; half of the points lie on its surface.
+        key: randomness of the points.
+        draws: how many of them.
+        points: of quadrature for the risk.
     """
-    if steps < 0 or learning_rate <= 0:
-        raise ValueError(
-            "`steps` must not be negative and `learning_rate` must be positive, "
-            f"got {steps} and {learning_rate}."
-        )
-    return 2.0 * steps * learning_rate
+    dim = task.token_dim
+    with jax.enable_x64(True):
+        directions = jax.random.normal(key, (draws, dim * dim + dim))
+        directions = directions / jnp.linalg.norm(directions, axis=1, keepdims=True)
+        reach = jnp.where(jnp.arange(draws) % 2 == 0, 1.0, jnp.linspace(0.1, 1.0, draws))
+        where = radius * reach[:, None] * directions
+        head = SoftmaxAttention(jnp.zeros((dim, dim)), jnp.zeros((1, dim)))
+        lengths = require_lengths([length, math.inf]).tolist()
+        risks = [risk for tokens in lengths if (risk := task.exact_risk(head, tokens)) is not None]
+        if len(risks) < len(lengths):
+            raise ValueError(
+                f"`task` must know the exact risk of one head, got {type(task).__name__}, which "
+                "does not. Give it a method `closed_risk` or `exact_risk`."
+            )
+        for max_sharpness in SHARPNESS_RANGES:
+            finite, limit = (
+                risk.objective(points=points, replicate=0, max_sharpness=max_sharpness)
+                for risk in risks
+            )
+            largest = [float(jnp.max(gaps)) for gaps in _ball_gaps(finite, limit, where)]
+            if np.isfinite(largest).all():
+                return BallGap(float(radius), *largest)
+    raise ValueError(
+        f"`radius` must keep the sharpness below {SHARPNESS_RANGES[-1]:g}, got {radius:g}. "
+        "Take a smaller ball."
+    )
+
+
+@eqx.filter_jit
+def _ball_gaps(
+    finite: AbstractObjective, limit: AbstractObjective, where: Float[Array, "draws n"]
+) -> tuple[Array, Array, Array]:
+    """Return gaps of the risk and the gradient, and Hessian norms of the limit, at each point."""
+    dim = (math.isqrt(1 + 4 * where.shape[1]) - 1) // 2
+
+    def risk(objective: AbstractObjective, vector: Array) -> Array:
+        key_query, value = vector[: dim * dim].reshape(dim, dim), vector[None, dim * dim :]
+        return objective(SoftmaxAttention(key_query, value))
+
+    def at(vector: Array) -> tuple[Array, Array, Array]:
+        one, slope = jax.value_and_grad(lambda x: risk(finite, x))(vector)
+        other, limit_slope = jax.value_and_grad(lambda x: risk(limit, x))(vector)
+        curvature = jnp.linalg.norm(jax.hessian(lambda x: risk(limit, x))(vector), 2)
+        return jnp.abs(one - other), jnp.linalg.norm(slope - limit_slope), curvature
+
+    return jax.lax.map(at, where)
+
+
+@dataclass(frozen=True)
+class LimitBand:
+    r"""Lemma E.1, measured: a band around the infinite flow, and the finite flow inside it.
+
+    Attributes:
+        times: t, [n].
+        distance: $\|\theta_L(t)-\theta_\infty(t)\|$, [n].
+        bound: $g(L)\,t\,e^{\beta t}$, [n].
+    """
+
+    times: NDArray[np.float64]
+    distance: NDArray[np.float64]
+    bound: NDArray[np.float64]
+
+
+def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitBand:
+    r"""Return the distance of two flows of merged parameters and the bound of Lemma E.1 on it.
+
+    Args:
+        finite: $\theta_L$, from a merged start.
+        infinite: $\theta_\infty$, from the same start.
+        gap: $g(L)$ and $\beta$ on a ball that holds both.
+    """
+    apart = trajectory_gap(finite, infinite)
+    if apart.parameters is None:
+        raise ValueError("`finite` must move the same matrices as `infinite`, got others.")
+    times = apart.times[np.isfinite(apart.times)]
+    distance = np.sqrt(apart.parameters[: times.size])
+    with np.errstate(over="ignore"):  # an infinite bound is still a bound
+        bound = gap.gradient * times * np.exp(gap.lipschitz * times)
+    return LimitBand(times, distance, bound)
+
+
+def excess_risk(
+    start: AbstractAttention,
+    task: AbstractTask,
+    length: Number,
+    *,
+    tolerance: float = 1e-6,
+    points: int = 4096,
+) -> float:
+    r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
+
+    Args:
+        start: where both flows start.
+        task: one with an exact risk, as `LinearRegression` has.
+        length: $L$.
+        tolerance: as for `gradient_flow`.
+        points: as for `gradient_flow`.
+    """
+    both = [length, math.inf]
+    flows = gradient_flow(start, task, both, [math.inf], tolerance=tolerance, points=points)
+    return float(flows[0].value[-1] - flows[1].value[-1])
+
+
+def smallest_length(
+    start: AbstractAttention,
+    task: AbstractTask,
+    excess: Number,
+    *,
+    ratio: Number = 1.0625,
+    tolerance: float = 1e-6,
+    points: int = 4096,
+) -> int:
+    r"""Return $L(\epsilon)$ of Theorem 4.3: the smallest length whose flow ends within $\epsilon$.
+
+    The length grows until the flow ends low enough, then bisection in its logarithm finds the
+    smallest to within `ratio`.
+
+    Args:
+        start: where the flows start.
+        task: one with an exact risk, as `LinearRegression` has.
+        excess: $\epsilon$, above the limit of the infinite flow.
+        ratio: of the length found to one that is too short, at most.
+        tolerance: as for `gradient_flow`.
+        points: as for `gradient_flow`.
+    """
+    if not excess > 0.0:
+        raise ValueError(f"`excess` must be positive, got {excess}. Finite prompts cost something.")
+
+    def excess_at(length: int) -> float:
+        return excess_risk(start, task, length, tolerance=tolerance, points=points)
+
+    below, above = 0, _FIRST_LENGTH
+    while (reached := excess_at(above)) > excess:
+        if above >= _LAST_LENGTH:
+            raise ArithmeticError(
+                f"`excess` must be reached by {_LAST_LENGTH} tokens, but the flow ends "
+                f"{reached:.3g} above the infinite one. Try another start."
+            )
+        # The excess falls like 1/L, which says how much further to look.
+        below, above = above, math.ceil(above * min(max(1.1 * reached / excess, 2.0), 64.0))
+    while above > max(below + 1, ratio * below):
+        middle = min(math.ceil(math.sqrt(max(below, 1) * above)), above - 1)
+        if excess_at(middle) <= excess:
+            above = middle
+        else:
+            below = middle
+    return above

@@ -8,13 +8,10 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from promptlimit.attention import AbstractAttention
+from promptlimit.dynamics._risks import RiskOfState
 from promptlimit.dynamics._stabilised import FlowState, StabilisedRungeKutta
-from promptlimit.tasks import AbstractObjective, merged
 
 MAX_STEPS = 200_000
 SMALLEST_STEP = 1e-11
@@ -23,7 +20,6 @@ _FALL = 0.01
 _ROUNDING = 1e-12
 _FINEST = 1e-13
 _CLOSE = 1e-14  # about a hundred roundings
-_CHUNK = 16
 
 
 class Rules(NamedTuple):
@@ -63,23 +59,7 @@ class Descent(NamedTuple):
     finished: Array
 
 
-class Moments(NamedTuple):
-    """Merged parameters and costs along a trajectory."""
-
-    key_query: np.ndarray | Array
-    value: np.ndarray | Array
-    risk: np.ndarray | Array
-    gradient_norm: np.ndarray | Array
-
-
-def gradient(objective: AbstractObjective, start: AbstractAttention, state: Array) -> Array:
-    r"""Return $\nabla R_L$ at the parameters in `state`, as a vector."""
-    arrays, rest = eqx.partition(start, eqx.is_inexact_array)
-    _, unravel = ravel_pytree(arrays)
-    return jax.grad(lambda vector: objective(eqx.combine(unravel(vector), rest)))(state)
-
-
-class _Progress(NamedTuple):
+class _FlowPoint(NamedTuple):
     """A flow on its way: where it is, what the next step starts from, and what was saved."""
 
     y: Array
@@ -95,24 +75,23 @@ class _Progress(NamedTuple):
 
 @eqx.filter_jit
 def descend(
-    objective: AbstractObjective,
-    start: AbstractAttention,
+    risk: RiskOfState,
+    start: Float[Array, " n"],
     times: Float[Array, " times"],
     rules: Rules,
     solver: diffrax.AbstractSolver,
 ) -> Descent:
-    r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from the arrays of `start`.
+    r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from $\theta$ = `start`.
 
     A loop over diffrax's steps, written out: `diffrax.diffeqsolve` would compile the gradient of
     the risk five times, and as much again around it.
     """
-    state, _ = ravel_pytree(eqx.filter(start, eqx.is_inexact_array))
-    pull = jax.jit(lambda y: -gradient(objective, start, y))
+    pull = jax.jit(lambda y: -risk.gradient(y))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return _descended(pull, state, times, rules, solver)
+        return _descent(pull, start, times, rules, solver)
 
 
-def _descended(
+def _descent(
     pull: Callable[[Array], Array],
     y0: Array,
     times: Array,
@@ -129,7 +108,7 @@ def _descended(
     loop = _loop(pull, times, rules, solver, slope)
     order = solver.error_order(terms)
     _, marks = loop.control.init(terms, zero, rules.end, y0, next_t, None, solver.func, order)
-    first = _Progress(
+    first = _FlowPoint(
         y=y0,
         t=zero,
         next_t=next_t,
@@ -180,17 +159,17 @@ class _Loop(NamedTuple):
     control: Any
     threshold: Array
 
-    def events(self, now: _Progress) -> tuple[Array, Array]:
+    def events(self, now: _FlowPoint) -> tuple[Array, Array]:
         """Return whether the flow has arrived, and whether it has left the ball before."""
         arrived = now.slope <= self.threshold
         return arrived, ~arrived & (jnp.linalg.norm(now.y) > self.rules.radius)
 
-    def goes_on(self, now: _Progress) -> Array:
+    def goes_on(self, now: _FlowPoint) -> Array:
         arrived, escaped = self.events(now)
         stopped = arrived | escaped | now.failed | (now.steps >= MAX_STEPS)
         return (now.t < self.rules.end) & ~stopped
 
-    def step(self, now: _Progress) -> _Progress:
+    def step(self, now: _FlowPoint) -> _FlowPoint:
         terms = diffrax.ODETerm(lambda t, y, args: self.pull(y))  # noqa: ARG005  # as above
         y, error, dense, after, outcome = self.solver.step(
             terms, now.t, now.next_t, now.y, None, now.solver, made_jump=False
@@ -204,7 +183,7 @@ class _Loop(NamedTuple):
         y, after = jax.tree.map(
             lambda new, old: jnp.where(kept, new, old), (y, after), (now.y, now.solver)
         )
-        return _Progress(
+        return _FlowPoint(
             y=y,
             t=t,
             next_t=self._clipped(t, next_t, kept),
@@ -222,7 +201,7 @@ class _Loop(NamedTuple):
         last = jnp.where(kept, end, t + 0.5 * (end - t))
         return jnp.where(next_t > (1 - _CLOSE) * end, last, next_t)
 
-    def _saved(self, now: _Progress, dense: dict[str, Array], kept: Array) -> Array:
+    def _saved(self, now: _FlowPoint, dense: dict[str, Array], kept: Array) -> Array:
         """Return the states, with those at times inside a step that was kept."""
         path = self.solver.interpolation_cls(t0=now.t, t1=now.next_t, **dense)
         inside = kept & (self.times > now.t) & (self.times <= now.next_t)
@@ -236,53 +215,3 @@ class _Loop(NamedTuple):
 def _slope(pull: Callable[[Array], Array], y: Array, memory: Any) -> Array:
     """Return the norm of the gradient at y, which some solvers have computed already."""
     return jnp.linalg.norm(memory.field if isinstance(memory, FlowState) else pull(y))
-
-
-def measured(
-    objective: AbstractObjective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
-) -> Moments:
-    """Return merged parameters, risks and gradient norms."""
-    return _in_chunks(_measured, objective, start, states)
-
-
-def risks_along(
-    objective: AbstractObjective, start: AbstractAttention, states: Float[np.ndarray, "times n"]
-) -> Float[np.ndarray, " times"]:
-    """Return the risks of another objective at the same parameters."""
-    return _in_chunks(_risks_along, objective, start, states)
-
-
-def _in_chunks(
-    program: Callable[[AbstractObjective, AbstractAttention, Array], Any],
-    objective: AbstractObjective,
-    start: AbstractAttention,
-    states: np.ndarray,
-) -> Any:
-    """Return what a program finds at all states, so many at a time that it is compiled once."""
-    count = states.shape[0]
-    padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
-    chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
-    found = [program(objective, start, jnp.asarray(chunk)) for chunk in chunks]
-    return jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *found)
-
-
-@eqx.filter_jit
-def _measured(objective: AbstractObjective, start: AbstractAttention, states: Array) -> Moments:
-    arrays, rest = eqx.partition(start, eqx.is_inexact_array)
-    _, unravel = ravel_pytree(arrays)
-
-    def at(vector: Array) -> Moments:
-        attention = eqx.combine(unravel(vector), rest)
-        head = merged(attention)
-        risk, slopes = eqx.filter_value_and_grad(objective)(attention)
-        norm = jnp.linalg.norm(ravel_pytree(slopes)[0])
-        return Moments(head.key_query, head.value, risk, norm)
-
-    return jax.lax.map(at, states)
-
-
-@eqx.filter_jit
-def _risks_along(objective: AbstractObjective, start: AbstractAttention, states: Array) -> Array:
-    arrays, rest = eqx.partition(start, eqx.is_inexact_array)
-    _, unravel = ravel_pytree(arrays)
-    return jax.lax.map(lambda vector: objective(eqx.combine(unravel(vector), rest)), states)

@@ -3,44 +3,39 @@
 import math
 import warnings
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack, overload
 
 import diffrax
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number
+from promptlimit._inputs import ArrayLike, Number, require_samples
 from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._descent import (
-    MAX_STEPS,
-    SMALLEST_STEP,
-    Descent,
-    Rules,
-    descend,
-    measured,
-    risks_along,
-)
-from promptlimit.dynamics._objective import mover
+from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
+from promptlimit.dynamics._plan import require_positive
 from promptlimit.dynamics._requests import (
     FlowRequest,
-    require_counts,
     require_key,
-    require_positive,
     require_start,
     require_times,
 )
+from promptlimit.dynamics._risks import (
+    RiskOfState,
+    risk_of_state,
+    state_moments,
+    state_of,
+    state_risks,
+)
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.finite import UnreliableErrorWarning, in_double
-from promptlimit.results import Trajectory, is_finished, require_named, run_name
+from promptlimit.results import RunFolder, Trajectory
 from promptlimit.tasks import (
     SHARPNESS_RANGES,
     AbstractExactRisk,
-    AbstractObjective,
     AbstractTask,
     Lengths,
     array_names,
@@ -135,18 +130,20 @@ def gradient_flow(
     limit [0.5466 0.2012 0.    ] True
     """
     require_start(start, task)
-    require_counts(replicate, samples)
+    if not (isinstance(replicate, Integral) and replicate >= 0):
+        raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
+    require_samples(samples)
     threshold = tolerance if arrival is None else arrival
     require_positive(tolerance=tolerance, arrival=threshold, radius=float(radius))
     tokens, when, count = require_lengths(lengths), require_times(times), require_points(points)
     with jax.enable_x64(True):
-        mover, law = in_double(start), in_double(task)
+        head, law = in_double(start), in_double(task)
         requests = []
         for length in tokens.ravel().tolist():
-            usual = _usual_solver(law.exact_risk(mover, length), tolerance)
+            usual = _usual_solver(law.exact_risk(head, length), tolerance)
             request = FlowRequest(
                 task=law,
-                start=mover,
+                start=head,
                 length=length,
                 times=when,
                 tolerance=float(tolerance),
@@ -159,30 +156,29 @@ def gradient_flow(
                 samples=int(samples),
             )
             require_key(request)
-            if folder is not None:
-                require_named(request.config)
             requests.append(request)
-        found = _followed(requests, folder)
-    return found if tokens.ndim else found[0]
+        flows = _trajectories(requests, folder)
+    return flows if tokens.ndim else flows[0]
 
 
-def _followed(requests: Sequence[FlowRequest], folder: str | Path | None) -> tuple[Trajectory, ...]:
+def _trajectories(
+    requests: Sequence[FlowRequest], folder: str | Path | None
+) -> tuple[Trajectory, ...]:
     """Return the trajectories, from the folder those that are finished there."""
-    known = [folder is not None and is_finished(Path(folder), each.config) for each in requests]
-    open_ones = [each for each, done in zip(requests, known, strict=True) if not done]
-    finite = [each for each in open_ones if math.isfinite(each.length) and each.exact is not None]
+    runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
+    stored = [run is not None and run.finished for run in runs]
+    to_do = [one for one, there in zip(requests, stored, strict=True) if not there]
+    finite = [one for one in to_do if math.isfinite(one.length) and one.exact is not None]
     if len(finite) > 1 and finite[0].exact is not None:
-        lengths = [each.length for each in finite]
+        lengths = [one.length for one in finite]
         finite[0].exact.tabulate(finite[0].start, lengths, SHARPNESS_RANGES[0])
-    found = []
-    for request, done in zip(requests, known, strict=True):
-        if folder is not None and done:
-            found.append(Trajectory.load(Path(folder) / run_name(request.config)))
-            continue
-        found.append(_solved(request))
-        if folder is not None:
-            found[-1].save(folder)
-    return tuple(found)
+    flows = []
+    for request, run, there in zip(requests, runs, stored, strict=True):
+        flow = Trajectory.load(run.path) if run is not None and there else _solution(request)
+        if folder is not None and not there:
+            flow.save(folder)
+        flows.append(flow)
+    return tuple(flows)
 
 
 def _usual_solver(exact: AbstractExactRisk | None, tolerance: float) -> diffrax.AbstractSolver:
@@ -194,18 +190,18 @@ def _usual_solver(exact: AbstractExactRisk | None, tolerance: float) -> diffrax.
 class _Attempt(NamedTuple):
     """A flow followed with weight statistics up to some sharpness."""
 
-    objective: AbstractObjective
-    found: Descent
+    risk: RiskOfState
+    descent: Descent
     max_sharpness: float
     sharpness: float
 
     @property
     def left_the_tables(self) -> bool:
         """Whether it stopped because the statistics end there."""
-        return not bool(self.found.finished) and self.sharpness > 0.9 * self.max_sharpness
+        return not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
 
 
-def _solved(request: FlowRequest) -> Trajectory:
+def _solution(request: FlowRequest) -> Trajectory:
     """Return the trajectory; the tables of weight statistics grow when the sharpness asks."""
     usual, widest = SHARPNESS_RANGES
     attempt = _attempt(request, usual)
@@ -216,13 +212,18 @@ def _solved(request: FlowRequest) -> Trajectory:
 
 
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
-    objective = request.objective(max_sharpness)
-    found = _descent(request, objective)
-    sharpness = objective.sharpness(_attention(request, found.last))
-    return _Attempt(objective, found, max_sharpness, sharpness)
+    risk = _risk(request, max_sharpness)
+    descent = _descent(request, risk)
+    end = request.reading.attention(request.reading.arrays(descent.last))
+    return _Attempt(risk, descent, max_sharpness, risk.objective.sharpness(end))
 
 
-def _descent(request: FlowRequest, objective: AbstractObjective) -> Descent:
+def _risk(request: FlowRequest, max_sharpness: float, shift: int = 0) -> RiskOfState:
+    objective = request.objective(max_sharpness, shift)
+    return risk_of_state(objective, request.reading, request.start)
+
+
+def _descent(request: FlowRequest, risk: RiskOfState) -> Descent:
     """Follow the flow; its states at times padded to a common number, so that programs are few."""
     finite = request.times[np.isfinite(request.times)]
     end = finite[-1] if finite.size == request.times.size else _FOREVER
@@ -231,21 +232,15 @@ def _descent(request: FlowRequest, objective: AbstractObjective) -> Descent:
     limits = (end, request.tolerance, request.arrival, request.radius)
     # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
     rules = Rules(*(jnp.asarray(limit, jnp.float64) for limit in limits))
-    start = mover(objective, request.start)
-    found = descend(objective, start, jnp.asarray(padded), rules, request.solver)
-    return found._replace(states=found.states[padded.size - finite.size :])
-
-
-def _attention(request: FlowRequest, state: Array) -> AbstractAttention:
-    arrays, rest = eqx.partition(request.start, eqx.is_inexact_array)
-    return eqx.combine(ravel_pytree(arrays)[1](state), rest)
+    descent = descend(risk, state_of(request.start), jnp.asarray(padded), rules, request.solver)
+    return descent._replace(states=descent.states[padded.size - finite.size :])
 
 
 def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
     """Refuse a flow that left the ball, left the tables, or ran out of steps."""
-    found = attempt.found
-    end = float(found.end)
-    if bool(found.escaped):
+    descent = attempt.descent
+    end = float(descent.end)
+    if bool(descent.escaped):
         raise ArithmeticError(
             f"the flow must stay within `radius` = {request.radius:g}, but left that ball at time "
             f"{end:.4g}. Ask for earlier times, or for a larger radius."
@@ -256,54 +251,51 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
             f"statistics end, but reached that at time {end:.4g}. Ask for earlier times, or raise "
             "`points`: a flow can follow too few points away from the law."
         )
-    if not (bool(found.finished) and (bool(found.arrived) or np.isfinite(request.times[-1]))):
+    if not (bool(descent.finished) and (bool(descent.arrived) or np.isfinite(request.times[-1]))):
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
-            f"stopped at time {end:.4g} with parameters of norm {jnp.linalg.norm(found.last):.3g}. "
-            "Ask for earlier times, a larger `tolerance` or a larger `arrival`."
+            f"stopped at time {end:.4g} with parameters of norm "
+            f"{jnp.linalg.norm(descent.last):.3g}. Ask for earlier times, a larger `tolerance` or "
+            "a larger `arrival`."
         )
 
 
 def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: what was saved up to the end, then the last state."""
-    objective, found, *_ = attempt
-    end = float(found.end)
-    saved = _states(request, found)
-    found_at = measured(objective, mover(objective, request.start), saved)
-    key_query, value, risks, norms = map(np.asarray, found_at)
-    error = _error(request, attempt, saved, risks)
-    leaves = jax.tree.leaves(eqx.filter(request.start, eqx.is_inexact_array))
-    columns = np.split(saved, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1)
+    descent = attempt.descent
+    states = _states(request, descent)
+    key_query, value, risks, norms = map(np.asarray, state_moments(attempt.risk, states))
+    shapes = request.reading.shapes
+    columns = np.split(states, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=1)
     return Trajectory(
         times=request.times,
         parameters={
-            name: column.reshape(-1, *leaf.shape)
-            for name, leaf, column in zip(array_names(request.start), leaves, columns, strict=True)
+            name: column.reshape(-1, *shape)
+            for name, shape, column in zip(array_names(request.start), shapes, columns, strict=True)
         },
         key_query=key_query,
         value_matrix=value,
         value=risks,
         gradient_norms=norms,
-        error=error,
-        arrived=end if bool(found.arrived) else None,
+        error=_error(request, attempt, states, risks),
+        arrived=float(descent.end) if bool(descent.arrived) else None,
         kind=request.kind,
         length=request.length,
         config=request.config,
     )
 
 
-def _states(request: FlowRequest, found: Descent) -> np.ndarray:
+def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
     """Return the parameters at all times: saved up to the end, the start at 0, then the last."""
-    saved = np.tile(np.asarray(found.last), (request.times.size, 1))
-    before = request.times <= float(found.end)
-    saved[before] = np.asarray(found.states)[: before.sum()]
-    start = ravel_pytree(eqx.filter(request.start, eqx.is_inexact_array))[0]
-    saved[request.times == 0.0] = np.asarray(start)
-    return saved
+    states = np.tile(np.asarray(descent.last), (request.times.size, 1))
+    before = request.times <= float(descent.end)
+    states[before] = np.asarray(descent.states)[: before.sum()]
+    states[request.times == 0.0] = np.asarray(state_of(request.start))
+    return states
 
 
 def _error(
-    request: FlowRequest, attempt: _Attempt, saved: np.ndarray, risks: np.ndarray
+    request: FlowRequest, attempt: _Attempt, states: np.ndarray, risks: np.ndarray
 ) -> np.ndarray:
     """Return the largest distance from the same risks on independent points or prompts.
 
@@ -314,9 +306,8 @@ def _error(
     others = 1 if request.exact is None else _OTHER_SETS
     distance = np.zeros_like(risks)
     for shift in range(1, others + 1):
-        other = request.objective(attempt.max_sharpness, shift)
-        found = risks_along(other, mover(other, request.start), saved)
-        difference = np.abs(found - risks)
+        other = state_risks(_risk(request, attempt.max_sharpness, shift), states)
+        difference = np.abs(other - risks)
         distance = np.maximum(distance, np.where(np.isnan(difference), np.abs(risks), difference))
     if others > 1 and distance[-1] > _UNRELIABLE * risks[-1]:
         warnings.warn(

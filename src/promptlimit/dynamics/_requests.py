@@ -1,30 +1,45 @@
-"""What a user asks of a flow, checked before any work is done."""
+"""What a user asks of a flow or of training, checked before any work is done."""
 
 import dataclasses
 import functools
-import math
+from collections.abc import Callable, Sequence
 from numbers import Integral
+from typing import Any, Literal, TypeAlias, cast
 
 import diffrax
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit import __version__
-from promptlimit._configuration import described
-from promptlimit._inputs import ArrayLike, require_samples
-from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._objective import simulated_objective
+from promptlimit._configuration import description
+from promptlimit._inputs import ArrayLike
+from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.dynamics._plan import TrainingPlan
+from promptlimit.dynamics._risks import Reading, kernel_of, simulated_objective
+from promptlimit.finite import in_double
 from promptlimit.results import Kind
 from promptlimit.tasks import (
     AbstractExactRisk,
     AbstractObjective,
     AbstractTask,
+    Batches,
+    array_names,
     kind_of,
     require_fitting_task,
     require_task,
 )
+
+Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
+"""An attention, or a function of a key that returns one: one for each seed."""
+
+Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
+"""Attentions, [start][seed]."""
+
+Cell: TypeAlias = tuple[tuple[int, int | None], ...]
+"""The members of one program: a length each, and a seed where seeds have prompts of their own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +64,11 @@ class FlowRequest:
         """The risk, where it is had without simulation."""
         return self.task.exact_risk(self.start, self.length)
 
+    @functools.cached_property
+    def reading(self) -> Reading:
+        """How the arrays of the start make U and V."""
+        return Reading(self.start, np.float64)
+
     @property
     def kind(self) -> Kind:
         """What the risks will be."""
@@ -71,10 +91,183 @@ class FlowRequest:
         """The request as plain numbers and strings: its hash names the run."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         unused = ("points",) if self.kind != "exact" else ("samples", "key")
-        plain = {name: described(value) for name, value in fields.items() if name not in unused}
+        plain = {name: description(value) for name, value in fields.items() if name not in unused}
         if self.key is not None and "key" in plain:
             plain["generator"] = str(jax.random.key_impl(self.key))
         return {"what": "gradient_flow", "version": __version__, "kind": self.kind, **plain}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRequest:
+    """Runs to make: all that decides them, with the meanings of `sgd`."""
+
+    starts: Starts
+    task: AbstractTask
+    lengths: tuple[int, ...]
+    plan: TrainingPlan
+    key: PRNGKeyArray
+    own_prompts: bool
+    packed: bool
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds there are."""
+        return len(self.starts[0])
+
+    @property
+    def kernels(self) -> tuple[KernelName, ...]:
+        """The kernel of each start."""
+        return tuple(kernel_of(start[0]) for start in self.starts)
+
+    @functools.cached_property
+    def is_exact(self) -> bool:
+        """Whether the risks of all runs are had without simulation."""
+        with jax.enable_x64(True):
+            task, starts = in_double(self.task), [in_double(start[0]) for start in self.starts]
+            risks = (task.exact_risk(start, n) for start in starts for n in self.lengths)
+            return all(risk is not None for risk in risks)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """What runs in one program each: lengths, and seeds that have prompts of their own.
+
+        A cell is a tuple of (length, seed), the seed None where all seeds share their prompts.
+        """
+        seeds: Sequence[int | None] = range(self.seeds) if self.own_prompts else [None]
+        members = [(length, seed) for length in self.lengths for seed in seeds]
+        return [tuple(members)] if self.packed else [(member,) for member in members]
+
+    def batches(self, cell: Cell) -> Batches:
+        """What the prompts of a cell come from, and the heads that meet them."""
+        per_start = self.seeds if cell[0][1] is None else 1
+        shared = jax.random.fold_in(self.key, 0)
+        seeds = [seed for _, seed in cell]
+        keys = [shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds]
+        return Batches(
+            lengths=tuple(length for length, _ in cell),
+            keys=tuple(keys),
+            size=int(self.plan.batch),
+            kernels=tuple(kernel for kernel in self.kernels for _ in range(per_start)),
+            sampling=cast(Literal["tokens", "law"], self.plan.sampling),
+        )
+
+    def objective(
+        self, start: AbstractAttention, length: int, max_sharpness: float, shift: int
+    ) -> AbstractObjective:
+        """Return the risk, or for `shift` 1 the same risk on independent points or prompts."""
+        task, tokens, plan = in_double(self.task), float(length), self.plan
+        exact = task.exact_risk(in_double(start), tokens) if self.is_exact else None
+        if exact is not None:
+            return exact.objective(points=plan.points, replicate=shift, max_sharpness=max_sharpness)
+        key = jax.random.fold_in(self.key, 1 + shift)
+        return simulated_objective(task, tokens, samples=int(plan.samples), key=key)
+
+    def config(self, cell: Cell | None = None) -> dict[str, object]:
+        """The request, or one cell of it, as plain numbers and strings."""
+        plan = self.plan
+        return {
+            "what": "sgd",
+            "version": __version__,
+            "task": description(self.task),
+            "starts": description(self.starts),
+            "lengths": list(self.lengths) if cell is None else [list(member) for member in cell],
+            "steps": int(plan.steps),
+            "record": plan.recorded_steps.tolist(),
+            "batch": int(plan.batch),
+            "learning_rate": float(plan.learning_rate),
+            "optimiser": plan.rule_name,
+            "key": description(self.key),
+            "generator": str(jax.random.key_impl(self.key)),
+            "own_prompts": self.own_prompts,
+            "sampling": plan.sampling,
+            "packed": self.packed,
+            **({"points": plan.points} if self.is_exact else {"samples": plan.samples}),
+        }
+
+
+def starts_of_seeds(
+    start: Start | Sequence[Start], task: AbstractTask, seeds: int, key: PRNGKeyArray
+) -> Starts:
+    """Return the attentions [start][seed]; functions get the same key for the same seed."""
+    several = list(start) if isinstance(start, Sequence) else [start]
+    if not several:
+        raise ValueError("`start` must hold at least one attention, got none.")
+    keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
+    for one in several:
+        if not (isinstance(one, AbstractAttention) or callable(one)):
+            raise ValueError(
+                "`start` must be an attention, a function of a key that returns one, or a list of "
+                f"these, got {type(one).__name__}."
+            )
+    starts = tuple(
+        tuple(one if isinstance(one, AbstractAttention) else one(seed_key) for seed_key in keys)
+        for one in several
+    )
+    for row in starts:
+        for attention in row:
+            require_start(attention, task)
+    _require_alike(starts)
+    return starts
+
+
+def _require_alike(starts: Starts) -> None:
+    """Refuse starts that one program cannot train side by side."""
+    everyone = [attention for row in starts for attention in row]
+    shapes = {_shapes(attention) for attention in everyone}
+    if len(shapes) > 1:
+        raise ValueError(
+            "`start` must hold attentions whose arrays have the same names and shapes, got "
+            f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
+        )
+    if len({Reading(attention, np.float32) for attention in _different(everyone)}) > 1:
+        raise ValueError(
+            "`start` must hold attentions that make U and V of their arrays in one way, got "
+            "several, such as two scales of the scores. Train them in calls of their own, with the "
+            "same key."
+        )
+    if any(len({kernel_of(attention) for attention in row}) > 1 for row in starts):
+        raise ValueError(
+            "`start` must return the same kernel for every key, got softmax and linear. Pass one "
+            "function for each kernel."
+        )
+
+
+def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
+    return tuple(zip(array_names(attention), (leaf.shape for leaf in leaves), strict=True))
+
+
+def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttention]:
+    """Return one attention for each of those that differ in more than their arrays."""
+    rests: list[tuple[AbstractAttention, Any]] = []
+    for attention in attentions:
+        rest = eqx.filter(attention, eqx.is_inexact_array, inverse=True)
+        if not any(eqx.tree_equal(rest, other) is True for _, other in rests):
+            rests.append((attention, rest))
+    return [attention for attention, _ in rests]
+
+
+def require_whole_lengths(lengths: object) -> tuple[int, ...]:
+    """Return the lengths as whole numbers, or say what is wrong with them."""
+    several: list[Any] = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
+    bad = [length for length in several if not isinstance(length, Integral) or int(length) < 1]
+    if bad or not several or len(set(several)) < len(several):
+        what = bad[0] if bad else several
+        raise ValueError(
+            f"`lengths` must be whole numbers from 1, each once, got {what}. "
+            "At infinite length there is nothing to sample: use gradient_flow."
+        )
+    return tuple(int(length) for length in several)
+
+
+def require_law(request: TrainingRequest) -> None:
+    """Refuse to sample in law where the task does not know how."""
+    known = request.task.batch_gradient(request.batches(request.cells[0])) is not None
+    if request.plan.sampling == "law" and not known:
+        raise ValueError(
+            f"`sampling` must be 'tokens' for {type(request.task).__name__}, got 'law'. "
+            "Its `batch_gradient` does not know that law."
+        )
 
 
 def require_times(times: ArrayLike) -> NDArray[np.float64]:
@@ -104,20 +297,6 @@ def require_start(start: AbstractAttention, task: AbstractTask) -> None:
             f"`start` must be one head, as its `single_head` says, got {type(start).__name__}. "
             "Its arrays are what moves."
         )
-
-
-def require_positive(**named: float) -> None:
-    """Refuse numbers that are not positive and finite."""
-    for name, value in named.items():
-        if not 0.0 < value < math.inf:
-            raise ValueError(f"`{name}` must be positive and finite, got {value}.")
-
-
-def require_counts(replicate: int, samples: int) -> None:
-    """Refuse a replicate or a number of prompts that is no count."""
-    if not (isinstance(replicate, Integral) and replicate >= 0):
-        raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
-    require_samples(samples)
 
 
 def require_key(request: FlowRequest) -> None:

@@ -1,12 +1,5 @@
 """Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
 
-from promptlimit.results._checkpoints import ConfigurationError as ConfigurationError
-from promptlimit.results._checkpoints import RunBusyError as RunBusyError
-from promptlimit.results._checkpoints import load_checkpoint as load_checkpoint
-from promptlimit.results._checkpoints import locked as locked
-from promptlimit.results._checkpoints import remove_checkpoint as remove_checkpoint
-from promptlimit.results._checkpoints import require_configuration as require_configuration
-from promptlimit.results._checkpoints import save_checkpoint as save_checkpoint
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
 from promptlimit.results._claims import Verdict as Verdict
@@ -27,6 +20,8 @@ from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
+from promptlimit.results._progress import Progress as Progress
+from promptlimit.results._progress import Watcher as Watcher
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
 from promptlimit.results._report_folder import Origin as Origin
@@ -38,13 +33,13 @@ from promptlimit.results._report_folder import StoredReport as StoredReport
 from promptlimit.results._report_folder import figure_numbers as figure_numbers
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
-from promptlimit.results._runs import OPAQUE as OPAQUE
-from promptlimit.results._runs import environment as environment
-from promptlimit.results._runs import is_finished as is_finished
-from promptlimit.results._runs import load_run as load_run
-from promptlimit.results._runs import require_named as require_named
-from promptlimit.results._runs import run_name as run_name
-from promptlimit.results._runs import save_run as save_run
+from promptlimit.results._run_folder import OPAQUE as OPAQUE
+from promptlimit.results._run_folder import ConfigurationError as ConfigurationError
+from promptlimit.results._run_folder import RunBusyError as RunBusyError
+from promptlimit.results._run_folder import RunFolder as RunFolder
+from promptlimit.results._run_folder import environment as environment
+from promptlimit.results._run_folder import require_configuration as require_configuration
+from promptlimit.results._run_folder import run_name as run_name
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
 from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training

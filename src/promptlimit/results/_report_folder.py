@@ -27,7 +27,7 @@ from promptlimit.results._files import (
     write_bytes,
     write_json,
 )
-from promptlimit.results._runs import run_name
+from promptlimit.results._run_folder import run_name
 from promptlimit.results._training import masked, unmasked
 
 _JSON_LIMIT, _ARRAYS_LIMIT = 1_000_000, 100_000_000

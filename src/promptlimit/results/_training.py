@@ -54,14 +54,15 @@ class Training:
     kind: Kind
     config: Mapping[str, object]
 
-    def run(self, length: int, start: int = 0, seed: int = 0) -> Trajectory:
+    def trajectory(self, length: int | None = None, start: int = 0, seed: int = 0) -> Trajectory:
         """Return one run, for `trajectory_gap`.
 
         Args:
-            length: one of `lengths`.
+            length: one of `lengths`; the first when None.
             start: which start, from 0.
             seed: which seed, from 0.
         """
+        length = self.lengths[0] if length is None else length
         if length not in self.lengths:
             known = ", ".join(map(str, self.lengths))
             raise ValueError(f"`length` must be one of {known}, got {length}.")
@@ -150,20 +151,20 @@ def _finite(number: float) -> float | None:
 
 def masked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays with zeros for what is not finite, and masks that say where that was."""
-    found = {}
+    finite = {}
     for name, array in arrays.items():
         missing = ~np.isfinite(array)
-        found[name] = np.where(missing, np.zeros_like(array), array)
+        finite[name] = np.where(missing, np.zeros_like(array), array)
         if missing.any():
-            found[_MASK + name] = missing
-    return found
+            finite[_MASK + name] = missing
+    return finite
 
 
 def unmasked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays with NaN where `masked` took something out."""
-    found = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
+    whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
     for name, missing in arrays.items():
         if name.startswith(_MASK):
-            array = found[name.removeprefix(_MASK)]
-            found[name.removeprefix(_MASK)] = np.where(missing.astype(bool), np.nan, array)
-    return found
+            array = whole[name.removeprefix(_MASK)]
+            whole[name.removeprefix(_MASK)] = np.where(missing.astype(bool), np.nan, array)
+    return whole

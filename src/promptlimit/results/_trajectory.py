@@ -11,7 +11,7 @@ import numpy as np
 from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, stretch
 from promptlimit.results._files import InputFileError
 from promptlimit.results._kinds import Kind
-from promptlimit.results._runs import load_run, save_run
+from promptlimit.results._run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,14 +60,15 @@ class Trajectory:
         arrays = {name: getattr(self, name) for name in ("key_query", "value_matrix", *_CURVES)}
         arrays |= {_PREFIX + name: array for name, array in self.parameters.items()}
         arrays["arrived"] = np.array([] if self.arrived is None else [self.arrived])
-        return save_run(Path(folder), self.config, arrays)
+        return RunFolder(folder, self.config).save(arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> "Trajectory":
         """Return the trajectory in a folder that `save` made, or say why it cannot be used."""
-        config, arrays = load_run(Path(path))
+        run = RunFolder.at(path)
+        arrays = run.load()
         try:
-            return _assembled(config, arrays)
+            return _trajectory(run.config, arrays)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
             raise InputFileError(
                 f"{path} must hold a trajectory, but {problem or type(problem).__name__}."
@@ -111,11 +112,11 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _assembled(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Trajectory:
-    given = config["times"]
-    if not isinstance(given, list):
+def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Trajectory:
+    listed = config["times"]
+    if not isinstance(listed, list):
         raise ValueError("its times are not a list")
-    times = np.array([float(time) for time in given])
+    times = np.array([float(time) for time in listed])
     kind = config["kind"]
     if kind not in get_args(Kind):
         raise ValueError(f"its kind is {kind!r}")

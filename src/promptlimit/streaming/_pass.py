@@ -8,29 +8,13 @@ from typing import NamedTuple
 import numpy as np
 
 from promptlimit.parallel import begun_on_crew, crew
+from promptlimit.results import Progress, Watcher
 from promptlimit.streaming._blocks import block_sums
 from promptlimit.streaming._prompts import not_finite
 from promptlimit.streaming._request import StreamRequest
-from promptlimit.streaming._saved import Saver, State
+from promptlimit.streaming._saved import PassState, Saver
 from promptlimit.streaming._sources import Part
 from promptlimit.streaming._sums import Sums
-
-
-class Progress(NamedTuple):
-    """How far a prompt has been read.
-
-    Attributes:
-        tokens: how many tokens are read.
-        length: how many there are; None when only the end will tell.
-        rate: tokens a second since this call began; 0 before it is known.
-    """
-
-    tokens: int
-    length: int | None
-    rate: float
-
-
-Watcher = Callable[[Progress], None]
 
 
 def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> list[tuple[int, Sums]]:
@@ -41,7 +25,7 @@ def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> lis
         saver: where the state of the pass is kept.
         watch: what is told how far things are.
     """
-    state, finished = saver.loaded()
+    state, finished = saver.load()
     pace = _Pace(request, state.blocks)
     begun = None if finished else _begun(request, state.blocks)
     while begun is not None:
@@ -52,7 +36,7 @@ def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> lis
         _finish(request, state, begun)
         saver.save(state, finished=following is None)
         begun = following
-    total = max(state.found)
+    total = max(state.prefixes)
     beyond = [length for length in request.lengths if length > total]
     if beyond:
         warnings.warn(
@@ -62,7 +46,7 @@ def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> lis
         )
     if watch is not None:
         watch(Progress(total, total, pace.progress(state.blocks).rate))
-    return sorted(state.found.items())
+    return sorted(state.prefixes.items())
 
 
 class _Round(NamedTuple):
@@ -106,14 +90,14 @@ def _begun(request: StreamRequest, first: int) -> _Round:
     )
 
 
-def _finish(request: StreamRequest, state: State, begun: _Round) -> None:
+def _finish(request: StreamRequest, state: PassState, begun: _Round) -> None:
     """Wait for a round, and add it to the state."""
     tails = begun.tails()
     for number, sums in enumerate([*begun.blocks(), None], begun.first):
         at = number * request.block
         for length in begun.cuts:
             if at <= length < at + request.block:
-                state.found[length] = state.tree.total(tails.get(length, request.none))
+                state.prefixes[length] = state.tree.total(tails.get(length, request.none))
         if sums is not None:
             state.tree.add(number, sums)
     state.blocks += begun.whole

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._configuration import described
+from promptlimit._configuration import description
 from promptlimit._inputs import Number, require_random_key
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
@@ -151,9 +151,9 @@ class _Drawn(AbstractPrompt):
             single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
             self.source = SampledTokens(eqx.combine(single, rest), prompt.key)
         self.description = {
-            "measure": described(measure),
+            "measure": description(measure),
             "length": prompt.length,
-            "key": described(prompt.key),
+            "key": description(prompt.key),
             "generator": str(jax.random.key_impl(prompt.key)),
         }
 

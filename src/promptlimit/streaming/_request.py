@@ -9,7 +9,7 @@ import numpy as np
 
 from promptlimit import __version__
 from promptlimit._arrays import doubles
-from promptlimit._configuration import described
+from promptlimit._configuration import description
 from promptlimit._inputs import ArrayLike, float_array
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite import in_double
@@ -87,7 +87,7 @@ class StreamRequest:
         return {
             "what": "stream",
             "version": __version__,
-            "attention": described(self.attention),
+            "attention": description(self.attention),
             "queries": self.queries.tolist(),
             "prompt": self.prompt.description,
             "lengths": list(self.lengths),

@@ -1,6 +1,5 @@
 """Attention on a prompt of any length, at many of its prefixes, in one pass."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention
 from promptlimit.parallel import agreed, crew
-from promptlimit.results import StreamedAttention, run_name
-from promptlimit.streaming._pass import Progress, all_sums
+from promptlimit.results import StreamedAttention, Watcher, run_name
+from promptlimit.streaming._pass import all_sums
 from promptlimit.streaming._readings import streamed_attention
 from promptlimit.streaming._request import StreamRequest, checked_request
 from promptlimit.streaming._saved import Saver
@@ -28,7 +27,7 @@ def stream(
     chunk: int | None = None,
     folder: str | Path | None = None,
     every: float = 30.0,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Watcher | None = None,
 ) -> StreamedAttention:
     r"""Return what attention does with the first L tokens of a prompt that need not fit in memory.
 
@@ -72,7 +71,7 @@ def stream(
         )
         _require_one_for_all(request)
         saver = Saver(folder, request, every)
-        with saver.held():
+        with saver.lock():
             found = all_sums(request, saver, watch)
     return streamed_attention(request, found)
 

@@ -1,15 +1,16 @@
 """In-context tasks: the law of a prompt, a query and a loss; exact risks and baselines."""
 
+from promptlimit.tasks._abstract import SHARPNESS_RANGES as SHARPNESS_RANGES
+from promptlimit.tasks._abstract import AbstractExactRisk as AbstractExactRisk
+from promptlimit.tasks._abstract import AbstractObjective as AbstractObjective
 from promptlimit.tasks._abstract import AbstractTask as AbstractTask
+from promptlimit.tasks._abstract import Averaged as Averaged
+from promptlimit.tasks._abstract import Batches as Batches
+from promptlimit.tasks._abstract import BatchGradient as BatchGradient
+from promptlimit.tasks._abstract import Lengths as Lengths
+from promptlimit.tasks._abstract import MatrixRisk as MatrixRisk
+from promptlimit.tasks._abstract import merged as merged
 from promptlimit.tasks._bayes import bayes_risk as bayes_risk
-from promptlimit.tasks._capabilities import SHARPNESS_RANGES as SHARPNESS_RANGES
-from promptlimit.tasks._capabilities import AbstractExactRisk as AbstractExactRisk
-from promptlimit.tasks._capabilities import AbstractObjective as AbstractObjective
-from promptlimit.tasks._capabilities import Averaged as Averaged
-from promptlimit.tasks._capabilities import Batches as Batches
-from promptlimit.tasks._capabilities import BatchGradient as BatchGradient
-from promptlimit.tasks._capabilities import Lengths as Lengths
-from promptlimit.tasks._capabilities import merged as merged
 from promptlimit.tasks._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks._optimum import linear_optimum as linear_optimum
 from promptlimit.tasks._points import Nodes as Nodes
@@ -19,14 +20,14 @@ from promptlimit.tasks._regression import AbstractRegression as AbstractRegressi
 from promptlimit.tasks._regression import CovariateRegression as CovariateRegression
 from promptlimit.tasks._regression import LinearRegression as LinearRegression
 from promptlimit.tasks._regression import require_regression as require_regression
-from promptlimit.tasks._requests import kind_of as kind_of
-from promptlimit.tasks._requests import require_fitting_task as require_fitting_task
-from promptlimit.tasks._requests import require_lengths as require_lengths
-from promptlimit.tasks._requests import require_task as require_task
+from promptlimit.tasks._regression_risk import LinearRisk as LinearRisk
+from promptlimit.tasks._regression_risk import risk_function as risk_function
+from promptlimit.tasks._risk import array_names as array_names
+from promptlimit.tasks._risk import kind_of as kind_of
+from promptlimit.tasks._risk import require_fitting_task as require_fitting_task
+from promptlimit.tasks._risk import require_lengths as require_lengths
+from promptlimit.tasks._risk import require_task as require_task
 from promptlimit.tasks._risk import risk as risk
-from promptlimit.tasks._risk_function import LinearRisk as LinearRisk
-from promptlimit.tasks._risk_function import risk_function as risk_function
-from promptlimit.tasks._risk_gradient import array_names as array_names
-from promptlimit.tasks._risk_gradient import risk_gradient as risk_gradient
+from promptlimit.tasks._risk import risk_gradient as risk_gradient
 from promptlimit.tasks._softmax_risk import SoftmaxRisk as SoftmaxRisk
 from promptlimit.tasks._softmax_risk import tabulate_risks as tabulate_risks

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.results import Risk
-from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._capabilities import REPLICATES, Averaged, Lengths, spread
+from promptlimit.tasks._abstract import REPLICATES, AbstractTask, Averaged, Lengths, spread
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._regression import LinearRegression
-from promptlimit.tasks._requests import assembled, require_lengths, require_task
+from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths
 
 _SEED = 20_240_207
 
@@ -34,14 +33,14 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     """
     require_task(task)
     tokens, count = require_lengths(lengths), require_points(points)
-    found = [task.least_risk(float(length), points=count) for length in tokens.ravel()]
-    known = [each for each in found if each is not None]
-    if len(known) < len(found):
+    risks = [task.least_risk(float(length), points=count) for length in tokens.ravel()]
+    known = [risk for risk in risks if risk is not None]
+    if len(known) < len(risks):
         raise ValueError(
             f"`task` must know its least risk, got {type(task).__name__}, which does not. "
             "Give it a method `least_risk`."
         )
-    return assembled(known, tokens, simulated=False)
+    return risk_at_lengths(known, tokens, simulated=False)
 
 
 def ridge_risk(task: LinearRegression, length: float, points: int) -> Averaged:

@@ -6,6 +6,7 @@ sums are Gaussian given those. A linear head needs $Sa$ and $Sb$ with $LS$ Wisha
 its Bartlett factor. No prompt is realised, so heads do not share prompts.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
-from promptlimit._normals import held, normal_pairs
-from promptlimit.tasks._batches import Stream
-from promptlimit.tasks._chi_square import ATTEMPTS, chi_square
-from promptlimit.tasks._token_sums import Sums, largest_block
+from promptlimit._normals import held, normal_pairs, threefry, uniform
+from promptlimit.tasks._token_sums import PredictionSlopes, PromptStream, largest_block
+
+ATTEMPTS = 8
+"""How often a rejected number is drawn anew: one is left over in 1e10 draws, and is then taken."""
 
 
 class Frame(NamedTuple):
@@ -52,33 +54,33 @@ def frame(score: Float[Array, "*s dim"], value: Float[Array, "*s dim"]) -> Frame
 
 
 def law_sums(
-    prompts: Stream,
+    prompts: PromptStream,
     kernels: tuple[str, ...],
     step: UInt32[Array, ""],
     score: Float[Array, "1 heads batch dim"],
     value: Float[Array, "1 heads batch dim"],
-) -> Sums:
+) -> PredictionSlopes:
     """Return sums with the law of those over tokens; the arguments are those of `token_sums`."""
     rest = _rest(prompts, step)
     own = frame(score[0], value[0])
     softmax = [head for head, kernel in enumerate(kernels) if kernel == "softmax"]
     weighed = iter(_softmax(prompts, step, [_head(own, head) for head in softmax], rest))
     lengths = _lengths(prompts, step) if len(softmax) < len(kernels) else None
-    found = [
+    sums = [
         next(weighed)
         if lengths is None or kernel == "softmax"
         else _linear(prompts.lengths[0], _head(own, head), rest, lengths)
         for head, kernel in enumerate(kernels)
     ]
-    by_value, by_score = (jnp.stack(part)[None] for part in zip(*found, strict=True))
-    return Sums(by_value, by_score)
+    by_value, by_score = (jnp.stack(part)[None] for part in zip(*sums, strict=True))
+    return PredictionSlopes(by_value, by_score)
 
 
 def _head(own: Frame, head: int) -> Frame:
-    return Frame(*(each[head] for each in own))
+    return Frame(*(part[head] for part in own))
 
 
-def _rest(prompts: Stream, step: Array) -> tuple[Array, Array]:
+def _rest(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
     """Return two standard normal vectors a prompt, [batch, dim]."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + dim) * batch
@@ -87,7 +89,7 @@ def _rest(prompts: Stream, step: Array) -> tuple[Array, Array]:
     return drawn.real, drawn.imag
 
 
-def _lengths(prompts: Stream, step: Array) -> tuple[Array, Array]:
+def _lengths(prompts: PromptStream, step: Array) -> tuple[Array, Array]:
     """Return the diagonal of the Bartlett factor: roots of chi squares with L and L - 1 degrees."""
     (length,), batch, dim = prompts.lengths, prompts.batch, prompts.dim
     start = (prompts.pairs * length + 2 * dim) * batch
@@ -99,7 +101,7 @@ def _lengths(prompts: Stream, step: Array) -> tuple[Array, Array]:
     return jnp.sqrt(first), jnp.sqrt(second)
 
 
-def _key(prompts: Stream) -> tuple[Array, Array]:
+def _key(prompts: PromptStream) -> tuple[Array, Array]:
     return prompts.keys[0][0], prompts.keys[1][0]
 
 
@@ -107,7 +109,7 @@ def _linear(
     length: int, own: Frame, rest: tuple[Array, Array], lengths: tuple[Array, Array]
 ) -> tuple[Array, Array]:
     r"""Return $Sa$ and $Sb$, from the columns $We_1=t_{11}t_1$ and $We_2=t_{21}t_1+t_{22}t_2$."""
-    t11, t22 = (each[:, None] for each in lengths)
+    t11, t22 = (root[:, None] for root in lengths)
     below = _dot(rest[0], own.second)  # t_21: the first vector's part along e_2
     first = t11 * own.first + _without(own.first, rest[0])
     beyond = _without(own.second, _without(own.first, rest[1]))
@@ -119,7 +121,7 @@ def _linear(
 
 
 def _softmax(
-    prompts: Stream, step: Array, heads: list[Frame], rest: tuple[Array, Array]
+    prompts: PromptStream, step: Array, heads: list[Frame], rest: tuple[Array, Array]
 ) -> list[tuple[Array, Array]]:
     """Return the sums of each softmax head: along its frame from tokens, beyond it Gaussian."""
     if not heads:
@@ -128,11 +130,11 @@ def _softmax(
     block = largest_block(batch, -(-length // prompts.pairs))
     numbers = jnp.stack([jnp.concatenate([h.size, h.along, h.across], 1) for h in heads], 1)
 
-    def body(index: Array, found: Array) -> Array:
+    def body(index: Array, statistics: Array) -> Array:
         start = index * block
         part = jax.lax.dynamic_slice_in_dim(numbers, start, block)
-        sums = _statistics(prompts, step, start.astype(jnp.uint32), part)
-        return jax.lax.dynamic_update_slice_in_dim(found, sums, start, 0)
+        new = _statistics(prompts, step, start.astype(jnp.uint32), part)
+        return jax.lax.dynamic_update_slice_in_dim(statistics, new, start, 0)
 
     if block == batch:
         statistics = _statistics(prompts, step, jnp.uint32(0), numbers)
@@ -143,14 +145,14 @@ def _softmax(
 
 
 def _statistics(
-    prompts: Stream, step: Array, first: Array, numbers: Float[Array, "block heads 3"]
+    prompts: PromptStream, step: Array, first: Array, numbers: Float[Array, "block heads 3"]
 ) -> Float[Array, "block heads 7"]:
     r"""Return $\sum p\xi,\sum p\eta,\sum r\xi,\sum r\eta,\sum p^2,\sum pr,\sum r^2$, $r=p(t-T)$."""
     (length,), block = prompts.lengths, numbers.shape[0]
     index = first * np.uint32(length) + jnp.arange(block * length, dtype=jnp.uint32)
     drawn = normal_pairs(_key(prompts), step, index).reshape(block, length)
     xi, eta = drawn.real, drawn.imag
-    found = []
+    rows = []
     for head in range(numbers.shape[1]):
         size, along, across = (numbers[:, head, i, None] for i in range(3))
         raised = held(
@@ -163,8 +165,8 @@ def _statistics(
         once = [jnp.sum(x * y, axis=-1) for x in (raised, r) for y in (xi, eta)]
         twice = [jnp.sum(x * y, axis=-1) for x, y in ((raised, raised), (raised, r), (r, r))]
         total = total[:, 0]
-        found.append([x / total for x in once] + [x / total**2 for x in twice])
-    return jnp.stack([jnp.stack(each, axis=-1) for each in found], axis=1)
+        rows.append([x / total for x in once] + [x / total**2 for x in twice])
+    return jnp.stack([jnp.stack(row, axis=-1) for row in rows], axis=1)
 
 
 def _completed(
@@ -172,7 +174,7 @@ def _completed(
 ) -> tuple[Array, Array]:
     """Return the sums in all directions: Gaussian, with the covariance above, beyond the frame."""
     first, second, third, fourth, c11, c12, c22 = (statistics[:, i, None] for i in range(7))
-    outside = [_without(own.second, _without(own.first, each)) for each in rest]
+    outside = [_without(own.second, _without(own.first, vector)) for vector in rest]
     left = jnp.sqrt(jnp.maximum(c22 - c12**2 / c11, 0.0))
     by_value = first * own.first + second * own.second + jnp.sqrt(c11) * outside[0]
     spread = c12 / jnp.sqrt(c11) * outside[0] + left * outside[1]
@@ -186,3 +188,36 @@ def _dot(x: Array, y: Array) -> Array:
 def _without(direction: Array, vector: Array) -> Array:
     """Return the vector less its part along a unit direction."""
     return vector - _dot(direction, vector) * direction
+
+
+def chi_square(
+    degrees: int, count: int, key: tuple[Array, Array], step: Array, start: int
+) -> Float[Array, " count"]:
+    r"""Return chi-square numbers, twice Gamma(degrees / 2), by Marsaglia and Tsang's rejection.
+
+    With $d=\alpha-\frac13$, $c=1/\sqrt{9d}$ and a normal x, $d(1+cx)^3$ is kept when
+    $\log u<\frac12x^2+d-d v+d\log v$, $v=(1+cx)^3$; one degree is the square of a normal.
+
+    Args:
+        degrees: of freedom.
+        count: how many.
+        key: two words.
+        step: the first word of the counters.
+        start: where the second words start; `2 * ATTEMPTS * count` of them are used.
+    """
+    index = np.uint32(start) + jnp.arange(ATTEMPTS * count, dtype=jnp.uint32)
+    x = normal_pairs(key, step, index).real.reshape(ATTEMPTS, count)
+    if degrees == 1:
+        return x[0] ** 2
+    step_words = jnp.full(index.shape, step)
+    word, _ = threefry(key, (step_words, index + np.uint32(ATTEMPTS * count)))
+    u = uniform(word).reshape(ATTEMPTS, count)
+    d = degrees / 2 - 1 / 3
+    base = 1.0 + np.float32(1.0 / math.sqrt(9.0 * d)) * x
+    v = base**3
+    bound = 0.5 * x**2 + d * (1.0 - v + jnp.log(jnp.where(base > 0, v, 1.0)))
+    kept = (base > 0) & (jnp.log(u) < bound)
+    # The first that is kept; the last when none is.
+    kept = kept.at[-1].set(True)
+    chosen = jax.nn.one_hot(jnp.argmax(kept, axis=0), ATTEMPTS, axis=0, dtype=x.dtype)
+    return np.float32(2.0 * d) * jnp.sum(chosen * jnp.maximum(v, 0.0), axis=0)

@@ -11,10 +11,10 @@ import numpy as np
 from promptlimit._inputs import Number
 from promptlimit.attention import LinearAttention
 from promptlimit.results import Risk
-from promptlimit.tasks._capabilities import Lengths
+from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._polynomials import linear_risk
 from promptlimit.tasks._regression import LinearRegression, require_regression
-from promptlimit.tasks._requests import kind_of, require_lengths
+from promptlimit.tasks._risk import kind_of, require_lengths
 
 
 class LinearOptimum(NamedTuple):
@@ -58,8 +58,8 @@ def linear_optimum(
     if not task.covariance.any():
         raise ValueError("`task` must have a covariance that is not zero, got zeros.")
     tokens = require_lengths(lengths)
-    found = tuple(_optimum(task, length) for length in tokens.ravel().tolist())
-    return found if tokens.ndim else found[0]
+    optima = tuple(_optimum(task, length) for length in tokens.ravel().tolist())
+    return optima if tokens.ndim else optima[0]
 
 
 def _optimum(task: LinearRegression, length: float) -> LinearOptimum:

@@ -202,6 +202,6 @@ def linear_risk(
     $2R_L=s^2+E(c-y)^2+\frac1L\big(E\,c^2+E\,v^\top\Gamma_wv\,\sigma^2\big)$, a polynomial in
     (U, v); at $L=\infty$ it is the $R_\infty$ of section 5.
     """
-    found = averages(task, key_query, value_row)
-    finite = (found.square + found.product) / length
-    return 0.5 * (task.noise_variance + found.misfit + finite)
+    means = averages(task, key_query, value_row)
+    finite = (means.square + means.product) / length
+    return 0.5 * (task.noise_variance + means.misfit + finite)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit.finite import UnreliableErrorWarning, WeightInterpolant
-from promptlimit.tasks._capabilities import REPLICATES, Averaged, spread
+from promptlimit.tasks._abstract import REPLICATES, Averaged, spread
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._softmax_risk import (
@@ -34,10 +34,10 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Av
     """
     end = first_range(head.task, head.key_query)
     while True:
-        found = _within(head, end, tolerance, points)
-        if isinstance(found, Averaged):
-            return found
-        end = _range_of(found)
+        outcome = _within(head, end, tolerance, points)
+        if isinstance(outcome, Averaged):
+            return outcome
+        end = _range_of(outcome)
 
 
 def replicate_risks(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.finite import weight_statistics
-from promptlimit.tasks._capabilities import Averaged
+from promptlimit.tasks._abstract import Averaged
 from promptlimit.tasks._softmax_risk import Regressor
 
 _STEP = 0.25
@@ -49,7 +49,7 @@ def _block(head: Regressor) -> tuple[float, float] | None:
     key_query, value_row = np.asarray(head.key_query), np.asarray(head.value_row)
     dim = value_row.size - 1
     squares = (head.task.covariance, head.task.query_covariance, key_query[:dim, :dim])
-    isotropic = all(np.array_equal(each, each[0, 0] * np.eye(dim)) for each in squares)
+    isotropic = all(np.array_equal(M, M[0, 0] * np.eye(dim)) for M in squares)
     if not isotropic or key_query[dim, :dim].any() or value_row[:dim].any():
         return None
     return float(key_query[0, 0]), float(value_row[dim])
@@ -68,9 +68,9 @@ def _mean_squares(
     sharpness = np.sqrt(a**2 * scale * radius)
     if sharpness.max() > 40.0:
         return None
-    found = weight_statistics(sharpness, head.length)
-    P = found.participation
-    excess = P - 6 * found.cubic_participation + 6 * found.participation_square
+    statistics = weight_statistics(sharpness, head.length)
+    P = statistics.participation
+    excess = P - 6 * statistics.cubic_participation + 6 * statistics.participation_square
     y2, k = task.prior_variance * radius, a * b * scale
     value = b**2 * (task.prior_variance * np.trace(task.covariance) + task.noise_variance)
     factor = value - 2 * (k**2 - k) * y2

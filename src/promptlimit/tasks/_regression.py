@@ -19,9 +19,9 @@ from promptlimit.measures import (
     require_covariance,
     require_measure,
 )
-from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._capabilities import (
+from promptlimit.tasks._abstract import (
     AbstractExactRisk,
+    AbstractTask,
     Averaged,
     Batches,
     BatchGradient,

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 from promptlimit.parallel import Program, in_chunks
-from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._capabilities import Averaged
+from promptlimit.tasks._abstract import AbstractTask, Averaged
 
 DEFAULT_SAMPLES = 2**14
 
@@ -21,11 +20,11 @@ _LARGEST_PROMPT = 2**30
 _COPIES = 4
 _MOST_AT_ONCE = 1024
 
-Moments = tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]
+ArrayMoments = tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]
 """Means of several arrays over prompts, and their standard errors."""
 
 
-class Simulation(eqx.Module):
+class RiskSimulation(eqx.Module):
     """What is simulated: an attention on prompts of a task, all from one key.
 
     Attributes:
@@ -42,36 +41,36 @@ class Simulation(eqx.Module):
     key: PRNGKeyArray
 
 
-def simulated_risk(simulation: Simulation, samples: int) -> Averaged:
+def simulated_risk(simulation: RiskSimulation, samples: int) -> Averaged:
     """Return the mean loss over so many prompts and its standard error, inside `enable_x64`."""
     mean, error = _over_prompts(_losses, simulation, samples)
     return Averaged(float(mean[0]), float(error[0]), samples)
 
 
-def simulated_gradient(simulation: Simulation, samples: int) -> Moments:
+def simulated_gradient(simulation: RiskSimulation, samples: int) -> ArrayMoments:
     """Return means and standard errors of the gradient, one array for each of the attention's."""
     return _over_prompts(_gradients, simulation, samples)
 
 
-def _over_prompts(measured: Program, simulation: Simulation, samples: int) -> Moments:
+def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) -> ArrayMoments:
     chunk = _chunk(simulation.length, simulation.task.token_dim, samples)
     origin: list[NDArray[np.float64]] = []
     sums, squares = [0.0], [0.0]
-    chunks = in_chunks(measured, simulation, chunk)
-    for start, found in zip(range(0, samples, chunk), chunks, strict=False):
-        columns = [each[: samples - start] for each in found]
+    chunks = in_chunks(program, simulation, chunk)
+    for start, arrays in zip(range(0, samples, chunk), chunks, strict=False):
+        columns = [array[: samples - start] for array in arrays]
         if not origin:  # sums about the first means lose no digits
-            origin = [np.asarray(each.mean(axis=0)) for each in columns]
+            origin = [np.asarray(column.mean(axis=0)) for column in columns]
             sums, squares = [0.0] * len(columns), [0.0] * len(columns)
-        for i, each in enumerate(columns):
-            sums[i] = sums[i] + (each - origin[i]).sum(axis=0)
-            squares[i] = squares[i] + ((each - origin[i]) ** 2).sum(axis=0)
+        for i, column in enumerate(columns):
+            sums[i] = sums[i] + (column - origin[i]).sum(axis=0)
+            squares[i] = squares[i] + ((column - origin[i]) ** 2).sum(axis=0)
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
     errors = [
         np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
         for square, total in zip(squares, sums, strict=True)
     ]
-    return means, [np.asarray(each) for each in errors]
+    return means, [np.asarray(error) for error in errors]
 
 
 def _chunk(length: float, dim: int, samples: int) -> int:
@@ -87,7 +86,7 @@ def _chunk(length: float, dim: int, samples: int) -> int:
     return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
 
 
-def _loss(attention: AbstractAttention, simulation: Simulation, index: Array) -> Array:
+def _loss(attention: AbstractAttention, simulation: RiskSimulation, index: Array) -> Array:
     """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
     task, length = simulation.task, simulation.length
     keys = jax.random.split(jax.random.fold_in(simulation.key, index), 3)
@@ -97,11 +96,11 @@ def _loss(attention: AbstractAttention, simulation: Simulation, index: Array) ->
     return task.loss(attention(prompt, task.masked(token)), token)
 
 
-def _losses(simulation: Simulation, indices: Array) -> list[Array]:
+def _losses(simulation: RiskSimulation, indices: Array) -> list[Array]:
     return [jax.vmap(lambda index: _loss(simulation.attention, simulation, index))(indices)]
 
 
-def _gradients(simulation: Simulation, indices: Array) -> list[Array]:
+def _gradients(simulation: RiskSimulation, indices: Array) -> list[Array]:
     def one(index: Array) -> list[Array]:
         return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, index))
 

@@ -54,13 +54,13 @@ def risk_statistics(
 
     The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
     """
-    found = weight_interpolant(
+    interpolant = weight_interpolant(
         length, max_sharpness=max_sharpness, statistics=_STATISTICS, folder=folder
     )
-    participation, cubic, square = found.tables
+    participation, cubic, square = interpolant.tables
     excess = participation - 6 * cubic + 6 * square
     tables, names = (participation, excess), ("participation", "excess")
-    return dataclasses.replace(found, tables=tables, statistics=names)
+    return dataclasses.replace(interpolant, tables=tables, statistics=names)
 
 
 def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
@@ -186,8 +186,8 @@ class SoftmaxRisk(eqx.Module):
         r = (jnp.asarray(self.root) @ v1)[:, None] + b * jnp.asarray(self.weights)
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - jnp.asarray(self.label))
-        found = self.statistics(squared)
-        P, rho, c2 = found["participation"], found["excess"], c * c
+        at = self.statistics(squared)
+        P, rho, c2 = at["participation"], at["excess"], c * c
         terms = (P, rho, squared, f, c2, f * squared, c2 * squared, f * P + c2 * rho)
         return PointMeans(*map(jnp.mean, terms), largest=jnp.max(squared))
 
@@ -213,8 +213,8 @@ def slopes(
     """
     nodes = jnp.asarray([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)
-    _, found = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
-    return jnp.mean(found["participation"]), jnp.mean(found["excess"])
+    _, slope = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
+    return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])
 
 
 def combined(

@@ -1,39 +1,99 @@
-r"""What a step needs of the tokens of its prompts: two sums a head, one length at a time.
+r"""What a step needs of the tokens of its prompts: two sums a head.
 
-With the score $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the
-prediction is $T=\sum_lp_lt_l$ (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
+Tokens are kept as the standard normals $g$ they are made of (`_regression_step`). With the score
+$s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the prediction is
+$T=\sum_lp_lt_l$ (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
 
     softmax:  dT/db = sum p g          dT/da = sum p (t - T) g
     linear:   dT/db = sum s g / L      dT/da = sum t g / L,          T = <b, dT/db> in both.
+
+One length at a time is drawn in blocks of prompts. Several lie behind one another in chunks, the
+last chunk of a length filled up with tokens that count for nothing: as many kernels as for one
+length, which decides on a GPU. `_law_sums` has the same sums in law.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from promptlimit._normals import held, normal_pairs
-from promptlimit.tasks._batches import EXACT, Stream
 
+EXACT = jax.lax.Precision.HIGHEST
 _BLOCK = 2**14  # tokens whose coordinates fit in a cache
+_CHUNK = 32
 
 
-class Sums(NamedTuple):
+class PromptStream(NamedTuple):
+    """Prompts of several lengths, each with the two words of its key.
+
+    Attributes:
+        lengths: the number of tokens, one for each member.
+        batch: how many prompts a step has.
+        dim: of a token.
+        keys: the words of the keys, [members] each.
+    """
+
+    lengths: tuple[int, ...]
+    batch: int
+    dim: int
+    keys: tuple[Array, Array]
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of normals a token takes."""
+        return (self.dim + 1) // 2
+
+
+def prompt_stream(
+    dim: int, lengths: tuple[int, ...], batch: int, keys: Sequence[PRNGKeyArray]
+) -> PromptStream:
+    """Return the prompts of members with these lengths; the length is part of the key."""
+    largest = (dim + 2) * batch * max(lengths)
+    if largest >= 2**32:
+        raise ValueError(
+            f"`lengths` times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
+            f"{batch}. Ask for smaller batches."
+        )
+    words = np.stack(
+        [
+            np.asarray(jax.random.key_data(jax.random.fold_in(key, length)))
+            for key, length in zip(keys, lengths, strict=True)
+        ]
+    )
+    return PromptStream(lengths, batch, dim, (jnp.asarray(words[:, 0]), jnp.asarray(words[:, 1])))
+
+
+class PredictionSlopes(NamedTuple):
     """Derivatives of predictions in $b$ and $a$, each [members, heads, batch, dim]."""
 
     by_value: Array
     by_score: Array
 
 
+TokenSums: TypeAlias = Callable[
+    [
+        PromptStream,
+        tuple[str, ...],
+        UInt32[Array, ""],
+        Float[Array, "members heads batch dim"],
+        Float[Array, "members heads batch dim"],
+    ],
+    PredictionSlopes,
+]
+"""(prompts, kernel of each head, step, $a$, $b$) -> the sums: over tokens, or in law."""
+
+
 def token_sums(
-    prompts: Stream,
+    prompts: PromptStream,
     kernels: tuple[str, ...],
     step: UInt32[Array, ""],
     score: Float[Array, "1 heads batch dim"],
     value: Float[Array, "1 heads batch dim"],
-) -> Sums:
+) -> PredictionSlopes:
     """Return the sums over the tokens of one length, drawn in blocks of prompts.
 
     Args:
@@ -49,21 +109,21 @@ def token_sums(
 
     def one(first: Array, rows: Array) -> Array:
         normals = coordinates(prompts, step, first, block)
-        return _sums(normals, kernels, rows)
+        return _block_sums(normals, kernels, rows)
 
     if block == batch:
-        found = one(jnp.uint32(0), rows)
+        sums = one(jnp.uint32(0), rows)
     else:
 
-        def body(index: Array, found: Array) -> Array:
+        def body(index: Array, sums: Array) -> Array:
             start = index * block
             part = jax.lax.dynamic_slice_in_dim(rows, start, block)
-            sums = one(start.astype(jnp.uint32), part)
-            return jax.lax.dynamic_update_slice_in_dim(found, sums, start, 0)
+            new = one(start.astype(jnp.uint32), part)
+            return jax.lax.dynamic_update_slice_in_dim(sums, new, start, 0)
 
-        found = jax.lax.fori_loop(0, batch // block, body, jnp.zeros_like(rows))
-    by_value, by_score = found.transpose(1, 2, 0, 3)
-    return Sums(by_value[None], by_score[None])
+        sums = jax.lax.fori_loop(0, batch // block, body, jnp.zeros_like(rows))
+    by_value, by_score = sums.transpose(1, 2, 0, 3)
+    return PredictionSlopes(by_value[None], by_score[None])
 
 
 def largest_block(batch: int, length: int) -> int:
@@ -73,7 +133,7 @@ def largest_block(batch: int, length: int) -> int:
 
 
 def coordinates(
-    prompts: Stream, step: UInt32[Array, ""], first: Array, count: int
+    prompts: PromptStream, step: UInt32[Array, ""], first: Array, count: int
 ) -> Float[Array, "count dim length"]:
     """Return the normals of `count` prompts from `first` on, one row a coordinate.
 
@@ -90,7 +150,7 @@ def coordinates(
     return held(lambda: jnp.stack(planes[: prompts.dim], axis=1), step)
 
 
-def _sums(
+def _block_sums(
     normals: Float[Array, "block dim length"],
     kernels: tuple[str, ...],
     rows: Float[Array, "block 2 heads dim"],
@@ -116,5 +176,125 @@ def _sums(
             by_value.append(score / np.float32(length))
             by_score.append(value / np.float32(length))
     across = jnp.stack([*by_value, *by_score], axis=1)
-    found = jnp.einsum("bhl,bcl->bhc", across, normals, precision=EXACT)
-    return found.reshape(rows.shape)
+    return jnp.einsum("bhl,bcl->bhc", across, normals, precision=EXACT).reshape(rows.shape)
+
+
+class Chunks(NamedTuple):
+    """Where the tokens of each length lie.
+
+    Attributes:
+        member: which length a chunk belongs to.
+        counts: which of its places hold a token.
+        place: the number of the token within its prompt.
+        table: the chunks of each length, the last repeated.
+    """
+
+    member: Int[np.ndarray, " chunks"]
+    counts: Bool[np.ndarray, "chunks places"]
+    place: UInt32[np.ndarray, "chunks places"]
+    table: Int[np.ndarray, "members most"]
+
+
+def chunks(lengths: tuple[int, ...]) -> Chunks:
+    """Return where the tokens of prompts of these lengths lie.
+
+    >>> laid = chunks((10, 40))
+    >>> print(laid.member, laid.counts.sum(axis=1), laid.table.tolist())
+    [0 1 1] [10 32  8] [[0, 0], [1, 2]]
+    """
+    sizes = [-(-length // _CHUNK) for length in lengths]
+    member = np.repeat(np.arange(len(lengths)), sizes)
+    starts = np.cumsum([0, *sizes[:-1]])
+    place = (np.arange(member.size) - starts[member])[:, None] * _CHUNK + np.arange(_CHUNK)
+    table = starts[:, None] + np.minimum(np.arange(max(sizes)), np.array(sizes)[:, None] - 1)
+    counts = place < np.array(lengths)[member][:, None]
+    return Chunks(member, counts, place.astype(np.uint32), table)
+
+
+def packed_sums(
+    prompts: PromptStream,
+    kernels: tuple[str, ...],
+    step: UInt32[Array, ""],
+    score: Float[Array, "members heads batch dim"],
+    value: Float[Array, "members heads batch dim"],
+) -> PredictionSlopes:
+    """Return the sums over the tokens of all members; the arguments are those of `token_sums`."""
+    laid = chunks(prompts.lengths)
+    planes = _planes(prompts, laid, step)
+    parts: list[Array] = []
+    order: list[int] = []
+    for kernel, sums in (("softmax", _softmax), ("linear", _linear)):
+        heads = [head for head, name in enumerate(kernels) if name == kernel]
+        if heads:
+            picked = np.array(heads)
+            parts.append(sums(laid, planes, score[:, picked], value[:, picked]))
+            order += heads
+    both = jnp.concatenate(parts, axis=2)[:, :, np.argsort(order)]
+    return PredictionSlopes(both[0], both[1])
+
+
+def _planes(
+    prompts: PromptStream, laid: Chunks, step: Array
+) -> list[Float[Array, "1 batch chunks places"]]:
+    """Return one array a coordinate of the tokens."""
+    shape = (prompts.pairs, prompts.batch, *laid.place.shape)
+    lengths = np.array(prompts.lengths, np.uint32)[laid.member][None, None, :, None]
+    plane, row = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    index = (plane * np.uint32(prompts.batch) + row) * lengths + laid.place[None, None]
+    first, second = (word[laid.member][None, None, :, None] for word in prompts.keys)
+    drawn = normal_pairs((first, second), step, index)
+    both = [part for pair in drawn for part in (pair.real, pair.imag)]
+    return [part[None] for part in both[: prompts.dim]]
+
+
+def _along(planes: list[Array], laid: Chunks, directions: Array) -> Float[Array, "h b c p"]:
+    r"""Return $\langle a,g\rangle$ for directions [members, heads, batch, dim]."""
+    own = directions[laid.member].transpose(3, 1, 2, 0)[..., None]  # [dim, heads, batch, chunks, 1]
+    total = own[0] * planes[0]
+    for i, plane in enumerate(planes[1:], start=1):
+        total = total + own[i] * plane
+    return total
+
+
+def _softmax(
+    laid: Chunks, planes: list[Array], score: Array, value: Array
+) -> Float[Array, "2 members heads batch dim"]:
+    s = jnp.where(laid.counts[None, None], _along(planes, laid, score), -np.inf)
+    peaks = jnp.max(jnp.max(s, axis=-1)[..., laid.table], axis=-1)  # [heads, batch, members]
+    e = jnp.exp(s - peaks[..., laid.member][..., None])
+    t = _along(planes, laid, value)
+    rows = [e, e * t, *(e * plane for plane in planes), *(e * t * plane for plane in planes)]
+    total, moment, *rest = _over_members(laid, rows)
+    mean = (moment / total)[..., None]
+    first, second = (jnp.stack(part, axis=-1) / total[..., None] for part in _halves(rest))
+    return jnp.stack([first, second - mean * first])
+
+
+def _linear(
+    laid: Chunks, planes: list[Array], score: Array, value: Array
+) -> Float[Array, "2 members heads batch dim"]:
+    lengths = np.bincount(laid.member, weights=laid.counts.sum(axis=1))
+    counts = (laid.counts / lengths[laid.member][:, None]).astype(np.float32)[None, None]
+    s, t = (jnp.asarray(counts) * _along(planes, laid, a) for a in (score, value))
+    rows = [factor * plane for factor in (s, t) for plane in planes]
+    sums = _over_members(laid, rows)
+    return jnp.stack([jnp.stack(part, axis=-1) for part in _halves(list(sums))])
+
+
+def _halves(rows: list[Array]) -> tuple[list[Array], list[Array]]:
+    return rows[: len(rows) // 2], rows[len(rows) // 2 :]
+
+
+def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members heads batch"]:
+    """Return sums over the tokens of each member: one reduction for all rows, one over chunks.
+
+    Chunks of other members are left out, not multiplied by zero: what has diverged stays alone.
+    """
+    zeros = (np.float32(0.0),) * len(rows)
+    within = jax.lax.reduce(
+        tuple(rows), zeros, lambda x, y: tuple(a + b for a, b in zip(x, y, strict=True)), (3,)
+    )
+    parts = jnp.stack(within)[..., laid.table]  # [rows, heads, batch, members, most]
+    repeated = np.diff(laid.table, axis=1, prepend=-1) == 0
+    sums = jnp.sum(jnp.where(jnp.asarray(repeated), np.float32(0.0), parts), axis=-1)
+    return jnp.moveaxis(sums, -1, 1)

@@ -14,7 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit.attention import Factored
-from promptlimit.dynamics import gradient_flow, sgd, trajectory_gap, uniform_factors
+from promptlimit.dynamics import (
+    TrainingPlan,
+    gradient_flow,
+    sgd,
+    trajectory_gap,
+    uniform_factors,
+)
 from promptlimit.reproduction import Part, Setting
 from promptlimit.reproduction._devices import on_accelerator, on_cpu
 from promptlimit.reproduction.large_prompt._protocol import LENGTHS, protocol_task, tables_at_hand
@@ -253,12 +259,14 @@ def descent(setting: Setting, law: str) -> Training:
             [random_start(setting, start, kernel) for kernel in KERNELS],
             protocol_task(law),
             list(descent_lengths(setting)),
-            steps=steps,
+            TrainingPlan(
+                steps=steps,
+                learning_rate=rate,
+                batch=BATCH,
+                record=record.astype(int),
+                points=1024 if setting.quick else 4096,
+            ),
             key=jax.random.fold_in(jax.random.key(setting.seed), 1_000 + LAWS.index(law)),
-            learning_rate=rate,
-            batch=BATCH,
-            record=record.astype(int),
-            points=1024 if setting.quick else 4096,
             folder=setting.folder,
         )
 

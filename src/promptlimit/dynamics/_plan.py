@@ -1,0 +1,131 @@
+"""How gradient descent is to go: a plan, checked when it is made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from promptlimit._inputs import Number, require_choice, require_samples
+from promptlimit._normals import LAST_STEP
+from promptlimit.tasks import require_points
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    r"""How many steps of which rule on which batches, and what is recorded on the way.
+
+    Attributes:
+        steps: how many.
+        batch: how many prompts a step has.
+        learning_rate: $\eta$ of plain descent.
+        optimiser: another rule, from optax; one such rule for each run.
+        label: the name of that rule, for the configuration of a run in a folder.
+        record: after which steps to record; about ten a decade when None.
+        sampling: "tokens", or "law": sums over tokens drawn exactly in law without the tokens,
+            faster, but heads then share no prompts.
+        points: of quadrature for exact risks, a power of two.
+        samples: how many prompts estimate a risk where it is not exact.
+
+    >>> plan = TrainingPlan(steps=300, learning_rate=0.01, record=[0, 100, 300])
+    >>> plan.times
+    array([0., 2., 6.])
+    """
+
+    steps: int
+    batch: int = 128
+    learning_rate: Number = 1e-3
+    optimiser: optax.GradientTransformation | None = None
+    label: str | None = None
+    record: Sequence[int] | np.ndarray | None = None
+    sampling: str = "tokens"
+    points: int = 4096
+    samples: int = 4096
+
+    def __post_init__(self) -> None:
+        require_count(steps=self.steps, batch=self.batch)
+        require_choice("sampling", self.sampling, ("tokens", "law"))
+        require_samples(self.samples)
+        require_positive(learning_rate=float(self.learning_rate))
+        require_points(self.points)
+        if self.record is not None:
+            _require_record(self.record, self.steps)
+            object.__setattr__(self, "record", tuple(map(int, self.record)))
+
+    @property
+    def recorded_steps(self) -> NDArray[np.int64]:
+        """When to record: the steps named, or 0 and about ten a decade up to the last."""
+        if self.record is not None:
+            return np.asarray(self.record, np.int64)
+        spaced = np.geomspace(1, self.steps, 1 + max(1, round(10 * np.log10(self.steps))))
+        return np.unique(np.concatenate([[0], np.round(spaced)])).astype(np.int64)
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        r"""The times of the flow that recorded steps correspond to, for `gradient_flow`.
+
+        $2k\eta$ after k steps; k itself when the optimiser is not plain descent.
+        """
+        if self.optimiser is not None:
+            return self.recorded_steps.astype(np.float64)
+        rate = float(self.learning_rate)
+        return np.array([flow_time(int(step), rate) for step in self.recorded_steps])
+
+    @property
+    def rule(self) -> optax.GradientTransformation:
+        """What moves parameters."""
+        return optax.sgd(float(self.learning_rate)) if self.optimiser is None else self.optimiser
+
+    @property
+    def rule_name(self) -> str:
+        """That rule in words."""
+        if self.label is not None:
+            return self.label
+        return "sgd" if self.optimiser is None else "given"
+
+
+def flow_time(steps: Number, learning_rate: float) -> float:
+    r"""Return the time of the flow that SGD steps on the mean squared error correspond to.
+
+    The experiments minimise $2R$, the mean squared error, where flows descend $R$: k steps at rate
+    $\eta$ are the time $2k\eta$.
+
+    Args:
+        steps: k, how many.
+        learning_rate: $\eta$.
+
+    >>> flow_time(300_000, 1e-3)
+    600.0
+    """
+    if steps < 0 or learning_rate <= 0:
+        raise ValueError(
+            "`steps` must not be negative and `learning_rate` must be positive, "
+            f"got {steps} and {learning_rate}."
+        )
+    return 2.0 * steps * learning_rate
+
+
+def require_count(**counts: int) -> None:
+    """Refuse numbers that do not count anything, or more than a counter counts."""
+    for name, value in counts.items():
+        if not (isinstance(value, Integral) and 1 <= value <= LAST_STEP):
+            raise ValueError(f"`{name}` must be a whole number from 1 to {LAST_STEP}, got {value}.")
+
+
+def require_positive(**numbers: float) -> None:
+    """Refuse numbers that are not positive and finite."""
+    for name, value in numbers.items():
+        if not 0.0 < value < np.inf:
+            raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+
+
+def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
+    array = np.asarray(record)
+    whole = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iu"
+    increasing = whole and (np.diff(array.astype(np.int64)) > 0).all()
+    if not increasing or array[0] < 0 or array[-1] > steps:
+        raise ValueError(
+            f"`record` must be increasing whole numbers from 0 to {steps}, got {record}."
+        )

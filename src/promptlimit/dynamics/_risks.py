@@ -1,0 +1,236 @@
+"""Risks of what moves: how parameters are read, what they cost, and how steep that is."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.finite import in_double
+from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
+
+_LARGEST = 2**31  # bytes of simulated tokens
+_CHUNK = 16
+
+
+class Reading:
+    """How the arrays of a head make U and V; two that are the same program are equal.
+
+    Parameters move, and the kernel stays beside them: what is compiled for a softmax head serves a
+    linear one.
+
+    Attributes:
+        shapes: of the arrays, in their order.
+    """
+
+    def __init__(self, attention: AbstractAttention, dtype: Any):
+        moving, self._rest = eqx.partition(attention, eqx.is_inexact_array)
+        leaves, self._structure = jax.tree.flatten(moving)
+        self.shapes: list[tuple[int, ...]] = [leaf.shape for leaf in leaves]
+        avals = [jax.ShapeDtypeStruct(shape, dtype) for shape in self.shapes]
+        self._program = jax.jit(lambda *arrays: self(arrays)).lower(*avals).as_text()
+
+    def __call__(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
+        """Return U and V; differentiable."""
+        head = merged(self.attention(arrays))
+        return head.key_query, head.value
+
+    def attention(self, arrays: Sequence[Array]) -> AbstractAttention:
+        """Return the attention with these arrays."""
+        return eqx.combine(jax.tree.unflatten(self._structure, arrays), self._rest)
+
+    def arrays(self, state: Float[Array, " n"]) -> list[Array]:
+        """Return the arrays that lie behind one another in a vector."""
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
+        parts = jnp.split(state, ends.tolist())
+        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reading) and self._program == other._program
+
+    def __hash__(self) -> int:
+        return hash(self._program)
+
+
+def kernel_of(start: AbstractAttention) -> KernelName:
+    """Return the kernel of a start in whatever precision."""
+    with jax.enable_x64(True):
+        return merged(start).kernel
+
+
+def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
+    """Return the arrays of an attention behind one another, as one vector."""
+    leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
+    return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+
+class RiskOfState(eqx.Module):
+    """A risk as a function of parameters in a vector.
+
+    Attributes:
+        objective: the risk of an attention.
+        reading: how the vector makes U and V.
+        attention: what reads the vector where the objective asks for more than U and V.
+    """
+
+    objective: AbstractObjective
+    reading: Reading = eqx.field(static=True)
+    attention: AbstractAttention | None
+
+    def __call__(self, state: Float[Array, " n"]) -> Float[Array, ""]:
+        """Return the risk."""
+        arrays, of_matrices = self.reading.arrays(state), self.objective.of_matrices
+        if of_matrices is not None:
+            return of_matrices(*self.reading(arrays))
+        return self.objective(self.reading.attention(arrays))
+
+    def gradient(self, state: Float[Array, " n"]) -> Float[Array, " n"]:
+        r"""Return $\nabla R_L$ as a vector."""
+        return jax.grad(self)(state)
+
+
+def risk_of_state(
+    objective: AbstractObjective, reading: Reading, start: AbstractAttention
+) -> RiskOfState:
+    """Return the risk as a function of the arrays of `start` in a vector."""
+    rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
+    return RiskOfState(objective, reading, rest if objective.of_matrices is None else None)
+
+
+class SimulatedObjective(AbstractObjective):
+    """The mean loss over fixed prompts: common random numbers make it a function of parameters.
+
+    Attributes:
+        task: whose loss.
+        prompts: the prompts, stacked along the first axis of every array.
+        tokens: what each prompt is asked about, [samples, token_dim].
+    """
+
+    task: AbstractTask
+    prompts: AbstractMeasure
+    tokens: Float[Array, "samples token_dim"]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\text{masked }z_i), z_i)$."""
+
+        def loss(prompt: AbstractMeasure, token: Array) -> Array:
+            return self.task.loss(attention._attend(prompt, self.task.masked(token)), token)
+
+        return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
+
+
+def simulated_objective(
+    task: AbstractTask, length: float, *, samples: int, key: PRNGKeyArray
+) -> SimulatedObjective:
+    """Return the mean loss over prompts drawn once from `key`."""
+    if math.isfinite(length) and 8 * length * samples * task.token_dim > _LARGEST:
+        most = int(_LARGEST // (8 * samples * task.token_dim))
+        raise ValueError(
+            f"`lengths` must be at most {most} with {samples} simulated prompts, got {length:g}. "
+            "Ask for fewer samples."
+        )
+    return SimulatedObjective(task, *_prompts(task, length, jax.random.split(key, samples)))
+
+
+@eqx.filter_jit
+def _prompts(
+    task: AbstractTask, length: float, keys: PRNGKeyArray
+) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
+    """Return a prompt of a task and the token it is asked about, for each key."""
+
+    def one(key: PRNGKeyArray) -> tuple[AbstractMeasure, Array]:
+        law_key, tokens_key, query_key = jax.random.split(key, 3)
+        law, queries = task.draw(key=law_key)
+        token = queries.sample(1, key=query_key)[0]
+        if math.isinf(length):
+            return law, token
+        return Empirical(law.sample(int(length), key=tokens_key)), token
+
+    return eqx.filter_vmap(one)(keys)
+
+
+class StateMoments(NamedTuple):
+    """Merged parameters and costs at each state, [n, ...]."""
+
+    key_query: np.ndarray | Array
+    value: np.ndarray | Array
+    risk: np.ndarray | Array
+    gradient_norm: np.ndarray | Array
+
+
+def state_moments(risk: RiskOfState, states: Float[np.ndarray, "times n"]) -> StateMoments:
+    """Return merged parameters, risks and gradient norms."""
+    return _in_chunks(_state_moments, risk, states)
+
+
+def state_risks(
+    risk: RiskOfState, states: Float[np.ndarray, "times n"]
+) -> Float[np.ndarray, " times"]:
+    """Return the risks alone."""
+    return _in_chunks(_state_risks, risk, states)
+
+
+def _in_chunks(
+    program: Callable[[RiskOfState, Array], Any], risk: RiskOfState, states: np.ndarray
+) -> Any:
+    """Return what a program says of all states, so many at a time that it is compiled once."""
+    count = states.shape[0]
+    padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
+    chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
+    parts = [program(risk, jnp.asarray(chunk)) for chunk in chunks]
+    return jax.tree.map(lambda *part: np.concatenate(part)[:count], *parts)
+
+
+@eqx.filter_jit
+def _state_moments(risk: RiskOfState, states: Array) -> StateMoments:
+    def at(state: Array) -> StateMoments:
+        key_query, value = risk.reading(risk.reading.arrays(state))
+        cost, slope = jax.value_and_grad(risk)(state)
+        return StateMoments(key_query, value, cost, jnp.linalg.norm(slope))
+
+    return jax.lax.map(at, states)
+
+
+@eqx.filter_jit
+def _state_risks(risk: RiskOfState, states: Array) -> Array:
+    return jax.lax.map(risk, states)
+
+
+Objectives: TypeAlias = Callable[[float, int], AbstractObjective]
+"""(largest sharpness of tables, which point set or prompts) -> the risk on them."""
+
+
+def training_moments(
+    objectives: Objectives, start: AbstractAttention, leaves: list[np.ndarray]
+) -> tuple[StateMoments, np.ndarray]:
+    """Return what is known of states of training, and their errors; NaN where one has diverged.
+
+    Args:
+        objectives: the risk, its second the same on independent points or prompts.
+        start: an attention of the shapes and kernel that were trained, in double precision.
+        leaves: the arrays of the attention, each [n, ...].
+    """
+    states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
+    well = np.all(np.isfinite(states), axis=1)
+    safe = np.where(well[:, None], states, 0.0).astype(np.float64)
+    with jax.enable_x64(True):
+        head = in_double(start)
+        reading = Reading(head, np.float64)
+        columns: list[Any] = []
+        for widest in SHARPNESS_RANGES:
+            risk, other = (
+                risk_of_state(objectives(widest, shift), reading, head) for shift in (0, 1)
+            )
+            columns = [*state_moments(risk, safe), state_risks(other, safe)]
+            if np.isfinite(np.asarray(columns[2])[well]).all():
+                break
+    *moments, second = (np.array(column) for column in columns)
+    for column in (*moments, second):
+        column[~well] = np.nan
+    return StateMoments(*moments), np.abs(second - moments[2])

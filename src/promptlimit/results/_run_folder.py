@@ -1,0 +1,313 @@
+"""Run folders: what was asked, where it ran, what came out, and a mark that it is whole.
+
+A run lives in a folder named by the hash of its configuration: `config.json`, `environment.json`,
+`arrays.npz` and `done`; one under way has a `checkpoint.npz`, and a `lock` with its `lock-holder`.
+Every file appears whole, `done` last, so that a run killed at any moment is finished or goes on
+from its last checkpoint. Folders are not trusted when read: nothing is unpickled, and what does not
+fit its name, its configuration or its checksum is refused.
+"""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from promptlimit._packages import package_versions
+from promptlimit.results._files import (
+    InputFileError,
+    numbers_in_archive,
+    write_bytes,
+    write_json,
+)
+
+_AGAIN = "Delete that folder and run it again."
+
+OPAQUE = "without a name"
+"""Key of a part of a configuration that has no name to be told from others by."""
+
+Configuration = Mapping[str, object]
+"""Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class RunBusyError(OSError):
+    """Another process is at work in the folder of a run."""
+
+
+class ConfigurationError(ValueError):
+    """A folder belongs to another configuration; the message names the differences."""
+
+
+class RunFolder:
+    """The folder of one run, inside a folder of runs.
+
+    Attributes:
+        config: all that decides the run.
+        path: the folder itself.
+    """
+
+    def __init__(self, root: str | Path, config: Configuration):
+        _require_named(config)
+        self.config, self.path = config, Path(root) / run_name(config)
+
+    @classmethod
+    def at(cls, path: str | Path) -> "RunFolder":
+        """Return the run in a folder, or say why there is none."""
+        path = Path(path)
+        config = _config(path)
+        try:
+            run = cls(path.parent, config)
+        except ValueError:
+            run = None
+        if run is None or run.path.name != path.name:
+            name = "of none" if run is None else run.path.name
+            raise InputFileError(
+                f"{path} must be named by the hash of its configuration, {name}. "
+                "Another configuration was put there."
+            )
+        return run
+
+    @classmethod
+    def inside(cls, root: str | Path) -> "Iterator[RunFolder]":
+        """Yield the runs in a folder of runs, by their names."""
+        for file in sorted(Path(root).glob("*/config.json")):
+            yield cls.at(file.parent)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the whole result is there."""
+        return (self.path / "done").is_file()
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out; the lock ends with the process, however that ends."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Where there are no such locks, a file that merely exists would outlive a killed process.
+        lock = FileLock(self.path / "lock", fallback_to_soft=False)
+        holder = self.path / "lock-holder"  # Windows lets nobody else read the lock itself
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise RunBusyError(
+                f"{self.path} must be written by one process at a time, but process "
+                f"{_process(holder)} is at work there. Wait for it, or choose another folder."
+            ) from None
+        try:
+            holder.write_text(f"{os.getpid()}\n", encoding="utf-8")
+            require_configuration(self.path / "config.json", self.config)
+            if self.finished:
+                self._remove_checkpoint()
+            yield
+        finally:
+            lock.release()
+
+    def save(self, arrays: Arrays) -> Path:
+        """Write the result, and return the folder; one that is there holds the same, and stays."""
+        if self.finished:
+            self.load()
+            return self.path
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise ValueError(
+                    f"`arrays` must hold numbers, got dtype {array.dtype} in '{name}'."
+                )
+            if not np.isfinite(array).all():
+                raise ValueError(f"`arrays` must be finite, got NaN or infinity in '{name}'.")
+        content = _archive(arrays)
+        write_json(self.path / "config.json", self.config)
+        write_json(self.path / "environment.json", environment())
+        write_bytes(self.path / "arrays.npz", content)
+        write_bytes(self.path / "done", (hashlib.sha256(content).hexdigest() + "\n").encode())
+        self._remove_checkpoint()
+        return self.path
+
+    def load(self) -> dict[str, np.ndarray]:
+        """Return the arrays of a finished run, or say why they cannot be used."""
+        _require_files(self.path, "done", "config.json", "arrays.npz")
+        RunFolder.at(self.path)
+        content = (self.path / "arrays.npz").read_bytes()
+        if hashlib.sha256(content).hexdigest() != _text(self.path / "done").strip():
+            raise InputFileError(f"{self.path / 'arrays.npz'} must be as it was written. {_AGAIN}")
+        return numbers_in_archive(self.path / "arrays.npz", content)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "checkpoint.npz"
+
+    def checkpoint(self, arrays: Arrays) -> None:
+        """Replace the checkpoint, whole or not at all."""
+        write_bytes(self._checkpoint, _archive(arrays))
+
+    def resume(self, like: Arrays | None = None) -> dict[str, np.ndarray] | None:
+        """Return the arrays of the last checkpoint, None when there is none.
+
+        Args:
+            like: arrays with the names, shapes and types that belong there; `step` with the last.
+        """
+        if not self._checkpoint.is_file():
+            return None
+        try:
+            with np.load(self._checkpoint, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            if like is not None:
+                _require_alike(arrays, like)
+            return arrays
+        except Exception as problem:  # a damaged or hostile file may raise anything
+            raise self.unusable_checkpoint(f", but {problem}") from None
+
+    def unusable_checkpoint(self, reason: str = "") -> InputFileError:
+        """Return the refusal of the checkpoint, with the way out."""
+        return InputFileError(
+            f"{self._checkpoint} must be as it was written{reason}. Remove it to start again."
+        )
+
+    def _remove_checkpoint(self) -> None:
+        self._checkpoint.unlink(missing_ok=True)
+
+
+def run_name(config: Configuration) -> str:
+    """Return the name of a run: the hash of its configuration, whatever the order of its keys.
+
+    >>> run_name({"a": 1, "b": [2.0]}) == run_name({"b": [2.0], "a": 1})
+    True
+    """
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _require_named(config: Configuration) -> None:
+    """Refuse a configuration with a part that has no name, such as a lambda.
+
+    Two runs that differ in that part would be taken for one.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            if OPAQUE in value:
+                raise ValueError(
+                    f"`folder` must be None for this run, because its part `{key}` "
+                    f"({value[OPAQUE]}) cannot be told from another of its kind. Make it a named "
+                    "function or plain numbers."
+                )
+            _require_named(value)
+
+
+def environment() -> dict[str, str]:
+    """Return what a result may depend on besides its configuration."""
+    return dict(_environment())
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    versions = {name: version or "missing" for name, version in package_versions().items()}
+    return {"python": platform.python_version(), "machine": platform.machine(), **versions}
+
+
+def require_configuration(path: Path, config: Configuration) -> None:
+    """Write the configuration to a file, or refuse when another one is there.
+
+    Args:
+        path: the file, `config.json` or of another name.
+        config: plain numbers, strings, lists and mappings.
+    """
+    if not path.is_file():
+        write_json(path, config)
+        return
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise InputFileError(f"{path} must be readable as JSON. Choose another folder.") from None
+    differing = differences(there, json.loads(json.dumps(config)))
+    if differing:
+        listing = "\n".join(f"  {line}" for line in differing)
+        raise ConfigurationError(
+            f"{path.parent} must keep its configuration, but this one differs:\n{listing}\n"
+            "Choose another folder, or ask for the same."
+        )
+
+
+def differences(old: object, new: object, name: str = "") -> list[str]:
+    """Return one line for each entry in which two configurations differ.
+
+    >>> differences({"rate": 0.1, "steps": 5}, {"rate": 0.2, "steps": 5, "seed": 1})
+    ['rate: 0.1 there, 0.2 here', 'seed: nothing there, 1 here']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [*old, *(key for key in new if key not in old)]
+        return [
+            line
+            for key in names
+            for line in differences(
+                old.get(key, "nothing"), new.get(key, "nothing"), f"{name}.{key}".lstrip(".")
+            )
+        ]
+    return [] if old == new else [f"{name}: {_short(old)} there, {_short(new)} here"]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _archive(arrays: Arrays) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **dict(arrays))
+    return buffer.getvalue()
+
+
+def _require_files(path: Path, *names: str) -> None:
+    for name in names:
+        if not (path / name).is_file():
+            raise InputFileError(f"{path} must hold a finished run, but has no {name}. {_AGAIN}")
+
+
+def _require_alike(there: Arrays, like: Arrays) -> None:
+    """Refuse arrays with other names, shapes or types, or a step that the run does not have."""
+    for name in sorted(there.keys() | like.keys()):
+        right, own = (_type(arrays.get(name)) for arrays in (like, there))
+        if own != right:
+            raise ValueError(f"'{name}' is {own} where {right} belongs")
+    if "step" in like and not 0 < int(there["step"]) <= int(like["step"]):
+        raise ValueError(f"its step is {int(there['step'])} of {int(like['step'])}")
+
+
+def _type(array: np.ndarray | None) -> str:
+    return "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+
+
+def _process(holder: Path) -> str:
+    try:
+        return holder.read_text(encoding="utf-8").strip() or "unknown"
+    except (OSError, ValueError):
+        return "unknown"
+
+
+def _config(path: Path) -> dict[str, object]:
+    _require_files(path, "config.json")
+    file = path / "config.json"
+    try:
+        config = json.loads(_text(file), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise InputFileError(f"{file} must be readable as JSON. {_AGAIN}") from None
+    if not isinstance(config, dict):
+        raise InputFileError(f"{file} must hold an object, got {type(config).__name__}.")
+    return config
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a finite number")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError:
+        raise InputFileError(f"{path} must be text. {_AGAIN}") from None
