@@ -10,7 +10,6 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
-    from promptlimit.heads._config import Architecture as Architecture
     from promptlimit.heads._example import EXAMPLE as EXAMPLE
     from promptlimit.heads._example import INSTALL_MODEL as INSTALL_MODEL
     from promptlimit.heads._example import example_folder as example_folder
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from promptlimit.results import HeadReplacement as HeadReplacement
 
 _HOME = {
-    "Architecture": "_config",
     "EXAMPLE": "_example",
     "Head": "_head",
     "HeadAtlas": "_atlas",
