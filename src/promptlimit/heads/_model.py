@@ -158,7 +158,16 @@ def load(path: str | Path) -> Model:
         around["unembed"] = jnp.asarray(files.read("lm_head.weight", rows))
     layers = [_read(files, prefix, shape.layer(), index) for index in range(shape.layers)]
     model = Model(folder.name, shape, around, layers, _tokenizer(folder))
-    return dataclasses.replace(model, parity=rebuilding_error(model))
+    try:
+        parity = rebuilding_error(model)
+    except ValueError:  # a head refuses numbers that are not finite
+        parity = np.array([np.nan])
+    if not np.isfinite(parity).all():
+        raise InputFileError(
+            f"{folder} must hold weights whose heads are finite in single precision, but theirs "
+            "are not. Are they those of a trained model?"
+        )
+    return dataclasses.replace(model, parity=parity)
 
 
 def _prefix(files: WeightFiles, shape: AbstractArchitecture) -> str:

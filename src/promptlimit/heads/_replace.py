@@ -56,6 +56,11 @@ def replacement_curve(
         seed: of the random order.
         progress: called as the work goes on.
     """
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"`model` must be a model from `load`, got {type(model).__name__}. Heads are replaced "
+            "in a model that runs: its weights are needed."
+        )
     shape = model.shape
     if atlas.linear.shape != (shape.layers, shape.heads):
         raise ValueError(
