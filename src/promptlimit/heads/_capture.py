@@ -141,7 +141,8 @@ def _rebuilding_error(call: _Call, heads: Sequence[Head]) -> float:
     if not error < call.rounding:
         raise ValueError(
             f"`model` must attend by softmax of scaled products, but the output of {call.module} "
-            f"differs from that by {error:.0%}. {_BY_HAND}"
+            f"differs from that by {error:.0%}. Position biases, caps on scores and learned sinks "
+            "are not of that form."
         )
     return float(error)
 
@@ -237,8 +238,8 @@ def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
         shown = added > _HIDDEN
         if np.abs(added[shown]).max(initial=0.0) > 0:
             raise ValueError(
-                "`model` must add nothing to its scores but a mask, got position biases, which "
-                f"are not of the form scale <q, k>. {_BY_HAND}"
+                "`model` must add nothing to its scores but a mask, got position biases. Scores "
+                "that are not of the form scale <q, k> have no limit here."
             )
         return seen & shown
     return seen & (added > 0)
