@@ -105,7 +105,9 @@ def heads(
                 texts = _texts(text or [], example, _CHARACTERS * tokens)
                 shown.at("loading the model")
                 model = _model(folder, example=example, replace=replace)
-                prompts = {name: _prompts(model, name, each, window) for name, each in texts.items()}
+                prompts = {
+                    name: _prompts(model, name, each, window) for name, each in texts.items()
+                }
                 atlases, curve = _from_model(
                     model, prompts, out, shown, measured, windows=windows, replace=replace
                 )

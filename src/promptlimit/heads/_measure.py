@@ -184,12 +184,13 @@ def _grid_error(few: _FewQueries, prediction: Prediction) -> np.ndarray:
 
 
 def _affine_error(squares: np.ndarray, products: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Return the squares that the best affine map of the query leaves, [heads]."""
-    variances, axes = np.linalg.eigh(squares)
+    """Return the squares that the best affine map of the query leaves, [heads]; NaN if unknown."""
+    finite = np.isfinite(squares).all(axis=(1, 2))
+    variances, axes = np.linalg.eigh(np.where(finite[:, None, None], squares, 0.0))
     kept = variances > 1e-6 * variances[..., -1:]
     turned = (np.swapaxes(axes, -1, -2) @ products) ** 2
     explained = (turned.sum(axis=-1) * kept / np.where(kept, variances, 1.0)).sum(axis=-1)
-    return np.maximum(total - explained, 0.0)
+    return np.where(finite, np.maximum(total - explained, 0.0), np.nan)
 
 
 @functools.partial(jax.jit, static_argnames="settings")

@@ -4,6 +4,7 @@ import dataclasses
 import io
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,13 +48,18 @@ class CapturedHeads:
                             for prompt in self.prompts])
             for name in _ARRAYS
         }  # fmt: skip
-        arrays |= {"scales": _scales(self.prompts), "causal": np.array(self.prompts[0][0][0].causal)}
+        arrays |= {
+            "scales": _scales(self.prompts),
+            "causal": np.array(self.prompts[0][0][0].causal),
+        }
         arrays |= {"rotary": np.array(self.rotary)}
         arrays |= {"parity": self.parity} if np.isfinite(self.parity).all() else {}
         words = {"name": self.name, "model_type": self.model_type}
         words |= {"layer_names": "\n".join(self.layer_names)}
         content = io.BytesIO()
-        np.savez(content, allow_pickle=False, **arrays, **{n: np.array(w) for n, w in words.items()})
+        np.savez(
+            content, allow_pickle=False, **arrays, **{n: np.array(w) for n, w in words.items()}
+        )
         write_bytes(Path(path), content.getvalue())
 
     @classmethod
@@ -171,18 +177,18 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> Prompts:
 
 def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
     """Return heads of one layer, or of one prompt, as those of one prompt of one layer."""
-    nested, inner = heads, heads
-    for _ in range(3):
-        if not isinstance(inner, Sequence) or isinstance(inner, str) or not inner:
-            break
-        inner = inner[0]
-        nested = nested if isinstance(inner, Sequence) else [nested]
-    if not isinstance(inner, Head):
+    depth, inner = 0, heads
+    while depth < 3 and isinstance(inner, Sequence) and not isinstance(inner, str) and inner:
+        depth, inner = depth + 1, inner[0]
+    if depth == 0 or not isinstance(inner, Head):
         raise ValueError(
             "`model` must be a model from `load`, what `capture` returns, or a list of heads (of "
             f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}."
         )
-    return nested  # pyright: ignore[reportReturnType] - nested thrice, as was seen
+    nested: Any = heads
+    for _ in range(3 - depth):
+        nested = [nested]
+    return nested
 
 
 def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
