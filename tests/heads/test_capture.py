@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - one line a case
 """Heads without weights: captured from PyTorch models that run, or brought by hand."""
 
 import json
@@ -46,7 +47,7 @@ def test_heads_alone_give_the_atlas_of_their_model(
         assert json.loads(json.dumps(alone.as_json(), allow_nan=False))["parity"] == [None] * 2
     pl.heads.export_maps(alone, tmp_path / "maps.safetensors")
     with pytest.raises(
-        ValueError, match="^`model` must be a model from `load`, got CapturedHeads. H"
+        ValueError, match=r"^`model` must be a model from `load`, got CapturedHeads. H"
     ):
         pl.heads.replacement_curve(captured, IDS, alone)
 
@@ -54,8 +55,8 @@ def test_heads_alone_give_the_atlas_of_their_model(
 def test_one_layer_or_one_prompt_of_heads_is_enough() -> None:
     rng = np.random.default_rng(0)
     heads = [
-        pl.heads.Head(*rng.normal(size=(2, n, 3)), rng.normal(size=(n, 2)), scale=scale)
-        for n, scale in ((16, 0.5), (16, 1.0))
+        pl.heads.Head(rng.normal(size=(16, 3)), rng.normal(size=(16, 3)), rng.normal(size=(16, 2)), scale=scale)
+        for scale in (0.5, 1.0)
     ]
     flat, layers = (pl.heads.atlas(lists, clusters=2, sinks=1) for lists in (heads, [heads]))
     assert flat.linear.shape == (1, 2)
@@ -145,7 +146,7 @@ def test_the_command_reads_heads_without_a_model(
 def test_without_pytorch_a_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(
-        ImportError, match="^`capture` must run the model with PyTorch, which is not i"
+        ImportError, match=r"^`capture` must run the model with PyTorch, which is not i"
     ):
         pl.heads.capture(None, [1])
 

@@ -191,12 +191,12 @@ def test_a_family_of_ones_own_is_registered_from_outside(tmp_path: Path) -> None
     assert np.abs(np.asarray(model.hidden(IDS)) - np.asarray(plain.hidden(IDS))).max() > 1e-3
     families.register("mine")(Mine)
     with pytest.raises(
-        ValueError, match="^`model_types` must be free, got 'bert', which Bert reads.$"
+        ValueError, match=r"^`model_types` must be free, got 'bert', which Bert reads.$"
     ):
         families.register("other", "bert")(Mine)
     with pytest.raises(ValueError, match=r"^`model_types` must be names of models, got \(\).$"):
         families.register()
-    with pytest.raises(InputFileError, match="one of bert, .*, mine, got 'other'"):
+    with pytest.raises(InputFileError, match=r"one of bert, .*, mine, got 'other'"):
         families.architecture({"model_type": "other"})
 
 

@@ -198,7 +198,7 @@ def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -
     functional = torch.nn.functional
     fused = functional.scaled_dot_product_attention
 
-    def watched(  # noqa: PLR0913, PLR0917 - as PyTorch has it
+    def watched(  # noqa: PLR0917 - as PyTorch has it
         query: Any,
         key: Any,
         value: Any,
@@ -247,7 +247,6 @@ def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
 
 def _follow_operators(torch: Any, record: Callable[..., None]) -> Any:
     """Return a context in which products, softmax, products are seen as attention."""
-
     base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
 
     class FollowOperators(base):

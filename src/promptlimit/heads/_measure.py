@@ -178,14 +178,15 @@ def layer_sums(  # noqa: PLR0917 - in the order of their use
 
 def _grid_error(few: _FewQueries, prediction: Prediction) -> np.ndarray:
     """Return the error predicted at every length of the grid, [heads, lengths]."""
-    participation, score_error = prediction.at_grid(few.sharpness)
-    errors = few.along * score_error + (few.spread - few.along) * participation
+    sharpness, along, spread = (np.asarray(part) for part in few)
+    participation, score_error = prediction.at_grid(sharpness)
+    errors = along * score_error + (spread - along) * participation
     return np.moveaxis(errors.sum(axis=-1), 0, -1)
 
 
 def _affine_error(squares: np.ndarray, products: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Return the squares that the best affine map of the query leaves, [heads]; NaN if unknown."""
-    finite = np.isfinite(squares).all(axis=(1, 2))
+    finite = np.isfinite(squares.sum(axis=(1, 2)))
     variances, axes = np.linalg.eigh(np.where(finite[:, None, None], squares, 0.0))
     kept = variances > 1e-6 * variances[..., -1:]
     turned = (np.swapaxes(axes, -1, -2) @ products) ** 2

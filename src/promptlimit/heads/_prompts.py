@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from promptlimit.heads._forward import LayerHeads
@@ -153,9 +154,16 @@ def prompts_of_model(model: Model, cut: np.ndarray) -> Prompts:
 
     scales = np.array([[shape.scale(layer)] * shape.heads for layer in range(shape.layers)])
     return Prompts(
-        model.name, shape.model_type, shape.causal, shape.rotary, model.parity, scales, *cut.shape,
-        layers,
-    )  # fmt: skip
+        name=model.name,
+        model_type=shape.model_type,
+        causal=shape.causal,
+        rotary=shape.rotary,
+        parity=model.parity,
+        scales=scales,
+        count=cut.shape[0],
+        length=cut.shape[1],
+        layers=layers,
+    )
 
 
 def prompts_of_heads(heads: CapturedHeads | HeadLists) -> Prompts:
@@ -165,14 +173,20 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> Prompts:
 
     def layers(index: int) -> Iterable[LayerHeads]:
         for layer in captured.prompts[index]:
-            yield LayerHeads(*(np.stack([getattr(h, name) for h in layer]) for name in _ARRAYS))
+            yield LayerHeads(*(jnp.stack([getattr(h, name) for h in layer]) for name in _ARRAYS))
 
     scales = _scales(captured.prompts)
     return Prompts(
-        captured.name, captured.model_type, first.causal, captured.rotary,
-        np.broadcast_to(captured.parity, len(scales)), scales, len(captured.prompts),
-        len(first.keys), layers,
-    )  # fmt: skip
+        name=captured.name,
+        model_type=captured.model_type,
+        causal=first.causal,
+        rotary=captured.rotary,
+        parity=np.broadcast_to(captured.parity, len(scales)),
+        scales=scales,
+        count=len(captured.prompts),
+        length=len(first.keys),
+        layers=layers,
+    )
 
 
 def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
@@ -209,8 +223,8 @@ def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
             for head in layer:
                 if _form(head) != _form(first):
                     raise ValueError(
-                        f"`heads` must be alike, got {_form(first)} in layer 0 and {_form(head)} in "
-                        f"layer {place} of prompt {number}. Give the layers that agree as lists."
+                        f"`heads` must be alike, got {_form(first)} in layer 0 and {_form(head)} "
+                        f"in layer {place} of prompt {number}. Give the layers that agree as lists."
                     )
     return first
 
