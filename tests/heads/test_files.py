@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - one line a case
 """Folders that are not models, or not whole, or hostile: one sentence each."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import promptlimit as pl
 from heads.small_models import CONFIGS, IDS, write_model
+from promptlimit.heads import families
+from promptlimit.heads.families.llama import Llama
 from promptlimit.results import InputFileError
 
 
@@ -31,6 +34,16 @@ def changed_tensor(name: str, array: np.ndarray | None) -> Callable[[Path], None
         else:
             tensors[name] = array
         save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def all_times(factor: float) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        save_file(
+            {n: np.float32(factor) * t for n, t in tensors.items()}, folder / "model.safetensors"
+        )
 
     return change
 
@@ -62,7 +75,7 @@ def index_of(names: dict[str, str]) -> Callable[[Path], None]:
         (lambda folder: (folder / "model.safetensors").unlink(), "but it holds neither"),
         (truncated, "must be a whole safetensors file, but"),
         (pickled, "got the pickle pytorch_model.bin, which could run any code and is never opened. Convert"),
-        (changed_config(model_type="t5"), r"one of bert, roberta, .* got 't5'. .*Head\(queries, keys, values\)"),
+        (changed_config(model_type="t5"), r"one of bert, roberta, .* got 't5'. Take its heads while it runs, .*capture\(model, ids\)\)\.$"),
         (changed_config(hidden_size=32), r"must have shape \(40, 32\) \(config.json\), got \(40, 16\)"),
         (changed_config(hidden_size="x"), "`hidden_size` in config.json must be a whole number from 1"),
         (changed_config(num_attention_heads=3), "must be a multiple of the 3 heads, got 16"),
@@ -79,6 +92,7 @@ def index_of(names: dict[str, str]) -> Callable[[Path], None]:
         (index_of({}), "must hold a 'weight_map'"),
         (changed_config(layer_norm_eps=10**400), "`layer_norm_eps` in config.json must be positive and below 1e.30, got 1000"),
         (changed_config(model_type="roberta", pad_token_id=40), "must exceed the 41 that come before the first token"),
+        (all_times(1e30), "weights whose heads are finite in single precision, but theirs are not. Are they those"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json must be a tokenizer, but"),
     ],
 )  # fmt: skip
@@ -95,7 +109,7 @@ def test_what_cannot_be_loaded_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_scaling": {"rope_type": "yarn"}}, "must be plain rotary positions, got 'yarn'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, r"must be plain rotary positions, got 'yarn'\. Take its heads while it runs, .*capture\("),
         ({"num_key_value_heads": 3}, "`num_key_value_heads` in config.json must divide the 4 heads, got 3"),
         ({"rope_scaling": {"type": ["x"]}}, r"must be plain rotary positions, got \['x'\]"),
         ({"head_dim": 7}, "must be even for rotary positions, got 7"),
@@ -157,3 +171,36 @@ def test_a_model_without_its_last_matrix_has_no_loss(tmp_path: Path) -> None:
     assert not model.predicts
     with pytest.raises(ValueError, match=r"`model` must hold .* to have a loss"):
         model.loss(IDS)
+
+
+def test_a_family_of_ones_own_is_registered_from_outside(tmp_path: Path) -> None:
+    @families.register("mine")
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(Llama):
+        """Llama whose scores are twice as large."""
+
+        def scale(self, layer: int) -> float:
+            return 2.0 * super().scale(layer)
+
+    folder = write_model(tmp_path, "llama")
+    plain = pl.heads.load(folder)
+    changed_config(model_type="mine")(folder)
+    model = pl.heads.load(folder)
+    assert isinstance(model.shape, Mine)
+    assert model.heads(IDS)[0][0].scale == 2.0 * plain.heads(IDS)[0][0].scale
+    assert np.abs(np.asarray(model.hidden(IDS)) - np.asarray(plain.hidden(IDS))).max() > 1e-3
+    families.register("mine")(Mine)
+    with pytest.raises(
+        ValueError, match=r"^`model_types` must be free, got 'bert', which Bert reads.$"
+    ):
+        families.register("other", "bert")(Mine)
+    with pytest.raises(ValueError, match=r"^`model_types` must be names of models, got \(\).$"):
+        families.register()
+    with pytest.raises(InputFileError, match=r"one of bert, .*, mine, got 'other'"):
+        families.architecture({"model_type": "other"})
+
+
+def test_every_file_of_the_folder_is_a_family() -> None:
+    files = {path.stem for path in Path(families.__file__).parent.glob("[a-z]*.py")}
+    classes = {type(families.architecture(CONFIGS[name])).__module__ for name in CONFIGS}
+    assert {module.rpartition(".")[2] for module in classes} == files

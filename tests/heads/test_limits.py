@@ -14,7 +14,9 @@ from promptlimit.heads._clusters import clusters_of, sinks_of  # pyright: ignore
 from promptlimit.heads._forward import LayerHeads  # pyright: ignore[reportPrivateUsage]
 from promptlimit.heads._measure import (  # pyright: ignore[reportPrivateUsage]
     CorpusMap,
-    measured,
+    Settings,
+    Sums,
+    layer_sums,
 )
 from promptlimit.heads._prediction import GRID, prediction  # pyright: ignore[reportPrivateUsage]
 from promptlimit.measures import full_precision
@@ -123,42 +125,33 @@ def gaussian_layer(heads: int, length: int) -> tuple[LayerHeads, CorpusMap, np.n
 
 
 @functools.cache
-def measured_over_gaussian_tokens(causal: bool) -> tuple[LayerHeads, dict[str, np.ndarray]]:
+def sums_over_gaussian_tokens(causal: bool) -> tuple[LayerHeads, Sums]:
     layer, corpus, _ = gaussian_layer(heads=400, length=64)
-    found = measured(
-        layer,
-        jnp.float32(1.0),
-        corpus,
-        prediction(8 if causal else 64, 64),
-        jax.random.key(0),
-        causal=causal,
-        shortest=8,
-        clusters=2,
-        sinks=2,
-    )
-    return layer, {name: np.asarray(value, np.float64) for name, value in found.items()}
+    table, settings = prediction(8 if causal else 64, 64), Settings(causal, 8, 2, 2)
+    return layer, layer_sums(layer, np.ones(400), corpus, table, jax.random.key(0), settings)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
-    _, sums = measured_over_gaussian_tokens(causal)
+    _, sums = sums_over_gaussian_tokens(causal)
+    scores, errors = (jax.tree.map(np.asarray, part) for part in (sums.scores, sums.errors))
 
-    def close(ours: str, predicted: str, bias: float) -> None:
-        difference = sums[ours] - sums[predicted]
+    def close(measured: np.ndarray, predicted: np.ndarray, bias: float) -> None:
+        difference = measured - predicted
         error = difference.std() / np.sqrt(len(difference))
-        size = sums[predicted].mean()
-        assert abs(difference.mean()) < 4 * error + bias * size, (ours, difference.mean(), error)
+        size = predicted.mean()
+        assert abs(difference.mean()) < 4 * error + bias * size, (difference.mean(), error)
         assert error < 0.05 * size
 
     # Sharpness is taken from the sample here, which shifts both predictions by a few per cent.
-    close("participation", "participation_predicted", 0.03 if not causal else 0.08)
-    close("error_corpus", "error_predicted", 0.05 if not causal else 0.12)
-    assert sums["error_mixture"].mean() < sums["error_uniform"].mean()
-    assert abs(sums["kurtosis"].mean()) < 0.35
+    close(scores.participation, scores.participation_predicted, 0.03 if not causal else 0.08)
+    close(errors.corpus, sums.predicted_error, 0.05 if not causal else 0.12)
+    assert errors.mixture.mean() < errors.uniform.mean()
+    assert abs(scores.kurtosis.mean()) < 0.35
 
 
 def test_the_predicted_error_is_that_of_prompt_moments() -> None:
-    layer, found = measured_over_gaussian_tokens(causal=False)
+    layer, sums = sums_over_gaussian_tokens(causal=False)
     head = Head(*(np.asarray(part[0]) for part in layer), scale=1.0)
     with jax.enable_x64(True):
         law = head.gaussian()
@@ -166,7 +159,7 @@ def test_the_predicted_error_is_that_of_prompt_moments() -> None:
             float(pl.prompt_moments(head.attention, law, query, 64).mse)
             for query in head.queries.astype(np.float64)
         )
-    assert float(found["error_predicted"][0]) == pytest.approx(exact, rel=1e-4)
+    assert float(sums.predicted_error[0]) == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.parametrize(

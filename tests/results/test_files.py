@@ -4,12 +4,19 @@ import io
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from promptlimit.results import InputFileError, read_arrays, write_bytes, write_json
+from promptlimit.results import (
+    InputFileError,
+    numbers_in_archive,
+    read_arrays,
+    write_bytes,
+    write_json,
+)
 
 
 def test_written_files_are_read_back(tmp_path: Path) -> None:
@@ -128,3 +135,74 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     )
     assert refused("a.npz", b"PK but no zip").startswith("FILE must be readable as .npz, but ")
     assert refused("a.json", "[" * 100_000).startswith("FILE must be readable as .json, but ")
+
+
+def write_zeros(path: Path, sizes: dict[str, int], claims: dict[str, int] | None = None) -> None:
+    """Write an archive of zeros, 250 times smaller than what it unpacks to, a piece at a time."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, size in sizes.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                shape = ((claims or {}).get(name, size) // 8,)
+                header = {"descr": "<f8", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)
+                for _ in range(size // 2**20):
+                    member.write(bytes(2**20))
+
+
+def test_an_archive_that_unpacks_to_more_than_a_limit_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.npz"
+    monkeypatch.setattr("promptlimit.results._files._UNPACKED", 2**26)
+    write_zeros(path, {"cov": 2**26, "mean": 2**20})
+    assert path.stat().st_size < 2**20
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("unpacked"))
+    for refuse in (
+        lambda: read_arrays(str(path)),
+        lambda: read_arrays(f"cov={path}"),
+        lambda: numbers_in_archive(path, path.read_bytes()),
+    ):
+        with pytest.raises(InputFileError) as refusal:
+            refuse()
+        assert str(refusal.value) == (
+            f"{path} must be readable as .npz, but it would unpack to 0.1 GiB, and no more than "
+            "0.0625 GiB are unpacked. Save it with numpy.savez, which does not compress, if it "
+            "must be so large."
+        )
+    with pytest.raises(InputFileError, match="must hold 'query', but it holds cov, mean"):
+        read_arrays(f"query={path}")
+
+
+def test_a_directory_that_speaks_of_gibibytes_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cov.npy", bytes(2**20))
+        archive.filelist[0].file_size = 3 * 2**30
+    with pytest.raises(
+        InputFileError, match=r"it would unpack to 3\.0 GiB, and no more than 1 GiB"
+    ):
+        read_arrays(str(path))
+
+
+def test_what_is_not_asked_for_is_not_unpacked_and_what_is_stored_whole_is_no_bomb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("promptlimit.results._files._UNPACKED", 2**21)
+    path, whole = tmp_path / "bomb.npz", tmp_path / "whole.npz"
+    write_zeros(path, {"cov": 2**26, "mean": 2**20})
+    assert read_arrays(f"mean={path}")["mean"].shape == (2**17,)  # pyright: ignore[reportAttributeAccessIssue]
+    np.savez(whole, cov=np.ones(2**20))
+    assert read_arrays(str(whole))["cov"].shape == (2**20,)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_taken(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "claim.npz"
+    write_zeros(path, {"cov": 2**20}, {"cov": 2**50})
+    with pytest.raises(InputFileError, match="'cov' claims 1125899906842624 bytes and has 1048576"):
+        read_arrays(str(path))
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path)
+    with pytest.raises(InputFileError, match="'cov' claims 1125899906842624 bytes and has 1048576"):
+        read_arrays(f"cov={tmp_path / 'cov.npy'}")

@@ -24,7 +24,7 @@ from promptlimit.cli._progress import AbstractProgress, progress
 if TYPE_CHECKING:
     import numpy as np
 
-    from promptlimit.heads import Model
+    from promptlimit.heads import CapturedHeads, Model
     from promptlimit.results import HeadAtlas, HeadReplacement
 
 _FIGURES = ("heads_phase", "heads_map", "heads_error")
@@ -49,7 +49,10 @@ Report = Callable[[str, int, int], None]
 def heads(
     model_dir: Annotated[
         Path | None,
-        typer.Argument(help="Folder with config.json, model.safetensors and tokenizer.json."),
+        typer.Argument(
+            help="Folder with config.json, model.safetensors and tokenizer.json; or heads captured "
+            "from a running model (.npz)."
+        ),
     ] = None,
     text: Annotated[
         list[Path] | None,
@@ -89,34 +92,25 @@ def heads(
     if out is not None:
         require_folder(out)
     folder = _folder(model_dir, example)
-    tokens = (windows + 8) * (window or 512)
-    texts = _texts(text or [], example, _CHARACTERS * tokens)
+    measured: dict[str, int] = {"clusters": clusters, "sinks": sinks, "seed": seed}
     with progress("heads") as shown:
-        shown.at("loading the model")
-        from promptlimit.heads import EXAMPLE, MissingExtraError, load
+        from promptlimit.heads import MissingExtraError
 
         try:
-            model = load(folder)
-            if example:
-                model = dataclasses.replace(model, name=EXAMPLE)
-            _require_loss(model, replace)
-            prompts = {name: _prompts(model, name, each, window) for name, each in texts.items()}
-            first = next(iter(texts))
-            read = {
-                name: _read(len(ids), windows, judged=replace and name == first)
-                for name, ids in prompts.items()
-            }
-            shown.plan(*_plan(model, prompts, read, out, replace=replace))
-            atlases = {
-                name: _atlas(
-                    model, name, ids, shown, windows=read[name], clusters=clusters, sinks=sinks,
-                    seed=seed,
+            if folder.suffix == ".npz":
+                _require_no_text(text or [])
+                atlases, curve = _from_heads(folder, out, shown, measured), None
+            else:
+                tokens = (windows + 8) * (window or 512)
+                texts = _texts(text or [], example, _CHARACTERS * tokens)
+                shown.at("loading the model")
+                model = _model(folder, example=example, replace=replace)
+                prompts = {
+                    name: _prompts(model, name, each, window) for name, each in texts.items()
+                }
+                atlases, curve = _from_model(
+                    model, prompts, out, shown, measured, windows=windows, replace=replace
                 )
-                for name, ids in prompts.items()
-            }  # fmt: skip
-            curve = (
-                _replaced(model, prompts[first], atlases[first], seed, shown) if replace else None
-            )
         except MissingExtraError as problem:
             raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
         except ValueError as refusal:
@@ -132,6 +126,69 @@ def heads(
         _print_atlas(name, result)
     if curve is not None:
         _print_curve(curve)
+
+
+def _model(folder: Path, *, example: bool, replace: bool) -> "Model":
+    from promptlimit.heads import EXAMPLE, load
+
+    model = load(folder)
+    _require_loss(model, replace)
+    return dataclasses.replace(model, name=EXAMPLE) if example else model
+
+
+def _from_model(
+    model: "Model",
+    prompts: "dict[str, np.ndarray]",
+    out: Path | None,
+    shown: AbstractProgress,
+    measured: dict[str, int],
+    *,
+    windows: int,
+    replace: bool,
+) -> "tuple[dict[str, HeadAtlas], HeadReplacement | None]":
+    """Return the atlas of every text, and what replaced heads do on the first."""
+    first = next(iter(prompts))
+    read = {
+        name: _read(len(ids), windows, judged=replace and name == first)
+        for name, ids in prompts.items()
+    }
+    shown.plan(*_plan(model, prompts, read, out, replace=replace))
+    atlases = {
+        name: _atlas(model, name, shown, ids, window=ids.shape[1], windows=read[name], **measured)
+        for name, ids in prompts.items()
+    }
+    curve = (
+        _replaced(model, prompts[first], atlases[first], measured["seed"], shown)
+        if replace
+        else None
+    )
+    return atlases, curve
+
+
+def _from_heads(
+    path: Path, out: Path | None, shown: AbstractProgress, measured: dict[str, int]
+) -> "dict[str, HeadAtlas]":
+    """Return the atlas of heads without weights, by the name of their file."""
+    from promptlimit.heads import CapturedHeads
+
+    heads = CapturedHeads.load(path)
+    name = path.stem.strip(".") or "heads"
+    items = {f"text {name}": 1.2 * len(heads.prompts)} | ({_DRAWN: 4.0} if out is not None else {})
+    layers = len(heads.prompts[0])
+    words = (
+        f"{heads.name}: {layers} layers of {len(heads.prompts[0][0])} heads, without weights, so "
+        f"that none is replaced; {', '.join(items)}"
+    )
+    shown.plan(words, items)
+    return {name: _atlas(heads, name, shown, **measured)}
+
+
+def _require_no_text(texts: list[Path]) -> None:
+    if texts:
+        raise CommandError(
+            f"--text must be left out for captured heads, which hold their prompts, got {texts[0]}",
+            "promptlimit heads HEADS.npz",
+        )
 
 
 def _require_loss(model: "Model", replace: bool) -> None:
@@ -223,14 +280,18 @@ def _plan(
 
 
 def _atlas(
-    model: "Model", name: str, ids: "np.ndarray", shown: AbstractProgress, **options: int
+    model: "Model | CapturedHeads",
+    name: str,
+    shown: AbstractProgress,
+    *ids: "np.ndarray",
+    **options: int,
 ) -> "HeadAtlas":
     """Return the atlas of a text, and tell how many heads there are of each regime."""
     from promptlimit.heads import atlas
     from promptlimit.results import REGIMES
 
     item = f"text {name}"
-    found = atlas(model, ids, window=ids.shape[1], progress=_report(item, shown), **options)
+    found = atlas(model, *ids, progress=_report(item, shown), **options)
     counts = [f"{(found.regime == regime).sum()} {regime}" for regime in REGIMES]
     shown.end(item, outcome=", ".join(counts))
     return found

@@ -1,7 +1,8 @@
 """Attention heads of trained transformers, measured against the theory.
 
-Names load on first use. Opening a model needs the packages of the extra `heads`; heads brought by
-hand, `Head(queries, keys, values)`, need nothing more.
+Names load on first use. Opening a model needs the packages of the extra `heads`; heads captured
+from a PyTorch model that runs need PyTorch; heads brought by hand, `Head(queries, keys, values)`,
+need nothing more.
 """
 
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
-    from promptlimit.heads._config import Architecture as Architecture
+    from promptlimit.heads._capture import capture as capture
     from promptlimit.heads._example import EXAMPLE as EXAMPLE
     from promptlimit.heads._example import INSTALL_MODEL as INSTALL_MODEL
     from promptlimit.heads._example import example_folder as example_folder
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from promptlimit.heads._head import Head as Head
     from promptlimit.heads._model import Model as Model
     from promptlimit.heads._model import load as load
+    from promptlimit.heads._prompts import CapturedHeads as CapturedHeads
     from promptlimit.heads._replace import replacement_curve as replacement_curve
     from promptlimit.heads._windows import windows_of as windows_of
     from promptlimit.results import HeadAtlas as HeadAtlas
     from promptlimit.results import HeadReplacement as HeadReplacement
 
 _HOME = {
-    "Architecture": "_config",
+    "CapturedHeads": "_prompts",
     "EXAMPLE": "_example",
     "Head": "_head",
     "HeadAtlas": "_atlas",
@@ -35,6 +37,7 @@ _HOME = {
     "MissingExtraError": "_extra",
     "Model": "_model",
     "atlas": "_atlas",
+    "capture": "_capture",
     "example_folder": "_example",
     "example_texts": "_example",
     "export_maps": "_export",

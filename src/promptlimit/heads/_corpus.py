@@ -1,7 +1,6 @@
 """Moments of a head's tokens and queries over many prompts, and the affine map they amount to."""
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,35 +12,13 @@ from promptlimit.heads._forward import LayerHeads
 from promptlimit.measures import Gaussian, full_precision
 
 
-class PromptMoments(NamedTuple):
-    """Means of one prompt's tokens (key, value) and queries, and sums of squares about them."""
-
-    token_mean: Float[Array, "heads t"]
-    token_scatter: Float[Array, "heads t t"]
-    query_mean: Float[Array, "heads d"]
-    query_scatter: Float[Array, "heads d d"]
-
-
-@jax.jit
-@full_precision
-def prompt_moments_of(heads: LayerHeads) -> PromptMoments:
-    """Return the moments of every head of a layer over one prompt."""
-    tokens = jnp.concatenate([heads.keys, heads.values], axis=2)
-    return PromptMoments(*_mean_and_scatter(tokens), *_mean_and_scatter(heads.queries))
-
-
-def _mean_and_scatter(rows: Array) -> tuple[Array, Array]:
-    mean = rows.mean(axis=1)
-    centred = rows - mean[:, None]
-    return mean, jnp.einsum("hni,hnj->hij", centred, centred)
-
-
 @dataclasses.dataclass(frozen=True)
 class CorpusMoments:
     """Sums over the tokens of many prompts, for the heads of one layer, in doubles.
 
     Attributes:
         count: number of tokens.
+        query_count: number of queries.
         tokens: sums of tokens (key, value), [heads, t].
         token_squares: sums of their outer squares, [heads, t, t].
         queries: the same for queries, [heads, d].
@@ -49,6 +26,7 @@ class CorpusMoments:
     """
 
     count: int
+    query_count: int
     tokens: np.ndarray
     token_squares: np.ndarray
     queries: np.ndarray
@@ -60,10 +38,6 @@ class CorpusMoments:
     def __sub__(self, other: "CorpusMoments") -> "CorpusMoments":
         return CorpusMoments(*(a - b for a, b in zip(_parts(self), _parts(other), strict=True)))
 
-    def token_law(self, head: int) -> Gaussian:
-        """Return the Gaussian with the moments of a head's tokens."""
-        return _gaussian(self.count, self.tokens[head], self.token_squares[head])
-
     def key_law(self, head: int) -> Gaussian:
         """Return the Gaussian with the moments of a head's keys: scores depend on no more."""
         d = self.queries.shape[1]
@@ -71,27 +45,43 @@ class CorpusMoments:
 
     def query_law(self, head: int) -> Gaussian:
         """Return the Gaussian with the moments of a head's queries."""
-        return _gaussian(self.count, self.queries[head], self.query_squares[head])
+        return _gaussian(self.query_count, self.queries[head], self.query_squares[head])
 
-    def affine_maps(self, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    def affine_maps(self, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         r"""Return $(M, b)$ of each Gaussian limit $q\mapsto Mq+b$, [heads, e, d] and [heads, e].
 
-        $M=$ scale $C_{vk}$ and $b=m_v$ (Lemma 2.1).
+        $M=$ scale $C_{vk}$ and $b=m_v$ (Lemma 2.1), with one scale a head.
         """
         d = self.queries.shape[1]
         mean = self.tokens / self.count
         cross = self.token_squares[:, d:, :d] / self.count
-        return scale * (cross - mean[:, d:, None] * mean[:, None, :d]), mean[:, d:]
+        centred = cross - mean[:, d:, None] * mean[:, None, :d]
+        return scales[:, None, None] * centred, mean[:, d:]
 
 
-def corpus_moments(moments: PromptMoments, count: int) -> CorpusMoments:
+def corpus_moments(heads: LayerHeads) -> CorpusMoments:
     """Return one prompt's moments as sums that add up with those of others."""
-    arrays = [np.asarray(part, np.float64) for part in moments]
+    counts = heads.keys.shape[1], heads.queries.shape[1]
     sums: list[np.ndarray] = []
-    for mean, scatter in (arrays[:2], arrays[2:]):
+    for count, moments in zip(counts, _means_and_scatters(heads), strict=True):
+        mean, scatter = (np.asarray(part, np.float64) for part in moments)
         symmetric = 0.5 * (scatter + scatter.swapaxes(1, 2))
         sums += [count * mean, symmetric + count * mean[:, :, None] * mean[:, None]]
-    return CorpusMoments(count, *sums)
+    return CorpusMoments(*counts, *sums)
+
+
+@jax.jit
+@full_precision
+def _means_and_scatters(heads: LayerHeads) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Return the means of tokens (key, value) and of queries, and sums of squares about them."""
+    tokens = jnp.concatenate([heads.keys, heads.values], axis=2)
+    return _mean_and_scatter(tokens), _mean_and_scatter(heads.queries)
+
+
+def _mean_and_scatter(rows: Float[Array, "heads n t"]) -> tuple[Array, Array]:
+    mean = rows.mean(axis=1)
+    centred = rows - mean[:, None]
+    return mean, jnp.einsum("hni,hnj->hij", centred, centred)
 
 
 def head_attention(keys: int, values: int, scale: float) -> SoftmaxAttention:

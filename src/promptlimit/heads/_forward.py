@@ -8,11 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from promptlimit.heads import _bert, _gpt2, _llama
-from promptlimit.heads._blocks import Weights, join_heads
 from promptlimit.heads._clusters import sink_members
-from promptlimit.heads._config import Architecture
-from promptlimit.heads._families import ForwardPass
 from promptlimit.heads._weighing import (
     gaussian_weights,
     in_blocks,
@@ -21,14 +17,8 @@ from promptlimit.heads._weighing import (
     softmax_weights,
     uniform_weights,
 )
+from promptlimit.heads.families import AbstractArchitecture, Weights
 from promptlimit.measures import full_precision
-
-FORWARD: dict[str, ForwardPass] = {
-    "bert": _bert.FORWARD,
-    "gpt2": _gpt2.FORWARD,
-    "llama": _llama.FORWARD,
-}
-PREFIXES = {"bert": _bert.PREFIXES, "gpt2": _gpt2.PREFIXES, "llama": _llama.PREFIXES}
 
 WAYS = ("softmax", "uniform", "gaussian", "corpus", "sinks")
 """How a head may answer: as trained, or by a limit; the place in this list is its number."""
@@ -57,7 +47,7 @@ class LayerHeads(NamedTuple):
     values: Float[Array, "heads n e"]
 
 
-def as_trained(shape: Architecture) -> Replacement:
+def as_trained(shape: AbstractArchitecture) -> Replacement:
     """Return the replacement that replaces nothing."""
     heads, d = shape.heads, shape.head_dim
     return Replacement(
@@ -75,20 +65,19 @@ def run_layer(
     scale: Float[Array, ""],
     replacement: Replacement,
     *,
-    shape: Architecture,
+    shape: AbstractArchitecture,
     sinks: int = 0,
 ) -> tuple[Array, LayerHeads, Array]:
     """Return the next residual stream, the heads, and the attention's output."""
-    family = FORWARD[shape.family]
-    queries, keys, values = family.project(weights, shape, hidden)
+    queries, keys, values = shape.project(weights, hidden)
     groups = shape.heads // shape.key_heads
     heads = LayerHeads(queries, jnp.repeat(keys, groups, 0), jnp.repeat(values, groups, 0))
     outputs = jax.lax.map(
         lambda one: _head_output(*one, scale=scale, causal=shape.causal, sinks=sinks),
         (heads, replacement),
     )
-    attended = family.output(weights, join_heads(outputs))
-    return family.finish(weights, shape, hidden, attended), heads, attended
+    attended = shape.output(weights, outputs.transpose(1, 0, 2).reshape(outputs.shape[1], -1))
+    return shape.finish(weights, hidden, attended), heads, attended
 
 
 def _head_output(
@@ -118,27 +107,24 @@ def _head_output(
 
 @functools.partial(jax.jit, static_argnames="shape")
 @full_precision
-def embedded(weights: Weights, ids: Int[Array, " n"], *, shape: Architecture) -> Array:
+def embedded(weights: Weights, ids: Int[Array, " n"], *, shape: AbstractArchitecture) -> Array:
     """Return the residual stream before the first layer."""
-    return FORWARD[shape.family].embed(weights, shape, ids)
+    return shape.embed(weights, ids)
 
 
 @functools.partial(jax.jit, static_argnames="shape")
 @full_precision
-def closed(weights: Weights, hidden: Array, *, shape: Architecture) -> Array:
+def closed(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> Array:
     """Return the residual stream after the last layer and what the family does to it then."""
-    return FORWARD[shape.family].close(weights, shape, hidden)
+    return shape.close(weights, hidden)
 
 
 @functools.partial(jax.jit, static_argnames="shape")
 @full_precision
 def next_token_loss(
-    weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: Architecture
+    weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: AbstractArchitecture
 ) -> Array:
     """Return the mean surprise of each token given those before it, in nats."""
-    logits = FORWARD[shape.family].logits
-    if logits is None:
-        raise AssertionError("only causal models predict the next token")
-    scores = logits(weights, FORWARD[shape.family].close(weights, shape, hidden))[:-1]
+    scores = shape.logits(weights, shape.close(weights, hidden))[:-1]
     chosen = jnp.take_along_axis(scores, ids[1:, None], axis=1)[:, 0]
     return (jax.nn.logsumexp(scores, axis=1) - chosen).mean()

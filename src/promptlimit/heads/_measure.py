@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from promptlimit.heads._clusters import members, sink_members
@@ -20,18 +21,9 @@ from promptlimit.heads._weighing import (
 )
 from promptlimit.measures import full_precision
 
+Numbers = Array | np.ndarray
+"""An array on the device, or the same in doubles on the host."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-LIMITS = (
-    "uniform",
-    "gaussian",
-    "gaussian_finite",
-    "sinks",
-    "mixture",
-    "corpus",
-    "corpus_finite",
-    "affine",
-)
-"""What is held against the head; `affine` is the best affine map of the query, fitted."""
 EVERY = 8
 """Of so many queries one is kept to predict the error at other lengths."""
 
@@ -41,6 +33,99 @@ class CorpusMap(NamedTuple):
 
     matrix: Float[Array, "heads e d"]
     shift: Float[Array, "heads e"]
+
+
+class Settings(NamedTuple):
+    """How prompts are looked at.
+
+    Attributes:
+        causal: whether a query sees the tokens up to its own.
+        shortest: the shortest prompt of a causal head that is looked at.
+        clusters: number of Gaussians in the mixture.
+        sinks: number of tokens that are atoms beside one Gaussian.
+    """
+
+    causal: bool
+    shortest: int
+    clusters: int
+    sinks: int
+
+
+class ByLimit(NamedTuple):
+    """One array for each limit that is held against a head."""
+
+    uniform: Numbers
+    gaussian: Numbers
+    gaussian_finite: Numbers
+    sinks: Numbers
+    mixture: Numbers
+    corpus: Numbers
+    corpus_finite: Numbers
+
+
+class ScoreMeans(NamedTuple):
+    """Means over the queries of each head, [heads], of what their scores show.
+
+    Attributes:
+        sharpness: quantiles of the scores' variance over queries instead, [heads, 5].
+        linear: of being at most 2/3 ln L sharp.
+        frozen: of being sharper than 2 ln L.
+        participation: of the sum of squared weights.
+        participation_predicted: of the same for Gaussian tokens.
+        skewness: of the scores' skewness.
+        kurtosis: of their excess kurtosis.
+    """
+
+    sharpness: Numbers
+    linear: Numbers
+    frozen: Numbers
+    participation: Numbers
+    participation_predicted: Numbers
+    skewness: Numbers
+    kurtosis: Numbers
+
+
+class Sums(NamedTuple):
+    """What one prompt shows of the heads of a layer, in doubles; leaves are [heads] and add up.
+
+    Attributes:
+        scores: means over queries.
+        errors: squared differences of the head's answers and a limit's.
+        affine_error: of the best affine map of the query, fitted.
+        predicted_error: of the Gaussian limit, were tokens independent and Gaussian.
+        total: squared differences of the answers and their mean.
+        grid_error: error predicted at each length of `GRID`, for a few queries, [heads, lengths].
+        grid_total: squared differences of the limit's answers to those queries and their mean.
+    """
+
+    scores: ScoreMeans
+    errors: ByLimit
+    affine_error: np.ndarray
+    predicted_error: np.ndarray
+    total: np.ndarray
+    grid_error: np.ndarray
+    grid_total: np.ndarray
+
+
+class _FewQueries(NamedTuple):
+    """What the error at another length depends on, one row a head, one column a query kept."""
+
+    sharpness: Array
+    along: Array
+    spread: Array
+
+
+class _DeviceSums(NamedTuple):
+    """Sums as the device leaves them; the last three fields become errors on the host."""
+
+    scores: ScoreMeans
+    errors: ByLimit
+    predicted_error: Array
+    total: Array
+    grid_total: Array
+    few: _FewQueries
+    query_squares: Array
+    query_answers: Array
 
 
 class _Rows(NamedTuple):
@@ -58,36 +143,73 @@ class _Rows(NamedTuple):
     mixture: Array
 
 
-@functools.partial(jax.jit, static_argnames=("causal", "shortest", "clusters", "sinks"))
-@full_precision
-def measured(
+def layer_sums(  # noqa: PLR0917 - in the order of their use
     heads: LayerHeads,
-    scale: Float[Array, ""],
+    scales: Float[np.ndarray, " heads"],
+    corpus: CorpusMap,
+    prediction: Prediction,
+    key: Array,
+    settings: Settings,
+) -> Sums:
+    """Return the sums of one prompt over the heads of a layer.
+
+    Args:
+        heads: queries, keys and values of a layer.
+        scales: the factor on the scores of each head.
+        corpus: the affine maps from other prompts' moments.
+        prediction: the weight statistics of Gaussian tokens.
+        key: randomness of the clusters' starts.
+        settings: how the prompt is looked at.
+    """
+    on_device = _device_sums(
+        heads, jnp.asarray(scales, jnp.float32), corpus, prediction, key, settings=settings
+    )
+    sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), on_device)
+    return Sums(
+        scores=sums.scores,
+        errors=sums.errors,
+        affine_error=_affine_error(sums.query_squares, sums.query_answers, sums.total),
+        predicted_error=sums.predicted_error,
+        total=sums.total,
+        grid_error=_grid_error(sums.few, prediction),
+        grid_total=sums.grid_total,
+    )
+
+
+def _grid_error(few: _FewQueries, prediction: Prediction) -> np.ndarray:
+    """Return the error predicted at every length of the grid, [heads, lengths]."""
+    sharpness, along, spread = (np.asarray(part) for part in few)
+    participation, score_error = prediction.at_grid(sharpness)
+    errors = along * score_error + (spread - along) * participation
+    return np.moveaxis(errors.sum(axis=-1), 0, -1)
+
+
+def _affine_error(squares: np.ndarray, products: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Return the squares that the best affine map of the query leaves, [heads]; NaN if unknown."""
+    finite = np.isfinite(squares.sum(axis=(1, 2)))
+    variances, axes = np.linalg.eigh(np.where(finite[:, None, None], squares, 0.0))
+    kept = variances > 1e-6 * variances[..., -1:]
+    turned = (np.swapaxes(axes, -1, -2) @ products) ** 2
+    explained = (turned.sum(axis=-1) * kept / np.where(kept, variances, 1.0)).sum(axis=-1)
+    return np.where(finite, np.maximum(total - explained, 0.0), np.nan)
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+@full_precision
+def _device_sums(
+    heads: LayerHeads,
+    scales: Float[Array, " heads"],
     corpus: CorpusMap,
     prediction: Prediction,
     key: Array,
     *,
-    causal: bool,
-    shortest: int,
-    clusters: int,
-    sinks: int,
-) -> dict[str, Array]:
-    """Return the measurements of one prompt, one row a head, heads one after the other.
+    settings: Settings,
+) -> _DeviceSums:
+    """Return what one prompt shows, heads one after the other."""
+    causal, shortest, clusters, sinks = settings
 
-    Args:
-        heads: queries, keys and values of a layer.
-        scale: the factor on the scores.
-        corpus: the affine maps from other prompts' moments.
-        prediction: the weight statistics of Gaussian tokens.
-        key: randomness of the clusters' starts.
-        causal: whether a query sees the tokens up to its own.
-        shortest: the shortest prompt of a causal head that is looked at.
-        clusters: number of Gaussians in the mixture.
-        sinks: number of tokens that are atoms beside one Gaussian.
-    """
-
-    def one(given: tuple[LayerHeads, CorpusMap, Array]) -> dict[str, Array]:
-        head, limit, head_key = given
+    def head_sums(operands: tuple[LayerHeads, Array, CorpusMap, Array]) -> _DeviceSums:
+        head, scale, limit, head_key = operands
         chosen = members(head.queries, head.keys, clusters, head_key)
         parked = sink_members(head.queries, head.keys, scale, sinks)
 
@@ -95,16 +217,15 @@ def measured(
             inside = inside_of(positions, head.keys.shape[0], causal=causal)
             return _rows(scale * (queries @ head.keys.T), inside, head.values, parked, chosen)
 
-        found = in_blocks(rows, head.queries)
         n, first = head.queries.shape[0], shortest - 1 if causal else 0
         length = jnp.arange(1, n + 1) if causal else jnp.full(n, head.keys.shape[0])
-        kept = jax.tree.map(lambda leaf: leaf[first:], found)
+        seen = jax.tree.map(lambda leaf: leaf[first:], in_blocks(rows, head.queries))
         return _summary(
-            kept, head.queries[first:], limit, prediction, length[first:].astype(jnp.float32)
+            seen, head.queries[first:], limit, prediction, length[first:].astype(jnp.float32)
         )
 
     keys = jax.random.split(key, heads.queries.shape[0])
-    return jax.lax.map(one, (heads, corpus, keys))
+    return jax.lax.map(head_sums, (heads, scales, corpus, keys))
 
 
 def _rows(
@@ -135,46 +256,41 @@ def _rows(
 
 def _summary(
     rows: _Rows, queries: Array, corpus: CorpusMap, prediction: Prediction, length: Array
-) -> dict[str, Array]:
+) -> _DeviceSums:
     statistics = prediction.at_own_length(rows.sharpness, length)
     left = (1.0 - statistics.participation)[:, None]
     pull = queries @ corpus.matrix.T
-    answers = {
-        "uniform": rows.uniform,
-        "gaussian": rows.gaussian,
-        "gaussian_finite": rows.uniform + left * (rows.gaussian - rows.uniform),
-        "sinks": rows.sinks,
-        "mixture": rows.mixture,
-        "corpus": corpus.shift[None] + pull,
-        "corpus_finite": corpus.shift[None] + left * pull,
-    }
-    error = {f"error_{name}": _square(rows.softmax - answer) for name, answer in answers.items()}
+    answers = ByLimit(
+        uniform=rows.uniform,
+        gaussian=rows.gaussian,
+        gaussian_finite=rows.uniform + left * (rows.gaussian - rows.uniform),
+        sinks=rows.sinks,
+        mixture=rows.mixture,
+        corpus=corpus.shift[None] + pull,
+        corpus_finite=corpus.shift[None] + left * pull,
+    )
     order = rows.sharpness / jnp.log(length)
-    return error | {
-        "total": _square(rows.softmax - rows.softmax.mean(axis=0, keepdims=True)),
-        "sharpness": jnp.quantile(rows.sharpness, jnp.array(QUANTILES, jnp.float32)),
-        "linear": (order <= 2.0 / 3.0).astype(jnp.float32).mean(),
-        "frozen": (order > 2.0).astype(jnp.float32).mean(),
-        "participation": rows.participation.mean(),
-        "participation_predicted": statistics.participation.mean(),
-        "skewness": rows.skewness.mean(),
-        "kurtosis": rows.kurtosis.mean(),
-        "error_predicted": _gaussian_error(rows, *statistics).sum(),
-        **_for_other_lengths(rows),
-        **_for_affine_fit(queries, rows.softmax),
-    }
-
-
-def _for_other_lengths(rows: _Rows) -> dict[str, Array]:
-    """Return what the error at another length depends on, for a few of the queries."""
+    scores = ScoreMeans(
+        sharpness=jnp.quantile(rows.sharpness, jnp.array(QUANTILES, jnp.float32)),
+        linear=(order <= 2.0 / 3.0).astype(jnp.float32).mean(),
+        frozen=(order > 2.0).astype(jnp.float32).mean(),
+        participation=rows.participation.mean(),
+        participation_predicted=statistics.participation.mean(),
+        skewness=rows.skewness.mean(),
+        kurtosis=rows.kurtosis.mean(),
+    )
     few = jax.tree.map(lambda leaf: leaf[::EVERY], rows)
-    change = few.gaussian - few.gaussian.mean(axis=0, keepdims=True)
-    return {
-        "few_sharpness": few.sharpness,
-        "few_along": _along(few),
-        "few_spread": few.spread,
-        "few_total": _square(change),
-    }
+    x, y = _centred(queries), _centred(rows.softmax)
+    return _DeviceSums(
+        scores=scores,
+        errors=ByLimit(*(_square(rows.softmax - answer) for answer in answers)),
+        predicted_error=_gaussian_error(rows, *statistics).sum(),
+        total=_square(y),
+        grid_total=_square(_centred(few.gaussian)),
+        few=_FewQueries(few.sharpness, _along(few), few.spread),
+        query_squares=x.T @ x,
+        query_answers=x.T @ y,
+    )
 
 
 def _gaussian_error(rows: _Rows, participation: Array, score_error: Array) -> Array:
@@ -189,11 +305,8 @@ def _along(rows: _Rows) -> Array:
     return jnp.minimum(pull / jnp.maximum(rows.sharpness, 1e-12), rows.spread)
 
 
-def _for_affine_fit(queries: Array, answers: Array) -> dict[str, Array]:
-    """Return the sums of squares and products from which the best affine map is found."""
-    x = queries - queries.mean(axis=0, keepdims=True)
-    y = answers - answers.mean(axis=0, keepdims=True)
-    return {"query_squares": x.T @ x, "query_answers": x.T @ y}
+def _centred(rows: Array) -> Array:
+    return rows - rows.mean(axis=0, keepdims=True)
 
 
 def _square(rows: Array) -> Array:

@@ -9,13 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from promptlimit.heads._config import Architecture, architecture
 from promptlimit.heads._extra import extra
-from promptlimit.heads._families import Tensor
 from promptlimit.heads._files import WeightFiles, read_config
 from promptlimit.heads._forward import (
-    FORWARD,
-    PREFIXES,
     LayerHeads,
     Replacements,
     as_trained,
@@ -25,6 +21,7 @@ from promptlimit.heads._forward import (
     run_layer,
 )
 from promptlimit.heads._head import Head
+from promptlimit.heads.families import AbstractArchitecture, Tensor, architecture
 from promptlimit.measures import full_precision
 from promptlimit.results import InputFileError
 
@@ -47,7 +44,7 @@ class Model:
     """
 
     name: str
-    shape: Architecture
+    shape: AbstractArchitecture
     around: Mapping[str, Array]
     layers: Sequence[Mapping[str, Array]]
     tokenizer: Any = None
@@ -154,20 +151,28 @@ def load(path: str | Path) -> Model:
     folder = Path(path)
     shape = architecture(read_config(folder))
     files = WeightFiles(folder)
-    family = FORWARD[shape.family]
-    prefix = _prefix(files, shape, family.around(shape))
-    around = _read(files, prefix, family.around(shape), 0)
+    prefix = _prefix(files, shape)
+    around = _read(files, prefix, shape.around(), 0)
     if shape.causal and "lm_head.weight" in files:
         rows = (shape.vocabulary, shape.hidden)
         around["unembed"] = jnp.asarray(files.read("lm_head.weight", rows))
-    layers = [_read(files, prefix, family.layer(shape), index) for index in range(shape.layers)]
+    layers = [_read(files, prefix, shape.layer(), index) for index in range(shape.layers)]
     model = Model(folder.name, shape, around, layers, _tokenizer(folder))
-    return dataclasses.replace(model, parity=rebuilding_error(model))
+    try:
+        parity = rebuilding_error(model)
+    except ValueError:  # a head refuses numbers that are not finite
+        parity = np.array([np.nan])
+    if not np.isfinite(parity).all():
+        raise InputFileError(
+            f"{folder} must hold weights whose heads are finite in single precision, but theirs "
+            "are not. Are they those of a trained model?"
+        )
+    return dataclasses.replace(model, parity=parity)
 
 
-def _prefix(files: WeightFiles, shape: Architecture, around: Mapping[str, Tensor]) -> str:
-    first = around["words"].name
-    for prefix in PREFIXES[shape.family]:
+def _prefix(files: WeightFiles, shape: AbstractArchitecture) -> str:
+    first = shape.around()["words"].name
+    for prefix in shape.prefixes:
         if prefix + first in files:
             return prefix
     raise InputFileError(
@@ -209,13 +214,12 @@ def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
     if ids is None:
         count = min(PROBE_LENGTH, model.shape.positions)
         ids = (7 + 31 * np.arange(count)) % model.shape.vocabulary
-    family = FORWARD[model.shape.family]
     errors = []
     for weights, heads, (_, attended, _) in zip(
         model.layers, model.heads(ids), model.layer_outputs(ids), strict=True
     ):
         context = np.concatenate([head.outputs() for head in heads], axis=1).astype(np.float32)
-        rebuilt = np.asarray(full_precision(family.output)(weights, jnp.asarray(context)))
+        rebuilt = np.asarray(full_precision(model.shape.output)(weights, jnp.asarray(context)))
         exact = np.asarray(attended)
         errors.append(np.linalg.norm(rebuilt - exact) / np.linalg.norm(exact))
     return np.array(errors, dtype=np.float64)

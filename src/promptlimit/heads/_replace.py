@@ -9,6 +9,7 @@ import numpy as np
 
 from promptlimit.heads._forward import WAYS, Replacement, Replacements
 from promptlimit.heads._model import Model
+from promptlimit.heads._prompts import CapturedHeads
 from promptlimit.heads._windows import TextOrIds, windows_of
 from promptlimit.results import HeadAtlas, HeadReplacement
 
@@ -25,7 +26,7 @@ _POINTS = 13
 
 
 def replacement_curve(
-    model: Model,
+    model: Model | CapturedHeads,
     text_or_ids: TextOrIds,
     atlas: HeadAtlas,
     *,
@@ -46,7 +47,7 @@ def replacement_curve(
     the model as trained; for a causal model it is the loss.
 
     Args:
-        model: from `load`.
+        model: from `load`; captured heads are refused, having no weights to run on.
         text_or_ids: a text, token ids, or windows; the last of them are used, so that a longer text
             than the atlas has read is judged on what the atlas has not seen.
         atlas: of the same model: it orders the heads.
@@ -56,6 +57,11 @@ def replacement_curve(
         seed: of the random order.
         progress: called as the work goes on.
     """
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"`model` must be a model from `load`, got {type(model).__name__}. Heads are replaced "
+            "in a model that runs: its weights are needed."
+        )
     shape = model.shape
     if atlas.linear.shape != (shape.layers, shape.heads):
         raise ValueError(

@@ -6,13 +6,17 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
+_UNPACKED = 2**30
+"""Bytes that a file may unpack to, unless it is as large itself."""
 
 
 class InputFileError(ValueError):
@@ -62,7 +66,8 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
         known = ", ".join((*_ONE_ARRAY, *_MANY_ARRAYS))
         raise InputFileError(f"{path} must end in one of {known}, got '{path.suffix}'.")
     try:
-        content = _READERS[suffix](path)
+        only = name if separator else None
+        content = _read_npz(path, only) if suffix == ".npz" else _READERS[suffix](path)
     except Exception as problem:  # a damaged or hostile file may raise anything
         reason = str(problem) or type(problem).__name__
         raise InputFileError(f"{path} must be readable as {suffix}, but {reason}") from None
@@ -83,13 +88,16 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
 
 def _read_npy(path: Path) -> np.ndarray:
     _require_magic(path, b"\x93NUMPY", "an array saved by numpy.save.")
-    return _numeric(path.stem, _plain(lambda: np.load(path, allow_pickle=False)))
+    with path.open("rb") as file:
+        _require_plain(path.stem, file, path.stat().st_size)
+    return _numeric(path.stem, np.load(path, allow_pickle=False))
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray | str]:
+def _read_npz(path: Path, only: str | None = None) -> dict[str, np.ndarray | str]:
+    """Return the arrays of an archive, or one of them; the names alone if that is not there."""
     _require_magic(path, b"PK", "an archive saved by numpy.savez.")
-    with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: _plain(lambda name=name: archive[name]) for name in archive.files}
+    with path.open("rb") as file:
+        arrays = _unpacked(file, path.stat().st_size, only)
     return {
         name: str(array) if array.dtype.kind == "U" and array.ndim == 0 else _numeric(name, array)
         for name, array in arrays.items()
@@ -99,30 +107,68 @@ def _read_npz(path: Path) -> dict[str, np.ndarray | str]:
 def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz archive whose bytes were already read, or say what is wrong."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            return {
-                name: _numeric(name, _plain(lambda name=name: archive[name]))
-                for name in archive.files
-            }
+        arrays = _unpacked(io.BytesIO(content), len(content))
+        return {name: _numeric(name, array) for name, array in arrays.items()}
     except Exception as problem:  # a damaged or hostile file may raise anything
         reason = str(problem) or type(problem).__name__
         raise InputFileError(f"{path} must be readable as .npz, but {reason}") from None
+
+
+def _unpacked(
+    file: io.BytesIO | io.BufferedReader, size: int, only: str | None = None
+) -> dict[str, np.ndarray]:
+    """Return the arrays of an archive; what they unpack to is known before anything is unpacked.
+
+    A member never gives more bytes than the archive's directory says.
+
+    Args:
+        file: the archive.
+        size: its bytes.
+        only: the one array to unpack; where there is none of that name, all are empty.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        if only is not None and only not in members:
+            return {name: np.zeros(0) for name in members}
+        wanted = members if only is None else {only: members[only]}
+        total = sum(entry.file_size for entry in wanted.values())
+        if total > max(_UNPACKED, size):
+            raise ValueError(
+                f"it would unpack to {total / 2**30:.1f} GiB, and no more than "
+                f"{_UNPACKED / 2**30:g} GiB are unpacked. Save it with numpy.savez, which does not "
+                "compress, if it must be so large."
+            )
+        for name, entry in wanted.items():
+            with archive.open(entry) as stream:
+                _require_plain(name, stream, entry.file_size)
+        arrays: dict[str, np.ndarray] = {}
+        for name, entry in wanted.items():
+            with archive.open(entry) as stream:
+                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+        return arrays
+
+
+def _require_plain(name: str, stream: Any, size: int) -> None:
+    """Refuse an array of objects, which is a pickle, or one that is not of the size it claims."""
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    version = np.lib.format.read_magic(stream)
+    if version not in readers:
+        raise ValueError(f"'{name}' is in version {version} of the format, which holds no numbers.")
+    shape, _, dtype = readers[version](stream)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never loaded.")
+    claimed, there = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    if claimed != there:
+        raise ValueError(f"'{name}' claims {claimed} bytes and has {there}.")
 
 
 def _require_magic(path: Path, magic: bytes, what: str) -> None:
     with path.open("rb") as file:
         if file.read(len(magic)) != magic:
             raise ValueError(f"it is not {what}")
-
-
-def _plain(load: Callable[[], np.ndarray]) -> np.ndarray:
-    """Load an array; one of Python objects is a pickle, and is never loaded."""
-    try:
-        return load()
-    except ValueError as problem:
-        if "Object arrays" in str(problem):
-            raise ValueError("it holds Python objects, which are never loaded.") from None
-        raise
 
 
 def _read_csv(path: Path) -> np.ndarray:

@@ -25,7 +25,8 @@ class HeadAtlas:
         sinks: number of tokens that are atoms beside one Gaussian in the limit "sinks".
         causal: whether a query's prompt ends with the query.
         rotary: whether keys were taken after rotation, their law averaged over positions.
-        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
+        parity: relative error of each layer's attention output rebuilt from its heads, [layers];
+            NaN for heads brought by hand, with no output to compare with.
         sharpness: $\sigma^2=q^\top\mathrm{Cov}(k)q$ with the head's scale, its quantiles over
             queries (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
         linear: share of queries with $\sigma^2\le\frac23\ln L$.
@@ -141,7 +142,7 @@ class HeadAtlas:
         return text.getvalue()
 
     def as_json(self) -> dict[str, object]:
-        """Return everything as plain values; what is infinite is None."""
+        """Return everything as plain values; what is infinite or not known is None."""
         heads = [{name: _finite(value) for name, value in row.items()} for row in self.rows()]
         names = (
             "model",
@@ -154,7 +155,8 @@ class HeadAtlas:
             "rotary",
         )
         settings = {name: getattr(self, name) for name in names}
-        return settings | {"parity": [float(error) for error in self.parity], "heads": heads}
+        parity = [_finite(float(error)) for error in self.parity]
+        return settings | {"parity": parity, "heads": heads}
 
     def as_arrays(self) -> dict[str, np.ndarray]:
         """Return what figures need, by name."""

@@ -47,11 +47,6 @@ def split_heads(rows: Float[Array, "n wide"], heads: int) -> Float[Array, "heads
     return rows.reshape(rows.shape[0], heads, -1).transpose(1, 0, 2)
 
 
-def join_heads(outputs: Float[Array, "heads n d"]) -> Float[Array, "n wide"]:
-    """Return the heads' columns side by side."""
-    return outputs.transpose(1, 0, 2).reshape(outputs.shape[1], -1)
-
-
 def rotated(
     rows: Float[Array, "heads n d"], positions: Float[Array, " n"], theta: float
 ) -> Float[Array, "heads n d"]:

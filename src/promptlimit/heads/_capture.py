@@ -1,0 +1,337 @@
+r"""Heads of a PyTorch model while it runs, whatever its family.
+
+Attention in PyTorch is one of two things. A call of `scaled_dot_product_attention` has queries,
+keys, values, scale and mask for arguments. What is written out is two matrix products with a
+softmax between them: the operators are followed, and the scale and the mask are read off the
+scores, $s=c\,qk^\top$ where a token is seen and hugely negative where it is not. Either way every
+layer's output is rebuilt from what was taken, and compared.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from promptlimit.heads._extra import MissingExtraError
+from promptlimit.heads._head import Head
+from promptlimit.heads._prompts import CapturedHeads
+
+_HIDDEN = -5e3
+"""A token with this score or less is not seen: masks are -10000, -1e9, the least number or -inf."""
+_REBUILT = {4: 1e-4, 2: 5e-2}
+"""Relative error of a rebuilt output that rounding may leave, by the bytes of a number."""
+_BY_HAND = "Bring its arrays: promptlimit.heads.Head(queries, keys, values)."
+
+
+def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) -> CapturedHeads:
+    """Return queries, keys and values of every head and layer of a PyTorch model as it runs.
+
+    Any `torch.nn.Module` will do whose attention is `scaled_dot_product_attention` or written out
+    as products and a softmax: transformers with `attn_implementation` "sdpa" or "eager",
+    `torch.nn.MultiheadAttention`, or a model of one's own. Queries and keys are those the scores
+    use, after rotation; keys and values that heads share are repeated. The model runs once a
+    prompt, in evaluation mode and without gradients, and is left as it was.
+
+    Args:
+        model: the model, called as `model(tokens, **inputs)` with a batch of one.
+        ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes
+            vectors, [n, d] or [prompts, n, d]. No padding: every token is a token of the prompt.
+        name: of the model, for the page; its own unless given.
+        inputs: what else its forward pass takes.
+
+    Raises:
+        MissingExtraError: PyTorch is not installed.
+        ValueError: nothing was seen, or a layer's attention is not softmax of scaled products.
+    """
+    torch = _torch()
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+    prompts: list[list[list[Head]]] = []
+    parity: list[list[float]] = []
+    names: list[str] = []
+    for tokens in _batches_of_one(torch, model, ids):
+        calls = _calls(torch, model, tokens, inputs)
+        prompts.append([_heads(call) for call in calls])
+        parity.append([_rebuilding_error(*pair) for pair in zip(calls, prompts[-1], strict=True)])
+        names = [call.module for call in calls]
+    config = getattr(model, "config", None)
+    own = PurePath(str(getattr(config, "_name_or_path", ""))).name
+    return CapturedHeads(
+        prompts,
+        name=name or own or type(model).__name__,
+        model_type=str(getattr(config, "model_type", "") or type(model).__name__),
+        rotary=any("rotary" in type(module).__name__.lower() for module in model.modules()),
+        parity=np.array([max(layer) for layer in zip(*parity, strict=False)]),
+        layer_names=names,
+    )
+
+
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise MissingExtraError(
+            "`capture` must run the model with PyTorch, which is not installed. Run pip install "
+            "torch, or bring the arrays of heads: promptlimit.heads.Head(queries, keys, values)."
+        ) from None
+
+
+def _batches_of_one(torch: Any, model: Any, ids: Any) -> Iterator[Any]:
+    """Yield the prompts as tensors with a batch of one, where the model is."""
+    try:
+        tokens = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"`ids` must be token ids, got {type(ids).__name__}.") from None
+    whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
+    least = 1 if whole else 2
+    if tokens.ndim not in {least, least + 1} or tokens.numel() == 0:
+        raise ValueError(
+            "`ids` must be token ids [n] or [prompts, n], or vectors [n, d] or [prompts, n, d], "
+            f"got shape {tuple(tokens.shape)}, {str(tokens.dtype).removeprefix('torch.')}."
+        )
+    weight = next(iter(model.parameters()), torch.zeros(()))
+    tokens = tokens.to(weight.device, torch.int64 if whole else weight.dtype)
+    yield from (row[None] for row in (tokens if tokens.ndim > least else tokens[None]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """One attention of a model on one prompt, arrays in single precision.
+
+    Attributes:
+        module: in which module it happened.
+        queries: [heads, n, d].
+        keys: [heads, length, d], repeated for heads that share them.
+        values: [heads, length, e].
+        seen: which tokens each query sees, [heads, n, length].
+        scale: the factor on the scores.
+        outputs: what the model computed, [heads, n, e].
+        rounding: relative error that its precision may leave.
+    """
+
+    module: str
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    seen: np.ndarray
+    scale: float
+    outputs: np.ndarray
+    rounding: float
+
+
+def _heads(call: _Call) -> list[Head]:
+    """Return the heads of one call, whose mask must be none or causal."""
+    causal = np.tri(*call.seen.shape[1:], dtype=bool)
+    if not call.seen.all() and not (call.seen == causal).all():
+        raise ValueError(
+            f"`model` must let a query see all tokens, or all up to its own, but {call.module} "
+            "hides others. Give prompts without padding, no longer than its sliding window."
+        )
+    rows = zip(call.queries, call.keys, call.values, strict=True)
+    return [Head(*row, scale=call.scale, causal=not call.seen.all()) for row in rows]
+
+
+def _rebuilding_error(call: _Call, heads: Sequence[Head]) -> float:
+    rebuilt = np.stack([head.outputs() for head in heads])
+    error = np.linalg.norm(rebuilt - call.outputs) / max(np.linalg.norm(call.outputs), 1e-30)
+    if not error < call.rounding:
+        raise ValueError(
+            f"`model` must attend by softmax of scaled products, but the output of {call.module} "
+            f"differs from that by {error:.0%}. Position biases, caps on scores and learned sinks "
+            "are not of that form."
+        )
+    return float(error)
+
+
+def _calls(torch: Any, model: Any, tokens: Any, inputs: dict[str, object]) -> list[_Call]:
+    """Return the attention calls of one forward pass, in their order."""
+    calls: list[_Call] = []
+    with contextlib.ExitStack() as stack:
+        modules = _running_modules(model, stack)
+
+        def record(*arrays: Any, seen: np.ndarray, scale: float) -> None:
+            rounding = _REBUILT[min(arrays[0].element_size(), 4)]
+            parts = map(_array, arrays)
+            calls.append(_call(modules[-1], *parts, seen=seen, scale=scale, rounding=rounding))
+
+        training = {module: module.training for module in model.modules()}
+        stack.callback(lambda: [setattr(m, "training", was) for m, was in training.items()])
+        model.eval()
+        fast = torch.backends.mha.get_fastpath_enabled()
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(torch.no_grad())
+        following = _follow_operators(torch, record)
+        stack.enter_context(following)
+        stack.enter_context(_fused_calls_seen(torch, following, record))
+        model(tokens, **inputs)
+    if not calls:
+        raise ValueError(
+            "`model` must attend by scaled_dot_product_attention or by softmax of products, but "
+            f"{type(model).__name__} was not seen to. Load it with attn_implementation='eager' if "
+            f"it is of transformers. {_BY_HAND}"
+        )
+    return calls
+
+
+def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
+    """Return the names of the modules that are running, innermost last, kept up to date."""
+    running = [type(model).__name__]
+    for name, module in model.named_modules():
+        if name:
+            enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
+            leave = module.register_forward_hook(
+                lambda *_: running.pop() and None, always_call=True
+            )
+            stack.callback(enter.remove)
+            stack.callback(leave.remove)
+    return running
+
+
+@contextlib.contextmanager
+def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -> Iterator[None]:
+    """Record every `scaled_dot_product_attention` while the context lasts."""
+    functional = torch.nn.functional
+    fused = functional.scaled_dot_product_attention
+
+    def watched(  # noqa: PLR0917 - as PyTorch has it
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        following.paused = True
+        try:
+            shared = {"enable_gqa": True} if enable_gqa else {}
+            outputs = fused(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **shared
+            )
+        finally:
+            following.paused = False
+        seen = _seen(attn_mask, (query.shape[-2], key.shape[-2]), causal=is_causal)
+        factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        record(query, key, value, outputs, seen=seen, scale=factor)
+        return outputs
+
+    functional.scaled_dot_product_attention = watched
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = fused
+
+
+def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
+    """Return which tokens each query sees, broadcast to [..., n, length]."""
+    seen = np.tri(*shape, dtype=bool) if causal else np.ones(shape, dtype=bool)
+    if mask is None:
+        return seen
+    added = _array(mask)
+    if mask.dtype.is_floating_point:
+        shown = added > _HIDDEN
+        if np.abs(added[shown]).max(initial=0.0) > 0:
+            raise ValueError(
+                "`model` must add nothing to its scores but a mask, got position biases. Scores "
+                "that are not of the form scale <q, k> have no limit here."
+            )
+        return seen & shown
+    return seen & (added > 0)
+
+
+def _follow_operators(torch: Any, record: Callable[..., None]) -> Any:
+    """Return a context in which products, softmax, products are seen as attention."""
+    base = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+
+    class FollowOperators(base):
+        """Remembers which tensors are scores, and which are weights made of them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.paused = False
+            self.scores: dict[int, tuple] = {}
+            self.weights: dict[int, tuple] = {}
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if not self.paused and isinstance(result, torch.Tensor):
+                self.follow(func.overloadpacket.__name__, args, result)
+            return result
+
+        def follow(self, operator: str, args: tuple, result: Any) -> None:
+            if operator in {"bmm", "mm", "baddbmm"}:
+                left, right = args[-2:] if operator != "baddbmm" else args[1:3]
+                if id(left) in self.weights:
+                    self.attended(self.weights[id(left)], right, result)
+                else:
+                    self.scores[id(result)] = (result, left, right)
+            elif operator in {"_softmax", "_safe_softmax"}:
+                if id(args[0]) in self.scores:
+                    self.weights[id(result)] = (result, args[0], *self.scores[id(args[0])][1:])
+            else:
+                for known in (self.scores, self.weights):
+                    for part in args:
+                        if id(part) in known and part.numel() == result.numel():
+                            known[id(result)] = (result, *known[id(part)][1:])
+
+        def attended(self, weights: tuple, values: Any, outputs: Any) -> None:
+            _, scores, queries, keys = weights
+            self.scores, self.weights = {}, {}
+            keys = keys.transpose(-1, -2)
+            rows = _array(scores).reshape(*queries.shape[:-1], keys.shape[-2])
+            seen, scale = _read_off(rows, _array(queries), _array(keys))
+            record(queries, keys, values, outputs, seen=seen, scale=scale)
+
+    return FollowOperators()
+
+
+def _read_off(
+    scores: np.ndarray, queries: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Return which tokens are seen, and the scale, by least squares over their scores."""
+    seen = scores > _HIDDEN
+    products = (queries.astype(np.float64) @ keys.astype(np.float64).swapaxes(-1, -2))[seen]
+    size = float((products**2).sum())
+    return seen, float((products * scores[seen]).sum()) / size if size > 0 else 1.0
+
+
+def _call(
+    module: str,
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    outputs: np.ndarray,
+    *,
+    seen: np.ndarray,
+    scale: float,
+    rounding: float,
+) -> _Call:
+    """Return a call with one leading axis, that of heads; the batch before it has one prompt."""
+    arrays = {"queries": queries, "keys": keys, "values": values, "outputs": outputs}
+    for name, array in arrays.items():
+        if array.ndim < 2 or any(size != 1 for size in array.shape[:-3]):
+            raise ValueError(
+                f"`model` must attend to one prompt at a time, [1, heads, n, d], but {module} "
+                f"has {name} of shape {array.shape}. {_BY_HAND}"
+            )
+        arrays[name] = array.reshape(-1, *array.shape[-2:])
+    heads = len(arrays["queries"])
+    for name in ("keys", "values"):
+        arrays[name] = np.repeat(arrays[name], heads // len(arrays[name]), axis=0)
+    n, length = arrays["queries"].shape[1], arrays["keys"].shape[1]
+    whole = np.broadcast_to(seen, (*(1,) * (3 - seen.ndim), *seen.shape))
+    whole = np.broadcast_to(whole.reshape(-1, *whole.shape[-2:]), (heads, n, length))
+    return _Call(module=module, seen=whole, scale=scale, rounding=rounding, **arrays)
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """Return a tensor of any precision and place as an array in single precision."""
+    return tensor.detach().float().cpu().numpy()

@@ -1,0 +1,239 @@
+"""Prompts of which every head can be had: read by a model, or captured from one that ran."""
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.heads._forward import LayerHeads
+from promptlimit.heads._head import Head
+from promptlimit.heads._model import Model
+from promptlimit.results import InputFileError, read_arrays, write_bytes
+
+_MEMORY = 512 * 2**20
+_ARRAYS = ("queries", "keys", "values")
+HeadLists = Sequence[Head] | Sequence[Sequence[Head]] | Sequence[Sequence[Sequence[Head]]]
+"""Heads of one layer; of several layers; or of several layers over several prompts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedHeads:
+    """Every head of a model over one prompt or several, without the model's weights.
+
+    Attributes:
+        prompts: heads by prompt, layer and number.
+        name: of the model.
+        model_type: its family, or the name of its class.
+        rotary: whether the model is known to rotate queries and keys; they are taken after that.
+        parity: relative error of each layer's attention output rebuilt from its heads, [layers];
+            NaN where there was no output to compare with.
+        layer_names: the module in which each layer's attention happened, where it is known.
+    """
+
+    prompts: Sequence[Sequence[Sequence[Head]]]
+    name: str = "heads"
+    model_type: str = "arrays"
+    rotary: bool = False
+    parity: np.ndarray = dataclasses.field(default_factory=lambda: np.array([np.nan]))
+    layer_names: Sequence[str] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Write all heads to one .npz file, which `promptlimit heads FILE` reads."""
+        _require_alike(self.prompts)
+        arrays = {
+            name: np.array([[[getattr(head, name) for head in layer] for layer in prompt]
+                            for prompt in self.prompts])
+            for name in _ARRAYS
+        }  # fmt: skip
+        arrays |= {
+            "scales": _scales(self.prompts),
+            "causal": np.array(self.prompts[0][0][0].causal),
+        }
+        arrays |= {"rotary": np.array(self.rotary)}
+        arrays |= {"parity": self.parity} if np.isfinite(self.parity).all() else {}
+        words = {"name": self.name, "model_type": self.model_type}
+        words |= {"layer_names": "\n".join(self.layer_names)}
+        content = io.BytesIO()
+        np.savez(
+            content, allow_pickle=False, **arrays, **{n: np.array(w) for n, w in words.items()}
+        )
+        write_bytes(Path(path), content.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CapturedHeads":
+        """Return what `save` wrote, or say why a file cannot be used."""
+        stored = read_arrays(str(path))
+        numbers = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+        words = {name: value for name, value in stored.items() if isinstance(value, str)}
+        for name, ndim in (*((name, 5) for name in _ARRAYS), ("scales", 2), ("causal", 0)):
+            shape = numbers[name].shape if name in numbers else None
+            if shape is None or len(shape) != ndim or 0 in shape:
+                raise InputFileError(
+                    f"{path} must hold heads that CapturedHeads.save wrote, but '{name}' "
+                    f"{'is missing' if shape is None else f'has shape {shape}'}."
+                )
+        shape, causal = numbers["queries"].shape, bool(numbers["causal"])
+        if numbers["scales"].shape != shape[1:3] or any(
+            numbers[name].shape[:3] != shape[:3] for name in _ARRAYS
+        ):
+            raise InputFileError(
+                f"{path} must hold as many queries, keys, values and scales, but it does not."
+            )
+
+        def head(place: tuple[int, int, int]) -> Head:
+            arrays = (numbers[name][place] for name in _ARRAYS)
+            return Head(*arrays, scale=float(numbers["scales"][place[1:]]), causal=causal)
+
+        try:
+            prompts = [
+                [[head((i, j, k)) for k in range(shape[2])] for j in range(shape[1])]
+                for i in range(shape[0])
+            ]
+        except ValueError as problem:
+            raise InputFileError(f"{path} must hold usable heads, but {problem}") from None
+        parity = numbers.get("parity", np.array([]))
+        names = words.get("layer_names", "").split("\n")
+        return cls(
+            prompts,
+            name=words.get("name", Path(path).stem),
+            model_type=words.get("model_type", "arrays"),
+            rotary=bool(numbers.get("rotary", np.zeros(())).any()),
+            parity=parity if parity.shape == shape[1:2] else np.full(shape[1], np.nan),
+            layer_names=names if len(names) == shape[1] else (),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Prompts of one shape and the heads over them, layer after layer, as often as asked.
+
+    Attributes:
+        name: of the model.
+        model_type: its family.
+        causal: whether a query's prompt ends with the query.
+        rotary: whether keys are taken after rotation.
+        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
+        scales: the factor on the scores, [layers, heads].
+        count: number of prompts.
+        length: tokens of a prompt.
+        layers: from the number of a prompt to its heads.
+    """
+
+    name: str
+    model_type: str
+    causal: bool
+    rotary: bool
+    parity: np.ndarray
+    scales: np.ndarray
+    count: int
+    length: int
+    layers: Callable[[int], Iterable[LayerHeads]]
+
+
+def prompts_of_model(model: Model, cut: np.ndarray) -> Prompts:
+    """Return windows of token ids [windows, window] as prompts; each is read twice.
+
+    The heads of the first windows are kept for the second reading, as many as the memory allows.
+    """
+    shape = model.shape
+    room = _MEMORY // (12 * shape.layers * shape.heads * shape.head_dim * cut.shape[1])
+    kept: dict[int, list[LayerHeads]] = {}
+
+    def layers(index: int) -> Iterable[LayerHeads]:
+        if index in kept:
+            return kept.pop(index)
+        reading = (heads for heads, _, _ in model.layer_outputs(cut[index]))
+        if index < room:
+            kept[index] = list(reading)
+            return kept[index]
+        return reading
+
+    scales = np.array([[shape.scale(layer)] * shape.heads for layer in range(shape.layers)])
+    return Prompts(
+        name=model.name,
+        model_type=shape.model_type,
+        causal=shape.causal,
+        rotary=shape.rotary,
+        parity=model.parity,
+        scales=scales,
+        count=cut.shape[0],
+        length=cut.shape[1],
+        layers=layers,
+    )
+
+
+def prompts_of_heads(heads: CapturedHeads | HeadLists) -> Prompts:
+    """Return heads that are there already as prompts, or say why they are not an atlas."""
+    captured = heads if isinstance(heads, CapturedHeads) else CapturedHeads(_by_prompt(heads))
+    first = _require_alike(captured.prompts)
+
+    def layers(index: int) -> Iterable[LayerHeads]:
+        for layer in captured.prompts[index]:
+            yield LayerHeads(*(jnp.stack([getattr(h, name) for h in layer]) for name in _ARRAYS))
+
+    scales = _scales(captured.prompts)
+    return Prompts(
+        name=captured.name,
+        model_type=captured.model_type,
+        causal=first.causal,
+        rotary=captured.rotary,
+        parity=np.broadcast_to(captured.parity, len(scales)),
+        scales=scales,
+        count=len(captured.prompts),
+        length=len(first.keys),
+        layers=layers,
+    )
+
+
+def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
+    """Return heads of one layer, or of one prompt, as those of one prompt of one layer."""
+    depth, inner = 0, heads
+    while depth < 3 and isinstance(inner, Sequence) and not isinstance(inner, str) and inner:
+        depth, inner = depth + 1, inner[0]
+    if depth == 0 or not isinstance(inner, Head):
+        raise ValueError(
+            "`model` must be a model from `load`, what `capture` returns, or a list of heads (of "
+            f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}."
+        )
+    nested: Any = heads
+    for _ in range(3 - depth):
+        nested = [nested]
+    return nested
+
+
+def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
+    """Return the first head; all must have its shape, in layers of as many heads."""
+    first, counts = prompts[0][0][0], len(prompts[0][0])
+    for number, prompt in enumerate(prompts):
+        if len(prompt) != len(prompts[0]):
+            raise ValueError(
+                f"`heads` must have the {len(prompts[0])} layers of the first prompt in every "
+                f"prompt, got {len(prompt)} in prompt {number}."
+            )
+        for place, layer in enumerate(prompt):
+            if len(layer) != counts:
+                raise ValueError(
+                    f"`heads` must be {counts} in every layer, got {len(layer)} in layer {place}. "
+                    "Give the layers that agree as lists."
+                )
+            for head in layer:
+                if _form(head) != _form(first):
+                    raise ValueError(
+                        f"`heads` must be alike, got {_form(first)} in layer 0 and {_form(head)} "
+                        f"in layer {place} of prompt {number}. Give the layers that agree as lists."
+                    )
+    return first
+
+
+def _form(head: Head) -> str:
+    sizes = " x ".join(str(size) for size in (len(head.queries), *head.keys.shape))
+    kind = "causal" if head.causal else "not causal"
+    return f"queries x keys x width {sizes}, values of {head.values.shape[1]}, {kind}"
+
+
+def _scales(prompts: Sequence[Sequence[Sequence[Head]]]) -> np.ndarray:
+    return np.array([[head.scale for head in layer] for layer in prompts[0]])

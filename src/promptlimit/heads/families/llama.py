@@ -1,0 +1,160 @@
+"""Llama and its kin: root-mean-square norms, rotary positions, shared keys, gated feed-forward."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from promptlimit.heads.families._architecture import (
+    AbstractArchitecture,
+    Projected,
+    Tensor,
+    register,
+)
+from promptlimit.heads.families._blocks import (
+    ACTIVATION,
+    Weights,
+    affine,
+    rms_norm,
+    rotated,
+    split_heads,
+)
+from promptlimit.heads.families._config import WITHOUT_WEIGHTS, Config
+from promptlimit.results import InputFileError
+
+
+@register("llama", "mistral", "qwen2")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Llama(AbstractArchitecture):
+    """A decoder with plain rotary positions.
+
+    Attributes:
+        rope_theta: base of the rotary frequencies.
+        attention_bias: whether queries, keys and values have biases.
+        output_bias: whether the attention's output has one.
+        inner_bias: whether the feed-forward part has them.
+    """
+
+    prefixes: ClassVar[tuple[str, ...]] = ("", "model.")
+    rotary: ClassVar[bool] = True
+
+    rope_theta: float
+    attention_bias: bool
+    output_bias: bool
+    inner_bias: bool
+
+    @classmethod
+    def read(cls, model_type: str, config: Config) -> "Llama":
+        heads, shared = config.whole("num_attention_heads"), config.get("num_key_value_heads")
+        biases = config.flag("attention_bias", False)
+        return cls(
+            model_type=model_type,
+            layers=config.whole("num_hidden_layers"),
+            heads=heads,
+            key_heads=heads if shared is None else config.whole("num_key_value_heads"),
+            hidden=config.whole("hidden_size"),
+            head_dim=_head_dim(config),
+            inner=config.whole("intermediate_size"),
+            vocabulary=config.whole("vocab_size"),
+            positions=_positions(config),
+            epsilon=config.positive("rms_norm_eps", 1e-6),
+            activation=str(config.get("hidden_act", "silu")),
+            rope_theta=_rope_theta(config),
+            attention_bias=biases or model_type == "qwen2",
+            output_bias=biases,
+            inner_bias=config.flag("mlp_bias", False),
+            tied=config.flag("tie_word_embeddings", False),
+        )
+
+    def around(self) -> Mapping[str, Tensor]:
+        return {
+            "words": Tensor("embed_tokens.weight", (self.vocabulary, self.hidden)),
+            "norm": Tensor("norm.weight", (self.hidden,)),
+        }
+
+    def layer(self) -> Mapping[str, Tensor]:
+        d, inner = self.hidden, self.inner
+        wide, narrow = self.heads * self.head_dim, self.key_heads * self.head_dim
+        tensors: dict[str, Tensor] = {
+            "norm_1": Tensor("layers.{layer}.input_layernorm.weight", (d,)),
+            "norm_2": Tensor("layers.{layer}.post_attention_layernorm.weight", (d,)),
+        }
+        for short, name, inputs, outputs, biased in (
+            ("query", "self_attn.q_proj", d, wide, self.attention_bias),
+            ("key", "self_attn.k_proj", d, narrow, self.attention_bias),
+            ("value", "self_attn.v_proj", d, narrow, self.attention_bias),
+            ("out", "self_attn.o_proj", wide, d, self.output_bias),
+            ("gate", "mlp.gate_proj", d, inner, self.inner_bias),
+            ("up", "mlp.up_proj", d, inner, self.inner_bias),
+            ("down", "mlp.down_proj", inner, d, self.inner_bias),
+        ):
+            start = f"layers.{{layer}}.{name}"
+            tensors[short] = Tensor(f"{start}.weight", (outputs, inputs), transposed=True)
+            if biased:
+                tensors[f"{short}_bias"] = Tensor(f"{start}.bias", (outputs,))
+        return tensors
+
+    def embed(self, weights: Weights, ids: Array) -> Array:
+        return weights["words"][ids]
+
+    def project(self, weights: Weights, hidden: Array) -> Projected:
+        rows = rms_norm(hidden, weights["norm_1"], self.epsilon)
+        places = jnp.arange(hidden.shape[0], dtype=hidden.dtype)
+        queries = split_heads(_linear(weights, "query", rows), self.heads)
+        keys = split_heads(_linear(weights, "key", rows), self.key_heads)
+        values = split_heads(_linear(weights, "value", rows), self.key_heads)
+        theta = self.rope_theta
+        return rotated(queries, places, theta), rotated(keys, places, theta), values
+
+    def output(self, weights: Weights, context: Array) -> Array:
+        return _linear(weights, "out", context)
+
+    def finish(self, weights: Weights, hidden: Array, attended: Array) -> Array:
+        middle = hidden + attended
+        rows = rms_norm(middle, weights["norm_2"], self.epsilon)
+        gate = ACTIVATION[self.activation](_linear(weights, "gate", rows))
+        return middle + _linear(weights, "down", gate * _linear(weights, "up", rows))
+
+    def close(self, weights: Weights, hidden: Array) -> Array:
+        return rms_norm(hidden, weights["norm"], self.epsilon)
+
+
+def _linear(weights: Weights, name: str, rows: Array) -> Array:
+    return affine(rows, weights[name], weights.get(f"{name}_bias"))
+
+
+def _head_dim(config: Config) -> int:
+    own = config.get("head_dim") is not None
+    width = config.whole("head_dim") if own else config.share("hidden_size", "num_attention_heads")
+    if width % 2:
+        raise InputFileError(
+            f"the width of a head in config.json must be even for rotary positions, got {width}."
+        )
+    return width
+
+
+def _positions(config: Config) -> int:
+    """Return the longest prompt of which every token sees all before it."""
+    positions = config.whole("max_position_embeddings")
+    if config.get("sliding_window") is not None and config.flag("use_sliding_window", True):
+        return min(positions, config.whole("sliding_window"))
+    return positions
+
+
+def _rope_theta(config: Config) -> float:
+    """Return the base of the rotary frequencies; frequencies that are changed are refused."""
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = config.get(name)
+        if rope is None:
+            continue
+        kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else rope
+        if kind not in ("default", None):
+            raise InputFileError(
+                f"`{name}` in config.json must be plain rotary positions, got {kind!r}. "
+                f"{WITHOUT_WEIGHTS}"
+            )
+        if isinstance(rope, Mapping) and "rope_theta" in rope:
+            return Config(rope).positive("rope_theta", 1e4)
+    return config.positive("rope_theta", 1e4)
