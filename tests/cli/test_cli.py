@@ -15,7 +15,7 @@ import pytest
 
 import promptlimit
 from promptlimit.cli import _progress, main
-from promptlimit.cli._problem_input import read_files
+from promptlimit.cli._inputs import read_files
 from promptlimit.experiments import Claim
 from promptlimit.results import Check
 
@@ -404,23 +404,23 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
 
 
 def test_train_notices_another_matrix_in_the_same_file(tmp_path: Path) -> None:
-    from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # no process for this
+    from promptlimit.cli._train_plan import TrainOptions, resolve_plan  # noqa: PLC0415  # no process for this
 
     file, kept = tmp_path / "covariance.csv", []
     for entry in (0.2, 0.3):
         file.write_text(f"1,{entry}\n{entry},1\n")
-        kept.append(resolved_plan({"covariance": str(file)}, None).record())
+        kept.append(resolve_plan(TrainOptions(covariance=str(file)), None).record())
     assert kept[0] != kept[1]
     assert kept[0]["held"]["covariance"] == [[1.0, 0.2], [0.2, 1.0]]
 
 
 def test_train_leaves_nothing_behind_when_it_is_refused(tmp_path: Path) -> None:
-    from promptlimit.cli._train import _trained  # noqa: PLC0415  # no process for this
-    from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # as above
+    from promptlimit.cli._train import _train  # noqa: PLC0415  # no process for this
+    from promptlimit.cli._train_plan import TrainOptions, resolve_plan  # noqa: PLC0415  # as above
 
     words = "must be below 536870912, got 4000000000 times 128"
     with pytest.raises(ValueError, match=words), _progress.progress("train") as shown:
-        _trained(resolved_plan({"lengths": "4000000000"}, None), tmp_path, shown)
+        _train(resolve_plan(TrainOptions(lengths="4000000000"), None), tmp_path, shown)
     assert not (tmp_path / "train.json").exists()
 
 

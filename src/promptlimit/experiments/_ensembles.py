@@ -1,9 +1,18 @@
-"""Random problems: parameters and Gaussian laws of moderate size, and prompts that grow."""
+"""Problems of claims and figures: the standard one, random ones, and prompts that grow."""
 
+import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Empirical, Gaussian
+
+
+def standard_case(dim: int, sharpness: float) -> tuple[SoftmaxAttention, Gaussian, Gaussian]:
+    r"""Return $U=\tau I$, $V=I$, tokens and queries $N(0,I_d)$: every query direction alike."""
+    with jax.enable_x64(True):
+        normal = Gaussian(np.zeros(dim), np.eye(dim))
+        return SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal
 
 
 def random_parameters(

@@ -7,8 +7,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gradient_gap
-from promptlimit.experiments._ensembles import random_gaussian, random_parameters
-from promptlimit.experiments._gap_problems import standard_gap_problem
+from promptlimit.experiments._ensembles import random_gaussian, random_parameters, standard_case
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._setting import Setting
 from promptlimit.experiments.claims.output_gap import (
@@ -77,8 +76,7 @@ def _without_the_tilt(seed: int) -> float:
 
 def _over_queries(wrt: str) -> list[Check]:
     """Return what the gap does averaged over Gaussian queries of sharpness 1."""
-    problem = standard_gap_problem(2, 1.0)
-    given = (problem.attention, problem.measure, problem.queries)
+    given = standard_case(2, 1.0)
     slopes = local_slopes(gradient_gap(*given, _LENGTHS[::8], wrt=wrt).value, _LENGTHS[::8])
     one = float(gradient_gap(*given, [1], wrt=wrt).value[0])
     return [

@@ -8,8 +8,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent, gradient_gap, output_gap
-from promptlimit.experiments._ensembles import random_gaussian, random_parameters
-from promptlimit.experiments._gap_problems import standard_gap_problem
+from promptlimit.experiments._ensembles import random_gaussian, random_parameters, standard_case
 from promptlimit.experiments._registry import Claim
 from promptlimit.experiments._setting import Setting
 from promptlimit.finite import prompt_moments, weight_statistics
@@ -55,10 +54,9 @@ def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
     """Return how far slopes over Gaussian queries at L near 1e30 are from the predicted rates."""
     found = []
     for tau in taus:
-        problem = standard_gap_problem(1, tau)
-        given = (problem.attention, problem.measure, problem.queries)
-        gap = output_gap(*given, _FAR)
-        found.append(abs(float(local_slopes(gap.value, _FAR)[0]) + gap_exponent(*given).value))
+        problem = standard_case(1, tau)
+        gap = output_gap(*problem, _FAR)
+        found.append(abs(float(local_slopes(gap.value, _FAR)[0]) + gap_exponent(*problem).value))
     return found
 
 
@@ -66,8 +64,7 @@ def gap_over_bound(wrt: str | None) -> float:
     """Return the largest ratio of exact gap to explicit bound on a grid, Gaussian queries."""
     worst = 0.0
     for dim, tau in ((1, 2.0), (3, 0.2)):
-        problem = standard_gap_problem(dim, tau)
-        given = (problem.attention, problem.measure, problem.queries, _GRID)
+        given = (*standard_case(dim, tau), _GRID)
         if wrt is None:
             exact, bound = (output_gap(*given, kind=kind) for kind in ("exact", "bound"))
         else:
@@ -93,8 +90,7 @@ def simulated(seed: int, prompts: Prompts = PROMPTS) -> list[Check]:
 def decide(setting: Setting) -> Sequence[Check]:
     """Return slopes of the exact gap, and the exact gap against simulated prompts."""
     seed = setting.seed
-    one_token = standard_gap_problem(1, 1.0)
-    at_one = output_gap(one_token.attention, one_token.measure, one_token.queries, [1]).value[0]
+    at_one = output_gap(*standard_case(1, 1.0), [1]).value[0]
     gaps = weight_statistics(_SHARPNESSES[:, None], _LENGTHS).score_error
     slopes = local_slopes(gaps, _LENGTHS)
     middle = int(np.searchsorted(_LENGTHS, 1e3))

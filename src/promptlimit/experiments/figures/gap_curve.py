@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from promptlimit.concentration import output_gap
-from promptlimit.experiments._gap_problems import gap_report, standard_gap_problem
+from promptlimit.concentration import gap_report, output_gap
+from promptlimit.experiments._ensembles import standard_case
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
 from promptlimit.results import GapReport
@@ -15,17 +15,14 @@ _SIMULATED = np.array([2.0, 5.0, 20.0, 100.0, 500.0, 2000.0])
 
 def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return the curves of five-dimensional standard normal tokens and queries, τ = 0.4."""
-    seed = setting.seed
-    problem = standard_gap_problem(5, 0.4)
+    problem = standard_case(5, 0.4)
     lengths = _LENGTHS[::3] if setting.quick else _LENGTHS
-    report = gap_report(problem, lengths, wrt=None, samples=0, seed=seed)
+    report = gap_report(*problem, lengths)
     simulated = output_gap(
-        problem.attention,
-        problem.measure,
-        problem.queries,
+        *problem,
         _SIMULATED[:4] if setting.quick else _SIMULATED,
         kind="estimate",
-        key=jax.random.key(seed),
+        key=jax.random.key(setting.seed),
         samples=2000,
     )
     return GapReport((*report.curves, simulated), report.exponent, report.fit).as_arrays()

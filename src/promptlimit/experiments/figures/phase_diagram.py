@@ -4,7 +4,7 @@ import numpy as np
 from scipy.interpolate import RectBivariateSpline
 
 from promptlimit.concentration import output_gap
-from promptlimit.experiments._gap_problems import standard_gap_problem
+from promptlimit.experiments._ensembles import standard_case
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
 
@@ -16,11 +16,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return the exact relative gap, [sharpness, length], in one dimension."""
     sharpnesses = np.geomspace(0.15, 4.0, 4 if setting.quick else 11)
     lengths = np.logspace(0, 12, 7 if setting.quick else 19).round()
-    problems = [standard_gap_problem(1, float(tau)) for tau in sharpnesses]
-    gaps = [
-        output_gap(problem.attention, problem.measure, problem.queries, lengths).relative
-        for problem in problems
-    ]
+    gaps = [output_gap(*standard_case(1, float(tau)), lengths).relative for tau in sharpnesses]
     tau, length = np.log(sharpnesses), np.log(lengths)
     fine_tau = np.linspace(tau[0], tau[-1], _FINE[0])
     fine_length = np.linspace(length[0], length[-1], _FINE[1])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from promptlimit.concentration import required_length
-from promptlimit.experiments._gap_problems import standard_gap_problem
+from promptlimit.experiments._ensembles import standard_case
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
 
@@ -15,11 +15,7 @@ TOLERANCE = 0.01
 def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return lengths of each kind against the sharpness; infinite where there is none to 1e30."""
     sharpnesses = _SHARPNESSES[::4] if setting.quick else _SHARPNESSES
-    problems = [standard_gap_problem(1, float(tau)) for tau in sharpnesses]
-    found = [
-        required_length(problem.attention, problem.measure, problem.queries, TOLERANCE)
-        for problem in problems
-    ]
+    found = [required_length(*standard_case(1, float(tau)), TOLERANCE) for tau in sharpnesses]
     lengths = {kind: np.array([_length(getattr(each, kind)) for each in found]) for kind in _KINDS}
     return {"sharpnesses": sharpnesses, **lengths}
 

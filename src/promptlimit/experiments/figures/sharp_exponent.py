@@ -3,7 +3,7 @@
 import numpy as np
 
 from promptlimit.concentration import gap_exponent, output_gap
-from promptlimit.experiments._gap_problems import standard_gap_problem
+from promptlimit.experiments._ensembles import standard_case
 from promptlimit.experiments._registry import FigureRecipe
 from promptlimit.experiments._setting import Setting
 
@@ -27,15 +27,13 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
 
 
 def _exponent(tau: float) -> float:
-    problem = standard_gap_problem(1, tau)
-    return gap_exponent(problem.attention, problem.measure, problem.queries).value
+    return gap_exponent(*standard_case(1, tau)).value
 
 
 def _slope(tau: float, near: float) -> float:
     """Return minus the slope of the exact squared gap over two decades about a length."""
-    problem = standard_gap_problem(1, tau)
     lengths = np.array([near / 10, near * 10])
-    gap = output_gap(problem.attention, problem.measure, problem.queries, lengths).value
+    gap = output_gap(*standard_case(1, tau), lengths).value
     return float(-np.log(gap[1] / gap[0]) / np.log(100.0))
 
 
