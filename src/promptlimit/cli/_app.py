@@ -1,6 +1,7 @@
 """The `promptlimit` command: its subcommands, and one guard around all of them."""
 
 import codecs
+import contextlib
 import errno
 import functools
 import inspect
@@ -8,7 +9,7 @@ import io
 import sys
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -27,10 +28,9 @@ from promptlimit.cli import (
     _train,
 )
 from promptlimit.cli._console import (
-    INTERRUPTED,
     CommandError,
+    ending_at_once,
     flush_results,
-    leave,
     print_error,
     print_note,
 )
@@ -121,14 +121,11 @@ def _guarded(command: Command, *, resumes: bool) -> Command:
     @functools.wraps(command)
     def guarded(**options: object) -> None:
         try:
-            with warnings.catch_warnings():
-                _print_warnings_as_notes()
+            with ending_at_once(_resumption(resumes, options.get("out"))), _warnings_as_notes():
                 command(**options)
                 flush_results()
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
-        except KeyboardInterrupt:
-            _leave_interrupted(resumes, options.get("out"))
         except Exception as problem:
             if "--debug" in sys.argv:
                 raise
@@ -166,7 +163,8 @@ def _as_command_error(problem: Exception) -> CommandError:
     )
 
 
-def _print_warnings_as_notes() -> None:
+@contextlib.contextmanager
+def _warnings_as_notes() -> Iterator[None]:
     """Let warnings be notes, each once, without the source line that warns."""
     seen: set[str] = set()
 
@@ -175,21 +173,21 @@ def _print_warnings_as_notes() -> None:
             seen.add(str(message))
             print_note(str(message))
 
-    warnings.simplefilter("always")
-    for kind in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
-        warnings.simplefilter("ignore", kind)
-    warnings.showwarning = show
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.showwarning = show
+        yield
 
 
-def _leave_interrupted(resumes: bool, out: object) -> typing.NoReturn:
-    """Say that the command was interrupted, and end at once."""
-    hint = "nothing was kept"
-    if resumes:
-        hint = "the same command goes on from " + (
-            f"what {out} holds" if out is not None else "the start; with --out DIR it would not"
-        )
-    print_error("interrupted", hint)
-    leave(INTERRUPTED)
+def _resumption(resumes: bool, out: object) -> str:
+    """Return what comes of a command that is interrupted, in words."""
+    if not resumes:
+        return "nothing was kept"
+    if out is None:
+        return "nothing was kept; with --out DIR the same command would go on where it was"
+    return f"the same command goes on from what {out} holds"
 
 
 def _let_any_letter_pass() -> None:

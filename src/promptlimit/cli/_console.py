@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -87,12 +89,39 @@ def flush_results() -> None:
         raise OSError(problem.errno, problem.strerror, "standard output") from None
 
 
-def leave(code: int) -> NoReturn:
-    """End this process at once: what libraries still compute would crash at an orderly end."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+@contextlib.contextmanager
+def ending_at_once(hint: str) -> Iterator[None]:
+    """Let Ctrl-C end the process inside, with one sentence and the status of a shell.
+
+    A `KeyboardInterrupt` would be raised wherever Python is, in callbacks of compilers too, which
+    cannot be unwound: they crash, or swallow it. Files are written whole or not at all, locks and
+    workers end with the process.
+    """
+
+    def end(*_: object) -> NoReturn:
+        cursor = "\x1b[?25h\n" if ERR.is_terminal else ""
+        words = f"{cursor}error: interrupted\nhint: {hint}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, words.encode())  # sys.stderr may be in use at this moment
+        os._exit(INTERRUPTED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def refusal(problem: ValueError, command: str, *options: str) -> CommandError:
+    """Return what the library refused; of an option that was typed, as wrong usage."""
+    words, hint = str(problem), f"promptlimit {command} --help"
+    for option in options:
+        if words.startswith(f"`{option}` "):
+            return UsageError(words.replace(f"`{option}`", f"--{option}", 1), hint)
+    return CommandError(words, hint)
 
 
 def print_note(message: str) -> None:

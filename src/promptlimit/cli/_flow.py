@@ -10,9 +10,11 @@ import typer
 from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
+    UsageError,
     deliver,
     print_json,
     print_table,
+    refusal,
     require_folder,
     use_double_precision,
 )
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from promptlimit.attention import AbstractAttention
     from promptlimit.results import Trajectory
     from promptlimit.tasks import LinearRegression
+
+_FINEST = 1e-13
 
 
 def flow(
@@ -71,8 +75,13 @@ def flow(
     sizes = [*map(float, lengths_in(lengths)), math.inf]
     choices("--kernel", kernel, ("softmax", "linear"))
     require_covariance(covariance)
-    require_positive("--time", end, 600)
+    require_positive("--time", end, 600.0)
     require_positive("--tolerance", tolerance, 1e-6)
+    if not _FINEST <= tolerance < 1.0:
+        raise UsageError(
+            f"--tolerance must be from {_FINEST:g} to below 1, got {tolerance:g}",
+            "double precision has 16 digits, and rounding takes a few of them",
+        )
     folder = None if out is None else out / "trajectories"
     with progress("flow") as shown:
         shown.at("starting")
@@ -80,8 +89,11 @@ def flow(
         from promptlimit.dynamics import gradient_flow
         from promptlimit.experiments import flow_times
 
-        task = regression(covariance, dim, noise)
-        start = _start(task, kernel, alpha, seed)
+        try:
+            task = regression(covariance, dim, noise)
+            start = _start(task, kernel, alpha, seed)
+        except ValueError as problem:
+            raise refusal(problem, "flow", "alpha") from None
 
         def follow(length: float) -> "Trajectory":
             return gradient_flow(

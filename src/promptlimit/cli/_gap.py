@@ -8,7 +8,6 @@ import typer
 
 from promptlimit.cli._console import (
     OUT,
-    CommandError,
     JsonOption,
     SeedOption,
     UsageError,
@@ -16,6 +15,7 @@ from promptlimit.cli._console import (
     print_json,
     print_note,
     print_table,
+    refusal,
     require_folder,
 )
 from promptlimit.cli._drawing import write_figure
@@ -63,7 +63,7 @@ def gap(
     sizes = lengths_in(lengths)
     require_folder(out)
     with machines(where) as writes:
-        problem = problem_of("gap", source, standard)
+        asked = problem_of("gap", source, standard)
         import jax
         import numpy as np
 
@@ -74,17 +74,17 @@ def gap(
             with progress("gap") as shown:
                 shown.at("computing the gap")
                 report = gap_report(
-                    *problem.parts,
+                    *asked.parts,
                     np.array(sizes, float),
                     wrt=wrt,
                     key=key,
                     samples=samples or None,
                 )
-        except ValueError as refusal:
-            words = str(refusal)
-            if "can only be simulated" in words:
+        except ValueError as problem:
+            if "can only be simulated" in str(problem):
                 words = "--samples must be positive for a problem that can only be simulated, got 0"
-            raise CommandError(words, "promptlimit gap --help") from None
+                raise UsageError(words, "--samples 512") from None
+            raise refusal(problem, "gap", "wrt") from None
         deliver(
             lambda: print_json(report.as_json()) if as_json else _print(report),
             (lambda: _write(report, out)) if out is not None and writes else None,

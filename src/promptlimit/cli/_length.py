@@ -11,6 +11,7 @@ from promptlimit.cli._console import (
     deliver,
     print_json,
     print_table,
+    refusal,
     require_folder,
 )
 from promptlimit.cli._inputs import Source, Standard, WrtOption, problem_of
@@ -41,7 +42,7 @@ def length(
     One answer for each way of knowing the gap: exact, leading order, proved bound.
     """
     require_folder(out)
-    problem = problem_of("length", source, standard)
+    asked = problem_of("length", source, standard)
     from promptlimit.concentration import required_length
     from promptlimit.results import write_json
 
@@ -49,12 +50,13 @@ def length(
         with progress("length") as shown:
             shown.at("looking for the length")
             answers = [
-                required_length(*problem.parts, gap, wrt=wrt, absolute=absolute)
+                required_length(*asked.parts, gap, wrt=wrt, absolute=absolute)
                 for gap in tolerance or [0.1, 0.01]
             ]
-    except ValueError as refusal:
-        hint = "--absolute" if "`absolute`" in str(refusal) else "promptlimit length --help"
-        raise CommandError(str(refusal), hint) from None
+    except ValueError as problem:
+        if "`absolute`" in str(problem):
+            raise CommandError(str(problem), "--absolute") from None
+        raise refusal(problem, "length", "wrt", "tolerance") from None
     document = {"lengths": [answer.as_json() for answer in answers]}
     rows = [
         (

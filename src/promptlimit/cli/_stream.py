@@ -16,6 +16,7 @@ from promptlimit.cli._console import (
     print_json,
     print_note,
     print_table,
+    refusal,
     require_folder,
     use_double_precision,
 )
@@ -91,7 +92,7 @@ def stream(
         raise UsageError("--length must not be given with --tokens", "the file has its length")
     if tokens is not None and not tokens.is_file():
         raise CommandError(f"--tokens must be a file, got {tokens}", "numpy.save writes one")
-    require_positive("--every", every, 30)
+    require_positive("--every", every, 30.0)
     prefixes = None if lengths is None else lengths_in(lengths)
     require_folder(out)
     with progress("stream") as shown, machines(where):
@@ -100,12 +101,14 @@ def stream(
         options = {"linear": linear, "covariance": covariance, "every": every}
         folder = None if out is None else out / "runs"
         try:
-            prompt = _prompt(source, standard, tokens, length or 1e6, queries, seed)
+            prompt = _prompt(
+                source, standard, tokens, 1e6 if length is None else length, queries, seed
+            )
             report = _report(
                 prompt, prefixes or _two_a_decade(prompt.length), shown, folder, options
             )
-        except ValueError as refusal:
-            raise _as_command_error(refusal) from None
+        except ValueError as problem:
+            raise _as_command_error(problem) from None
         shown.close()
         deliver(
             lambda: print_json(report.as_json()) if as_json else _print(report),
@@ -113,15 +116,14 @@ def stream(
         )
 
 
-def _as_command_error(refusal: ValueError) -> CommandError:
+def _as_command_error(problem: ValueError) -> CommandError:
     from promptlimit.results import ConfigurationError, InputFileError, RunBusyError
 
-    hint = "promptlimit stream --help"
-    if isinstance(refusal, (ConfigurationError, RunBusyError)):
-        hint = "promptlimit stream --out ANOTHER"
-    elif isinstance(refusal, InputFileError):
-        hint = "numpy.save writes a file of tokens"
-    return CommandError(str(refusal), hint)
+    if isinstance(problem, (ConfigurationError, RunBusyError)):
+        return CommandError(str(problem), "promptlimit stream --out ANOTHER")
+    if isinstance(problem, InputFileError):
+        return CommandError(str(problem), "numpy.save writes a file of tokens")
+    return refusal(problem, "stream", "length", "lengths")
 
 
 def _prompt(

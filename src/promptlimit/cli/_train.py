@@ -14,6 +14,7 @@ from promptlimit.cli._console import (
     deliver,
     print_json,
     print_table,
+    refusal,
     require_folder,
     use_double_precision,
 )
@@ -57,10 +58,13 @@ def train(
     with progress("train") as shown, machines(where) as writes:
         shown.at("starting")
         use_double_precision()
-        if dry_run:
-            _show_plan(plan, out, as_json, shown)
-            return
-        training = _train(plan, out, shown, writes=writes)
+        try:
+            if dry_run:
+                _show_plan(plan, out, as_json, shown)
+                return
+            training = _train(plan, out, shown, writes=writes)
+        except ValueError as problem:
+            raise refusal(problem, "train") from None
         shown.close()
         if not writes:
             return
@@ -139,9 +143,7 @@ def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = Tru
             f"--out must be a folder that can be written, but {problem}", "choose another folder"
         ) from None
     except ValueError:
-        if (
-            new and writes
-        ):  # nothing was begun: a refusal must not stand in the way of what is right
+        if new and writes:  # nothing was begun: do not stand in the way of what is right
             file.unlink(missing_ok=True)
         raise
 
