@@ -1,8 +1,19 @@
 """A report holds every kind that can be had, and says why the others cannot."""
 
-import numpy as np
+import re
 
-from promptlimit.concentration import fit_rate
+import jax
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.concentration import (
+    covariance_bound,
+    fit_rate,
+    gap_report,
+    mean_bound,
+    output_bound,
+)
 from promptlimit.concentration._report import _fit
 from promptlimit.results import GapCurve
 
@@ -16,3 +27,50 @@ def test_gaps_of_the_same_prompts_are_fitted_with_their_covariance() -> None:
     assert fit is not None
     assert fit.standard_error == want.standard_error
     assert fit.standard_error < 0.5 * fit_rate(lengths, value, cov=np.diag(cov)).standard_error
+
+
+NORMAL = pl.Gaussian([0.0], [[1.0]])
+
+
+@pytest.mark.parametrize("sharpness", [1e100, 1e160, 1e300])
+@pytest.mark.parametrize("queries", [NORMAL, np.ones((1, 1))], ids=["Gaussian", "listed"])
+def test_a_bound_that_leaves_double_precision_is_refused(
+    sharpness: float, queries: pl.Gaussian | np.ndarray
+) -> None:
+    with jax.enable_x64(True):
+        attention = pl.SoftmaxAttention([[sharpness]], [[1.0]])
+    words = re.escape(f"below 1e+70, got {sharpness:g}. Rescale the parameters")
+    with pytest.raises(ValueError, match=words):
+        pl.output_gap(attention, NORMAL, queries, [10], kind="bound")
+    for bound in (mean_bound, covariance_bound):
+        with pytest.raises(ValueError, match=r"`tilt_norm` times `sub_gaussian` must be at most"):
+            bound(10, dim=1, sub_gaussian=1.0, tilt_norm=sharpness)
+    with pytest.raises(ValueError, match=r"`key_query_norm` times `sub_gaussian` must be at most"):
+        output_bound(10, dim=1, sub_gaussian=1.0, key_query_norm=sharpness, value_norm=1.0)
+
+
+def test_the_largest_bounds_are_finite_and_above_what_one_token_does() -> None:
+    """One token is its own mean, at distance about the sharpness from the limit."""
+    with jax.enable_x64(True):
+        attention = pl.SoftmaxAttention([[1e69]], [[1.0]])
+    for queries in (NORMAL, np.ones((1, 1))):
+        value = pl.output_gap(attention, NORMAL, queries, [1, 1000], kind="bound").value
+        assert np.isfinite(value).all()
+        assert (value > 1e138).all()
+
+
+def test_a_report_says_why_a_kind_is_missing() -> None:
+    with jax.enable_x64(True):
+        attention = pl.SoftmaxAttention([[100.0]], [[1.0]])
+    report = gap_report(attention, NORMAL, NORMAL, [10, 1000])
+    assert [curve.kind for curve in report.curves] == ["asymptotic", "bound"]
+    assert list(report.missing) == ["exact"]
+    assert "must keep the scores within reach of the exact gap" in report.missing["exact"]
+    assert report.as_json()["missing"] == report.missing
+
+
+def test_a_report_without_randomness_of_what_can_only_be_simulated_is_refused() -> None:
+    sphere = pl.UniformSphere(2)
+    attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
+    with pytest.raises(ValueError, match="`key` must be given for a problem that can only be sim"):
+        gap_report(pl.MultiHead([attention, attention]), sphere, sphere, [10])
