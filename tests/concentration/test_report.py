@@ -23,8 +23,9 @@ def test_gaps_of_the_same_prompts_are_fitted_with_their_covariance() -> None:
     value = 1.3 / lengths * np.array([1.0, 1.1, 0.9, 1.05])
     cov = 1e-2 * np.outer(value, value) * (0.9 + 0.1 * np.eye(4))
     curve = GapCurve(lengths, value, np.sqrt(np.diag(cov)), "estimate", None, 1.0, cov, 50)
-    fit, want = _fit([curve]), fit_rate(lengths, value, cov=cov)
+    (fit, start), want = _fit([curve]), fit_rate(lengths, value, cov=cov)
     assert fit is not None
+    assert start == 10.0
     assert fit.standard_error == want.standard_error
     assert fit.standard_error < 0.5 * fit_rate(lengths, value, cov=np.diag(cov)).standard_error
 
@@ -57,6 +58,23 @@ def test_the_largest_bounds_are_finite_and_above_what_one_token_does() -> None:
         value = pl.output_gap(attention, NORMAL, queries, [1, 1000], kind="bound").value
         assert np.isfinite(value).all()
         assert (value > 1e138).all()
+
+
+def test_an_exact_curve_is_fitted_from_where_it_is_a_power_law() -> None:
+    lengths = np.array([1.0, 10.0, 1e4, 1e6, 1e8])
+    value = lengths**-0.75 * (1.0 + 3.0 / lengths)
+    curve = GapCurve(lengths, value, 0 * value, "exact", None, 1.0, None, 0)
+    fit, start = _fit([curve])
+    assert fit is not None
+    assert fit.is_power_law
+    assert start == 1e4
+    assert abs(fit.exponent - 0.75) < 1e-4
+    short, start = _fit(
+        [GapCurve(lengths[:2], value[:2], 0 * value[:2], "exact", None, 1.0, None, 0)]
+    )
+    assert short is not None
+    assert start == 1.0
+    assert short.verdict == "Too few lengths to test a power law; its exponent would be 1.238."
 
 
 def test_a_report_says_why_a_kind_is_missing() -> None:

@@ -1,13 +1,13 @@
 """`promptlimit gap`: how far finite prompts are from infinite ones, in every kind."""
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from promptlimit.cli._console import (
-    OUT,
     JsonOption,
     SeedOption,
     UsageError,
@@ -44,7 +44,7 @@ def gap(
         typer.Option(
             "--samples", min=0, help="Prompts to simulate at lengths up to 10,000; 0 for none."
         ),
-    ] = 512,
+    ] = 2048,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Also write gap.json and the figure there."),
@@ -85,6 +85,8 @@ def gap(
                 words = "--samples must be positive for a problem that can only be simulated, got 0"
                 raise UsageError(words, "--samples 512") from None
             raise refusal(problem, "gap", "wrt") from None
+        for note in _notes(report):
+            print_note(note)
         deliver(
             lambda: print_json(report.as_json()) if as_json else _print(report),
             (lambda: _write(report, out)) if out is not None and writes else None,
@@ -98,6 +100,22 @@ def _write(report: "GapReport", out: Path) -> None:
     write_figure("gap_curve", report.as_arrays(), out / "gap")
 
 
+def _notes(report: "GapReport") -> list[str]:
+    """Return what a reader of the curves must know: kinds that are missing, tails not yet met."""
+    notes = [f"there is no {_HEADINGS[kind]} gap: {why}" for kind, why in report.missing.items()]
+    exact, drawn = report.curve("exact"), report.curve("estimate")
+    if exact is not None and drawn is not None:
+        away = abs(drawn.value - exact.value[: drawn.lengths.size])
+        away /= drawn.error.clip(sys.float_info.min)
+        if away.max() > _FAR:
+            notes.append(
+                f"at L = {drawn.lengths[away.argmax()]:g} simulated and exact are {away.max():.1f} "
+                f"standard errors apart: rare queries and prompts carry the mean, {drawn.samples} "
+                "draws hardly meet them, and their error is not to be trusted; raise --samples"
+            )
+    return notes
+
+
 def _print(report: "GapReport") -> None:
     best = next((curve for curve in report.curves if curve.kind in ("exact", "estimate")), None)
     headings = ["L", *(_HEADINGS[curve.kind] for curve in report.curves)]
@@ -108,15 +126,16 @@ def _print(report: "GapReport") -> None:
             row.append(f"{100 * best.relative[index]:.3g}%" if index < best.lengths.size else "")
         rows.append(row)
     print_table([*headings, "relative"] if best is not None else headings, rows)
-    for kind, reason in report.missing.items():
-        print_note(f"there is no column '{_HEADINGS[kind]}': {reason}")
     if report.exponent is not None and report.curves[0].wrt is None:
         tau = f" (tau {report.exponent.tau:.4g})" if report.exponent.tau else ""
-        OUT.print(f"Theory predicts L^-{report.exponent.value:.4g}{tau}.")
+        typer.echo(f"Theory predicts L^-{report.exponent.value:.4g}{tau}.")
     if report.fit is not None:
-        OUT.print(report.fit.verdict, markup=False)
+        whole = report.fit_from == report.curves[0].lengths[0]
+        typer.echo(("" if whole else f"From L = {report.fit_from:g} on: ") + report.fit.verdict)
 
 
+_FAR = 3.5
+"""Standard errors from the exact value at which an estimate is remarked upon."""
 _HEADINGS = {
     "exact": "exact",
     "asymptotic": "leading order",

@@ -19,7 +19,7 @@ from promptlimit.cli._console import (
     use_double_precision,
 )
 from promptlimit.cli._machines import Machines, by_writer, machines
-from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.cli._progress import AbstractProgress, duration, progress
 from promptlimit.cli._train_plan import Plan, TrainOptions, resolve_plan
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _show_plan(plan: Plan, out: Path, as_json: bool, shown: AbstractProgress) ->
         for cell in cost["cells"]
     ]
     print_table(("length", "runs", "state", "seconds"), rows)
-    typer.echo(f"about {cost['seconds']:.0f} s and {cost['megabytes']:.0f} MB on this machine")
+    typer.echo(f"about {duration(cost['seconds'])} and {cost['megabytes']:.0f} MB on this machine")
 
 
 def _print(training: "Training") -> None:

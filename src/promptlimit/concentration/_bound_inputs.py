@@ -34,7 +34,7 @@ def checked_size(name: str, value: ArrayLike) -> Array:
 
 def checked_sharpness(name: str, sub_gaussian: Array | float, norm: ArrayLike) -> Array:
     """Return $s|u|$, refused where a bound, of its fourth power, would leave double precision."""
-    sharpness = sub_gaussian * checked_size(name, norm)
+    sharpness = np.asarray(sub_gaussian * checked_size(name, norm))
     if not np.all(sharpness <= _LARGEST):
         raise ValueError(
             f"`{name}` times `sub_gaussian` must be at most {_LARGEST:g} for a bound in double "

@@ -64,7 +64,7 @@ def gap_report(
             "Pass key=jax.random.key(0)."
         )
     exponent = _exponent(attention, measure, queries)
-    return GapReport(tuple(curves), exponent, _fit(curves), missing)
+    return GapReport(tuple(curves), exponent, *_fit(curves), missing)
 
 
 def _exponent(
@@ -78,12 +78,23 @@ def _exponent(
         return None
 
 
-def _fit(curves: list[GapCurve]) -> RateFit | None:
+def _fit(curves: list[GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
+    """Return the power law of the best curve, and the length from which on it is fitted.
+
+    Noise would let some end of a curve pass: what is simulated is fitted as a whole.
+    """
     best = next((curve for curve in curves if curve.kind in ("exact", "estimate")), None)
     if best is None:
-        return None
+        return None, None
     usable = np.isfinite(best.lengths) & (best.value > 0.0)
-    if np.count_nonzero(usable) < 2:
-        return None
+    lengths, values = best.lengths[usable], best.value[usable]
+    if lengths.size < 2:
+        return None, None
     cov = None if best.cov is None else best.cov[np.ix_(usable, usable)]
-    return fit_rate(best.lengths[usable], best.value[usable], cov=cov)
+    whole = fit_rate(lengths, values, cov=cov)
+    if cov is None:
+        for start in range(lengths.size - 2):
+            fit = fit_rate(lengths[start:], values[start:])
+            if fit.is_power_law:
+                return fit, float(lengths[start])
+    return whole, float(lengths[0])

@@ -188,12 +188,15 @@ class GapReport:
         curves: one for each kind that can be had.
         exponent: the rate that theory predicts; None where it is not known.
         fit: a power law fitted to the best curve; None for fewer than two usable lengths.
+        fit_from: the shortest length of that fit: of an exact curve, the first from which on it is
+            a power law, if there is one.
         missing: why the other kinds cannot be had, by kind.
     """
 
     curves: tuple[GapCurve, ...]
     exponent: GapExponent | None
     fit: RateFit | None
+    fit_from: float | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self, kind: str) -> GapCurve | None:
@@ -218,6 +221,7 @@ class GapReport:
             "curves": {curve.kind: curve.as_json() for curve in self.curves},
             "exponent": None if self.exponent is None else asdict(self.exponent),
             "fit": None if self.fit is None else self.fit.as_json(),
+            "fit_from": self.fit_from,
             "missing": dict(self.missing),
         }
 
