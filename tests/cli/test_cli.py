@@ -1,21 +1,20 @@
-"""The command line as a user meets it: in a process of its own, or in this one where it refuses."""
+"""The command line as a user meets it: in a process of its own, or in this one."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-import jax
 import numpy as np
 import pytest
 
 import promptlimit
-from promptlimit.cli import _progress, main
-from promptlimit.cli._problem_input import read_files
+from promptlimit.cli import _progress
+from promptlimit.cli._inputs import read_files
 from promptlimit.reproduction import Claim
 from promptlimit.results import Check
 
@@ -31,33 +30,6 @@ def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProc
         cwd=folder,
         check=False,
     )
-
-
-@pytest.fixture
-def here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Here]:
-    """Run commands in this process, in an empty folder, while time stands still.
-
-    Double precision ends with the test.
-    """
-
-    monkeypatch.setattr(_progress, "_clock", lambda: 0.0)
-
-    def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["promptlimit", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        printed = capsys.readouterr()
-        code = stopped.value.code
-        return subprocess.CompletedProcess(
-            arguments, code if isinstance(code, int) else 0, printed.out, printed.err
-        )
-
-    before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-    yield run_here
-    jax.config.update("jax_enable_x64", before)
 
 
 def ended_items(done: subprocess.CompletedProcess[str], plan: str) -> dict[str, str]:
@@ -131,76 +103,6 @@ def test_limit_of_files_prints_a_table_and_writes_json(here: Here, tmp_path: Pat
     assert json.loads((tmp_path / "o" / "limit.json").read_text())["distance"] == 2.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "hint"),
-    [
-        (
-            ["limit"],
-            "either files or --example NAME must be given, and not both",
-            "promptlimit limit --example gaussian",
-        ),
-        (
-            ["limit", "--example", "gauss"],
-            "there is no example 'gauss'",
-            "the examples are gaussian, shifted, tokens, mixture, rademacher, cube, sphere",
-        ),
-        (
-            ["limit", "absent.npz"],
-            "absent.npz must be a file, but there is none of that name.",
-            "promptlimit limit --help names what is read",
-        ),
-        (
-            ["limit", "bad.json"],
-            "`cov` must be symmetric, got 1 at (0, 1) and 0 at (1, 0). "
-            "If only rounding parts them, pass (cov + cov.T) / 2.",
-            "promptlimit limit --help lists the names",
-        ),
-        (
-            ["limit", "--example", "gaussian", "--out", "bad.json"],
-            "--out must be a folder, got the file bad.json",
-            "choose another folder",
-        ),
-        (
-            ["limit", "--example", "gaussian", "--prompt", "sphere"],
-            "--prompt must not be given with --example, which has a prompt of its own",
-            "promptlimit limit --example gaussian",
-        ),
-        (
-            ["train", "--covariance", "kms:2"],
-            "--covariance kms:R must have R between -1 and 1, got '2'",
-            "--covariance kms:0.5",
-        ),
-        (
-            ["train", "--kernels", "softmin"],
-            "--kernels must be among softmax, linear, got 'softmin'",
-            "--kernels softmax",
-        ),
-        (
-            ["train", "--sampling", "tokens,law"],
-            "--sampling must be one of tokens, law, got 'tokens,law'",
-            "--sampling tokens",
-        ),
-        (
-            ["train", "--rate", "nan"],
-            "--rate must be positive and finite, got nan",
-            "--rate 0.001",
-        ),
-        (
-            ["reproduce", "gausian-limit"],
-            "there is no claim or figure 'gausian-limit'",
-            "did you mean 'gaussian-limit'?",
-        ),
-    ],
-)
-def test_bad_input_gets_an_error_and_a_hint(
-    here: Here, tmp_path: Path, arguments: list[str], error: str, hint: str
-) -> None:
-    problem = {"key_query": [[1, 0], [0, 1]], "value": [[1, 0]], "query": [0, 0]}
-    (tmp_path / "bad.json").write_text(json.dumps({**problem, "cov": [[1, 1], [0, 1]]}))
-    assert refused(here(*arguments)) == f"error: {error} hint: {hint}"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["bad.json"]
-
-
 def test_debug_shows_the_traceback(here: Here) -> None:
     from promptlimit.cli._console import CommandError  # noqa: PLC0415  # only here it comes out
 
@@ -217,7 +119,7 @@ def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    letter = "τ" if encoding == "utf-8" else "?"
+    letter = "τ" if encoding == "utf-8" else "tau"
     assert f"{letter} of the standard case (0.5)." in done.stdout.decode(encoding)
 
 
@@ -404,23 +306,23 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
 
 
 def test_train_notices_another_matrix_in_the_same_file(tmp_path: Path) -> None:
-    from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # no process for this
+    from promptlimit.cli._train_plan import TrainOptions, resolve_plan  # noqa: PLC0415  # no process for this
 
     file, kept = tmp_path / "covariance.csv", []
     for entry in (0.2, 0.3):
         file.write_text(f"1,{entry}\n{entry},1\n")
-        kept.append(resolved_plan({"covariance": str(file)}, None).record())
+        kept.append(resolve_plan(TrainOptions(covariance=str(file)), None).record())
     assert kept[0] != kept[1]
     assert kept[0]["held"]["covariance"] == [[1.0, 0.2], [0.2, 1.0]]
 
 
 def test_train_leaves_nothing_behind_when_it_is_refused(tmp_path: Path) -> None:
-    from promptlimit.cli._train import _trained  # noqa: PLC0415  # no process for this
-    from promptlimit.cli._train_plan import resolved_plan  # noqa: PLC0415  # as above
+    from promptlimit.cli._train import _train  # noqa: PLC0415  # no process for this
+    from promptlimit.cli._train_plan import TrainOptions, resolve_plan  # noqa: PLC0415  # as above
 
     words = "must be below 536870912, got 4000000000 times 128"
     with pytest.raises(ValueError, match=words), _progress.progress("train") as shown:
-        _trained(resolved_plan({"lengths": "4000000000"}, None), tmp_path, shown)
+        _train(resolve_plan(TrainOptions(lengths="4000000000"), None), tmp_path, shown)
     assert not (tmp_path / "train.json").exists()
 
 
@@ -483,29 +385,6 @@ def test_gap_and_length_of_files_with_gaussian_queries(here: Here, tmp_path: Pat
     assert found["length"]["exact"] < found["length"]["asymptotic"] < found["length"]["bound"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["gap"], "one of files, --example NAME, or --dim with --sharpness must be given"),
-        (["length", "--dim", "2", "--example", "cube"], "and only one"),
-        (["gap", "--dim", "2", "--lengths", "10,5"], "--lengths must increase, got 10,5"),
-        (["gap", "--dim", "2", "--lengths", "ten"], "--lengths must be numbers with commas"),
-        (
-            ["gap", "--dim", "2", "--lengths", "0"],
-            "`lengths` must be a whole number from 1 to 1e30",
-        ),
-        (["gap", "--dim", "2", "--sharpness", "-1"], "`sharpness` must be positive, got -1.0"),
-        (["gap", "--dim", "2", "--wrt", "key"], "`wrt` must be one of 'key_query', 'value'"),
-        (["gap", "--example", "nothing"], "there is no example 'nothing'"),
-        (["length", "--dim", "2", "--tolerance", "2"], "`tolerance` must be between 0 and 1"),
-    ],
-)
-def test_gap_and_length_say_what_is_wrong(here: Here, arguments: list[str], message: str) -> None:
-    found = refused(here(*arguments))
-    assert message in found
-    assert "hint:" in found
-
-
 def test_stream_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
     arguments = ("stream", "--dim", "2", "--sharpness", "0.4", "--length", "5000")
     done = here(*arguments, "--queries", "3", "--linear", "--json", "--out", str(tmp_path))
@@ -540,26 +419,6 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     assert "RMS distance from the output on the whole prompt; means over 1 query." in table.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--dim", "2", "--length", "9", "--tokens", "t.npy"], "--length must not be given with"),
-        (["--dim", "2", "--tokens", "none.npy"], "--tokens must be a file, got none.npy"),
-        (["--dim", "2", "--lengths", "a"], "--lengths must be numbers with commas between, got"),
-        (["--dim", "2", "--lengths", "5,4"], "`lengths` must increase, got [5, 4]"),
-        (["--dim", "2", "--length", "1.5"], "`length` must be a whole number from 1 to"),
-        (["--dim", "2", "--every", "0"], "`every` must be positive, got 0.0"),
-        ([], "one of files, --example NAME, or --dim with --sharpness must be given"),
-        (["--dim", "2", "--process", "1"], "--process belongs to --distributed"),
-    ],
-)
-def test_stream_says_what_is_wrong(here: Here, arguments: list[str], message: str) -> None:
-    found = refused(here("stream", *arguments))
-    assert found.startswith("error: ")
-    assert message in found
-    assert "hint:" in found
-
-
 @pytest.mark.slow
 def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: Path) -> None:
     arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")
@@ -584,23 +443,6 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: 
     assert ended_items(again, plan) == {item: f"{end}, stored" for item, end in ends.items()}
     assert [(folder / "arrays.npz").stat().st_mtime_ns for folder in kept] == before
     assert (tmp_path / "f" / "figures" / "flow.png").stat().st_size > 5_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--lengths", "0,5"), "--lengths must be whole numbers from 1 to 1e30 with commas"),
-        (("--lengths", "ten"), "--lengths must be whole numbers from 1 to 1e30 with commas"),
-        (("--kernel", "sofmax"), "--kernel must be softmax or linear, got 'sofmax'"),
-        (("--covariance", "x"), "--covariance must be identity or correlated, got 'x'"),
-        (("--time", "-1"), "--time must be positive and finite, got -1"),
-        (("--tolerance", "0"), "--tolerance must be positive and finite, got 0"),
-    ],
-)
-def test_flow_refuses_bad_options_in_one_sentence(
-    here: Here, arguments: tuple[str, ...], error: str
-) -> None:
-    assert refused(here("flow", *arguments)).startswith(f"error: {error}")
 
 
 def test_a_stream_of_a_file_leaves_a_report_and_figures(here: Here, tmp_path: Path) -> None:
@@ -635,8 +477,9 @@ def test_gap_prints_percentages_and_standard_errors(here: Here) -> None:
         assert f"{100 * relative:.3g}%" in printed
     for value, error in zip(*(curves["estimate"][k] for k in ("value", "error")), strict=True):
         assert f"{value:.4g} ± {error:.1g}" in printed
-    twice = refused(here("gap", "--lengths", "10,10"))
-    assert "--lengths must increase, got 10,10" in twice
+    unsorted = list(asked)
+    unsorted[unsorted.index("10,1000")] = "1e3,10,10"
+    assert here(*unsorted).stdout == printed
 
 
 def test_arrays_of_later_files_replace_those_of_earlier_ones(tmp_path: Path) -> None:

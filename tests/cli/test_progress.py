@@ -125,7 +125,7 @@ def test_the_time_left_comes_from_what_this_command_has_done(
     [(119.4, "119 s"), (120.0, "2 min"), (7199.0, "120 min"), (9000.0, "2.5 h")],
 )
 def test_durations_are_in_the_unit_one_would_use(seconds: float, words: str) -> None:
-    assert _progress._duration(seconds) == words
+    assert _progress.duration(seconds) == words
 
 
 def test_a_line_is_one_line_of_ascii_whatever_the_names(clock: Clock, capsys: Captured) -> None:

@@ -55,7 +55,12 @@ def test_heads_alone_give_the_atlas_of_their_model(
 def test_one_layer_or_one_prompt_of_heads_is_enough() -> None:
     rng = np.random.default_rng(0)
     heads = [
-        pl.heads.Head(rng.normal(size=(16, 3)), rng.normal(size=(16, 3)), rng.normal(size=(16, 2)), scale=scale)
+        pl.heads.Head(
+            rng.normal(size=(16, 3)),
+            rng.normal(size=(16, 3)),
+            rng.normal(size=(16, 2)),
+            scale=scale,
+        )
         for scale in (0.5, 1.0)
     ]
     flat, layers = (pl.heads.atlas(lists, clusters=2, sinks=1) for lists in (heads, [heads]))

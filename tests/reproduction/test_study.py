@@ -11,14 +11,14 @@ from promptlimit.attention import Factored
 from promptlimit.dynamics import uniform_factors
 from promptlimit.reproduction import Setting, decide
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.reproduction.large_prompt._protocol import LENGTHS as PROTOCOL_LENGTHS
-from promptlimit.reproduction.large_prompt._protocol import protocol_task
 from promptlimit.reproduction.large_prompt._start_gap import (
     population_gradient_gap,
     same_batch_gradient_gap,
     squared_output_gap,
 )
 from promptlimit.reproduction.large_prompt.figures.softmax_optimum import leading_order
+from promptlimit.reproduction.large_prompt.protocol import LENGTHS as PROTOCOL_LENGTHS
+from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import (
     TIMES,
     Curves,

@@ -1,7 +1,15 @@
-"""The `promptlimit` command and what its subcommands share: errors, exit codes, version."""
+"""The `promptlimit` command: its subcommands, and one guard around all of them."""
 
+import codecs
+import contextlib
+import errno
+import functools
+import inspect
 import io
 import sys
+import typing
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -19,7 +27,15 @@ from promptlimit.cli import (
     _stream,
     _train,
 )
-from promptlimit.cli._console import CommandError, print_error
+from promptlimit.cli._console import (
+    CommandError,
+    ending_at_once,
+    flush_results,
+    print_error,
+    print_note,
+)
+
+Command = Callable[..., None]
 
 app = typer.Typer(
     name="promptlimit",
@@ -29,16 +45,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("limit")(_limit.limit)
-app.command("gap")(_gap.gap)
-app.command("length")(_length.length)
-app.command("flow")(_flow.flow)
-app.command("train")(_train.train)
-app.command("stream")(_stream.stream)
-app.command("heads")(_heads.heads)
-app.command("doctor")(_doctor.doctor)
-app.command("reproduce")(_reproduce.reproduce)
-app.command("report")(_report.report)
 
 
 def _show_version(value: bool) -> bool:
@@ -64,26 +70,156 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line: exit 0 when well, 1 on an error, 2 on wrong usage."""
+    """Run the command line: exit 0 when well, 1 on an error, 2 on wrong usage, 130 on Ctrl-C."""
     _let_any_letter_pass()
-    try:
-        app()
-    except CommandError as problem:
-        if "--debug" in sys.argv:
+    app()
+
+
+def _add(command: Command, *, resumes: bool = False) -> None:
+    """Add a subcommand; one that resumes goes on from its --out folder when it is run again."""
+    app.command(command.__name__)(_guarded(_flat(command), resumes=resumes))
+
+
+def _flat(command: Command) -> Command:
+    """Return the command with the options of every group among its parameters as its own.
+
+    A group is a named tuple of options, said once for all commands that have it.
+    """
+    parameters, groups = [], {}
+    for parameter in inspect.signature(command).parameters.values():
+        group = parameter.annotation
+        if not hasattr(group, "_fields"):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = group
+        hints = typing.get_type_hints(group, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=group._field_defaults[name],
+                annotation=hints[name],
+            )
+            for name in group._fields
+        ]
+
+    @functools.wraps(command)
+    def flat(**options: object) -> None:
+        tuples = {
+            name: group(**{field: options.pop(field) for field in group._fields})
+            for name, group in groups.items()
+        }
+        command(**options, **tuples)
+
+    setattr(flat, "__signature__", inspect.Signature(parameters))  # noqa: B010  # pyright's wish
+    return flat
+
+
+def _guarded(command: Command, *, resumes: bool) -> Command:
+    """Return the command with one sentence for whatever may stop it, and notes for warnings."""
+
+    @functools.wraps(command)
+    def guarded(**options: object) -> None:
+        try:
+            with ending_at_once(_resumption(resumes, options.get("out"))), _warnings_as_notes():
+                command(**options)
+                flush_results()
+        except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
-        print_error(problem.message, problem.hint)
-        sys.exit(1)
-    except (ValueError, ArithmeticError, OSError) as problem:
-        if "--debug" in sys.argv:
-            raise
-        print_error(str(problem), "promptlimit --debug ... shows where it happened")
-        sys.exit(1)
+        except Exception as problem:
+            if "--debug" in sys.argv:
+                raise
+            error = _as_command_error(problem)
+            print_error(error.message, error.hint)
+            raise typer.Exit(error.exit_code) from None
+
+    return guarded
+
+
+def _as_command_error(problem: Exception) -> CommandError:
+    """Return what stopped a command as a sentence and a hint."""
+    words, where = str(problem).strip(), "promptlimit --debug ... shows where it happened"
+    if isinstance(problem, CommandError):
+        return problem
+    if isinstance(problem, MemoryError) or words.startswith("RESOURCE_EXHAUSTED"):
+        reason = words.partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ")
+        return CommandError(
+            f"this needs more memory than there is{f': {reason}' if reason else ''}",
+            "fewer dimensions, shorter prompts, fewer samples or seeds need less",
+        )
+    if isinstance(problem, OSError) and problem.filename is not None:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            where = "make room there, or choose another place that can be written"
+        return CommandError(f"{problem.filename}: {problem.strerror}", where)
+    if isinstance(problem, OverflowError):
+        return CommandError(
+            f"numbers beyond double precision came up: {words}", "rescale what was given"
+        )
+    if isinstance(problem, (ValueError, ArithmeticError, OSError)):
+        return CommandError(words, where)
+    return CommandError(
+        f"this is a mistake of promptlimit, not yours: {type(problem).__name__}: {words}",
+        "please report it, with what promptlimit --debug ... shows",
+    )
+
+
+@contextlib.contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Let warnings be notes, each once, without the source line that warns."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            print_note(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        warnings.showwarning = show
+        yield
+
+
+def _resumption(resumes: bool, out: object) -> str:
+    """Return what comes of a command that is interrupted, in words."""
+    if not resumes:
+        return "nothing was kept"
+    if out is None:
+        return "nothing was kept; with --out DIR the same command would go on where it was"
+    return f"the same command goes on from what {out} holds"
 
 
 def _let_any_letter_pass() -> None:
-    """Let a letter that the encoding of the output lacks be a `?` there, and not an error.
+    """Let a letter that the encoding of the output lacks be spelled there, and be no error.
 
     Python writes files on Windows in an encoding of the country, and few of those know τ.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")
+    codecs.register_error("promptlimit", _spelled)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in (
+        "strict",
+        "surrogateescape",
+    ):
+        sys.stdout.reconfigure(errors="promptlimit")
+
+
+_SPELLING = {"±": "+-", "²": "^2", "τ": "tau", "σ": "sigma", "κ": "kappa", "…": "...", "−": "-"}
+
+
+def _spelled(problem: UnicodeError) -> tuple[str, int]:
+    if not isinstance(problem, UnicodeEncodeError):
+        raise problem
+    letters = problem.object[problem.start : problem.end]
+    return "".join(_SPELLING.get(letter, "?") for letter in letters), problem.end
+
+
+_add(_limit.limit)
+_add(_gap.gap)
+_add(_length.length)
+_add(_flow.flow, resumes=True)
+_add(_train.train, resumes=True)
+_add(_stream.stream, resumes=True)
+_add(_heads.heads)
+_add(_doctor.doctor)
+_add(_reproduce.reproduce, resumes=True)
+_add(_report.report)

@@ -1,19 +1,23 @@
 """Results go to standard output; progress, errors and hints go to standard error."""
 
+import contextlib
 import json
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)
+INTERRUPTED = 130
+"""What a command that was interrupted exits with, as shells do."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
@@ -22,10 +26,18 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everythi
 class CommandError(Exception):
     """A command cannot go on; the message says why and the hint what to do."""
 
+    exit_code = 1
+
     def __init__(self, message: str, hint: str):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class UsageError(CommandError):
+    """What was typed is wrong in itself, whatever the files hold and the machine can do."""
+
+    exit_code = 2
 
 
 def print_error(message: str, hint: str) -> None:
@@ -40,20 +52,87 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
-@contextmanager
-def warnings_as_notes() -> Iterator[None]:
-    """Print what the library warns of as notes on standard error, once each."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 0) -> None:
+    """Print columns as wide as their widest entry, whatever the terminal: no digit is cut.
+
+    Args:
+        headings: of the columns.
+        rows: of them.
+        left: how many columns, from the left, begin at their left.
+    """
+    lines = [tuple(headings), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = zip(line, widths, strict=True)
+        padded = [x.ljust(w) if i < left else x.rjust(w) for i, (x, w) in enumerate(cells)]
+        typer.echo("  ".join(padded).rstrip())
+
+
+def deliver(show: Callable[[], None], write: Callable[[], None] | None) -> None:
+    """Write a result and show it; one that cannot be written is shown all the same."""
+    try:
+        if write is not None:
+            write()
+    finally:
+        show()
+
+
+def flush_results() -> None:
+    """Write what is left of the results, or say that standard output cannot be written."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as problem:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or Python would complain once more at its end
+        raise OSError(problem.errno, problem.strerror, "standard output") from None
+
+
+@contextlib.contextmanager
+def ending_at_once(hint: str) -> Iterator[None]:
+    """Let Ctrl-C end the process inside, with one sentence and the status of a shell.
+
+    A `KeyboardInterrupt` would be raised wherever Python is, in callbacks of compilers too, which
+    cannot be unwound: they crash, or swallow it. Files are written whole or not at all, locks and
+    workers end with the process.
+    """
+
+    def end(*_: object) -> NoReturn:
+        cursor = "\x1b[?25h\n" if ERR.is_terminal else ""
+        words = f"{cursor}error: interrupted\nhint: {hint}\n"
+        with contextlib.suppress(OSError):
+            os.write(2, words.encode())  # sys.stderr may be in use at this moment
+        os._exit(INTERRUPTED)
+
+    if threading.current_thread() is not threading.main_thread():
         yield
-    for message in dict.fromkeys(str(warning.message) for warning in caught):
-        ERR.print("note:", message, markup=False)
+        return
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def require_folder(out: Path) -> None:
+def refusal(problem: ValueError, command: str, *options: str) -> CommandError:
+    """Return what the library refused; of an option that was typed, as wrong usage."""
+    words, hint = str(problem), f"promptlimit {command} --help"
+    for option in options:
+        if words.startswith(f"`{option}` "):
+            return UsageError(words.replace(f"`{option}`", f"--{option}", 1), hint)
+    return CommandError(words, hint)
+
+
+def print_note(message: str) -> None:
+    """Print a remark on standard error."""
+    ERR.print("note:", message, markup=False, soft_wrap=True)
+
+
+def require_folder(out: Path | None) -> None:
     """Refuse an output folder that is a file, before any work is done."""
-    if out.exists() and not out.is_dir():
-        raise CommandError(f"--out must be a folder, got the file {out}", "choose another folder")
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out must be a folder, got the file {out}", "choose another folder")
 
 
 def compile_sooner() -> None:

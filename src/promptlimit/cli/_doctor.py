@@ -11,15 +11,7 @@ from rich.table import Table
 
 from promptlimit._packages import extra_versions, installed_version, package_versions
 from promptlimit.cli._console import OUT, JsonOption, print_json
-from promptlimit.cli._machines import (
-    CoordinatorOption,
-    DevicesOption,
-    DistributedOption,
-    Machines,
-    ProcessesOption,
-    ProcessOption,
-    machines,
-)
+from promptlimit.cli._machines import Machines, machines
 
 
 @dataclass(frozen=True)
@@ -32,24 +24,15 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(
-    devices: DevicesOption = None,
-    distributed: DistributedOption = False,
-    coordinator: CoordinatorOption = None,
-    processes: ProcessesOption = None,
-    process: ProcessOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def doctor(where: Machines, as_json: JsonOption = False) -> None:
     """Report versions, devices, hosts and precisions, and how to get what is missing.
 
     Exits 1 when something the library needs does not work.
     """
-    asked = Machines(devices, distributed, coordinator, processes, process)
     findings = [_python(), *_packages(), *_extras()]
     with contextlib.ExitStack() as stack:
         if all(finding.well for finding in findings):
-            if devices is not None or distributed:
-                stack.enter_context(machines(asked))
+            stack.enter_context(machines(where))
             findings.append(_devices())
         if all(finding.well for finding in findings):
             findings += [_hosts(), _collectives()]

@@ -6,16 +6,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from promptlimit.cli._console import (
-    OUT,
-    CommandError,
     JsonOption,
     SeedOption,
+    UsageError,
+    deliver,
     print_json,
+    print_table,
+    refusal,
     require_folder,
     use_double_precision,
+)
+from promptlimit.cli._inputs import (
+    COVARIANCE,
+    LENGTHS,
+    choices,
+    lengths_in,
+    regression,
+    require_covariance,
+    require_positive,
 )
 from promptlimit.cli._progress import AbstractProgress, progress
 
@@ -26,16 +36,13 @@ if TYPE_CHECKING:
     from promptlimit.results import Trajectory
     from promptlimit.tasks import LinearRegression
 
+_FINEST = 1e-13
+
 
 def flow(
-    lengths: Annotated[
-        str, typer.Option("--lengths", metavar="L,L,...", help="Prompt lengths, 1 to 1e30.")
-    ] = "10,100,1000",
+    lengths: Annotated[str, LENGTHS] = "10,100,1000",
     dim: Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covariates.")] = 5,
-    covariance: Annotated[
-        str,
-        typer.Option("--covariance", metavar="NAME", help="identity, or correlated (2^-|i-j|)."),
-    ] = "identity",
+    covariance: Annotated[str, COVARIANCE] = "identity",
     noise: Annotated[
         float, typer.Option("--noise", min=0.0, help="Variance of the labels' noise.")
     ] = 0.1,
@@ -64,46 +71,45 @@ def flow(
     Prints the mean squared error at the end of each flow and its squared distance, in the merged
     parameters, from the flow over infinite prompts that starts at the same place.
     """
-    if out is not None:
-        require_folder(out)
-    wanted = _lengths(lengths)
-    if not 0.0 < end < math.inf:
-        raise CommandError(f"--time must be positive and finite, got {end:g}", "try --time 600")
-    if not 0.0 < tolerance < math.inf:
-        raise CommandError(
-            f"--tolerance must be positive and finite, got {tolerance:g}", "try --tolerance 1e-6"
+    require_folder(out)
+    sizes = [*map(float, lengths_in(lengths)), math.inf]
+    choices("--kernel", kernel, ("softmax", "linear"))
+    require_covariance(covariance)
+    require_positive("--time", end, 600.0)
+    require_positive("--tolerance", tolerance, 1e-6)
+    if not _FINEST <= tolerance < 1.0:
+        raise UsageError(
+            f"--tolerance must be from {_FINEST:g} to below 1, got {tolerance:g}",
+            "double precision has 16 digits, and rounding takes a few of them",
         )
+    folder = None if out is None else out / "trajectories"
     with progress("flow") as shown:
         shown.at("starting")
         use_double_precision()
-        task, start = _problem(dim, covariance, noise, kernel, alpha, seed)
         from promptlimit.dynamics import gradient_flow
-        from promptlimit.experiments import flow_times
 
-        folder = None if out is None else out / "trajectories"
+        try:
+            task = regression(covariance, dim, noise)
+            start = _start(task, kernel, alpha, seed)
+        except ValueError as problem:
+            raise refusal(problem, "flow", "alpha") from None
 
-        def followed(length: float) -> "Trajectory":
+        def follow(length: float) -> "Trajectory":
             return gradient_flow(
-                start, task, length, flow_times(end), tolerance=tolerance, folder=folder
+                start, task, length, _times(end), tolerance=tolerance, folder=folder
             )
 
-        *finite, limit = _each([*wanted, math.inf], followed, folder, kernel, end, shown)
+        *finite, limit = _flows(sizes, follow, folder, kernel, end, shown)
     report = _report(finite, limit)
-    if out is not None:
-        from promptlimit.cli._drawing import write_figure
-        from promptlimit.results import write_json
-
-        write_json(out / "flow.json", report)
-        write_figure("flow", _curves(finite, limit), out / "figures" / "flow")
-    if as_json:
-        print_json(report)
-    else:
-        OUT.print(_table(finite, limit))
+    deliver(
+        lambda: print_json(report) if as_json else _print(finite, limit),
+        None if out is None else lambda: _write(out, report, _curves(finite, limit)),
+    )
 
 
-def _each(
+def _flows(
     lengths: Sequence[float],
-    followed: "Callable[[float], Trajectory]",
+    follow: "Callable[[float], Trajectory]",
     folder: Path | None,
     kernel: str,
     end: float,
@@ -116,51 +122,41 @@ def _each(
     what = f"{len(lengths) - 1} lengths and infinite prompts, {kernel}, to time {end:g}"
     names = [f"L = {length:.15g}" for length in lengths]
     shown.plan(what, dict.fromkeys(names, 1.0))
-    found = []
+    flows = []
     for name, length in zip(names, lengths, strict=True):
         shown.at(name)
-        found.append(trajectory := followed(length))
+        flows.append(trajectory := follow(length))
         stored = run_name(trajectory.config) in before
         outcome = f"squared error {2 * trajectory.value[-1]:.6f}{', stored' * stored}"
         shown.end(name, outcome=outcome, stored=stored)
-    return found
+    return flows
 
 
-def _lengths(text: str) -> list[float]:
-    try:
-        found = [float(each) for each in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(1 <= each <= 1e30 and each == int(each) for each in found):
-        raise CommandError(
-            f"--lengths must be whole numbers from 1 to 1e30 with commas between, got '{text}'",
-            "promptlimit flow --lengths 10,100,1000",
-        )
-    return sorted(set(found))
+def _times(end: float, count: int = 63) -> "np.ndarray":
+    """Return 0 and times up to `end` that grow geometrically, as a flow slows down."""
+    import numpy as np
+
+    return np.concatenate([[0.0], np.geomspace(min(0.1, end / count), end, count)])
 
 
-def _problem(
-    dim: int, covariance: str, noise: float, kernel: str, alpha: float | None, seed: int
-) -> "tuple[LinearRegression, AbstractAttention]":
-    """Return the regression of the paper's experiments and where the flows start."""
+def _start(
+    task: "LinearRegression", kernel: str, alpha: float | None, seed: int
+) -> "AbstractAttention":
     import jax
 
-    import promptlimit as pl
-    from promptlimit.experiments import correlated
+    from promptlimit.dynamics import block_start, uniform_factors
 
-    known = {"identity": lambda: correlated(dim, 0.0), "correlated": lambda: correlated(dim, 0.5)}
-    for option, value, names in (
-        ("--covariance", covariance, tuple(known)),
-        ("--kernel", kernel, ("softmax", "linear")),
-    ):
-        if value not in names:
-            raise CommandError(
-                f"{option} must be {' or '.join(names)}, got '{value}'", f"{option} {names[0]}"
-            )
-    task = pl.LinearRegression(known[covariance](), noise_variance=noise, prior_variance=1 / dim)
     if alpha is not None:
-        return task, pl.block_start(task, alpha, kernel=kernel)
-    return task, pl.uniform_factors(dim, key=jax.random.key(seed), kernel=kernel)
+        return block_start(task, alpha, kernel=kernel)
+    return uniform_factors(task.token_dim - 1, key=jax.random.key(seed), kernel=kernel)
+
+
+def _write(out: Path, report: dict[str, object], curves: "dict[str, np.ndarray]") -> None:
+    from promptlimit.cli._drawing import write_figure
+    from promptlimit.results import write_json
+
+    write_json(out / "flow.json", report)
+    write_figure("flow", curves, out / "figures" / "flow")
 
 
 def _distances(flow: "Trajectory", limit: "Trajectory") -> "np.ndarray":
@@ -170,7 +166,7 @@ def _distances(flow: "Trajectory", limit: "Trajectory") -> "np.ndarray":
 
 
 def _report(finite: "Sequence[Trajectory]", limit: "Trajectory") -> dict[str, object]:
-    flows = [{**each.as_json(), "distance": _distances(each, limit).tolist()} for each in finite]
+    flows = [{**one.as_json(), "distance": _distances(one, limit).tolist()} for one in finite]
     return {"flows": flows, "limit": limit.as_json()}
 
 
@@ -179,24 +175,24 @@ def _curves(finite: "Sequence[Trajectory]", limit: "Trajectory") -> "dict[str, n
 
     return {
         "times": limit.times,
-        "lengths": np.array([each.length for each in finite]),
-        "errors": np.array([2 * each.value for each in finite]),
+        "lengths": np.array([one.length for one in finite]),
+        "errors": np.array([2 * one.value for one in finite]),
         "limit_error": 2 * limit.value,
-        "distances": np.array([_distances(each, limit) for each in finite]),
+        "distances": np.array([_distances(one, limit) for one in finite]),
     }
 
 
-def _table(finite: "Sequence[Trajectory]", limit: "Trajectory") -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("length", "squared error", "± points", "distance²", "arrived at", "kind"):
-        table.add_column(name, justify="right")
-    for each in (*finite, limit):
-        table.add_row(
-            f"{each.length:g}",
-            f"{2 * each.value[-1]:.6f}",
-            f"{2 * each.error[-1]:.1e}",
-            f"{_distances(each, limit)[-1]:.3g}",
-            "" if each.arrived is None else f"{each.arrived:.4g}",
-            each.kind,
+def _print(finite: "Sequence[Trajectory]", limit: "Trajectory") -> None:
+    rows = [
+        (
+            f"{flow.length:g}",
+            f"{2 * flow.value[-1]:.6f}",
+            f"{2 * flow.error[-1]:.1e}",
+            f"{_distances(flow, limit)[-1]:.3g}",
+            "" if flow.arrived is None else f"{flow.arrived:.4g}",
+            flow.kind,
         )
-    return table
+        for flow in (*finite, limit)
+    ]
+    headings = ("length", "squared error", "± points", "distance²", "arrived at", "kind")
+    print_table(headings, rows)

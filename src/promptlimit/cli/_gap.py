@@ -1,75 +1,57 @@
 """`promptlimit gap`: how far finite prompts are from infinite ones, in every kind."""
 
 import math
-from itertools import pairwise
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from promptlimit.cli._console import (
-    OUT,
-    CommandError,
     JsonOption,
     SeedOption,
+    UsageError,
+    deliver,
     print_json,
+    print_note,
+    print_table,
+    refusal,
     require_folder,
-    warnings_as_notes,
 )
 from promptlimit.cli._drawing import write_figure
-from promptlimit.cli._gap_input import (
-    DimOption,
-    FilesArgument,
-    SharpnessOption,
+from promptlimit.cli._inputs import (
+    LENGTHS,
+    Source,
+    Standard,
     WrtOption,
-    gap_problem,
-    listed_lengths,
+    lengths_in,
+    problem_of,
 )
-from promptlimit.cli._machines import (
-    CoordinatorOption,
-    DevicesOption,
-    DistributedOption,
-    Machines,
-    ProcessesOption,
-    ProcessOption,
-    machines,
-)
-from promptlimit.cli._problem_input import ExampleOption, PromptOption
+from promptlimit.cli._machines import Machines, machines
 from promptlimit.cli._progress import progress
 
 if TYPE_CHECKING:
     from promptlimit.results import GapCurve, GapReport
 
-_DEFAULT_LENGTHS = "10,30,100,300,1e3,3e3,1e4,1e5,1e6,1e8,1e10,1e12"
-
 
 def gap(
-    files: FilesArgument = None,
-    example: ExampleOption = None,
-    prompt: PromptOption = None,
-    dim: DimOption = None,
-    sharpness: SharpnessOption = None,
-    lengths: Annotated[
-        str, typer.Option("--lengths", metavar="L,L,...", help="Increasing, from 1 to 1e30.")
-    ] = _DEFAULT_LENGTHS,
+    source: Source,
+    standard: Standard,
+    lengths: Annotated[str, LENGTHS] = "10,30,100,300,1e3,3e3,1e4,1e5,1e6,1e8,1e10,1e12",
     wrt: WrtOption = None,
     samples: Annotated[
         int,
         typer.Option(
             "--samples", min=0, help="Prompts to simulate at lengths up to 10,000; 0 for none."
         ),
-    ] = 512,
+    ] = 2048,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Also write gap.json and the figure there."),
     ] = None,
     seed: SeedOption = 0,
-    devices: DevicesOption = None,
-    distributed: DistributedOption = False,
-    coordinator: CoordinatorOption = None,
-    processes: ProcessesOption = None,
-    process: ProcessOption = None,
+    *,
+    where: Machines,
     as_json: JsonOption = False,
 ) -> None:
     """Print the mean square distance between finite and infinite prompts, and how fast it falls.
@@ -77,36 +59,38 @@ def gap(
     One column for each kind: exact, leading order, proved bound, simulated.
     """
     if samples == 1:
-        raise CommandError("--samples must be 0 or at least 2, got 1", "one has no error bar")
-    numbers = _lengths(lengths)
-    if out is not None:
-        require_folder(out)
-    asked = Machines(devices, distributed, coordinator, processes, process)
-    with machines(asked) as writes:
-        problem = gap_problem("gap", files or [], example, prompt, dim, sharpness)
+        raise UsageError("--samples must be 0 or at least 2, got 1", "one has no error bar")
+    sizes = lengths_in(lengths)
+    require_folder(out)
+    with machines(where) as writes:
+        asked = problem_of("gap", source, standard)
+        import jax
         import numpy as np
 
-        from promptlimit.experiments import gap_report
+        from promptlimit.concentration import gap_report
 
+        key = jax.random.key(seed) if samples else None
         try:
-            with warnings_as_notes(), progress("gap") as shown:
+            with progress("gap") as shown:
                 shown.at("computing the gap")
-                report = gap_report(problem, np.array(numbers), wrt=wrt, samples=samples, seed=seed)
-        except ValueError as refusal:
-            raise CommandError(str(refusal), "promptlimit gap --help") from None
-        if out is not None and writes:
-            _write(report, out)
-        if as_json:
-            print_json(report.as_json())
-        else:
-            _print(report)
-
-
-def _lengths(text: str) -> list[float]:
-    numbers = listed_lengths(text)
-    if any(later <= earlier for earlier, later in pairwise(numbers)):
-        raise CommandError(f"--lengths must increase, got {text}", "sort them, each once")
-    return numbers
+                report = gap_report(
+                    *asked.parts,
+                    np.array(sizes, float),
+                    wrt=wrt,
+                    key=key,
+                    samples=samples or None,
+                )
+        except ValueError as problem:
+            if "can only be simulated" in str(problem):
+                words = "--samples must be positive for a problem that can only be simulated, got 0"
+                raise UsageError(words, "--samples 512") from None
+            raise refusal(problem, "gap", "wrt") from None
+        for note in _notes(report):
+            print_note(note)
+        deliver(
+            lambda: print_json(report.as_json()) if as_json else _print(report),
+            (lambda: _write(report, out)) if out is not None and writes else None,
+        )
 
 
 def _write(report: "GapReport", out: Path) -> None:
@@ -116,27 +100,42 @@ def _write(report: "GapReport", out: Path) -> None:
     write_figure("gap_curve", report.as_arrays(), out / "gap")
 
 
+def _notes(report: "GapReport") -> list[str]:
+    """Return what a reader of the curves must know: kinds that are missing, tails not yet met."""
+    notes = [f"there is no {_HEADINGS[kind]} gap: {why}" for kind, why in report.missing.items()]
+    exact, drawn = report.curve("exact"), report.curve("estimate")
+    if exact is not None and drawn is not None:
+        away = abs(drawn.value - exact.value[: drawn.lengths.size])
+        away /= drawn.error.clip(sys.float_info.min)
+        if away.max() > _FAR:
+            notes.append(
+                f"at L = {drawn.lengths[away.argmax()]:g} simulated and exact are {away.max():.1f} "
+                f"standard errors apart: rare queries and prompts carry the mean, {drawn.samples} "
+                "draws hardly meet them, and their error is not to be trusted; raise --samples"
+            )
+    return notes
+
+
 def _print(report: "GapReport") -> None:
-    table = Table(title=None, box=None, pad_edge=False)
-    table.add_column("L", justify="right")
-    for curve in report.curves:
-        table.add_column(_HEADINGS[curve.kind], justify="right")
     best = next((curve for curve in report.curves if curve.kind in ("exact", "estimate")), None)
-    if best is not None:
-        table.add_column("relative", justify="right")
+    headings = ["L", *(_HEADINGS[curve.kind] for curve in report.curves)]
+    rows = []
     for index, length in enumerate(report.curves[0].lengths):
         row = [f"{length:g}", *(_cell(curve, index) for curve in report.curves)]
         if best is not None:
             row.append(f"{100 * best.relative[index]:.3g}%" if index < best.lengths.size else "")
-        table.add_row(*row)
-    OUT.print(table)
+        rows.append(row)
+    print_table([*headings, "relative"] if best is not None else headings, rows)
     if report.exponent is not None and report.curves[0].wrt is None:
         tau = f" (tau {report.exponent.tau:.4g})" if report.exponent.tau else ""
-        OUT.print(f"Theory predicts L^-{report.exponent.value:.4g}{tau}.")
+        typer.echo(f"Theory predicts L^-{report.exponent.value:.4g}{tau}.")
     if report.fit is not None:
-        OUT.print(report.fit.verdict, markup=False)
+        whole = report.fit_from == report.curves[0].lengths[0]
+        typer.echo(("" if whole else f"From L = {report.fit_from:g} on: ") + report.fit.verdict)
 
 
+_FAR = 3.5
+"""Standard errors from the exact value at which an estimate is remarked upon."""
 _HEADINGS = {
     "exact": "exact",
     "asymptotic": "leading order",

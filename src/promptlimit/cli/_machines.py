@@ -8,57 +8,43 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from promptlimit.cli._console import ERR, CommandError
-
-DevicesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--devices", metavar="N|all", help="Devices to run on; a CPU counts as N when told so."
-    ),
-]
-DistributedOption = Annotated[
-    bool,
-    typer.Option("--distributed", help="Be one process of several, on this host or on many."),
-]
-CoordinatorOption = Annotated[
-    str | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Where process 0 listens; or JAX_COORDINATOR_ADDRESS, or what the cluster says.",
-    ),
-]
-ProcessesOption = Annotated[
-    int | None,
-    typer.Option("--processes", metavar="N", help="How many processes; or JAX_NUM_PROCESSES."),
-]
-ProcessOption = Annotated[
-    int | None,
-    typer.Option(
-        "--process", metavar="I", help="The number of this one, from 0; or JAX_PROCESS_ID."
-    ),
-]
+from promptlimit.cli._console import ERR, CommandError, UsageError
 
 _MOST_DEVICES = 2048
 """As many as jax can number in one process."""
 
 
 class Machines(NamedTuple):
-    """What a command runs on.
+    """What a command runs on: options of every command that has a parameter of this type."""
 
-    Attributes:
-        devices: a number, "all", or None for one.
-        distributed: whether there are several processes.
-        coordinator: HOST:PORT of process 0.
-        processes: how many processes there are.
-        process: the number of this one.
-    """
-
-    devices: str | None
-    distributed: bool
-    coordinator: str | None
-    processes: int | None
-    process: int | None
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", metavar="N|all", help="Devices to run on; a CPU counts as N when told so."
+        ),
+    ] = None
+    distributed: Annotated[
+        bool,
+        typer.Option("--distributed", help="Be one process of several, on this host or on many."),
+    ] = False
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Where process 0 listens; or JAX_COORDINATOR_ADDRESS, or what the cluster says.",
+        ),
+    ] = None
+    processes: Annotated[
+        int | None,
+        typer.Option("--processes", metavar="N", help="How many processes; or JAX_NUM_PROCESSES."),
+    ] = None
+    process: Annotated[
+        int | None,
+        typer.Option(
+            "--process", metavar="I", help="The number of this one, from 0; or JAX_PROCESS_ID."
+        ),
+    ] = None
 
 
 @contextlib.contextmanager
@@ -82,16 +68,16 @@ def _count(asked: Machines) -> int | None:
     """Return how many devices were asked for, None for all or for nothing said."""
     for name in ("coordinator", "processes", "process"):
         if getattr(asked, name) is not None and not asked.distributed:
-            raise CommandError(f"--{name} belongs to --distributed", "add --distributed")
+            raise UsageError(f"--{name} belongs to --distributed", "add --distributed")
     if asked.devices in (None, "all"):
         return None
     if not (asked.devices.isdecimal() and int(asked.devices) >= 1):
-        raise CommandError(
+        raise UsageError(
             f"--devices must be a whole number from 1, or all, got '{asked.devices}'",
             "--devices all",
         )
     if int(asked.devices) > _MOST_DEVICES:
-        raise CommandError(
+        raise UsageError(
             f"--devices must be at most {_MOST_DEVICES} in a process, got {asked.devices}",
             "--devices all takes what there is",
         )
@@ -156,10 +142,10 @@ def _one_of_several(asked: Machines) -> Iterator[bool]:
         raise
 
 
-def _from_environment(option: str, given: int | None, variable: str) -> int | None:
+def _from_environment(option: str, number: int | None, variable: str) -> int | None:
     text = os.environ.get(variable)
-    if given is not None or not text:
-        return given
+    if number is not None or not text:
+        return number
     if not text.isdecimal():
         raise CommandError(f"{variable} must be a whole number, got '{text}'", f"or give {option}")
     return int(text)
@@ -193,8 +179,8 @@ def by_writer(work: Callable[[], object]) -> None:
     """Do what touches files on process 0 alone; the others wait for it, or stop with it."""
     from promptlimit.parallel import from_writer
 
-    def done() -> dict:
+    def empty() -> dict:
         work()
         return {}
 
-    from_writer(done)
+    from_writer(empty)

@@ -46,7 +46,7 @@ class AbstractProgress(abc.ABC):
         self._plan, self._doing = "", "starting"
         self._weights: dict[str, float] = {}  # of the items planned
         self._shares: dict[str, float] = {}  # of them that are done
-        self._found: dict[str, float] = {}  # that were done before this command
+        self._before: dict[str, float] = {}  # that were done before this command
         self._left: set[str] = set()
         self._closed = False
         self._start = self._since = _clock()
@@ -68,7 +68,7 @@ class AbstractProgress(abc.ABC):
             self._doing = words
             for item, share in (shares or {}).items():
                 self._shares[item] = share
-                self._found.setdefault(item, share)
+                self._before.setdefault(item, share)
             if not self._closed:
                 self._refresh()
 
@@ -95,7 +95,7 @@ class AbstractProgress(abc.ABC):
                 self._doing = "finishing"
             self._shares |= dict.fromkeys(items, 1.0)
             if stored:
-                self._found |= dict.fromkeys(items, 1.0)
+                self._before |= dict.fromkeys(items, 1.0)
             self._refresh()
             self._ended(f"{', '.join(items)}: {outcome}, {seconds:.1f} s, {len(self._left)} left")
 
@@ -120,7 +120,7 @@ class AbstractProgress(abc.ABC):
     def _seconds_left(self) -> float | None:
         """Return about how long the rest takes, None while that is not known."""
         done = self._done(self._shares)
-        here = done - self._done(self._found)
+        here = done - self._done(self._before)
         return (1.0 - done) * (_clock() - self._start) / here if here >= _ENOUGH else None
 
 
@@ -156,7 +156,7 @@ class _Lines(AbstractProgress):
             return max(self._spoke + self._patience - _clock(), 0.1)
 
     def _how_far(self) -> list[str]:
-        so_far = f"{_duration(_clock() - self._began)} so far"
+        so_far = f"{duration(_clock() - self._began)} so far"
         if not self._left:
             return [self._doing, so_far]
         return [self._doing, so_far, *_about(self._seconds_left()), f"{len(self._left)} left"]
@@ -229,10 +229,11 @@ class _TimeLeft(ProgressColumn):
 
 def _about(seconds: float | None) -> list[str]:
     """Return the time left in words; none where it is not known, or was passed."""
-    return [] if seconds is None or seconds < 0 else [f"about {_duration(seconds)} more"]
+    return [] if seconds is None or seconds < 0 else [f"about {duration(seconds)} more"]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a duration in the unit one would use."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -2,70 +2,66 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.table import Table
 
 from promptlimit.cli._console import (
     OUT,
     CommandError,
     JsonOption,
     SeedOption,
+    UsageError,
+    deliver,
     print_json,
+    print_note,
+    print_table,
+    refusal,
     require_folder,
     use_double_precision,
-    warnings_as_notes,
 )
 from promptlimit.cli._drawing import write_figure
-from promptlimit.cli._gap_input import (
-    DimOption,
-    FilesArgument,
-    SharpnessOption,
-    gap_problem,
-    listed_lengths,
+from promptlimit.cli._inputs import (
+    LENGTHS,
+    Source,
+    Standard,
+    lengths_in,
+    problem_of,
+    require_positive,
 )
-from promptlimit.cli._machines import (
-    CoordinatorOption,
-    DevicesOption,
-    DistributedOption,
-    Machines,
-    ProcessesOption,
-    ProcessOption,
-    by_writer,
-    machines,
-)
-from promptlimit.cli._problem_input import ExampleOption, PromptOption, read_files
+from promptlimit.cli._machines import Machines, by_writer, machines
 from promptlimit.cli._progress import AbstractProgress, progress
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from promptlimit.experiments import StreamProblem
-    from promptlimit.results import StreamReport
+    from promptlimit.attention import AbstractAttention
+    from promptlimit.results import StreamedAttention, StreamReport
+    from promptlimit.streaming import Generated
     from promptlimit.streaming import Progress as Streaming
 
-_DEFAULT_LENGTH = 1e6
+
+class _Prompt(NamedTuple):
+    """A head, its queries one a row, and the tokens it reads: to be drawn, or in a file."""
+
+    attention: "AbstractAttention"
+    queries: "np.ndarray"
+    tokens: "Generated | Path"
+    length: int
 
 
 def stream(
-    files: FilesArgument = None,
+    source: Source,
+    standard: Standard,
     tokens: Annotated[
         Path | None,
         typer.Option("--tokens", metavar="FILE", help="Read the tokens of this .npy file, [L, d]."),
     ] = None,
-    example: ExampleOption = None,
-    prompt: PromptOption = None,
-    dim: DimOption = None,
-    sharpness: SharpnessOption = None,
     length: Annotated[
         float | None,
         typer.Option("--length", metavar="L", help="Draw so many tokens of the law (1e6)."),
     ] = None,
-    lengths: Annotated[
-        str | None,
-        typer.Option("--lengths", metavar="L,L,...", help="Prefixes; two a decade unless given."),
-    ] = None,
+    lengths: Annotated[str | None, LENGTHS] = None,
     queries: Annotated[
         int, typer.Option("--queries", min=1, help="Queries to draw, where they have a law.")
     ] = 16,
@@ -83,125 +79,144 @@ def stream(
         float, typer.Option("--every", metavar="SECONDS", help="Time between two times of saving.")
     ] = 30.0,
     seed: SeedOption = 0,
-    devices: DevicesOption = None,
-    distributed: DistributedOption = False,
-    coordinator: CoordinatorOption = None,
-    processes: ProcessesOption = None,
-    process: ProcessOption = None,
+    *,
+    where: Machines,
     as_json: JsonOption = False,
 ) -> None:
     """Print what attention does with the first L tokens of one prompt that is never in memory.
 
     Tokens are drawn from a law, or read from a file. Beside each number stands what exact theory
-    expects, where tokens are Gaussian.
+    expects, where tokens are Gaussian. Prefixes are two a decade unless --lengths lists them.
     """
     if tokens is not None and length is not None:
-        raise CommandError("--length must not be given with --tokens", "the file has its length")
-    numbers = None if lengths is None else listed_lengths(lengths)
-    if out is not None:
-        require_folder(out)
-    asked = Machines(devices, distributed, coordinator, processes, process)
-    with progress("stream") as shown, machines(asked):
+        raise UsageError("--length must not be given with --tokens", "the file has its length")
+    if tokens is not None and not tokens.is_file():
+        raise CommandError(f"--tokens must be a file, got {tokens}", "numpy.save writes one")
+    require_positive("--every", every, 30.0)
+    prefixes = None if lengths is None else lengths_in(lengths)
+    require_folder(out)
+    with progress("stream") as shown, machines(where):
         shown.at("starting")
         use_double_precision()
-        problem = _problem(files, tokens, example, prompt, dim, sharpness, length, queries, seed)
-        report = _report(
-            problem, numbers, shown, linear=linear, covariance=covariance, out=out, every=every
-        )
+        options = {"linear": linear, "covariance": covariance, "every": every}
+        folder = None if out is None else out / "runs"
+        try:
+            prompt = _prompt(
+                source, standard, tokens, 1e6 if length is None else length, queries, seed
+            )
+            report = _report(
+                prompt, prefixes or _two_a_decade(prompt.length), shown, folder, options
+            )
+        except ValueError as problem:
+            raise _as_command_error(problem) from None
         shown.close()
-        if out is not None:
-            by_writer(lambda: _write(report, out))
-        if as_json:
-            print_json(report.as_json())
-        else:
-            OUT.print(_table(report))
-            OUT.print(_legend(report))
+        deliver(
+            lambda: print_json(report.as_json()) if as_json else _print(report),
+            None if out is None else lambda: by_writer(lambda: _write(report, out)),
+        )
 
 
-def _problem(
-    files: list[str] | None,
-    tokens: Path | None,
-    example: str | None,
-    prompt: str | None,
-    dim: int | None,
-    sharpness: float | None,
-    length: float | None,
-    queries: int,
+def _as_command_error(problem: ValueError) -> CommandError:
+    from promptlimit.results import ConfigurationError, InputFileError, RunBusyError
+
+    if isinstance(problem, (ConfigurationError, RunBusyError)):
+        return CommandError(str(problem), "promptlimit stream --out ANOTHER")
+    if isinstance(problem, InputFileError):
+        return CommandError(str(problem), "numpy.save writes a file of tokens")
+    return refusal(problem, "stream", "length", "lengths")
+
+
+def _prompt(
+    source: Source,
+    standard: Standard,
+    file: Path | None,
+    length: float,
+    count: int,
     seed: int,
-) -> "StreamProblem":
-    from promptlimit import experiments
+) -> _Prompt:
+    """Return what was asked for, with so many queries where they have a law."""
+    problem = problem_of("stream", source, standard, with_law=file is None)
+    import jax
+    import numpy as np
 
-    given = ("stream", files or [], example, prompt, dim, sharpness)
-    try:
-        if tokens is None:
-            law = gap_problem(*given)
-            many = _DEFAULT_LENGTH if length is None else length
-            return experiments.drawn_stream_problem(law, many, queries, seed)
-        if not tokens.is_file():
-            raise CommandError(f"--tokens must be a file, got {tokens}", "numpy.save writes one")
-        held = read_files(files, prompt, "stream") if files else gap_problem(*given)
-        return experiments.stored_stream_problem(held, tokens, queries, seed)
-    except ValueError as refusal:
-        raise CommandError(str(refusal), "promptlimit stream --help") from None
+    from promptlimit.measures import AbstractMeasure
+    from promptlimit.streaming import Generated, stored_length
+
+    query_key, token_key = jax.random.split(jax.random.key(seed))
+    queries = problem.queries
+    if isinstance(queries, AbstractMeasure):
+        with jax.enable_x64(True):
+            queries = queries.sample(count, key=query_key)
+    rows = np.asarray(queries, np.float64)
+    if file is not None:
+        return _Prompt(problem.attention, rows, file, stored_length(file))
+    drawn = Generated(problem.parts[1], length, key=token_key)
+    return _Prompt(problem.attention, rows, drawn, drawn.length)
 
 
 def _report(
-    problem: "StreamProblem",
-    lengths: list[float] | None,
+    prompt: _Prompt,
+    prefixes: list[int],
     shown: AbstractProgress,
-    *,
-    linear: bool,
-    covariance: bool,
-    out: Path | None,
-    every: float,
+    folder: Path | None,
+    options: dict,
 ) -> "StreamReport":
+    """Return what was streamed, and what was to be expected where the law of tokens is known."""
+    import jax
     import numpy as np
 
-    from promptlimit.experiments import stream_report
-    from promptlimit.results import ConfigurationError, InputFileError, RunBusyError
+    from promptlimit.results import StreamReport
+    from promptlimit.streaming import stream
 
+    attention, queries, tokens, length = prompt
+    item, count = f"{length:.4g} tokens", len(queries)
+    shown.plan(
+        f"{item}, {count} quer{'y' if count == 1 else 'ies'}, "
+        f"{len(prefixes)} prefix{'' if len(prefixes) == 1 else 'es'}",
+        {item: 1.0},
+    )
+
+    def watch(at: "Streaming") -> None:
+        speed = f", {at.rate / 1e6:.1f} M a second" if at.rate else ""
+        shown.at(f"{at.done:.4g} of {item}{speed}", {item: at.done / length})
+
+    sizes = np.array(prefixes, np.float64)
+    streamed = stream(attention, tokens, queries, sizes, folder=folder, watch=watch, **options)
+    if isinstance(tokens, Path):
+        report = StreamReport(streamed, streamed.output[-1], False, None, None)
+    else:
+        with jax.enable_x64(True):
+            limits = [np.asarray(attention(tokens.measure, query)) for query in queries]
+        expected = _expected(prompt, tokens, streamed)
+        report = StreamReport(streamed, np.stack(limits), True, *expected)
+    shown.end(item, outcome=f"effective tokens {streamed.effective_tokens[-1].mean():.4g}")
+    return report
+
+
+def _expected(
+    prompt: _Prompt, drawn: "Generated", streamed: "StreamedAttention"
+) -> "tuple[np.ndarray, np.ndarray] | tuple[None, None]":
+    """Return mean square distances and effective tokens; of too sharp queries nothing is known."""
+    import numpy as np
+
+    from promptlimit.finite import AccuracyError, KindUnavailableError, prompt_moments
+
+    lengths = streamed.lengths.astype(np.float64)
     try:
-        wanted = _two_a_decade(problem) if lengths is None else lengths
-        item = f"{problem.length:.4g} tokens"
-        count, prefixes = len(problem.queries), len(wanted)
-        shown.plan(
-            f"{item}, {count} quer{'y' if count == 1 else 'ies'}, "
-            f"{prefixes} prefix{'' if prefixes == 1 else 'es'}",
-            {item: 1.0},
-        )
-
-        def watch(at: "Streaming") -> None:
-            speed = f", {at.rate / 1e6:.1f} M a second" if at.rate else ""
-            shown.at(f"{at.done:.4g} of {item}{speed}", {item: at.done / problem.length})
-
-        with warnings_as_notes():
-            report = stream_report(
-                problem,
-                np.array(wanted),
-                covariance=covariance,
-                linear=linear,
-                folder=None if out is None else out / "runs",
-                every=every,
-                watch=watch,
-            )
-        kept = report.streamed.effective_tokens[-1].mean()
-        shown.end(item, outcome=f"effective tokens {kept:.4g}")
-        return report
-    except (ConfigurationError, RunBusyError) as refusal:
-        raise CommandError(str(refusal), "promptlimit stream --out ANOTHER") from None
-    except InputFileError as refusal:
-        raise CommandError(str(refusal), "numpy.save writes a file of tokens") from None
-    except ValueError as refusal:
-        raise CommandError(str(refusal), "promptlimit stream --help") from None
+        moments = [
+            prompt_moments(prompt.attention, drawn.measure, query, lengths, kind="exact")
+            for query in prompt.queries
+        ]
+    except (KindUnavailableError, AccuracyError) as refusal:  # the stream is done: keep it
+        print_note(f"There is no exact theory to compare with: {refusal}")
+        return None, None
+    squares, tokens = ([getattr(m, name) for m in moments] for name in ("mse", "effective_tokens"))
+    return np.stack(squares, axis=1), np.stack(tokens, axis=1)
 
 
-def _two_a_decade(problem: "StreamProblem") -> list[float]:
-    import numpy as np
-
-    length = problem.length
+def _two_a_decade(length: int) -> list[int]:
     steps = range(2, 2 * math.ceil(math.log10(max(length, 10))))
-    found = [round(10 ** (step / 2)) for step in steps]
-    return np.unique([float(each) for each in found if each < length]).tolist()
+    return sorted({size for step in steps if (size := round(10 ** (step / 2))) < length})
 
 
 def _write(report: "StreamReport", out: Path) -> None:
@@ -211,24 +226,23 @@ def _write(report: "StreamReport", out: Path) -> None:
     write_figure("stream_curve", report.as_arrays(), out / "stream")
 
 
-def _table(report: "StreamReport") -> Table:
+def _print(report: "StreamReport") -> None:
     import numpy as np
 
-    found, known = report.streamed, report.expected_tokens is not None
-    table = Table(box=None, pad_edge=False)
+    streamed, known = report.streamed, report.expected_tokens is not None
     names = ["L", "distance", *["expected"] * known, "effective tokens", *["expected"] * known]
-    for name in (*names, "largest weight", "entropy"):
-        table.add_column(name, justify="right")
-    for i, length in enumerate(found.lengths):
+    rows = []
+    for i, length in enumerate(streamed.lengths):
         row = [f"{length:g}" if length < 1e6 else f"{length:.4g}", _root(report.square[i])]
         if report.expected_square is not None:
             row.append(_root(report.expected_square[i]))
-        row.append(f"{np.mean(found.effective_tokens[i]):.4g}")
+        row.append(f"{np.mean(streamed.effective_tokens[i]):.4g}")
         if report.expected_tokens is not None:
             row.append(f"{np.mean(report.expected_tokens[i]):.4g}")
-        row += [f"{np.mean(found.max_weight[i]):.3g}", f"{np.mean(found.entropy[i]):.4f}"]
-        table.add_row(*row)
-    return table
+        row += [f"{np.mean(streamed.max_weight[i]):.3g}", f"{np.mean(streamed.entropy[i]):.4f}"]
+        rows.append(row)
+    print_table([*names, "largest weight", "entropy"], rows)
+    OUT.print(_legend(report))
 
 
 def _legend(report: "StreamReport") -> str:

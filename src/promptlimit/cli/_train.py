@@ -6,28 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from promptlimit.cli._console import (
-    OUT,
     CommandError,
     JsonOption,
+    UsageError,
+    deliver,
     print_json,
+    print_table,
+    refusal,
     require_folder,
     use_double_precision,
 )
-from promptlimit.cli._machines import (
-    CoordinatorOption,
-    DevicesOption,
-    DistributedOption,
-    Machines,
-    ProcessesOption,
-    ProcessOption,
-    by_writer,
-    machines,
-)
-from promptlimit.cli._progress import AbstractProgress, progress
-from promptlimit.cli._train_plan import Plan, resolved_plan
+from promptlimit.cli._machines import Machines, by_writer, machines
+from promptlimit.cli._progress import AbstractProgress, duration, progress
+from promptlimit.cli._train_plan import Plan, TrainOptions, resolve_plan
 
 if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
@@ -39,33 +32,7 @@ _OVERHEAD = 30.0
 
 
 def train(
-    lengths: Annotated[
-        str | None, typer.Option("--lengths", metavar="L,L,...", help="Prompt lengths.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Random starts.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps of each run.")] = None,
-    covariance: Annotated[
-        str | None,
-        typer.Option(
-            "--covariance", metavar="LAW", help="identity, kms:0.5, kms-as-coded:0.5 or a file."
-        ),
-    ] = None,
-    kernels: Annotated[
-        str | None, typer.Option("--kernels", metavar="NAMES", help="softmax, linear or both.")
-    ] = None,
-    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Covariates' dimension.")] = None,
-    noise: Annotated[float | None, typer.Option("--noise", min=0.0, help="Label variance.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Prompts a step.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="Learning rate.")] = None,
-    sampling: Annotated[
-        str | None, typer.Option("--sampling", metavar="HOW", help="tokens, or law (faster).")
-    ] = None,
-    every: Annotated[
-        int | None, typer.Option("--every", min=1, help="Steps between checkpoints.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed of everything random.")
-    ] = None,
+    options: TrainOptions,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Options from a TOML file.")
     ] = None,
@@ -75,11 +42,8 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run, how long, with what memory.")
     ] = False,
-    devices: DevicesOption = None,
-    distributed: DistributedOption = False,
-    coordinator: CoordinatorOption = None,
-    processes: ProcessesOption = None,
-    process: ProcessOption = None,
+    *,
+    where: Machines,
     as_json: JsonOption = False,
 ) -> None:
     """Train attention by gradient descent on fresh prompts, as the paper's experiments do.
@@ -88,41 +52,28 @@ def train(
     runs resume where they were; finished ones are not run again.
     """
     require_folder(out)
-    given = {
-        "lengths": lengths,
-        "seeds": seeds,
-        "steps": steps,
-        "covariance": covariance,
-        "kernels": kernels,
-        "dim": dim,
-        "noise": noise,
-        "batch": batch,
-        "rate": rate,
-        "sampling": sampling,
-        "every": every,
-        "seed": seed,
-    }
-    plan = resolved_plan(given, config)
-    if dry_run and distributed:
-        raise CommandError("--dry-run is for one process", "leave --distributed out")
-    asked = Machines(devices, distributed, coordinator, processes, process)
-    with progress("train") as shown, machines(asked) as writes:
+    plan = resolve_plan(options, config)
+    if dry_run and where.distributed:
+        raise UsageError("--dry-run is for one process", "leave --distributed out")
+    with progress("train") as shown, machines(where) as writes:
         shown.at("starting")
         use_double_precision()
-        if dry_run:
-            _show_plan(plan, out, as_json, shown)
-            return
-        training = _trained(plan, out, shown, writes=writes)
+        try:
+            if dry_run:
+                _show_plan(plan, out, as_json, shown)
+                return
+            training = _train(plan, out, shown, writes=writes)
+        except ValueError as problem:
+            raise refusal(problem, "train") from None
         shown.close()
         if not writes:
             return
         from promptlimit.results import write_json
 
-        write_json(out / "training.json", training.as_json())
-        if as_json:
-            print_json(training.as_json())
-        else:
-            OUT.print(_table(training))
+        deliver(
+            lambda: print_json(training.as_json()) if as_json else _print(training),
+            lambda: write_json(out / "training.json", training.as_json()),
+        )
 
 
 class _Watch:
@@ -167,7 +118,7 @@ class _Watch:
         return (f"squared error {value:.4f}" if math.isfinite(value) else "diverged") + which
 
 
-def _trained(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
+def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
     from promptlimit.results import (
         ConfigurationError,
         InputFileError,
@@ -183,9 +134,7 @@ def _trained(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = T
         training = plan.call(arguments, folder=out / "runs", watch=watch if writes else None)
         watch.passed()
         return training
-    except ConfigurationError as problem:
-        raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
-    except RunBusyError as problem:
+    except (ConfigurationError, RunBusyError) as problem:
         raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
     except InputFileError as problem:
         raise CommandError(str(problem), "remove that folder to train again") from None
@@ -194,9 +143,7 @@ def _trained(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = T
             f"--out must be a folder that can be written, but {problem}", "choose another folder"
         ) from None
     except ValueError:
-        if (
-            new and writes
-        ):  # nothing was begun: what was refused must not stand in the way of what is right
+        if new and writes:  # nothing was begun: do not stand in the way of what is right
             file.unlink(missing_ok=True)
         raise
 
@@ -205,29 +152,23 @@ def _show_plan(plan: Plan, out: Path, as_json: bool, shown: AbstractProgress) ->
     from promptlimit.cli._train_estimate import estimate
 
     shown.at("measuring a few steps")
-    found = estimate(plan, out)
+    cost = estimate(plan, out)
     shown.close()
     if as_json:
-        print_json(found)
+        print_json(cost)
         return
-    table = Table(box=None, pad_edge=False)
-    for name in ("length", "runs", "state", "seconds"):
-        table.add_column(name, justify="right")
-    for cell in found["cells"]:
-        table.add_row(
-            str(cell["length"]), str(cell["runs"]), cell["state"], f"{cell['seconds']:.0f}"
-        )
-    OUT.print(table)
-    OUT.print(f"about {found['seconds']:.0f} s and {found['megabytes']:.0f} MB on this machine")
+    rows = [
+        (str(cell["length"]), str(cell["runs"]), cell["state"], f"{cell['seconds']:.0f}")
+        for cell in cost["cells"]
+    ]
+    print_table(("length", "runs", "state", "seconds"), rows)
+    typer.echo(f"about {duration(cost['seconds'])} and {cost['megabytes']:.0f} MB on this machine")
 
 
-def _table(training: "Training") -> Table:
+def _print(training: "Training") -> None:
     import numpy as np
 
-    table = Table(box=None, pad_edge=False)
-    columns = ("length", "kernel", "squared error", "best", "worst", "± points", "diverged", "kind")
-    for name in columns:
-        table.add_column(name, justify="right")
+    rows = []
     for i, length in enumerate(training.lengths):
         for j, kernel in enumerate(training.kernels):
             ends = 2 * training.value[i, j, :, -1]
@@ -235,12 +176,7 @@ def _table(training: "Training") -> Table:
             lost = int((training.diverged[i, j] >= 0).sum())
             numbers = [np.median(well), well.min(), well.max()] if well.size else [np.nan] * 3
             error = np.nanmax(2 * training.error[i, j, :, -1]) if well.size else np.nan
-            table.add_row(
-                str(length),
-                kernel,
-                *(f"{number:.4f}" for number in numbers),
-                f"{error:.1e}",
-                f"{lost} of {ends.size}",
-                training.kind,
-            )
-    return table
+            ending = (f"{error:.1e}", f"{lost} of {ends.size}", training.kind)
+            rows.append((str(length), kernel, *(f"{x:.4f}" for x in numbers), *ending))
+    columns = ("length", "kernel", "squared error", "best", "worst", "± points", "diverged", "kind")
+    print_table(columns, rows)

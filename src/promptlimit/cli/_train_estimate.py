@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
 
 _BASE = 450.0  # megabytes of a process with jax and the tables of weight statistics
+_MOST_SEEDS = 8
 
 
 class _EnoughError(Exception):
@@ -21,18 +22,20 @@ class _EnoughError(Exception):
 
 def estimate(plan: Plan, out: Path) -> dict[str, Any]:
     """Return the cells, what is left of them in seconds, and megabytes."""
-    arguments = plan.arguments()
+    seeds = plan.config["seeds"]
+    share = min(seeds, _MOST_SEEDS) / seeds  # of them is measured, and the time is proportional
+    arguments = {**plan.arguments(), "seeds": min(seeds, _MOST_SEEDS)}
     ends = sorted({min(plan.lengths), max(plan.lengths)})
-    seconds = [1.0 / _rate(arguments, length) for length in ends]
+    seconds = [1.0 / share / _rate(arguments, length) for length in ends]
     slope = 0.0 if len(ends) == 1 else (seconds[1] - seconds[0]) / (ends[1] - ends[0])
-    runs = len(plan.config["kernels"]) * plan.config["seeds"]
+    runs = len(plan.config["kernels"]) * seeds
     finished = _finished(plan, out)
     cells = []
     for length in plan.lengths:
         left = 0 if length in finished else plan.config["steps"]
-        each = max(seconds[0] + slope * (length - ends[0]), 0.0)
+        step = max(seconds[0] + slope * (length - ends[0]), 0.0)
         state = "finished" if left == 0 else "to do"
-        cells.append({"length": length, "runs": runs, "state": state, "seconds": left * each})
+        cells.append({"length": length, "runs": runs, "state": state, "seconds": left * step})
     return {
         "cells": cells,
         "seconds": sum(cell["seconds"] for cell in cells),

@@ -6,13 +6,24 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from promptlimit.cli._console import CommandError
+import typer
+
+from promptlimit.cli._console import CommandError, UsageError
+from promptlimit.cli._inputs import (
+    COVARIANCE,
+    LENGTHS,
+    choices,
+    covariance_arrays,
+    covariance_law,
+    lengths_in,
+    regression,
+    require_covariance,
+)
 
 if TYPE_CHECKING:
     from promptlimit.results import Training
-    from promptlimit.tasks import LinearRegression
 
 DEFAULTS: Mapping[str, Any] = {
     "lengths": "10,40,100",
@@ -35,8 +46,32 @@ _RANGES: Mapping[str, tuple[float, float, str]] = {
     "rate": (sys.float_info.min, sys.float_info.max, "positive and finite"),
     "seed": (0, 2**63 - 1, "from 0 to 9223372036854775807"),
 }
-_LAWS = ("identity", "kms", "kms-as-coded")
 _TYPES = {name: type(value) for name, value in DEFAULTS.items()}
+
+
+class TrainOptions(NamedTuple):
+    """The options that decide what is trained; None where they are not given."""
+
+    lengths: Annotated[str | None, LENGTHS] = None
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Random starts.")] = None
+    steps: Annotated[int | None, typer.Option("--steps", min=1, help="Steps of each run.")] = None
+    covariance: Annotated[str | None, COVARIANCE] = None
+    kernels: Annotated[
+        str | None, typer.Option("--kernels", metavar="NAMES", help="softmax, linear or both.")
+    ] = None
+    dim: Annotated[int | None, typer.Option("--dim", min=1, help="Covariates' dimension.")] = None
+    noise: Annotated[float | None, typer.Option("--noise", min=0.0, help="Label variance.")] = None
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Prompts a step.")] = None
+    rate: Annotated[float | None, typer.Option("--rate", help="Learning rate.")] = None
+    sampling: Annotated[
+        str | None, typer.Option("--sampling", metavar="HOW", help="tokens, or law (faster).")
+    ] = None
+    every: Annotated[
+        int | None, typer.Option("--every", min=1, help="Steps between checkpoints.")
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of everything random.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +100,7 @@ class Plan:
         from promptlimit.dynamics import TrainingPlan, uniform_factors
 
         config = self.config
-        task = _task(config)
+        task = regression(config["covariance"], config["dim"], config["noise"])
         dim = task.token_dim - 1
 
         def start(key: Any, kernel: str) -> Any:
@@ -92,12 +127,12 @@ class Plan:
 
         Lengths are left out: each is a cell of its own, and more may join.
         """
-        options = {name: each for name, each in self.config.items() if name != "lengths"}
-        if self.config["covariance"].partition(":")[0] in _LAWS:
+        options = {name: value for name, value in self.config.items() if name != "lengths"}
+        if covariance_law(self.config["covariance"]) is not None:
             return options
-        task = _task(self.config)
-        held = {name: getattr(task, name).tolist() for name in ("covariance", "query_covariance")}
-        return {**options, "held": held}
+        arrays = covariance_arrays(self.config["covariance"])
+        matrices = {name: array.tolist() for name, array in arrays.items()}
+        return {**options, "held": {"query_covariance": matrices["covariance"], **matrices}}
 
     @staticmethod
     def call(arguments: Mapping[str, Any], **more: Any) -> "Training":
@@ -107,15 +142,16 @@ class Plan:
         return sgd(**arguments, **more)
 
 
-def resolved_plan(given: Mapping[str, Any], file: Path | None) -> Plan:
-    """Return the plan: options given, else those of the file, else the paper's."""
+def resolve_plan(typed: TrainOptions, file: Path | None) -> Plan:
+    """Return the plan: options typed, else those of the file, else the paper's."""
     options = {**DEFAULTS, **(_from_file(file) if file is not None else {})}
-    options |= {name: value for name, value in given.items() if value is not None}
+    options |= {name: value for name, value in typed._asdict().items() if value is not None}
     _require_within_ranges(options)
     every = options.pop("every")
-    options["lengths"] = _lengths(options["lengths"])
-    options["kernels"] = _names("--kernels", options["kernels"], ("softmax", "linear"))
-    (options["sampling"],) = _names("--sampling", options["sampling"], ("tokens", "law"), most=1)
+    options["lengths"] = lengths_in(options["lengths"])
+    options["kernels"] = choices("--kernels", options["kernels"], ("softmax", "linear"), most=2)
+    (options["sampling"],) = choices("--sampling", options["sampling"], ("tokens", "law"))
+    require_covariance(options["covariance"])
     return Plan(options, int(every))
 
 
@@ -148,80 +184,10 @@ def _words(kind: type) -> str:
     return {int: "a whole number", float: "a number", str: "a string"}[kind]
 
 
-def _lengths(text: str) -> list[int]:
-    try:
-        found = [int(each) for each in str(text).split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise CommandError(
-            f"--lengths must be whole numbers from 1 with commas between, got '{text}'",
-            "promptlimit train --lengths 10,40,100",
-        )
-    return sorted(set(found))
-
-
-def _names(option: str, text: str, known: tuple[str, ...], most: int = 2) -> list[str]:
-    found = list(dict.fromkeys(each.strip() for each in str(text).split(",")))
-    if len(found) > most or not set(found) <= set(known):
-        words = f"{'among' if most > 1 else 'one of'} {', '.join(known)}"
-        raise CommandError(f"{option} must be {words}, got '{text}'", f"{option} {known[0]}")
-    return found
-
-
 def _require_within_ranges(options: Mapping[str, Any]) -> None:
     """Refuse numbers that no training can take, wherever they come from."""
     for name, (least, most, words) in _RANGES.items():
         if not least <= options[name] <= most:
-            raise CommandError(
+            raise UsageError(
                 f"--{name} must be {words}, got {options[name]}", f"--{name} {DEFAULTS[name]}"
             )
-
-
-def _task(config: Mapping[str, Any]) -> "LinearRegression":
-    """Return the regression with the covariance that was named."""
-    from promptlimit.experiments import protocol_task
-
-    text, dim, noise = config["covariance"], config["dim"], config["noise"]
-    name, _, number = text.partition(":")
-    if name == "identity" and not number:
-        return protocol_task("identity", dim, noise=noise)
-    if name in _LAWS[1:]:
-        try:
-            rho = float(number or 0.5)
-        except ValueError:
-            rho = 2.0
-        if not -1.0 < rho < 1.0:
-            raise CommandError(
-                f"--covariance {name}:R must have R between -1 and 1, got '{number}'",
-                f"--covariance {name}:0.5",
-            )
-        return protocol_task(name, dim, rho, noise)
-    return _task_from_file(text, noise)
-
-
-def _task_from_file(text: str, noise: float) -> "LinearRegression":
-    """Return the regression whose covariance a file holds, alone or by name."""
-    from promptlimit.results import InputFileError, read_arrays
-    from promptlimit.tasks import LinearRegression
-
-    single = Path(text).suffix.lower() in (".npy", ".csv")
-    try:
-        arrays = read_arrays(f"covariance={text}" if single else text)
-    except InputFileError as problem:
-        raise CommandError(
-            f"--covariance must be identity, kms:0.5, kms-as-coded:0.5 or a file: {problem}",
-            "promptlimit train --covariance kms:0.5",
-        ) from None
-    if "covariance" not in arrays or not set(arrays) <= {"covariance", "query_covariance"}:
-        raise CommandError(
-            f"{text} must hold covariance and perhaps query_covariance, got {', '.join(arrays)}",
-            "promptlimit train --covariance kms:0.5",
-        )
-    found: dict[str, Any] = dict(arrays)
-    return LinearRegression(
-        found["covariance"],
-        query_covariance=found.get("query_covariance"),
-        noise_variance=noise,
-        prior_variance=1.0 / len(found["covariance"]),
-    )

@@ -13,4 +13,5 @@ from promptlimit.concentration._lemmas import error_quantile as error_quantile
 from promptlimit.concentration._lemmas import error_tail as error_tail
 from promptlimit.concentration._lemmas import largest_token_bound as largest_token_bound
 from promptlimit.concentration._lemmas import limit_bound as limit_bound
+from promptlimit.concentration._report import gap_report as gap_report
 from promptlimit.concentration._required_length import required_length as required_length

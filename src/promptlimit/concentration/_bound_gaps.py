@@ -13,7 +13,11 @@ from promptlimit._arrays import Array
 from promptlimit.concentration._averages import average
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
 from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
+from promptlimit.concentration._sharpness_law import (
+    SharpnessLaw,
+    require_within_reach,
+    sharpness_law,
+)
 from promptlimit.finite import SEVERAL, Problem, first_obstacle
 
 _TOLERANCE = 1e-3
@@ -78,7 +82,9 @@ def bound_gap(problem: Problem) -> Array:
         return _proposition(reduced, problem)
     total = np.zeros(lengths.size)
     if queries.points.size:
-        sharpness = np.linalg.norm(queries.points @ reduced.transform.T, axis=1)
+        seen = queries.points @ reduced.transform.T
+        require_within_reach(np.abs(seen))
+        sharpness = np.linalg.norm(seen, axis=1)
         size = np.prod([form.at(queries.points) for form in reduced.size], axis=0)
         total += (queries.weights * size) @ reduced.at_sharpness(sharpness, lengths)
     for part in queries.gaussians:
@@ -133,6 +139,7 @@ def _proposition(reduced: _Reduced, problem: Problem) -> Array:
     if constant is None:
         raise ValueError(f"`queries` must have a variance proxy, got {problem.queries.name}.")
     norm = constant * _norm(reduced.transform)
+    require_within_reach(np.array(norm))
     return reduced.scale * output_bound(
         problem.lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0
     )

@@ -7,6 +7,8 @@ import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike
 
+_LARGEST = 1e75
+
 
 def checked_dim(dim: SupportsIndex) -> int:
     """Return the dimension of a token."""
@@ -28,6 +30,17 @@ def checked_size(name: str, value: ArrayLike) -> Array:
             "It is a norm or a scale."
         )
     return array
+
+
+def checked_sharpness(name: str, sub_gaussian: Array | float, norm: ArrayLike) -> Array:
+    """Return $s|u|$, refused where a bound, of its fourth power, would leave double precision."""
+    sharpness = np.asarray(sub_gaussian * checked_size(name, norm))
+    if not np.all(sharpness <= _LARGEST):
+        raise ValueError(
+            f"`{name}` times `sub_gaussian` must be at most {_LARGEST:g} for a bound in double "
+            f"precision, got {np.max(sharpness):g}."
+        )
+    return sharpness
 
 
 def checked_number(name: str, value: ArrayLike) -> float:

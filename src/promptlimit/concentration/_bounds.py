@@ -10,7 +10,12 @@ from typing import SupportsIndex
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike
-from promptlimit.concentration._bound_inputs import checked_dim, checked_number, checked_size
+from promptlimit.concentration._bound_inputs import (
+    checked_dim,
+    checked_number,
+    checked_sharpness,
+    checked_size,
+)
 from promptlimit.concentration._fluctuations import (
     Numbers,
     failure_exponent,
@@ -52,7 +57,7 @@ def mean_bound(
     """
     sizes = checked_lengths(length)
     d, s = checked_dim(dim), checked_size("sub_gaussian", sub_gaussian)
-    x = (s * checked_size("tilt_norm", tilt_norm)) ** 2
+    x = checked_sharpness("tilt_norm", s, tilt_norm) ** 2
     return np.where(np.isinf(sizes), 0.0, _mean_bound(_finite(sizes), d, s, x))
 
 
@@ -84,7 +89,7 @@ def covariance_bound(
     """
     sizes = checked_lengths(length)
     d, s = checked_dim(dim), checked_size("sub_gaussian", sub_gaussian)
-    x = (s * checked_size("tilt_norm", tilt_norm)) ** 2
+    x = checked_sharpness("tilt_norm", s, tilt_norm) ** 2
     return np.where(np.isinf(sizes), 0.0, _covariance_bound(_finite(sizes), d, s, x))
 
 
@@ -121,7 +126,8 @@ def output_bound(
     """
     sizes = checked_lengths(length)
     d, s = checked_dim(dim), checked_number("sub_gaussian", sub_gaussian)
-    tau = max(s * checked_number("key_query_norm", key_query_norm), _SMALLEST)
+    norm = checked_number("key_query_norm", key_query_norm)
+    tau = max(float(checked_sharpness("key_query_norm", s, norm)), _SMALLEST)
     v = checked_number("value_norm", value_norm)
     each = [0.0 if np.isinf(one) else _averaged(float(one), d, s, tau) for one in sizes.ravel()]
     return np.reshape(v**2 * np.asarray(each), sizes.shape)

@@ -32,6 +32,7 @@ _DECAY = 40.0
 """The path ends where the integrand has fallen by this many e-folds."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
 """Steps along the path at which to look for its end."""
+_LARGEST = 1e70
 _CONDITION = 1e5
 """The largest ratio of what is summed to the sum that is accepted."""
 _TYPICAL_NODES = 128
@@ -193,6 +194,16 @@ def _refuse_cancellation(summed: Complex) -> None:
         )
 
 
+def require_within_reach(sharpness: Array) -> None:
+    """Refuse sharpnesses whose fourth powers leave double precision: they would count as none."""
+    largest = float(np.max(np.nan_to_num(sharpness, nan=np.inf), initial=0.0))
+    if largest > _LARGEST:
+        raise ValueError(
+            f"`queries` must keep the standard deviation of scores below {_LARGEST:g}, got "
+            f"{largest:.4g}. Rescale the parameters, the tokens or the queries."
+        )
+
+
 def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     r"""Return the law of $\sigma=|Gz|$ for $z\sim N(z_0,S)$.
 
@@ -204,6 +215,7 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     values, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     left, scales, right = np.linalg.svd(transform @ root)
+    require_within_reach(np.append(scales, np.abs(transform @ centre)))
     variances = np.zeros(root.shape[1])
     variances[: scales.size] = scales**2
     fixed = transform @ centre

@@ -7,6 +7,7 @@ import math
 import os
 import tempfile
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,13 @@ class InputFileError(ValueError):
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    try:
+        _write_whole(path, content)
+    except OSError as problem:  # a full disk does not say which file it was
+        raise OSError(problem.errno, problem.strerror, str(path)) from problem
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -60,7 +68,8 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)
     if not path.is_file():
-        raise InputFileError(f"{path} must be a file, but there is none of that name.")
+        there = "it is a folder" if path.is_dir() else "there is none of that name"
+        raise InputFileError(f"{path} must be a file, but {there}.")
     suffix = path.suffix.lower()
     if suffix not in (*_ONE_ARRAY, *_MANY_ARRAYS):
         known = ", ".join((*_ONE_ARRAY, *_MANY_ARRAYS))
@@ -184,13 +193,20 @@ def _read_csv(path: Path) -> np.ndarray:
 
 
 def _read_json(path: Path) -> dict[str, np.ndarray | str]:
-    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
     if not isinstance(content, Mapping):
         raise ValueError("it must hold an object of named arrays.")
     return {
         name: value if isinstance(value, str) else _numeric(name, _rectangular(name, value))
         for name, value in content.items()
     }
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    ((name, count),) = Counter(name for name, _ in pairs).most_common(1) or [("", 0)]
+    if count > 1:
+        raise ValueError(f"it holds '{name}' twice.")
+    return dict(pairs)
 
 
 def _rectangular(name: str, value: object) -> np.ndarray:

@@ -1,7 +1,8 @@
 """How far finite prompts are from infinite ones: curves over lengths, rates, required lengths."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -187,11 +188,16 @@ class GapReport:
         curves: one for each kind that can be had.
         exponent: the rate that theory predicts; None where it is not known.
         fit: a power law fitted to the best curve; None for fewer than two usable lengths.
+        fit_from: the shortest length of that fit: of an exact curve, the first from which on it is
+            a power law, if there is one.
+        missing: why the other kinds cannot be had, by kind.
     """
 
     curves: tuple[GapCurve, ...]
     exponent: GapExponent | None
     fit: RateFit | None
+    fit_from: float | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def curve(self, kind: str) -> GapCurve | None:
         """Return the curve of a kind, if there is one."""
@@ -215,6 +221,8 @@ class GapReport:
             "curves": {curve.kind: curve.as_json() for curve in self.curves},
             "exponent": None if self.exponent is None else asdict(self.exponent),
             "fit": None if self.fit is None else self.fit.as_json(),
+            "fit_from": self.fit_from,
+            "missing": dict(self.missing),
         }
 
 

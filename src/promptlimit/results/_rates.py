@@ -1,5 +1,6 @@
 """What a curve says about its rate: an exponent, how sure it is, and whether to believe it yet."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,7 +60,9 @@ class RateFit:
     def verdict(self) -> str:
         """The status in one sentence, with the numbers it rests on."""
         low, high = self.interval
-        where = f"{self.exponent:.3f}, between {low:.3f} and {high:.3f}"
+        where = f"{self.exponent:.3f}"
+        if math.isfinite(low + high):
+            where += f", between {low:.3f} and {high:.3f}"
         if self.status == "power law":
             return f"A power law with exponent {where}."
         if self.status == "too few":

@@ -29,11 +29,6 @@ def claim_lengths(setting: Setting) -> tuple[int, ...]:
     return LENGTHS[::3] if setting.quick else LENGTHS
 
 
-def flow_times(end: float, count: int = 63) -> np.ndarray:
-    """Return 0 and times up to `end` that grow geometrically, as a flow slows down."""
-    return np.concatenate([[0.0], np.geomspace(min(0.1, end / count), end, count)])
-
-
 def regression(covariance: np.ndarray | None = None, *, noise: float = 0.0) -> LinearRegression:
     """Return the regression of the claims; correlated covariates unless others are given."""
     sigma = correlated() if covariance is None else covariance

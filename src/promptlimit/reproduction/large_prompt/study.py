@@ -23,8 +23,8 @@ from promptlimit.dynamics import (
 )
 from promptlimit.reproduction import Part, Setting
 from promptlimit.reproduction._devices import on_accelerator, on_cpu
-from promptlimit.reproduction.large_prompt._protocol import LENGTHS, protocol_task, tables_at_hand
 from promptlimit.reproduction.large_prompt._start_gap import gradient_noise
+from promptlimit.reproduction.large_prompt.protocol import LENGTHS, protocol_task, tables_at_hand
 from promptlimit.results import Training, Trajectory
 from promptlimit.tasks import LinearRegression, bayes_risk, linear_optimum
 

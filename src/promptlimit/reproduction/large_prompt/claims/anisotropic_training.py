@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt._protocol import protocol_task
 from promptlimit.reproduction.large_prompt.claims.gaps_at_the_start import slope_checks
 from promptlimit.reproduction.large_prompt.claims.risk_against_length import (
     floor_checks,
@@ -16,6 +15,7 @@ from promptlimit.reproduction.large_prompt.claims.trainings_approach import (
     largest_ratio,
     of_converging,
 )
+from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import curves, ends
 from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, linear_optimum

@@ -12,7 +12,6 @@ from promptlimit.dynamics import (
     trajectory_gap,
 )
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt._protocol import tables_at_hand
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
     DIM,
@@ -23,6 +22,7 @@ from promptlimit.reproduction.large_prompt._regressions import (
     regression,
     start,
 )
+from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
 from promptlimit.results import Check, Trajectory
 from promptlimit.tasks import linear_optimum
 

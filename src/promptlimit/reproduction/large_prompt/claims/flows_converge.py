@@ -7,7 +7,6 @@ import numpy as np
 
 from promptlimit.dynamics import ball_gap, gradient_flow, limit_band, trajectory_gap
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt._protocol import tables_at_hand
 from promptlimit.reproduction.large_prompt._regressions import (
     LENGTHS,
     POINTS,
@@ -16,6 +15,7 @@ from promptlimit.reproduction.large_prompt._regressions import (
     regression,
     start,
 )
+from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
 from promptlimit.results import Check
 
 _EXCESS = 0.05

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt._protocol import LENGTHS, protocol_task
 from promptlimit.reproduction.large_prompt._start_gap import population_gradient_gap
 from promptlimit.reproduction.large_prompt.figures.start_gaps import gap_lengths, start_gaps
+from promptlimit.reproduction.large_prompt.protocol import LENGTHS, protocol_task
 from promptlimit.reproduction.large_prompt.study import random_start
 from promptlimit.results import Check
 

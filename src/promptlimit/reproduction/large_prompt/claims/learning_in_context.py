@@ -8,7 +8,6 @@ import numpy as np
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.dynamics import OutsideTheoremWarning, block_start, gradient_flow
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt._protocol import tables_at_hand
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
     DIM,
@@ -18,6 +17,7 @@ from promptlimit.reproduction.large_prompt._regressions import (
     regression,
     start,
 )
+from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
 from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, bayes_risk
 

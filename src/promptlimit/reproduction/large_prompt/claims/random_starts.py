@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt._protocol import protocol_task
+from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import CONVERGED, curves, flow_from, random_start
 from promptlimit.results import Check
 

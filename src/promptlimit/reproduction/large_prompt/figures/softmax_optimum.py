@@ -12,7 +12,7 @@ least of these.
 import numpy as np
 
 from promptlimit.reproduction import Figure, Setting
-from promptlimit.reproduction.large_prompt._protocol import protocol_task
+from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import DIM, ends
 
 

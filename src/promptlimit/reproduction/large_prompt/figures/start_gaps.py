@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from promptlimit.reproduction import Figure, Setting
-from promptlimit.reproduction.large_prompt._protocol import LENGTHS, protocol_task
 from promptlimit.reproduction.large_prompt._start_gap import (
     population_gradient_gap,
     same_batch_gradient_gap,
     squared_output_gap,
 )
+from promptlimit.reproduction.large_prompt.protocol import LENGTHS, protocol_task
 from promptlimit.reproduction.large_prompt.study import (
     ANISOTROPIC,
     ISOTROPIC,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.reproduction import Figure, Setting
-from promptlimit.reproduction.large_prompt._protocol import protocol_task
+from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import (
     ANISOTROPIC,
     ISOTROPIC,

@@ -3,19 +3,21 @@
 import numpy as np
 import pytest
 
-from promptlimit.concentration import fit_rate
-from promptlimit.experiments import EXAMPLES, limits, problem_from_arrays
-from promptlimit.experiments._gap_problems import _fit
+from promptlimit.cli._inputs import EXAMPLES
+from promptlimit.cli._problems import _EXAMPLES, example, from_arrays, limits
 from promptlimit.measures import Empirical, Gaussian, Rademacher, UniformCube, UniformSphere
-from promptlimit.results import GapCurve
 
 EYE = np.eye(2)
 HEAD = {"key_query": EYE, "value": EYE, "query": np.array([1.0, 2.0])}
 
 
+def test_every_example_that_is_named_can_be_built() -> None:
+    assert tuple(_EXAMPLES) == EXAMPLES
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_has_limits(name: str) -> None:
-    result = limits(EXAMPLES[name]())
+    result = limits(example(name))
     assert result.softmax.dtype == np.float64
     assert np.isfinite(result.softmax).all()
     assert result.kind == ("exact" if name == "tokens" else "limit")
@@ -23,7 +25,7 @@ def test_every_example_has_limits(name: str) -> None:
 
 
 def test_the_shifted_example_is_lemma_2_1() -> None:
-    result = limits(EXAMPLES["shifted"]())
+    result = limits(example("shifted"))
     u, v = np.array([[0.8, 0.3], [-0.2, 0.5]]), np.array([[1.0, 0.0], [0.5, 1.0]])
     m, cov, z = np.array([1.0, -0.5]), np.array([[1.0, 0.4], [0.4, 0.5]]), np.array([1.0, -0.5])
     np.testing.assert_allclose(result.softmax, v @ (m + cov @ u @ z), rtol=1e-14)
@@ -43,7 +45,7 @@ def test_the_shifted_example_is_lemma_2_1() -> None:
     ],
 )
 def test_named_arrays_describe_the_prompt(prompt: dict, kind: type) -> None:
-    assert isinstance(problem_from_arrays({**HEAD, **prompt}).prompt, kind)
+    assert isinstance(from_arrays({**HEAD, **prompt}).law, kind)
 
 
 def test_factors_are_merged() -> None:
@@ -51,9 +53,8 @@ def test_factors_are_merged() -> None:
     k, q, v, o = (rng.normal(size=shape) for shape in ((3, 2), (3, 2), (4, 2), (1, 4)))
     factors = {"key_weight": k, "query_weight": q, "value_weight": v, "output": o}
     given = {**factors, "scale": np.array(0.5), "query": np.ones(2), "cov": EYE}
-    attention = problem_from_arrays(given).attention
-    np.testing.assert_allclose(attention.key_query, 0.5 * k.T @ q)
-    np.testing.assert_allclose(attention.value, o @ v)
+    result = limits(from_arrays(given, one_query=True))
+    np.testing.assert_allclose(result.softmax, o @ v @ (0.5 * k.T @ q) @ np.ones(2), rtol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_factors_are_merged() -> None:
 )
 def test_problems_that_do_not_fit_are_refused_in_one_sentence(given: dict, message: str) -> None:
     with pytest.raises(ValueError) as refusal:  # noqa: PT011  # the whole message is compared
-        problem_from_arrays(given)
+        from_arrays(given, one_query=True)
     assert str(refusal.value) == message
 
 
@@ -104,21 +105,10 @@ def test_a_scale_must_be_one_number() -> None:
     factors = dict.fromkeys(("key_weight", "query_weight", "value_weight"), EYE)
     given = {**factors, "scale": np.array([1.0, 2.0]), "query": np.ones(2), "cov": EYE}
     with pytest.raises(ValueError, match=r"`scale` must be a number, got shape \(2,\)\."):
-        problem_from_arrays(given)
+        from_arrays(given, one_query=True)
 
 
 def test_outputs_beyond_double_precision_are_refused() -> None:
     huge = {"key_query": 1e200 * EYE, "value": 1e200 * EYE, "query": np.ones(2), "cov": EYE}
     with pytest.raises(ValueError, match="the outputs must be finite"):
-        limits(problem_from_arrays(huge))
-
-
-def test_gaps_of_the_same_prompts_are_fitted_with_their_covariance() -> None:
-    lengths = np.array([10.0, 100.0, 1000.0, 1e4])
-    value = 1.3 / lengths * np.array([1.0, 1.1, 0.9, 1.05])
-    cov = 1e-2 * np.outer(value, value) * (0.9 + 0.1 * np.eye(4))
-    curve = GapCurve(lengths, value, np.sqrt(np.diag(cov)), "estimate", None, 1.0, cov, 50)
-    found, want = _fit([curve]), fit_rate(lengths, value, cov=cov)
-    assert found is not None
-    assert found.standard_error == want.standard_error
-    assert found.standard_error < 0.5 * fit_rate(lengths, value, cov=np.diag(cov)).standard_error
+        limits(from_arrays(huge))

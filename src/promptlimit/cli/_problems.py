@@ -1,0 +1,226 @@
+"""Problems that named arrays, examples or two numbers describe, built with jax."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from promptlimit._inputs import require_choice
+from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
+from promptlimit.measures import (
+    AbstractMeasure,
+    Empirical,
+    Gaussian,
+    Mixture,
+    Rademacher,
+    UniformCube,
+    UniformSphere,
+)
+from promptlimit.results import Limits
+
+Arrays = Mapping[str, np.ndarray | str]
+Queries = AbstractMeasure | np.ndarray
+
+_PROMPTS = {
+    "gaussian": ("mean", "cov"),
+    "tokens": ("tokens", "weights"),
+    "rademacher": ("half_widths",),
+    "cube": ("half_widths",),
+    "sphere": ("radius",),
+}
+_OF_PROMPTS = {name for names in _PROMPTS.values() for name in names}
+_MERGED = ("key_query", "value")
+_FACTORS = ("key_weight", "query_weight", "value_weight", "output", "scale")
+_QUERIES = {"query", "queries", "query_mean", "query_cov"}
+_VECTORS = {"mean", "weights", "half_widths", "query", "query_mean"}
+_NUMBERS = {"scale", "radius"}
+_COV = [[1.0, 0.4], [0.4, 0.5]]
+_EXAMPLES: dict[str, Callable[[], AbstractMeasure]] = {
+    "gaussian": lambda: Gaussian([0.0, 0.0], _COV),
+    "shifted": lambda: Gaussian([1.0, -0.5], _COV),
+    "tokens": lambda: Empirical(Gaussian([0.0, 0.0], _COV).sample(64, key=jax.random.key(0))),
+    "mixture": lambda: Mixture(
+        [0.5, 0.5], [Gaussian([1.0, 0.0], _COV), Gaussian([-1.0, 0.0], _COV)]
+    ),
+    "rademacher": lambda: Rademacher([1.0, 1.0]),
+    "cube": lambda: UniformCube([1.0, 1.0]),
+    "sphere": lambda: UniformSphere(2, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What attention is asked.
+
+    Attributes:
+        attention: a softmax head.
+        law: of its tokens; None where they come from elsewhere.
+        queries: their law, or one a row.
+    """
+
+    attention: SoftmaxAttention | Factored
+    law: AbstractMeasure | None
+    queries: Queries
+
+    @property
+    def parts(self) -> tuple[SoftmaxAttention | Factored, AbstractMeasure, Queries]:
+        """Head, law and queries, as gaps and lengths take them."""
+        if self.law is None:
+            raise ValueError("`prompt` must be described for this command.")
+        return self.attention, self.law, self.queries
+
+
+def limits(problem: Problem) -> Limits:
+    """Return what softmax and linear attention make of the first query, in double precision."""
+    with jax.enable_x64(True):
+        attention, law, queries = problem.parts
+        head, query = attention.heads_read()[0], np.asarray(queries)[0]
+        kernels = (SoftmaxAttention, LinearAttention)
+        attentions = [kernel(head.key_query, head.value) for kernel in kernels]
+        outputs = [np.asarray(one(law, query)) for one in attentions]
+        if not np.isfinite(outputs).all():
+            raise ValueError(
+                "the outputs must be finite, got numbers beyond double precision. "
+                "Rescale the parameters, the prompt or the query."
+            )
+        return Limits(
+            softmax=outputs[0],
+            linear=outputs[1],
+            kind="exact" if isinstance(law, Empirical) else "limit",
+            error=0.0,
+        )
+
+
+def example(name: str) -> Problem:
+    """Return a built-in problem: of all of them parameters and query are the same."""
+    with jax.enable_x64(True):
+        attention = SoftmaxAttention([[0.8, 0.3], [-0.2, 0.5]], [[1.0, 0.0], [0.5, 1.0]])
+        return Problem(attention, _EXAMPLES[name](), np.array([[1.0, -0.5]]))
+
+
+def standard_case(dim: int, sharpness: float) -> Problem:
+    r"""Return tokens and queries $N(0,I_d)$, $U=\tau I$, $V=I$: every query direction alike."""
+    with jax.enable_x64(True):
+        normal = Gaussian(np.zeros(dim), np.eye(dim))
+        return Problem(SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal)
+
+
+def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = True) -> Problem:
+    """Return the problem that named arrays describe.
+
+    Args:
+        arrays: the parameters, merged (`key_query`, `value`) or in factors (`key_weight`,
+            `query_weight`, `value_weight`, and optionally `output`, `scale`); the prompt: `tokens`
+            and optionally `weights`, or `mean` and `cov`, or `half_widths` with `prompt`
+            "rademacher" or "cube", or `radius` with `prompt` "sphere"; and the queries: `query`, or
+            `queries` one a row, or `query_cov` and optionally `query_mean` for Gaussian ones.
+        one_query: whether only `query` will do.
+        with_law: whether a prompt must be described.
+    """
+    known = {"prompt", *_MERGED, *_FACTORS, *_OF_PROMPTS}
+    known |= {"query"} if one_query else _QUERIES
+    for name in arrays:
+        require_choice("array", name, sorted(known))
+    shaped = {name: _shaped(name, value) for name, value in arrays.items()}
+    with jax.enable_x64(True):
+        attention = _attention(shaped)
+        law = _law(shaped, attention.token_dim) if with_law else None
+        if one_query:
+            return Problem(attention, law, _needed(shaped, "query", "the problem")[None])
+        return Problem(attention, law, _queries(shaped, attention.query_dim))
+
+
+def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
+    """A table file has rows and columns: flatten what must be a vector or a number."""
+    if isinstance(value, str):
+        return value
+    if name in _VECTORS and value.ndim == 2 and 1 in value.shape:
+        return value.ravel()
+    if name in _NUMBERS and value.size == 1:
+        return value.reshape(())
+    return value
+
+
+def _needed(arrays: Arrays, name: str, owner: str) -> np.ndarray:
+    """Return an array that must be there."""
+    if name not in arrays:
+        raise ValueError(f"`{name}` must be given for {owner}, got {_listing(arrays)}.")
+    value = arrays[name]
+    if isinstance(value, str):
+        raise ValueError(f"`{name}` must be an array, got the text '{value}'.")
+    return value
+
+
+def _listing(arrays: Arrays) -> str:
+    return "only " + ", ".join(f"`{name}`" for name in arrays) if arrays else "nothing"
+
+
+def _attention(arrays: Arrays) -> SoftmaxAttention | Factored:
+    """Return the softmax head that merged matrices or factors describe."""
+    if not any(name in arrays for name in _FACTORS):
+        return SoftmaxAttention(*(_needed(arrays, name, "the attention") for name in _MERGED))
+    if both := [name for name in _MERGED if name in arrays]:
+        raise ValueError(
+            f"`{both[0]}` must not be given together with factors such as `key_weight`. "
+            "Pass either the merged matrices or the factors."
+        )
+    key, query, value = (_needed(arrays, name, "the factored attention") for name in _FACTORS[:3])
+    output = _needed(arrays, "output", "the head") if "output" in arrays else None
+    scale = _needed(arrays, "scale", "the head") if "scale" in arrays else np.ones(())
+    if scale.ndim != 0:
+        raise ValueError(f"`scale` must be a number, got shape {scale.shape}.")
+    return Factored("softmax", key, query, value, output, scale=float(scale))
+
+
+def _law(arrays: Arrays, dim: int) -> AbstractMeasure:
+    """Return the prompt that the arrays describe."""
+    kind = _prompt_kind(arrays)
+    if stray := sorted((_OF_PROMPTS - {*_PROMPTS[kind]}) & set(arrays)):
+        raise ValueError(
+            f"`{stray[0]}` must not be given for a prompt of kind '{kind}'. "
+            "Leave it out, or name another prompt."
+        )
+    if kind == "tokens":
+        weights = _needed(arrays, "weights", "tokens") if "weights" in arrays else None
+        return Empirical(_needed(arrays, "tokens", "the prompt"), weights)
+    if kind == "gaussian":
+        mean = _needed(arrays, "mean", "the prompt") if "mean" in arrays else np.zeros(dim)
+        return Gaussian(mean, _needed(arrays, "cov", "a Gaussian prompt"))
+    if kind == "sphere":
+        return UniformSphere(dim, _needed(arrays, "radius", "a spherical prompt"))
+    half_widths = _needed(arrays, "half_widths", "the prompt")
+    return Rademacher(half_widths) if kind == "rademacher" else UniformCube(half_widths)
+
+
+def _prompt_kind(arrays: Arrays) -> str:
+    if "prompt" in arrays:
+        kind = str(arrays["prompt"])
+        require_choice("prompt", kind, _PROMPTS)
+        return kind
+    if "tokens" in arrays:
+        return "tokens"
+    if "cov" in arrays:
+        return "gaussian"
+    raise ValueError(
+        "`prompt` must be described by `cov` (with `mean`) or by `tokens`, or named as one of "
+        f"{', '.join(map(repr, _PROMPTS))}, got {_listing(arrays)}."
+    )
+
+
+def _queries(arrays: Arrays, dim: int) -> Queries:
+    """Return the queries that named arrays describe: a law, or an array with one a row."""
+    ways = [name for name in ("query", "queries", "query_cov") if name in arrays]
+    if len(ways) != 1:
+        names = " and ".join(f"`{name}`" for name in ways) if ways else "none of them"
+        raise ValueError(
+            "`query`, `queries` or `query_cov` must be given, and only one of them, "
+            f"got {names}. `query_cov` makes Gaussian queries."
+        )
+    if "query_mean" in arrays and ways != ["query_cov"]:
+        raise ValueError("`query_mean` must be given with `query_cov` only.")
+    if ways == ["query_cov"]:
+        mean = _needed(arrays, "query_mean", "queries") if "query_mean" in arrays else np.zeros(dim)
+        return Gaussian(mean, _needed(arrays, "query_cov", "Gaussian queries"))
+    array = _needed(arrays, ways[0], "the problem")
+    return array[None] if ways == ["query"] else array

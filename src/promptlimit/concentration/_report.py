@@ -1,0 +1,100 @@
+"""Everything that is known about one gap, in one call."""
+
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from promptlimit._arrays import ArrayLike
+from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._exponent import gap_exponent
+from promptlimit.concentration._fit_rate import fit_rate
+from promptlimit.concentration._gaps import gradient_gap, output_gap
+from promptlimit.finite import KindUnavailableError, increasing_lengths
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import GapCurve, GapExponent, GapReport, RateFit
+
+_LONGEST_SIMULATED = 10_000
+
+
+def gap_report(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    queries: AbstractMeasure | ArrayLike,
+    lengths: ArrayLike,
+    *,
+    wrt: str | None = None,
+    key: PRNGKeyArray | None = None,
+    samples: int | None = None,
+) -> GapReport:
+    """Return the gap in every kind that can be had, the predicted rate, and a fitted one.
+
+    Args:
+        attention: as for `output_gap`, and so the tokens' law, queries and lengths.
+        measure: the law of a token.
+        queries: their law, or an array [n, query_dim].
+        lengths: increasing.
+        wrt: the parameter whose gradient is compared; None for outputs.
+        key: randomness; None simulates nothing.
+        samples: prompts to simulate, at lengths up to 10,000.
+
+    >>> import promptlimit as pl
+    >>> attention = pl.SoftmaxAttention(key_query=[[0.4]], value=[[1.0]])
+    >>> normal = pl.Gaussian([0.0], [[1.0]])
+    >>> report = gap_report(attention, normal, normal, [10, 1000, 1e6])
+    >>> print([curve.kind for curve in report.curves], report.exponent.value)
+    ['exact', 'asymptotic', 'bound'] 1.0
+    """
+    sizes = increasing_lengths(lengths)
+    asked = {"exact": sizes, "asymptotic": sizes, "bound": sizes}
+    if key is not None and (short := sizes[sizes <= _LONGEST_SIMULATED]).size:
+        asked["estimate"] = short
+    curves, missing = [], {}
+    for kind, some in asked.items():
+        effort = {"key": key, "samples": samples} if kind == "estimate" else {}
+        problem = (attention, measure, queries, some)
+        try:
+            if wrt is None:
+                curves.append(output_gap(*problem, kind=kind, **effort))
+            else:
+                curves.append(gradient_gap(*problem, wrt=wrt, kind=kind, **effort))
+        except KindUnavailableError as refusal:
+            missing[kind] = str(refusal)
+    if not curves:
+        raise ValueError(
+            "`key` must be given for a problem that can only be simulated, got None. "
+            "Pass key=jax.random.key(0)."
+        )
+    exponent = _exponent(attention, measure, queries)
+    return GapReport(tuple(curves), exponent, *_fit(curves), missing)
+
+
+def _exponent(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    queries: AbstractMeasure | ArrayLike,
+) -> GapExponent | None:
+    try:
+        return gap_exponent(attention, measure, queries)
+    except ValueError:
+        return None
+
+
+def _fit(curves: list[GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
+    """Return the power law of the best curve, and the length from which on it is fitted.
+
+    Noise would let some end of a curve pass: what is simulated is fitted as a whole.
+    """
+    best = next((curve for curve in curves if curve.kind in ("exact", "estimate")), None)
+    if best is None:
+        return None, None
+    usable = np.isfinite(best.lengths) & (best.value > 0.0)
+    lengths, values = best.lengths[usable], best.value[usable]
+    if lengths.size < 2:
+        return None, None
+    cov = None if best.cov is None else best.cov[np.ix_(usable, usable)]
+    whole = fit_rate(lengths, values, cov=cov)
+    if cov is None:
+        for start in range(lengths.size - 2):
+            fit = fit_rate(lengths[start:], values[start:])
+            if fit.is_power_law:
+                return fit, float(lengths[start])
+    return whole, float(lengths[0])
