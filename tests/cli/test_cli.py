@@ -227,11 +227,15 @@ def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (printed,) = json.loads(done.stdout)["claims"]
-    written = json.loads((tmp_path / "r" / "claims" / "linear-is-the-limit.json").read_text())
+    written = json.loads(
+        (tmp_path / "r" / "large_prompt" / "claims" / "linear-is-the-limit.json").read_text()
+    )
     assert {name: written[name] for name in printed} == printed
-    assert written["command"] == "promptlimit reproduce linear-is-the-limit --quick --seed 0"
+    assert written["command"] == (
+        "promptlimit reproduce large_prompt linear-is-the-limit --quick --seed 0"
+    )
     assert printed["verdict"] == "holds"
-    drawn = sorted(path.name for path in (tmp_path / "r" / "figures").iterdir())
+    drawn = sorted(path.name for path in (paper / "figures").iterdir())
     assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "pdf", "png", "svg")]
 
 
@@ -328,7 +332,7 @@ def test_train_leaves_nothing_behind_when_it_is_refused(tmp_path: Path) -> None:
 
 def test_reproduce_lists_what_it_knows(here: Here) -> None:
     listing = here("reproduce", "--list").stdout
-    for name in ("gaussian-limit", "gradient-formulas", "growing_prompt"):
+    for name in ("large_prompt", "gaussian-limit", "gradient-formulas", "growing_prompt"):
         assert name in listing
 
 

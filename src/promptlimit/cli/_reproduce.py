@@ -14,9 +14,9 @@ from rich.table import Table
 from promptlimit.cli._console import (
     ERR,
     OUT,
-    CommandError,
     JsonOption,
     SeedOption,
+    UsageError,
     compile_sooner,
     print_json,
     require_folder,
@@ -122,7 +122,7 @@ def reproduce(
 
 def _protocol(word: str) -> str:
     if word not in ("exact", "full"):
-        raise CommandError(
+        raise UsageError(
             f"--protocol must be exact or full, got '{word}'", "full takes minutes on a GPU"
         )
     return word
@@ -143,7 +143,7 @@ def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
                 named.append(paper_at(Path(name)))
             except InputFileError as problem:
                 hint = f"known papers are {', '.join(known)}"
-                raise CommandError(str(problem), hint) from None
+                raise UsageError(str(problem), hint) from None
         else:
             items.append(name)
     return named or list(known.values()), items
@@ -182,7 +182,7 @@ def _chosen(
         name = sorted(missing)[0]
         near = difflib.get_close_matches(name, [*known, *(paper.name for paper in papers)], n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-        raise CommandError(f"there is no paper, claim or figure '{name}'", hint)
+        raise UsageError(f"there is no paper, claim or figure '{name}'", hint)
     return chosen
 
 
