@@ -37,7 +37,7 @@ def test_heads_alone_give_the_atlas_of_their_model(
     for heads in (captured, captured.prompts, pl.heads.CapturedHeads.load(tmp_path / "heads.npz")):
         alone = pl.heads.atlas(heads, clusters=2, sinks=2)
         assert (alone.model, alone.model_type) == ("heads", "arrays")
-        assert alone.window, alone.causal == (24, True)
+        assert (alone.window, alone.causal) == (24, True)
         for name, expected in whole.as_arrays().items():
             if name not in {"model", "model_type", "parity"}:
                 np.testing.assert_allclose(
@@ -75,10 +75,11 @@ def test_one_layer_or_one_prompt_of_heads_is_enough() -> None:
 
 def test_queries_of_another_sequence_have_moments_of_their_own() -> None:
     rng = np.random.default_rng(1)
-    crossed = pl.heads.Head(rng.normal(size=(9, 3)), rng.normal(size=(16, 3)), np.ones((16, 1)))
+    crossed = pl.heads.Head(2 * rng.normal(size=(9, 3)), rng.normal(size=(16, 3)), np.ones((16, 1)))
     doubled = pl.heads.Head(np.tile(crossed.queries, (2, 1)), crossed.keys, crossed.values)
     one, two = (pl.heads.atlas([head], clusters=2, sinks=1) for head in (crossed, doubled))
     np.testing.assert_allclose(one.exponent, two.exponent, rtol=1e-6)
+    assert 0 < one.exponent[0, 0] < 1
 
 
 def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
@@ -119,9 +120,8 @@ def test_files_of_heads_that_cannot_be_used(
             "must hold usable heads, but `scale` must be positive, got -",
         ),
     ):
-        np.savez(
-            path, **{name: part for name, part in (whole | change).items() if part is not None}
-        )
+        arrays: Any = {n: part for n, part in (whole | change).items() if part is not None}
+        np.savez(path, **arrays)
         with pytest.raises(InputFileError, match=re.escape(message)):
             pl.heads.CapturedHeads.load(path)
 

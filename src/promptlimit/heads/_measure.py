@@ -186,7 +186,7 @@ def _grid_error(few: _FewQueries, prediction: Prediction) -> np.ndarray:
 
 def _affine_error(squares: np.ndarray, products: np.ndarray, total: np.ndarray) -> np.ndarray:
     """Return the squares that the best affine map of the query leaves, [heads]; NaN if unknown."""
-    finite = np.isfinite(squares.sum(axis=(1, 2)))
+    finite = np.isfinite(np.abs(squares).max(axis=(1, 2)))
     variances, axes = np.linalg.eigh(np.where(finite[:, None, None], squares, 0.0))
     kept = variances > 1e-6 * variances[..., -1:]
     turned = (np.swapaxes(axes, -1, -2) @ products) ** 2
