@@ -227,9 +227,8 @@ def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     (printed,) = json.loads(done.stdout)["claims"]
-    written = json.loads(
-        (tmp_path / "r" / "large_prompt" / "claims" / "linear-is-the-limit.json").read_text()
-    )
+    paper = tmp_path / "r" / "large_prompt"
+    written = json.loads((paper / "claims" / "linear-is-the-limit.json").read_text())
     assert {name: written[name] for name in printed} == printed
     assert written["command"] == (
         "promptlimit reproduce large_prompt linear-is-the-limit --quick --seed 0"

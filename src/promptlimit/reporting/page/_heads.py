@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from markupsafe import Markup
 
 from promptlimit.reporting.page._numbers import number, two_digits
@@ -128,6 +129,7 @@ def heads_page(
         texts=texts,
         layers=layers,
         heads=heads,
+        parity=None if np.isnan(first.parity).all() else np.nanmax(first.parity),
         columns=[title for title, _, _ in _COLUMNS],
         replacement=replacing,
     )
