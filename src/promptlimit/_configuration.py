@@ -32,9 +32,9 @@ def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of
     if isinstance(value, str | bool | int | float | None):
         return value
     if isinstance(value, Mapping):
-        return {str(key): description(each) for key, each in value.items()}
+        return {str(key): description(part) for key, part in value.items()}
     if isinstance(value, Sequence):
-        return [description(each) for each in value]
+        return [description(part) for part in value]
     name = _name(value if callable(value) else type(value))
     return {OPAQUE: name} if not callable(value) or "<" in name else name
 

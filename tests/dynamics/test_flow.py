@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,7 +185,7 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     start = pl.Factored("linear", *factors, scale=0.5)
     risk = objective(start, 7.0)
     of_state = risk_of_state(risk, Reading(start, np.float64), start)
-    found = jax.jit(of_state.gradient)(state_of(start))
+    found = eqx.filter_jit(of_state.gradient)(state_of(start))
     merged = start.merged()
     head = pl.LinearAttention(merged.key_query, merged.value)
     by = pl.risk_gradient(head, TASK, 7).value

@@ -202,10 +202,10 @@ def test_generated_tokens_depend_on_key_and_place_alone() -> None:
 def test_watching_counts_tokens_up_to_the_end() -> None:
     seen: list[Progress] = []
     pl.stream(_head(), _tokens().astype(np.float32), QUERIES, chunk=1, watch=seen.append)
-    counts = [each.tokens for each in seen]
+    counts = [each.done for each in seen]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, 300_000)
-    assert seen[0].length == 300_000
+    assert seen[0].total == 300_000
 
 
 def test_lengths_an_iterable_never_reaches_are_told_and_lose_nothing() -> None:

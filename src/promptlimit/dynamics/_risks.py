@@ -135,24 +135,24 @@ def simulated_objective(
             f"`lengths` must be at most {most} with {samples} simulated prompts, got {length:g}. "
             "Ask for fewer samples."
         )
-    return SimulatedObjective(task, *_prompts(task, length, jax.random.split(key, samples)))
+    return SimulatedObjective(task, *_prompts(task, length, samples, key))
 
 
 @eqx.filter_jit
 def _prompts(
-    task: AbstractTask, length: float, keys: PRNGKeyArray
-) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
-    """Return a prompt of a task and the token it is asked about, for each key."""
+    task: AbstractTask, length: float, samples: int, key: PRNGKeyArray
+) -> tuple[AbstractMeasure, Float[Array, "{samples} token_dim"]]:
+    """Return so many prompts of a task and the tokens they are asked about; one program for all."""
 
-    def one(key: PRNGKeyArray) -> tuple[AbstractMeasure, Array]:
-        law_key, tokens_key, query_key = jax.random.split(key, 3)
+    def one(own: PRNGKeyArray) -> tuple[AbstractMeasure, Array]:
+        law_key, tokens_key, query_key = jax.random.split(own, 3)
         law, queries = task.draw(key=law_key)
         token = queries.sample(1, key=query_key)[0]
         if math.isinf(length):
             return law, token
         return Empirical(law.sample(int(length), key=tokens_key)), token
 
-    return eqx.filter_vmap(one)(keys)
+    return eqx.filter_vmap(one)(jax.random.split(key, samples))
 
 
 class StateMoments(NamedTuple):

@@ -128,15 +128,15 @@ class Training:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` by length, start, seed and step."""
         names = ("value", "error", "gradient_norms")
-        found: Variables = {name: (_AXES, getattr(self, name)) for name in names}
-        found["diverged"] = (_AXES[:3], self.diverged)
-        found["key_query"] = ((*_AXES, "token", "query"), self.key_query)
-        found["value_matrix"] = ((*_AXES, "output", "token"), self.value_matrix)
+        variables: Variables = {name: (_AXES, getattr(self, name)) for name in names}
+        variables["diverged"] = (_AXES[:3], self.diverged)
+        variables["key_query"] = ((*_AXES, "token", "query"), self.key_query)
+        variables["value_matrix"] = ((*_AXES, "output", "token"), self.value_matrix)
         for name, array in self.parameters.items():
-            found[f"parameters.{name}"] = ((*_AXES, f"{name}.row", f"{name}.column"), array)
+            variables[f"parameters.{name}"] = ((*_AXES, f"{name}.row", f"{name}.column"), array)
         places = {"length": list(self.lengths), "step": self.steps}
         kernels, times = ("start", list(self.kernels)), ("step", self.times)
-        return dataset(found, {**places, "kernel": kernels, "time": times}, {"kind": self.kind})
+        return dataset(variables, {**places, "kernel": kernels, "time": times}, {"kind": self.kind})
 
 
 def _outcome(diverged: int) -> dict[str, object]:

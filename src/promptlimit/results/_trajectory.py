@@ -99,13 +99,13 @@ class Trajectory:
 
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of risks, errors, gradient norms and matrices by time."""
-        found: Variables = {name: (("time",), getattr(self, name)) for name in _CURVES}
-        found["key_query"] = (("time", "token", "query"), self.key_query)
-        found["value_matrix"] = (("time", "output", "token"), self.value_matrix)
+        variables: Variables = {name: (("time",), getattr(self, name)) for name in _CURVES}
+        variables["key_query"] = (("time", "token", "query"), self.key_query)
+        variables["value_matrix"] = (("time", "output", "token"), self.value_matrix)
         for name, array in self.parameters.items():
-            found[_PREFIX + name] = (("time", f"{name}.row", f"{name}.column"), array)
+            variables[_PREFIX + name] = (("time", f"{name}.row", f"{name}.column"), array)
         known = {"kind": self.kind, "length": self.length}
-        return dataset(found, {"time": self.times}, known)
+        return dataset(variables, {"time": self.times}, known)
 
 
 def _finite(number: float) -> float | None:
