@@ -74,12 +74,15 @@ def deliver(show: Callable[[], None], write: Callable[[], None] | None) -> None:
         if write is not None:
             write()
     finally:
-        show()
+        with on_standard_output():
+            show()
 
 
-def flush_results() -> None:
-    """Write what is left of the results, or say that standard output cannot be written."""
+@contextlib.contextmanager
+def on_standard_output() -> Iterator[None]:
+    """Print results inside, whole, or say that standard output cannot be written."""
     try:
+        yield
         sys.stdout.flush()
     except BrokenPipeError:
         raise
