@@ -20,7 +20,9 @@ INTERRUPTED = 130
 """What a command that was interrupted exits with, as shells do."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")
+]
 
 
 class CommandError(Exception):
