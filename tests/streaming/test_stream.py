@@ -300,8 +300,9 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([None, 1], dtype=object), allow_pickle=True)
     (tmp_path / "text.npy").write_text("no array")
     for name in ("two.npz", "objects.npy", "text.npy", "missing.npy"):
-        with pytest.raises(InputFileError, match="`prompt` must be"):
+        with pytest.raises(InputFileError, match="`prompt` must be") as refusal:
             pl.stream(_head(), tmp_path / name, QUERIES)
+        assert "allow_pickle" not in str(refusal.value)
 
 
 def test_the_numbers_go_to_json() -> None:

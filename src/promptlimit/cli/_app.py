@@ -30,7 +30,6 @@ from promptlimit.cli import (
 from promptlimit.cli._console import (
     CommandError,
     ending_at_once,
-    flush_results,
     print_error,
     print_note,
 )
@@ -123,7 +122,6 @@ def _guarded(command: Command, *, resumes: bool) -> Command:
         try:
             with ending_at_once(_resumption(resumes, options.get("out"))), _warnings_as_notes():
                 command(**options)
-                flush_results()
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
         except Exception as problem:
@@ -147,10 +145,11 @@ def _as_command_error(problem: Exception) -> CommandError:
             f"this needs more memory than there is{f': {reason}' if reason else ''}",
             "fewer dimensions, shorter prompts, fewer samples or seeds need less",
         )
-    if isinstance(problem, OSError) and problem.filename is not None:
+    if isinstance(problem, OSError) and problem.strerror is not None:
+        place = problem.filename or "a file or standard output"
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             where = "make room there, or choose another place that can be written"
-        return CommandError(f"{problem.filename}: {problem.strerror}", where)
+        return CommandError(f"{place}: {problem.strerror}", where)
     if isinstance(problem, OverflowError):
         return CommandError(
             f"numbers beyond double precision came up: {words}", "rescale what was given"

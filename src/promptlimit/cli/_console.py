@@ -20,7 +20,9 @@ INTERRUPTED = 130
 """What a command that was interrupted exits with, as shells do."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of everything random.")
+]
 
 
 class CommandError(Exception):
@@ -74,12 +76,15 @@ def deliver(show: Callable[[], None], write: Callable[[], None] | None) -> None:
         if write is not None:
             write()
     finally:
-        show()
+        with on_standard_output():
+            show()
 
 
-def flush_results() -> None:
-    """Write what is left of the results, or say that standard output cannot be written."""
+@contextlib.contextmanager
+def on_standard_output() -> Iterator[None]:
+    """Print results inside, whole, or say that standard output cannot be written."""
     try:
+        yield
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -42,7 +42,10 @@ def gap(
     samples: Annotated[
         int,
         typer.Option(
-            "--samples", min=0, help="Prompts to simulate at lengths up to 10,000; 0 for none."
+            "--samples",
+            min=0,
+            max=10**8,
+            help="Prompts to simulate at lengths up to 10,000; 0 for none.",
         ),
     ] = 2048,
     out: Annotated[

@@ -221,6 +221,11 @@ def _queries(arrays: Arrays, dim: int) -> Queries:
         raise ValueError("`query_mean` must be given with `query_cov` only.")
     if ways == ["query_cov"]:
         mean = _needed(arrays, "query_mean", "queries") if "query_mean" in arrays else np.zeros(dim)
-        return Gaussian(mean, _needed(arrays, "query_cov", "Gaussian queries"))
+        cov = _needed(arrays, "query_cov", "Gaussian queries")
+        try:
+            return Gaussian(mean, cov)
+        except ValueError as refusal:
+            words = str(refusal).replace("`cov`", "`query_cov`")
+            raise ValueError(words.replace("`mean`", "`query_mean`")) from None
     array = _needed(arrays, ways[0], "the problem")
     return array[None] if ways == ["query"] else array

@@ -18,7 +18,6 @@ from promptlimit.cli._console import (
     print_table,
     refusal,
     require_folder,
-    use_double_precision,
 )
 from promptlimit.cli._drawing import write_figure
 from promptlimit.cli._inputs import (
@@ -63,7 +62,8 @@ def stream(
     ] = None,
     lengths: Annotated[str | None, LENGTHS] = None,
     queries: Annotated[
-        int, typer.Option("--queries", min=1, help="Queries to draw, where they have a law.")
+        int,
+        typer.Option("--queries", min=1, max=10**6, help="Queries to draw, where they have a law."),
     ] = 16,
     linear: Annotated[
         bool, typer.Option("--linear", help="Read as linear attention too, in the same pass.")
@@ -97,7 +97,6 @@ def stream(
     require_folder(out)
     with progress("stream") as shown, machines(where):
         shown.at("starting")
-        use_double_precision()
         options = {"linear": linear, "covariance": covariance, "every": every}
         folder = None if out is None else out / "runs"
         try:

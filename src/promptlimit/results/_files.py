@@ -29,7 +29,8 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         _write_whole(path, content)
     except OSError as problem:  # a full disk does not say which file it was
-        raise OSError(problem.errno, problem.strerror, str(path)) from problem
+        reason = problem.strerror or str(problem)
+        raise OSError(problem.errno, reason, str(path)) from problem
 
 
 def _write_whole(path: Path, content: bytes) -> None:

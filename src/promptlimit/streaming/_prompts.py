@@ -279,10 +279,10 @@ def stored_length(path: Path) -> int:
 
 def _mapped(path: Path) -> np.ndarray:
     """Return the array in a .npy file, without reading it."""
-    with path.open("rb") as file:
-        if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
-            raise InputFileError(f"`prompt` must be an array saved by numpy.save, got {path}.")
     try:
+        with path.open("rb") as file:
+            if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
+                raise ValueError(f"{path} is none")
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as problem:  # a damaged or hostile file may raise anything
         raise InputFileError(
