@@ -6,7 +6,7 @@ Nothing but Python is needed to say so: any of them may be the one that is missi
 import importlib.metadata
 import re
 
-from promptlimit import __version__
+from promptlimit._version import __version__
 
 _OWN = "promptlimit"
 _AT_LEAST = ("jax", "jaxlib")  # jaxlib comes with jax, and has a version of its own

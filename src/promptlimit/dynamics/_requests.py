@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit import __version__
 from promptlimit._configuration import described
 from promptlimit._inputs import ArrayLike, require_samples
+from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._objective import simulated_objective
 from promptlimit.results import Kind

@@ -13,10 +13,10 @@ import optax
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit import __version__
 from promptlimit._configuration import described
 from promptlimit._inputs import require_choice
 from promptlimit._normals import LAST_STEP
+from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.dynamics._objective import kernel_of, merges_like
 from promptlimit.dynamics._requests import require_start

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-import promptlimit
 from promptlimit.experiments._setting import Setting
 from promptlimit.results import run_name
+
+_PACKAGE = Path(__file__).parents[1]
 
 _TALKS_OR_DRAWS = ("cli", "reporting")
 """Packages that decide no number: other code draws a figure anew from its stored arrays."""
@@ -27,7 +28,7 @@ def item_hash(kind: str, name: str, setting: Setting) -> str:
 
 def drawing_hash() -> str:
     """Return the hash of what decides how stored arrays are drawn."""
-    sources = _source_hashes(Path(promptlimit.__file__).parent / "reporting")
+    sources = _source_hashes(_PACKAGE / "reporting")
     return run_name({**sources, "matplotlib": metadata.version("matplotlib")})[:16]
 
 
@@ -42,7 +43,7 @@ def engine_hash() -> str:
 
 @functools.cache
 def _own_hash(without: tuple[str, ...]) -> str:
-    return _code_hash(_source_hashes(Path(promptlimit.__file__).parent), without)
+    return _code_hash(_source_hashes(_PACKAGE), without)
 
 
 def _source_hashes(root: Path) -> dict[str, str]:

@@ -7,10 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit import __version__
 from promptlimit._arrays import doubles
 from promptlimit._configuration import described
 from promptlimit._inputs import ArrayLike, float_array
+from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite import in_double
 from promptlimit.parallel import crew
