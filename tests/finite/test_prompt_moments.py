@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
 from finite.simulated_prompts import agrees, draw, outputs, weights_of
+from promptlimit._inputs import in_double
 from promptlimit.finite import prompt_moments, weight_statistics
 from promptlimit.finite._polynomial_moments import (
     _assembled_read_moments,
@@ -20,7 +21,6 @@ from promptlimit.finite._polynomial_moments import (
     read_moments,
     tilted_moments,
 )
-from promptlimit.finite._precision import in_double
 from promptlimit.measures import GaussianParts
 
 HEADS = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.concentration._averages import average
 from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
+from promptlimit.concentration._sharpness_law import SharpnessLaw, average, sharpness_law
 from promptlimit.finite import (
     MAX_SHARPNESS,
     KindUnavailableError,
     Problem,
     Queries,
     WeightStatistics,
+    known,
     score_law,
     softmax_moments,
     weight_interpolant,
@@ -65,10 +65,7 @@ class GaussianGap:
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
-    read, gaussian = problem.reading, problem.gaussian
-    if read is None or gaussian is None:
-        raise ValueError(f"`measure` must be Gaussian under one head, got {problem.subject}.")
-    root = gaussian.root()
+    read, root = known(problem.reading), known(problem.gaussian).root()
     transform = root @ read.key_query
     size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
     outer = read.value @ root

@@ -33,7 +33,7 @@ def gap_exponent(
     >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
     GapExponent(value=0.6180339887498949, tau=1.0)
     """
-    problem = checked_problem(attention, measure, queries, np.ones(0))
+    problem = checked_problem(attention, measure, np.ones(0), queries=queries)
     if problem.is_linear:
         return GapExponent(1.0, 0.0)
     tau = _tau(problem)

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import ArrayLike
+from promptlimit._arrays import ArrayLike, checked_lengths
 from promptlimit.finite._interpolant_table import interpolation_table
-from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._weight_statistics import MAX_SHARPNESS, STATISTICS
 
 

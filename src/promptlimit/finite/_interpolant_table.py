@@ -23,13 +23,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.finite._accuracy import AccuracyError
 from promptlimit.finite._weight_statistics import (
     MAX_SHARPNESS,
     WeightStatistics,
     weight_statistics,
 )
-from promptlimit.results import write_bytes
+from promptlimit.results import AccuracyError, write_bytes
 
 DEGREE = 7
 TOLERANCE = 1e-9

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array
-from promptlimit.finite._precision import in_double
 from promptlimit.measures import AbstractMeasure, GaussianParts, compiled
 
 
@@ -32,7 +31,7 @@ class TiltedMoments:
 def tilted_moments(measure: AbstractMeasure, tilt: Array) -> TiltedMoments:
     """Return the log-Laplace transform of any measure and its two derivatives at a tilt."""
     with jax.enable_x64(True):
-        value, mean, cov = _transforms(in_double(measure), jnp.asarray(tilt))
+        value, mean, cov = _transforms(measure, jnp.asarray(tilt))
     return TiltedMoments(float(value), np.asarray(mean, np.float64), np.asarray(cov, np.float64))
 
 
@@ -48,7 +47,7 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
         return _read_moments_of_parts(parts, tilt)
     with jax.enable_x64(True):
         point = jnp.asarray(tilt)
-        found = map(np.asarray, _read_derivatives(in_double(measure), point))
+        found = map(np.asarray, _read_derivatives(measure, point))
     return _assembled_read_moments(tilt, *found)
 
 
@@ -127,7 +126,7 @@ def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) ->
         return _outer_spread_of_parts(parts, left, right)
     with jax.enable_x64(True):
         point = [jnp.asarray(array) for array in (left, right)]
-        return float(_outer_spread_derivative(in_double(measure), *point))
+        return float(_outer_spread_derivative(measure, *point))
 
 
 def _outer_spread_of_parts(parts: GaussianParts, left: Array, right: Array) -> float:
@@ -189,7 +188,7 @@ def squares_product(
         return _squares_product_of_parts(parts.tilted(tilt), centre, left, right)
     with jax.enable_x64(True):
         point = [jnp.asarray(array) for array in (tilt, centre, left, right)]
-        return float(_squares_derivative(in_double(measure), *point))
+        return float(_squares_derivative(measure, *point))
 
 
 def _squares_product_of_parts(

@@ -13,9 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike
-from promptlimit.finite._accuracy import AccuracyError
-from promptlimit.finite._lengths import checked_lengths
+from promptlimit._arrays import ArrayLike, checked_lengths
 from promptlimit.finite._partition_formulas import (
     Integrands,
     frozen_statistics,
@@ -25,6 +23,7 @@ from promptlimit.finite._partition_formulas import (
 )
 from promptlimit.finite._quadrature import Brackets, brackets, node_range
 from promptlimit.finite._transforms import STEP, ScoreTransforms, score_transforms, stacked
+from promptlimit.results import AccuracyError
 
 MAX_SHARPNESS = 40.0
 TOLERANCE = 1e-10

@@ -9,10 +9,9 @@ import numpy as np
 
 from promptlimit._arrays import doubles
 from promptlimit._configuration import described
-from promptlimit._inputs import ArrayLike, float_array
+from promptlimit._inputs import ArrayLike, float_array, in_double
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import in_double
 from promptlimit.parallel import crew
 from promptlimit.streaming._blocks import Task, is_bounded
 from promptlimit.streaming._leaves import LEAF
