@@ -11,8 +11,13 @@ import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
-from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._sharpness_law import SharpnessLaw, average, sharpness_law
+from promptlimit.concentration._sharpness_law import (
+    Form,
+    SharpnessLaw,
+    average,
+    sharpness_law,
+    square,
+)
 from promptlimit.finite import Problem, first_obstacle, known
 
 _TOLERANCE = 1e-3

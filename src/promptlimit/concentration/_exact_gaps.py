@@ -15,8 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._sharpness_law import SharpnessLaw, average, sharpness_law
+from promptlimit.concentration._sharpness_law import (
+    Form,
+    SharpnessLaw,
+    average,
+    sharpness_law,
+    square,
+)
 from promptlimit.finite import (
     MAX_SHARPNESS,
     KindUnavailableError,

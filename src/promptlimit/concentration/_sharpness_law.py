@@ -22,9 +22,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.concentration._quadratic_products import Complex, Form, mean_of_product
 from promptlimit.results import AccuracyError
 
 _NEGLIGIBLE = 1e-14
@@ -44,6 +44,8 @@ _CONDITION = 1e5
 _TYPICAL_NODES = 128
 _ENTRIES_AT_ONCE = 2**21
 
+Complex = NDArray[np.complex128]
+
 Integrand = Callable[[Array, Array], Array]
 """From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""
 
@@ -58,6 +60,33 @@ _SCAN_START = 1e-9
 _DROPPED = 80.0
 _CUT = 34.0
 """What is smaller than the largest by this many e-folds is cut off."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    r"""The quadratic form $Q(z)=|Fz|^2$, or $z'Az$ when it is no square.
+
+    Attributes:
+        matrix: $A$, symmetric, [q, q].
+        factor: $F$ with $A=F'F$, [k, q], the fewer rows the cheaper; None when there is none.
+    """
+
+    matrix: Array
+    factor: Array | None = None
+
+    def at(self, points: Array) -> Array:
+        """Return the values at points [n, q]."""
+        return np.einsum("ni,ij,nj->n", points, self.matrix, points)
+
+    def through(self, matrix: Array) -> "Form":
+        """Return the form of $x$ that this one is of $z$ = `matrix` $x$."""
+        factor = None if self.factor is None else self.factor @ matrix
+        return Form(matrix.T @ self.matrix @ matrix, factor)
+
+
+def square(factor: Array) -> Form:
+    """Return the form $|Fz|^2$."""
+    return Form(factor.T @ factor, factor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +150,10 @@ class SharpnessLaw:
         weight *= (step / np.pi)[:, None]
         weight[:, 0] *= 0.5
         mean, variance = self._tilted(theta.ravel())
-        rows = []
-        for product in products:
-            summed = weight * mean_of_product(product, mean, variance).reshape(theta.shape)
-            rows.append(2.0 * radius * np.sum(summed.real, axis=1))
-            _refuse_cancellation(summed)
-        return np.stack(rows)
+        means = [mean_of_product(product, mean, variance) for product in products]
+        summed = weight * np.stack(means).reshape(len(products), *theta.shape)
+        _refuse_cancellation(summed)
+        return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
         """Return the step along the path for each s, and how many steps reach the end of all."""
@@ -205,8 +232,8 @@ def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Comp
 
 
 def _refuse_cancellation(summed: Complex) -> None:
-    total = np.abs(np.sum(summed.real, axis=1))
-    condition = np.sum(np.abs(summed), axis=1) / np.maximum(total, np.finfo(np.float64).tiny)
+    total = np.abs(np.sum(summed.real, axis=-1))
+    condition = np.sum(np.abs(summed), axis=-1) / np.maximum(total, np.finfo(np.float64).tiny)
     worst = float(np.max(np.where(total > 0.0, condition, 0.0), initial=0.0))
     if not worst <= _CONDITION:
         raise AccuracyError(
@@ -236,6 +263,64 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     shifts[:seen] = left[:, :seen].T @ fixed
     floor = float(np.sum((fixed - left[:, :seen] @ shifts[:seen]) ** 2))
     return SharpnessLaw(variances, shifts, floor, centre, root @ right.T)
+
+
+def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -> Complex:
+    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$ at once.
+
+    The joint cumulants of $Q_i=x'A_ix$ are
+
+        k(Q1)         = tr A1 D + m'A1 m
+        k(Q1, Q2)     = 2 tr A1 D A2 D + 4 m'A1 D A2 m
+        k(Q1, Q2, Q3) = 8 tr A1 D A2 D A3 D
+                        + 8 (m'A1 D A2 D A3 m + m'A2 D A1 D A3 m + m'A1 D A3 D A2 m)
+
+    and a mean of a product is the sum over its set partitions of products of cumulants. D may be
+    complex: tilting a Gaussian by a complex multiple of a square leaves these identities true.
+
+    Args:
+        forms: none to three of them; the second of three must have a factor.
+        mean: $m$, [n, q].
+        variance: the diagonals of $D$, [n, q].
+    """
+    pulled = [mean @ form.matrix for form in forms]
+    first = [
+        variance @ np.diag(form.matrix) + np.sum(pull * mean, axis=-1)
+        for form, pull in zip(forms, pulled, strict=True)
+    ]
+    if not forms:
+        return np.ones(mean.shape[0], dtype=np.complex128)
+    if len(forms) == 1:
+        return first[0]
+
+    def second(i: int, j: int) -> Complex:
+        trace = np.sum((variance @ (forms[i].matrix * forms[j].matrix)) * variance, axis=-1)
+        return 2.0 * trace + 4.0 * np.sum(pulled[i] * variance * pulled[j], axis=-1)
+
+    if len(forms) == 2:
+        return second(0, 1) + first[0] * first[1]
+    together = second(0, 1) * first[2] + second(0, 2) * first[1] + second(1, 2) * first[0]
+    return _third(forms, pulled, variance) + together + first[0] * first[1] * first[2]
+
+
+def _third(forms: tuple[Form, ...], pulled: list[Complex], variance: Complex) -> Complex:
+    """Return the third joint cumulant."""
+    one, two, three = (form.matrix for form in forms)
+    factor = forms[1].factor
+    if factor is None:
+        raise AssertionError("the middle form of three must have a factor")
+    if all(np.array_equal(form.matrix, np.diag(np.diag(form.matrix))) for form in forms):
+        trace = variance**3 @ (np.diag(one) * np.diag(two) * np.diag(three))
+    else:
+        rows = factor * variance[:, None, :]
+        trace = np.sum((rows @ one) * variance[:, None, :] * (rows @ three), axis=(1, 2))
+    spread = [pull * variance for pull in pulled]
+    paths = (
+        np.sum((spread[0] @ two) * spread[2], axis=-1)
+        + np.sum((spread[1] @ one) * spread[2], axis=-1)
+        + np.sum((spread[0] @ three) * spread[1], axis=-1)
+    )
+    return 8.0 * (trace + paths)
 
 
 def average(

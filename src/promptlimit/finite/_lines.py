@@ -219,14 +219,15 @@ class RayLaw(AbstractScoreLaw):
         if not isinstance(products, LineProducts):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
         c = products.multiples
-        moved = np.asarray(c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON, dtype=np.complex128)
+        moved = c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON
         base = limit - value @ self.ray.centre
-        pairs = zip(*(self.ray.derivatives(value, at) for at in (c, moved)), strict=True)
-        for (part, slope, curvature), (_, other_slope, other_curvature) in pairs:
-            blur = np.linalg.norm(slope - other_slope, axis=1)
+        pairs = np.stack([c, moved], axis=1).ravel()  # never parted: chunks are even
+        for part, slopes, curvatures in self.ray.derivatives(value, pairs):
+            slope, curvature = slopes[::2], curvatures[::2]
+            blur = np.linalg.norm(slope - slopes[1::2], axis=1)
             blur += EPSILON * np.linalg.norm(slope, axis=1)
-            shake = np.abs(np.trace(curvature - other_curvature, axis1=1, axis2=2))
-            yield part, slope - base, curvature, blur, shake
+            shake = np.abs(np.trace(curvature - curvatures[1::2], axis1=1, axis2=2))
+            yield slice(part.start // 2, part.stop // 2), slope - base, curvature, blur, shake
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""

@@ -25,7 +25,7 @@ Complex = NDArray[np.complex128]
 LEFT, RIGHT = -60.0, 3.0
 """The multiples that are ever used have real parts between these."""
 
-_LARGEST_CHUNK = 512
+_LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
 _STEP = 1e-4
 _CLOSE = 1e-3

@@ -125,10 +125,7 @@ class _Rules:
 def _by_quadrature(
     prompts: Prompts, value: Array, limit: Array, own_value: Array
 ) -> tuple[_Rules, _Drift]:
-    r"""Return the moments by every other node.
-
-    The covariance is centred inside the integrals: sums of squares lose nothing to the bias.
-    """
+    """Return the moments by even and by odd nodes, and what they drift by."""
     squares, count, outputs = prompts.squares, prompts.length.size, limit.size
     places = squares.shares.shape[2]
     centred = np.empty((places, outputs), dtype=squares.shares.dtype)
@@ -139,34 +136,32 @@ def _by_quadrature(
         blur[part], shake[part] = errors
         within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
         spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
-    vector, lost = squares.lower(centred, blur)
-    pair = [_by_rule(prompts, rule, centred, within[rule], vector, own_value) for rule in (0, 1)]
-    distance = np.linalg.norm(centred, axis=1)
+    drift = _Drift(*squares.lower(centred, blur))
+    pair = [_by_rule(prompts, rule, centred, within[rule], drift, own_value) for rule in (0, 1)]
+    distance, lost = np.linalg.norm(centred, axis=1), drift.rounding
     rounding = squares.rounding @ (spread + distance**2)
     sizes = np.abs(squares.shares).sum(axis=0)
     rounding += sizes @ (blur * (2.0 * distance + blur) + shake)
-    rounding += prompts.two @ (2.0 * lost * np.linalg.norm(vector, axis=1) + lost**2)
+    rounding += prompts.two @ (2.0 * lost * np.linalg.norm(drift.value, axis=1) + lost**2)
     mass, participation, bias, second, cov = map(np.stack, zip(*pair, strict=True))
-    rules = _Rules(mass, participation, bias, second, cov, rounding)
-    return rules, _Drift(vector, lost)
+    return _Rules(mass, participation, bias, second, cov, rounding), drift
 
 
 def _by_rule(  # noqa: PLR0917 - the symbols of the formula
-    prompts: Prompts, rule: int, centred: Numbers, within: Array, vector: Array, own_value: Array
+    prompts: Prompts, rule: int, centred: Numbers, within: Array, drift: _Drift, own_value: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return mass, participation, bias, second moment and covariance by every other node.
 
     The covariance is centred inside the integrals: sums of squares lose nothing to the bias.
     """
     at = slice(rule, None, 2)
-    one, two = prompts.one[:, at], prompts.two[:, at]
-    b, mass, own = vector[at], prompts.scores.mass[at], prompts.own(prompts.scores.u)[at]
+    one, two, shares = prompts.one[:, at], prompts.two[:, at], prompts.squares.shares[rule]
+    b, mass, own = drift.value[at], prompts.scores.mass[at], prompts.own(prompts.scores.u)[at]
     log_left = prompts.length[:, None] * prompts.scores.log_phi[at] - own
     own_weights = STEP * own * np.exp(log_left)
     own_weight, own_square = own_weights.sum(axis=1), own_weights @ own
     token_mass, token_bias = one @ mass, one @ b
     bias = token_bias + own_weight[:, None] * own_value
-    shares = prompts.squares.shares[rule]
 
     def about(n: int, centre: Array, own_part: Array) -> Array:
         apart, moved = centred - centre, b - mass[:, None] * centre
