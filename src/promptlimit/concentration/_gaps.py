@@ -215,7 +215,8 @@ def _moments(problem: Problem) -> Quantity[Any]:
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
     """Return why moments at single queries cannot be averaged: as the first of them shows."""
     if not problem.queries.are_points:
-        return f"only a list of queries is averaged one by one, not {problem.queries.name}"
+        alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
+        return problem.no_head if problem.reading is None else alone
     rule = _moments(problem).first(problem.at(problem.queries.points[0]), kind)
     return rule if isinstance(rule, str) else None
 

@@ -54,8 +54,8 @@ def brackets(
     at_even, at_odd = (
         np.stack(
             [
-                blocked_product(functions[:, n, phase::2], np.ascontiguousarray(each[phase::2]))
-                for n, each in enumerate(power)
+                blocked_product(functions[:, n, phase::2], np.ascontiguousarray(powers[phase::2]))
+                for n, powers in enumerate(power)
             ],
             axis=1,
         )

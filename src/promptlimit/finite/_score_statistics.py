@@ -55,8 +55,8 @@ def score_statistics(
         NotAnalyticError: the log-Laplace transform cannot be followed to complex tilts.
 
     >>> import promptlimit as pl
-    >>> found = pl.score_statistics(pl.Rademacher([1.0]), [1.0], [1, 2, 1000])
-    >>> print(found.kind, found.participation.round(8), found.log_partition.round(8))
+    >>> scores = pl.score_statistics(pl.Rademacher([1.0]), [1.0], [1, 2, 1000])
+    >>> print(scores.kind, scores.participation.round(8), scores.log_partition.round(8))
     exact [1.         0.64500641 0.00158045] [0.         0.9100376  7.34124584]
     """
     require_measure("measure", measure)

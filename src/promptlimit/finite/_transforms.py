@@ -81,11 +81,11 @@ def score_transforms(
 def stacked(transforms: Sequence[ScoreTransforms]) -> ScoreTransforms:
     """Return the transforms of several sharpnesses at the same nodes as one."""
     return ScoreTransforms(
-        sharpness=np.array([[each.sharpness] for each in transforms], dtype=np.float64),
+        sharpness=np.array([[one.sharpness] for one in transforms], dtype=np.float64),
         nodes=transforms[0].nodes,
-        log_phi=np.stack([each.log_phi for each in transforms]),
-        about_sharpness=np.stack([each.about_sharpness for each in transforms], axis=-2),
-        about_centre=np.stack([each.about_centre for each in transforms], axis=-2),
+        log_phi=np.stack([one.log_phi for one in transforms]),
+        about_sharpness=np.stack([one.about_sharpness for one in transforms], axis=-2),
+        about_centre=np.stack([one.about_centre for one in transforms], axis=-2),
     )
 
 

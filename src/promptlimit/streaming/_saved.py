@@ -22,7 +22,7 @@ from promptlimit.results import (
     save_run,
 )
 from promptlimit.streaming._request import StreamRequest
-from promptlimit.streaming._sums import Sums, stacked
+from promptlimit.streaming._sums import TiltedSums, stacked
 from promptlimit.streaming._tree import BlockTree
 
 
@@ -38,7 +38,7 @@ class State:
 
     tree: BlockTree = dataclasses.field(default_factory=BlockTree)
     blocks: int = 0
-    found: dict[int, Sums] = dataclasses.field(default_factory=dict)
+    found: dict[int, TiltedSums] = dataclasses.field(default_factory=dict)
 
 
 class Saver:
@@ -135,7 +135,7 @@ def _packed(state: State) -> dict[str, np.ndarray]:
 def _state(arrays: Mapping[str, np.ndarray]) -> State:
     lengths = arrays["lengths"].astype(np.int64).tolist()
     found = {
-        length: Sums(*(arrays[f"found.{name}"][i] for name in Sums._fields))
+        length: TiltedSums(*(arrays[f"found.{name}"][i] for name in TiltedSums._fields))
         for i, length in enumerate(lengths)
     }
     return State(BlockTree.unpacked(arrays), int(arrays["blocks"]), found)
