@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 import promptlimit as pl
-from promptlimit.streaming._sums import Sums
+from promptlimit.streaming._sums import TiltedSums
 from promptlimit.streaming._tree import BlockTree
 
 TERMS = (
@@ -89,7 +89,7 @@ def _timed(
 def _host() -> float:
     """Return the seconds it takes to add a block to the tree."""
     tree, count = BlockTree(), 512
-    one = Sums(np.zeros(16), np.ones(16), np.ones(16), np.ones((16, 8)), np.ones((16, 36)))
+    one = TiltedSums(np.zeros(16), np.ones(16), np.ones(16), np.ones((16, 8)), np.ones((16, 36)))
     start = time.perf_counter()
     for i in range(count):
         tree.add(i, one)

@@ -29,7 +29,7 @@ def test_lazy_names_and_typed_names_are_the_same() -> None:
         for alias in node.names
         if alias.asname is not None
     }
-    assert typed == set(dir(pl)) - {"__version__"}
+    assert typed == set(dir(pl))
 
 
 @pytest.mark.parametrize("package", ["dynamics", "finite"])
@@ -59,6 +59,24 @@ assert not jax.config.jax_enable_x64
 def test_the_citation_names_this_version() -> None:
     assert f"version: {pl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"## [{pl.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_contributing_shows_the_layers_that_are_kept() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = next(each["layers"] for each in contracts["contracts"] if each["type"] == "layers")
+    shown = "".join(f"{layer}\n" for layer in layers)
+    assert f"```text\n{shown}```\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_no_module_imports_the_package_above_it() -> None:
+    for path, text in sources().items():
+        if path.parent.name == "cli":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                assert "promptlimit" not in {alias.name for alias in node.names}, path
+            elif isinstance(node, ast.ImportFrom) and path.name != "__init__.py":
+                assert node.module != "promptlimit", path
 
 
 def test_every_dependency_has_a_lower_bound() -> None:

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from promptlimit._lazy import lazy_names
+from promptlimit._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from promptlimit import attention as attention
@@ -102,8 +103,6 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
     from promptlimit.tasks import risk_gradient as risk_gradient
-
-__version__ = "0.1.0"
 
 _HOME = {
     "AbstractAttention": "attention",

@@ -1,4 +1,4 @@
-"""Arrays that come from users and those computed here, without jax."""
+"""Arrays that come from users and those computed here, and lengths of prompts; without jax."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -25,3 +25,55 @@ ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 def doubles(array: object) -> Array:
     """Return what a user built, of NumPy or of jax, as a NumPy array in double precision."""
     return np.asarray(array, dtype=np.float64)
+
+
+LARGEST_LENGTH = 1e30
+
+
+def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
+    """Return the lengths as floats of the same shape, or say which of them counts no tokens.
+
+    A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
+    """
+    try:
+        array = np.asarray(length)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
+        ) from None
+    try:
+        # whole numbers beyond 64 bits make an object array
+        if length is None or array.dtype.kind not in "fiuO":
+            raise TypeError
+        values = array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"`{name}` must hold numbers, got {type(length).__name__} of dtype {array.dtype}. "
+            "It counts the tokens of a prompt."
+        ) from None
+    whole = values == np.floor(values)
+    allowed = whole & (values >= 1) & ((values <= LARGEST_LENGTH) | np.isposinf(values))
+    if not allowed.all():
+        raise ValueError(
+            f"`{name}` must be a whole number from 1 to 1e30 or math.inf, "
+            f"got {values[~allowed][0]}. It counts the tokens of a prompt."
+        )
+    return values
+
+
+def increasing_lengths(lengths: ArrayLike) -> Array:
+    """Return one or several lengths as a vector, or refuse what does not increase."""
+    if lengths is None:
+        raise ValueError("`lengths` must be a list of numbers, got None.")
+    values = np.atleast_1d(checked_lengths(lengths, name="lengths"))
+    if values.ndim != 1 or not values.size:
+        raise ValueError(
+            f"`lengths` must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
+        )
+    falls = np.flatnonzero(np.diff(values) <= 0)
+    if falls.size:
+        first, second = values[falls[0] : falls[0] + 2]
+        raise ValueError(
+            f"`lengths` must increase, got {second:g} after {first:g}. Sort them, each once."
+        )
+    return values

@@ -8,8 +8,9 @@ they do not run.
 import difflib
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,8 @@ ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
 
 # What a user may pass for one number: checkers at run time do not take an int for a float.
 Number: TypeAlias = float | int | np.number
+
+ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
 _SMALL = 10_000  # entries that are cheaper to look at here than to send to a device
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
@@ -45,6 +48,12 @@ def float_array(name: str, value: object, *, rank: int) -> Array:
     require_rank(name, array, rank)
     require_finite(name, array)
     return array
+
+
+def in_double(module: ModuleT) -> ModuleT:
+    """Return the module with its arrays in double precision; call inside `enable_x64`."""
+    arrays, rest = eqx.partition(module, eqx.is_inexact_array)
+    return eqx.combine(jax.tree.map(lambda array: array.astype(jnp.float64), arrays), rest)
 
 
 def _as_array(name: str, value: object) -> Array:

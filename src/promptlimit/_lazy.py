@@ -12,14 +12,14 @@ def lazy_names(
 
     Args:
         package: its name.
-        homes: the module below the package that each name is from.
+        homes: the module that each name is from, seen from the package; one dot is one up.
         namespace: the package's globals, where a name stays once it is loaded.
     """
 
     def load(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
+        value = getattr(importlib.import_module(f".{homes[name]}", package), name)
         namespace[name] = value
         return value
 

@@ -6,7 +6,7 @@ Nothing but Python is needed to say so: any of them may be the one that is missi
 import importlib.metadata
 import re
 
-from promptlimit import __version__
+from promptlimit._version import __version__
 
 _OWN = "promptlimit"
 _AT_LEAST = ("jax", "jaxlib")  # jaxlib comes with jax, and has a version of its own
@@ -26,11 +26,11 @@ def package_versions() -> dict[str, str | None]:
 
 def extra_versions() -> dict[str, dict[str, str | None]]:
     """Return the versions of the packages of each extra a user may ask for, None where missing."""
-    found: dict[str, dict[str, str | None]] = {}
+    extras: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
         if extra not in (None, _FOR_DEVELOPERS):
-            found.setdefault(extra, {})[name] = _version(name)
-    return found
+            extras.setdefault(extra, {})[name] = _version(name)
+    return extras
 
 
 def installed_version() -> str | None:
@@ -50,14 +50,14 @@ def _requirements() -> list[tuple[str, str | None]]:
         lines = importlib.metadata.requires(_OWN) or []
     except importlib.metadata.PackageNotFoundError:
         lines = []
-    found = []
+    requirements = []
     for line in lines:
         requirement, _, marker = line.partition(";")
         name = re.match(r"[\w.-]+", requirement.strip())
         extra = re.search(r"extra\s*==\s*['\"]([\w.-]+)['\"]", marker)
         if name is not None:
-            found.append((name[0], None if extra is None else extra[1]))
-    return found
+            requirements.append((name[0], None if extra is None else extra[1]))
+    return requirements
 
 
 def _version(name: str) -> str | None:

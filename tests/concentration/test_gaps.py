@@ -13,7 +13,7 @@ from scipy import stats
 import promptlimit as pl
 from concentration.exact_curves import averaged_gap
 from promptlimit.concentration import _exact_gaps
-from promptlimit.concentration._exponent import exponent
+from promptlimit.concentration._exact_gaps import exponent
 from promptlimit.finite import weight_statistics
 
 NORMAL = pl.Gaussian([0.0], [[1.0]])
@@ -578,3 +578,49 @@ def test_a_gap_curve_is_frozen_and_turns_into_plain_json(x64):
     assert gap.as_json()["value"] == [None, None]
     with pytest.raises(dataclasses.FrozenInstanceError):
         gap.kind = "exact"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Silent(pl.AbstractAttention):
+    """One softmax head that does not say so."""
+
+    matrix: jax.Array
+
+    @property
+    def token_dim(self):
+        return 1
+
+    @property
+    def query_dim(self):
+        return 1
+
+    @property
+    def output_dim(self):
+        return 1
+
+    def _attend(self, prompt, query):
+        return prompt.tilted_mean(self.matrix @ query)
+
+    def _affine_limit(self, prompt):
+        return prompt.covariance @ self.matrix, prompt.location
+
+
+class Spoken(Silent):
+    """The same, which says so of its outputs alone."""
+
+    def heads_read(self):
+        return (pl.SoftmaxAttention(self.matrix, jax.numpy.ones((1, 1))),)
+
+
+def test_an_attention_is_told_what_it_does_not_say_of_itself():
+    normal, matrix = pl.Gaussian([0.0], [[1.0]]), jax.numpy.eye(1)
+    heads = "it does not say which heads it is (write `heads_read`)."
+    gradients = "it does not say what its gradients read (write `gradient_reading`)."
+    for kind in ("exact", "asymptotic", "bound"):
+        with pytest.raises(pl.KindUnavailableError, match=re.escape(heads)):
+            pl.output_gap(Silent(matrix), normal, normal, [2], kind=kind)
+        with pytest.raises(pl.KindUnavailableError, match=re.escape(gradients)):
+            pl.gradient_gap(Spoken(matrix), normal, normal, [2], kind=kind, wrt="matrix")
+    spoken = pl.output_gap(Spoken(matrix), normal, normal, [2, 100])
+    head = pl.output_gap(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal, [2, 100])
+    assert spoken.kind == "exact"
+    np.testing.assert_array_equal(spoken.value, head.value)

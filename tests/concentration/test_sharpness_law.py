@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from promptlimit.concentration._averages import _fejer_weights, average
-from promptlimit.concentration._quadratic_products import Form, mean_of_product, square
-from promptlimit.concentration._sharpness_law import sharpness_law
+from promptlimit.concentration._sharpness_law import (
+    Form,
+    _fejer_weights,
+    average,
+    mean_of_product,
+    sharpness_law,
+    square,
+)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 64])

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from promptlimit.finite import UnreliableErrorWarning, _simulation
-from promptlimit.finite._simulation import Stopping, warn_when_unreliable
+from promptlimit.finite._simulation import warn_when_unreliable
 
 pytestmark = pytest.mark.slow  # every test compiles a simulation
 
@@ -91,7 +91,7 @@ def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     squares = np.full(300, 1e-12)
     squares[17] = 1.0
     with pytest.warns(UnreliableErrorWarning, match=f"^{re.escape(message)}$"):
-        warn_when_unreliable(squares, Stopping(0.0, 300, False))
+        warn_when_unreliable(squares, pl.Effort(samples=300))
     head = pl.SoftmaxAttention([[0.0]], [[1.0]])
     with pytest.warns(UnreliableErrorWarning, match=r"^The squared errors of 300 prompts"):
         pl.prompt_moments(head, rare, [1.0], 100, kind="estimate", key=KEY, samples=300)

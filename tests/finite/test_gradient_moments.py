@@ -11,13 +11,13 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from finite.simulated_prompts import agrees, draw, outputs, spreads
+from promptlimit._inputs import in_double
 from promptlimit.finite._polynomial_moments import (
     _outer_spread_derivative,
     _squares_derivative,
     outer_product_spread,
     squares_product,
 )
-from promptlimit.finite._precision import in_double
 
 
 def problem(dim, seed=0):

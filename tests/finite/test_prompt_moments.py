@@ -13,14 +13,14 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
 from finite.simulated_prompts import agrees, draw, outputs, weights_of
+from promptlimit._inputs import in_double
 from promptlimit.finite import prompt_moments, weight_statistics
 from promptlimit.finite._polynomial_moments import (
-    _assembled_read_moments,
     _read_derivatives,
+    _read_moments_of,
     read_moments,
     tilted_moments,
 )
-from promptlimit.finite._precision import in_double
 from promptlimit.measures import GaussianParts
 
 HEADS = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}
@@ -203,7 +203,7 @@ def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64):
     law = as_measure(problem(3, seed=11)[3])
     tilt = np.array([0.7, -0.4, 1.1])
     found = map(np.asarray, _read_derivatives(in_double(law), jax.numpy.asarray(tilt)))
-    mean, cov = _assembled_read_moments(tilt, *found)
+    mean, cov = _read_moments_of(tilt, *found)
     closed_mean, closed_cov = read_moments(law, tilt)
     assert_allclose(mean, closed_mean, rtol=1e-11)
     assert_allclose(cov, closed_cov, rtol=1e-10)

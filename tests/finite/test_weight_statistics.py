@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from promptlimit.finite import _weight_statistics as engine
-from promptlimit.finite._accuracy import AccuracyError
 from promptlimit.finite._quadrature import node_range
 from promptlimit.finite._transforms import (
     ScoreTransforms,
@@ -25,6 +24,7 @@ from promptlimit.finite._weight_statistics import (
     WeightStatistics,
     weight_statistics,
 )
+from promptlimit.results import AccuracyError
 
 REFERENCE = json.loads(
     pathlib.Path(__file__).with_name("weight_statistics_reference.json").read_text("utf-8")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from promptlimit.streaming._sums import Sums
+from promptlimit.streaming._sums import TiltedSums
 
 
 def plain_attention(
@@ -30,7 +30,7 @@ def plain_attention(
     }
 
 
-def plain_sums(tokens: np.ndarray, tilts: np.ndarray) -> Sums:
+def plain_sums(tokens: np.ndarray, tilts: np.ndarray) -> TiltedSums:
     """Return the sums over some tokens, one a row, as they are defined."""
     tokens, tilts = tokens.astype(np.float64), tilts.astype(np.float64)
     scores = tilts @ tokens.T
@@ -39,4 +39,4 @@ def plain_sums(tokens: np.ndarray, tilts: np.ndarray) -> Sums:
     square = (weights**2).sum(axis=1)
     second = np.einsum("qn,nj,nk->qjk", weights, tokens, tokens)
     rows, columns = np.triu_indices(tokens.shape[1])
-    return Sums(top, weights.sum(axis=1), square, weights @ tokens, second[:, rows, columns])
+    return TiltedSums(top, weights.sum(axis=1), square, weights @ tokens, second[:, rows, columns])

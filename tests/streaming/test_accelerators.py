@@ -15,7 +15,7 @@ from promptlimit.streaming import _blocks, _request
 from promptlimit.streaming._blocks import Task, block_sums, is_bounded, leaves_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums, sums_of_leaves
 from promptlimit.streaming._sources import GivenTokens, Part, StandardNormals, TokenSource
-from promptlimit.streaming._sums import Sums
+from promptlimit.streaming._sums import TiltedSums
 from streaming.plain_sums import plain_attention, plain_sums
 
 
@@ -45,10 +45,10 @@ def test_leaves_are_summed_as_plain_numpy_does(
             expected = value if second or name != "second" else np.zeros((3, 0))
             size = np.abs(expected).max(initial=1e-30)
             np.testing.assert_allclose(sums[leaf], expected, atol=tolerance * size, err_msg=name)
-    _assert_no_sums(Sums(*(x[2] for x in found)))
+    _assert_no_sums(TiltedSums(*(x[2] for x in found)))
 
 
-def _assert_no_sums(sums: Sums) -> None:
+def _assert_no_sums(sums: TiltedSums) -> None:
     top, *rest = map(np.asarray, sums)
     assert (top == -np.inf).all()
     assert all((x == 0.0).all() for x in rest)
@@ -108,7 +108,7 @@ DIM, LEAVES = 3, 8
 
 
 @functools.cache
-def _program(together: int) -> Callable[[Task, Part], Sums]:
+def _program(together: int) -> Callable[[Task, Part], TiltedSums]:
     """Return what sums a block, made while so many leaves fit into memory together."""
     del together
     return eqx.filter_jit(lambda task, part: block_sums(task, part))  # noqa: PLW0108  # its own
@@ -123,7 +123,7 @@ def _assert_alike(
     assert leaves_together(accelerated) == together
     expected = _program(LEAVES)(Task(*how, False, "cpu"), part)
     found = _program(together)(accelerated, part)
-    for name, one, other in zip(Sums._fields, expected, found, strict=True):
+    for name, one, other in zip(TiltedSums._fields, expected, found, strict=True):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=name)
 
 

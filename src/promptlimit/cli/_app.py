@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from promptlimit import __version__
+from promptlimit._version import __version__
 from promptlimit.cli import (
     _doctor,
     _flow,

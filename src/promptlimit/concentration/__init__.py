@@ -3,7 +3,7 @@
 from promptlimit.concentration._bounds import covariance_bound as covariance_bound
 from promptlimit.concentration._bounds import mean_bound as mean_bound
 from promptlimit.concentration._bounds import output_bound as output_bound
-from promptlimit.concentration._exponent import gap_exponent as gap_exponent
+from promptlimit.concentration._exact_gaps import gap_exponent as gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate as fit_rate
 from promptlimit.concentration._gaps import GAPS as GAPS
 from promptlimit.concentration._gaps import GapValues as GapValues

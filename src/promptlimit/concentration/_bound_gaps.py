@@ -10,15 +10,16 @@ import dataclasses
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.concentration._averages import average
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
-from promptlimit.concentration._quadratic_products import Form, square
 from promptlimit.concentration._sharpness_law import (
+    Form,
     SharpnessLaw,
+    average,
     require_within_reach,
     sharpness_law,
+    square,
 )
-from promptlimit.finite import SEVERAL, Problem, first_obstacle
+from promptlimit.finite import Problem, first_obstacle, known
 
 _TOLERANCE = 1e-3
 """Relative error of the average of a bound, which has a kink; it is added to the bound."""
@@ -57,7 +58,7 @@ def bound_obstacle(problem: Problem) -> str | None:
     averaged = queries.is_known or (of_means and queries.sub_gaussian is not None)
     measure = type(problem.measure).__name__
     return first_obstacle(
-        (reading is None, SEVERAL),
+        (reading is None, problem.no_head),
         (problem.is_linear, "it is no softmax head"),
         (problem.including_query, "the query is a token"),
         (
@@ -94,10 +95,8 @@ def bound_gap(problem: Problem) -> Array:
 
 
 def _reduced(problem: Problem) -> _Reduced:
-    read, constant = problem.reading, problem.tail_constant
-    if read is None or constant is None:
-        raise ValueError(f"`attention` must be one head, got {problem.subject}.")
-    root = constant * np.eye(problem.measure.dim)
+    read = known(problem.reading)
+    root = known(problem.tail_constant) * np.eye(problem.measure.dim)
     if problem.gaussian is not None:
         root = problem.gaussian.root()
     scale = _norm(read.value @ root) ** 2
@@ -135,10 +134,7 @@ def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
 
 
 def _proposition(reduced: _Reduced, problem: Problem) -> Array:
-    constant = problem.queries.sub_gaussian
-    if constant is None:
-        raise ValueError(f"`queries` must have a variance proxy, got {problem.queries.name}.")
-    norm = constant * _norm(reduced.transform)
+    norm = known(problem.queries.sub_gaussian) * _norm(reduced.transform)
     require_within_reach(np.array(norm))
     return reduced.scale * output_bound(
         problem.lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0

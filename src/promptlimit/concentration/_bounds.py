@@ -3,30 +3,24 @@ r"""Proved upper bounds on what a finite prompt changes, for any sub-Gaussian to
 They hold from $L=1$ on, never exceed what the sizes of tokens allow, and are honest but loose:
 where exact moments exist, use those. Derived in docs/bounds.md, which also says how to bring a
 problem to these hypotheses: tokens and queries centred, queries 1-sub-Gaussian.
+
+Tokens are $s$-sub-Gaussian in $\mathbb R^d$, $u=Uz$ is the tilt, $x=s^2|u|^2$,
+$w=e^{\langle u,z\rangle-\Lambda(u)}$ the weight of a token, of mean one, and $m=\nabla\Lambda(u)$.
+The softmax mean is $\hat m=m+G/D$ with $D=\frac1L\sum w_i$, $G=\frac1L\sum w_i(z_i-m)$.
 """
 
-from typing import SupportsIndex
+from numbers import Integral
+from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike
-from promptlimit.concentration._bound_inputs import (
-    checked_dim,
-    checked_number,
-    checked_sharpness,
-    checked_size,
-)
-from promptlimit.concentration._fluctuations import (
-    Numbers,
-    failure_exponent,
-    log_cells,
-    root_log,
-    spread,
-    token_norm,
-)
-from promptlimit.finite import checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths
+
+# One number or an array of them; NumPy makes scalars of arrays without axes.
+Numbers: TypeAlias = Array | float
 
 _NODES = 1000
+_LARGEST = 1e75  # of a sharpness whose fourth power is a double
 _SMALLEST = 1e-100  # a larger norm only makes the bound larger, and zero has no logarithm
 
 
@@ -129,8 +123,8 @@ def output_bound(
     norm = checked_number("key_query_norm", key_query_norm)
     tau = max(float(checked_sharpness("key_query_norm", s, norm)), _SMALLEST)
     v = checked_number("value_norm", value_norm)
-    each = [0.0 if np.isinf(one) else _averaged(float(one), d, s, tau) for one in sizes.ravel()]
-    return np.reshape(v**2 * np.asarray(each), sizes.shape)
+    bounds = [0.0 if np.isinf(one) else _averaged(float(one), d, s, tau) for one in sizes.ravel()]
+    return np.reshape(v**2 * np.asarray(bounds), sizes.shape)
 
 
 def _finite(length: Array) -> Array:
@@ -151,7 +145,7 @@ def _mean_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
 
 
 def _covariance_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
-    q, t = failure_exponent(length, x), spread(d, s, x)
+    q, t = failure_exponent(length, x), _spread(d, s, x)
     log_sum = np.log(length) + log_cells(d)
     with np.errstate(over="ignore"):  # as above
         linear = token_norm(2, 2, d, s, x) ** 2 + t * np.exp(x)
@@ -196,3 +190,76 @@ def _beyond(length: float, d: int, s: float, tau: float, x: float) -> float:
         np.logaddexp(0.0, log_cells(d) - log_p)
     )
     return float(4 * s**2 * np.exp(log_p) * sizes**2)
+
+
+def log_cells(dim: int) -> float:
+    r"""Return $\frac d2\ln2$: $E e^{|z|^2/4s^2}\le2^{d/2}$."""
+    return dim / 2 * float(np.log(2.0))
+
+
+def root_log(log_y: Numbers, order: int) -> Numbers:
+    r"""Return $\sqrt{\ln(y+e^{k-1})}$, of which the 2k-th power is concave in $y\ge0$."""
+    return np.sqrt(np.logaddexp(log_y, order - 1.0))
+
+
+def token_norm(power: int, order: int, dim: int, s: Numbers, x: Numbers) -> Numbers:
+    r"""Return a bound of $(E\,w^p|z-m|^{2k})^{1/2k}$.
+
+    $2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, $p$ = `power` and $k$
+    = `order`; infinite where that overflows.
+    """
+    growth = power**2 * x
+    sizes = root_log(log_cells(dim) + growth / 2, order) + np.sqrt(x)
+    with np.errstate(over="ignore"):
+        return 2 * s * np.exp(growth / (4 * order)) * sizes
+
+
+def failure_exponent(length: Numbers, x: Numbers) -> Numbers:
+    r"""Return $q=\frac L8e^{-2x}$: $P(D<\frac12)\le e^{-q}$."""
+    return np.exp(np.log(length) - np.log(8.0) - 2 * x)
+
+
+def _spread(dim: int, s: Numbers, x: Numbers) -> Numbers:
+    r"""Return $s^2(4x+2d\ln2)$, a bound of $\mathrm{tr}\,C$, $C=\nabla^2\Lambda(u)$."""
+    return 4 * s**2 * (x + log_cells(dim))
+
+
+def checked_dim(dim: SupportsIndex) -> int:
+    """Return the dimension of a token."""
+    if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
+        raise ValueError(f"`dim` must be a whole number of at least 1, got {dim!r}.")
+    return int(dim)
+
+
+def checked_size(name: str, value: ArrayLike) -> Array:
+    """Return a norm, or an array of norms: finite and not negative."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must be a number, got {type(value).__name__}.") from None
+    allowed = np.isfinite(array) & (array >= 0)
+    if not allowed.all():
+        raise ValueError(
+            f"`{name}` must be finite and not negative, got {array[~allowed][0]}. "
+            "It is a norm or a scale."
+        )
+    return array
+
+
+def checked_sharpness(name: str, sub_gaussian: Array | float, norm: ArrayLike) -> Array:
+    """Return $s|u|$, refused where a bound, of its fourth power, would leave double precision."""
+    sharpness = np.asarray(sub_gaussian * checked_size(name, norm))
+    if not np.all(sharpness <= _LARGEST):
+        raise ValueError(
+            f"`{name}` times `sub_gaussian` must be at most {_LARGEST:g} for a bound in double "
+            f"precision, got {np.max(sharpness):g}."
+        )
+    return sharpness
+
+
+def checked_number(name: str, value: ArrayLike) -> float:
+    """Return one norm."""
+    array = checked_size(name, value)
+    if array.ndim:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}.")
+    return float(array)

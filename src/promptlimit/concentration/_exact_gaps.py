@@ -1,4 +1,4 @@
-r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries.
+r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and their sharp rate.
 
 With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/2}K'K\Gamma^{1/2}$
 the squared distance from the limit at a query is a sum of weight statistics, functions of
@@ -9,27 +9,36 @@ docs/gaps.md.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._arrays import Array
-from promptlimit.concentration._averages import average
-from promptlimit.concentration._quadratic_products import Form, square
-from promptlimit.concentration._sharpness_law import SharpnessLaw, sharpness_law
+from promptlimit._arrays import Array, ArrayLike
+from promptlimit.attention import AbstractAttention
+from promptlimit.concentration._sharpness_law import (
+    Form,
+    SharpnessLaw,
+    average,
+    sharpness_law,
+    square,
+)
 from promptlimit.finite import (
     MAX_SHARPNESS,
     KindUnavailableError,
     Problem,
     Queries,
     WeightStatistics,
+    checked_problem,
+    known,
     score_law,
     softmax_moments,
     weight_interpolant,
     weight_statistics,
 )
-from promptlimit.measures import Gaussian
+from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.results import GapExponent
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""
@@ -65,10 +74,7 @@ class GaussianGap:
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
-    read, gaussian = problem.reading, problem.gaussian
-    if read is None or gaussian is None:
-        raise ValueError(f"`measure` must be Gaussian under one head, got {problem.subject}.")
-    root = gaussian.root()
+    read, root = known(problem.reading), known(problem.gaussian).root()
     transform = root @ read.key_query
     size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
     outer = read.value @ root
@@ -143,10 +149,10 @@ def exact_gap(
     for part in queries.gaussians:
         law = sharpness_law(gap.transform, part.mean, part.cov)
         if law.is_fixed:
-            found, its_error = _at_one_sharpness(gap, law, lengths)
+            mean, its_error = _at_one_sharpness(gap, law, lengths)
         else:
-            found, its_error = _over_sharpness(gap, law, lengths, tolerance)
-        value, error = value + part.weight * found, error + part.weight * its_error
+            mean, its_error = _over_sharpness(gap, law, lengths, tolerance)
+        value, error = value + part.weight * mean, error + part.weight * its_error
     return value, error
 
 
@@ -234,10 +240,10 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
         largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)  # so that tables are shared
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
-            found = {
+            interpolated = {
                 name: np.asarray(value) for name, value in table(jnp.asarray(sharpness**2)).items()
             }
-        return found, np.full((sharpness.size, lengths.size), table.error)
+        return interpolated, np.full((sharpness.size, lengths.size), table.error)
     inside = sharpness <= MAX_SHARPNESS
     if not inside.all() and "spread_error" in names:
         raise KindUnavailableError(
@@ -254,9 +260,9 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     for name in names:
         values[name][inside] = getattr(statistics, name)
     for index in np.flatnonzero(~inside):
-        found, error[index] = _beyond(sharpness[index], lengths)
+        beyond, error[index] = _beyond(sharpness[index], lengths)
         for name in names:
-            values[name][index] = found[name]
+            values[name][index] = beyond[name]
     return values, error
 
 
@@ -278,9 +284,9 @@ def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
             "'bound', or scale the parameters down."
         )
     law = score_law(Gaussian([0.0], [[1.0]]), np.array([sharpness]))
-    found = softmax_moments(law, np.ones((1, 1)), lengths, None)
-    relative = found.error / np.maximum(found.mse, np.finfo(np.float64).tiny)
-    return {"score_error": found.mse, "participation": found.participation}, relative
+    rows = softmax_moments(law, np.ones((1, 1)), lengths, None)
+    relative = rows.error / np.maximum(rows.mse, np.finfo(np.float64).tiny)
+    return {"score_error": rows.mse, "participation": rows.participation}, relative
 
 
 def log_scale(sharpness: Array, lengths: Array) -> Array:
@@ -293,3 +299,58 @@ def log_scale(sharpness: Array, lengths: Array) -> Array:
     middle = -((1.0 - 0.5 * share) ** 2) / (2.0 * np.maximum(share, 0.5))
     exponent = np.where(share <= 2 / 3, share - 1.0, np.where(share <= 2.0, middle, 0.0))
     return exponent * size + np.log1p(sharpness[:, None] ** 2)
+
+
+def gap_exponent(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    queries: AbstractMeasure | ArrayLike,
+) -> GapExponent:
+    r"""Return $\kappa$ of $E\|T_L-T\|^2\sim L^{-\kappa}$, up to logarithms, for Gaussian tokens.
+
+    For queries $N(z_0,S)$ and tokens $N(m,\Gamma)$, $\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$:
+
+        kappa = 1                           if tau^2 <= 1/2
+              = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
+
+    Rare sharp queries, at which few tokens hold all the weight, carry the gap once $\tau^2>1/2$.
+    The broadest component decides for a mixture of Gaussian queries; for finitely many queries, and
+    for linear attention, the rate is 1. Derived in docs/gaps.md.
+
+    >>> import promptlimit as pl
+    >>> normal = pl.Gaussian([0.0], [[1.0]])
+    >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
+    GapExponent(value=0.6180339887498949, tau=1.0)
+    """
+    problem = checked_problem(attention, measure, np.ones(0), queries=queries)
+    if problem.is_linear:
+        return GapExponent(1.0, 0.0)
+    tau = _tau(problem)
+    return GapExponent(exponent(tau), tau)
+
+
+def exponent(tau: float) -> float:
+    r"""Return $\kappa(\tau)$."""
+    if tau**2 <= 0.5:
+        return 1.0
+    return math.sqrt(1.0 / tau**2 + 0.25) - 0.5
+
+
+def _tau(problem: Problem) -> float:
+    read, gaussian = problem.reading, problem.gaussian
+    if problem.queries.are_points and read is not None:
+        return 0.0
+    if read is None or gaussian is None:
+        raise ValueError(
+            "`measure` must be Gaussian and `attention` one head for the rate to be known, "
+            f"got {problem.subject}. Fit it: fit_rate(lengths, values) takes any gap curve."
+        )
+    if not problem.queries.is_known:
+        raise ValueError(
+            "`queries` must be Gaussian, a mixture of Gaussians, or a list for the rate to be "
+            f"known, got {problem.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "
+            "curve."
+        )
+    transform = gaussian.root() @ read.key_query
+    laws = [sharpness_law(transform, part.mean, part.cov) for part in problem.queries.gaussians]
+    return max(law.tau for law in laws)

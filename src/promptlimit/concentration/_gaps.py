@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,27 +11,23 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import require_choice
+from promptlimit._arrays import Array, ArrayLike, doubles, increasing_lengths
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
 from promptlimit.finite import (
     GRADIENT_MOMENTS,
     PROMPT_MOMENTS,
-    SEVERAL,
     Effort,
     KindUnavailableError,
     Problem,
+    PromptSimulation,
     Quantity,
     Rule,
-    Simulation,
     checked_problem,
     chunk_of_prompts,
     first_obstacle,
-    in_double,
-    increasing_lengths,
-    stopping,
+    known,
     tokens_that_fit,
     warn_when_unreliable,
 )
@@ -85,8 +82,8 @@ def output_gap(
     problem = checked_problem(
         attention,
         measure,
-        queries,
         increasing_lengths(lengths),
+        queries=queries,
         including_query=including_query,
         sub_gaussian=sub_gaussian,
     )
@@ -130,14 +127,12 @@ def gradient_gap(
     >>> print(gap.kind, gap.value)
     exact [0.2481419  0.01459002]
     """
-    if isinstance(attention, AbstractAttention):
-        require_choice("wrt", wrt, attention.matrices())
     problem = checked_problem(
         attention,
         measure,
-        queries,
         increasing_lengths(lengths),
-        wrt=wrt,
+        queries=queries,
+        wrt=str(wrt),
         including_query=including_query,
         sub_gaussian=sub_gaussian,
     )
@@ -164,27 +159,26 @@ class GapValues:
 
 
 def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
-    stopping(effort)
-    rule = GAPS.choose(problem, kind, effort.key)
+    rule = GAPS.choose(problem, kind, effort)
     lengths = problem.lengths
     finite = lengths[np.isfinite(lengths)]
-    found = GapValues(np.zeros(0), np.zeros(0))
+    gaps = GapValues(np.zeros(0), np.zeros(0))
     if finite.size:
-        found = rule.compute(dataclasses.replace(problem, lengths=finite), effort)
-    beyond = lengths.size - finite.size
-    value, error = (np.pad(each, (0, beyond)) for each in (found.value, found.error))
-    cov = None if found.cov is None else np.pad(found.cov, (0, beyond))
-    known = limit_square(problem)
-    scale = found.limit_square if known is None else known
-    scale = float("nan") if scale is None else scale
-    return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, found.samples)
+        gaps = rule.compute(dataclasses.replace(problem, lengths=finite), effort)
+    beyond = (0, lengths.size - finite.size)
+    value, error = np.pad(gaps.value, beyond), np.pad(gaps.error, beyond)
+    cov = None if gaps.cov is None else np.pad(gaps.cov, beyond)
+    square = limit_square(problem)
+    square = gaps.limit_square if square is None else square
+    scale = float("nan") if square is None else square
+    return GapCurve(lengths, value, error, rule.kind, problem.wrt, scale, cov, gaps.samples)
 
 
 def limit_square(problem: Problem) -> float | None:
     r"""Return $E\|T\|^2$ over queries; None where it is not a finite sum."""
     queries = problem.queries
-    known = problem.heads if problem.wrt is None else problem.reading
-    is_affine = problem.gaussian is not None and known is not None
+    heads = problem.heads if problem.wrt is None else problem.reading
+    is_affine = problem.gaussian is not None and heads is not None
     if problem.is_linear or is_affine:
         points, weights = queries.for_squares()
     elif queries.are_points:
@@ -192,20 +186,13 @@ def limit_square(problem: Problem) -> float | None:
     else:
         return None
     with jax.enable_x64(True):
-        attention, measure = in_double(problem.attention), in_double(problem.measure)
-
-        def size(query: JaxArray) -> JaxArray:
-            if problem.wrt is None:
-                return (attention(measure, query) ** 2).sum()
-            return (attention.jacobian(measure, query, wrt=problem.wrt) ** 2).sum()
-
-        return float(weights @ doubles(jax.vmap(size)(jnp.asarray(points))))
+        sizes = jax.vmap(lambda query: (problem.limit_at(query) ** 2).sum())(jnp.asarray(points))
+        return float(weights @ doubles(sizes))
 
 
 def _by_sharpness(problem: Problem) -> str | None:
-    reading = problem.reading
     return first_obstacle(
-        (reading is None, SEVERAL),
+        (problem.reading is None, problem.no_head),
         (problem.is_linear, "it is no softmax head"),
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
@@ -215,25 +202,28 @@ def _by_sharpness(problem: Problem) -> str | None:
 
 def _as_quadratic(problem: Problem) -> str | None:
     return first_obstacle(
-        (problem.reading is None, SEVERAL),
+        (problem.reading is None, problem.no_head),
         (not problem.is_linear, "it is no linear head"),
         (problem.including_query, "the query is a token"),
     )
 
 
+def _moments(problem: Problem) -> Quantity[Any]:
+    return PROMPT_MOMENTS if problem.wrt is None else GRADIENT_MOMENTS
+
+
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
     """Return why moments at single queries cannot be averaged: as the first of them shows."""
     if not problem.queries.are_points:
-        return f"only a list of queries is averaged one by one, not {problem.queries.name}"
-    moments = PROMPT_MOMENTS if problem.wrt is None else GRADIENT_MOMENTS
-    found = moments.first(problem.at(problem.queries.points[0]), kind)
-    return found if isinstance(found, str) else None
+        alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
+        return problem.no_head if problem.reading is None else alone
+    rule = _moments(problem).first(problem.at(problem.queries.points[0]), kind)
+    return rule if isinstance(rule, str) else None
 
 
 def _exact_by_sharpness(problem: Problem, effort: Effort) -> GapValues:
     gap = gaussian_gap(problem)
-    found = exact_gap(gap, problem.queries, problem.lengths, tolerance=effort.tolerance)
-    return GapValues(*found)
+    return GapValues(*exact_gap(gap, problem.queries, problem.lengths, tolerance=effort.tolerance))
 
 
 def _leading_by_sharpness(problem: Problem, _effort: Effort) -> GapValues:
@@ -241,33 +231,21 @@ def _leading_by_sharpness(problem: Problem, _effort: Effort) -> GapValues:
     return GapValues(value, np.full(value.size, np.nan))
 
 
-def _over_squares(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
-    r"""Average over points with the second moments of the queries.
-
-    The gap of linear attention is a quadratic form in the query, which sees no more.
-    """
-    points, weights = problem.queries.for_squares()
-    return _averaged(kind, problem, effort, points, weights)
-
-
 def _over_points(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
-    return _averaged(kind, problem, effort, problem.queries.points, problem.queries.weights)
+    """Average the moments at single queries.
 
-
-def _averaged(
-    kind: Kind, problem: Problem, effort: Effort, points: Array, weights: Array
-) -> GapValues:
-    """Average the moments at single queries."""
+    The gap of linear attention is a quadratic form in the query, which sees no more than second
+    moments: points that have those of the queries serve for their law.
+    """
+    queries = problem.queries
+    points, weights = queries.points, queries.weights
+    if problem.is_linear and not problem.including_query:
+        points, weights = queries.for_squares()
     value, error = np.zeros((2, problem.lengths.size))
     for point, weight in zip(points, weights, strict=True):
         here = problem.at(point)
-        if problem.wrt is None:
-            rows = PROMPT_MOMENTS.choose(here, kind, None).compute(here, effort)
-            found = rows.mse
-        else:
-            rows = GRADIENT_MOMENTS.choose(here, kind, None).compute(here, effort)
-            found = rows.value
-        value, error = value + weight * found, error + weight * rows.error
+        rows = _moments(problem).choose(here, kind, effort).compute(here, effort)
+        value, error = value + weight * rows.value, error + weight * rows.error
     return GapValues(value, error)
 
 
@@ -275,43 +253,40 @@ def _bound(problem: Problem, _effort: Effort) -> GapValues:
     return GapValues(bound_gap(problem), np.zeros(problem.lengths.size))
 
 
-def _estimated(problem: Problem, effort: Effort) -> GapValues:
+def _estimate(problem: Problem, effort: Effort) -> GapValues:
     """Return the gaps of simulated prompts, each with its own query.
 
     Prefixes of one prompt serve all lengths, so that the estimates share their prompts.
     """
-    if effort.key is None:
-        raise ValueError("`key` must be given to simulate prompts, got None.")
-    samples = DEFAULT_SAMPLES if effort.samples is None else effort.samples
-    stop = stopping(Effort(effort.key, samples))
+    samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.measure.dim
     counts = tuple(tokens_that_fit(float(length), dim) for length in problem.lengths)
-    chunk = chunk_of_prompts(sum(counts) * dim * _COPIES, min(stop.samples, _LARGEST_CHUNK))
+    chunk = chunk_of_prompts(sum(counts) * dim * _COPIES, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
-        simulation = Simulation.of(problem, effort.key)
+        simulation = PromptSimulation.of(problem, known(effort.key))
         chunks = in_chunks(_squares, (simulation, counts), chunk)
-        rows = list(islice(chunks, -(-stop.samples // chunk)))
-    squares = np.concatenate(rows)[: stop.samples]
+        rows = list(islice(chunks, -(-samples // chunk)))
+    squares = np.concatenate(rows)[:samples]
     for column in squares.T[:-1]:
-        if warn_when_unreliable(column, stop):
+        if warn_when_unreliable(column, effort):
             break
-    cov = np.atleast_2d(np.cov(squares[:, :-1], rowvar=False)) / stop.samples
+    cov = np.atleast_2d(np.cov(squares[:, :-1], rowvar=False)) / samples
     means = squares.mean(axis=0)
-    return GapValues(means[:-1], np.sqrt(np.diag(cov)), cov, float(means[-1]), stop.samples)
+    return GapValues(means[:-1], np.sqrt(np.diag(cov)), cov, float(means[-1]), samples)
 
 
-def _squares(shared: tuple[Simulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:
+def _squares(shared: tuple[PromptSimulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:
     """Return the squared distances at all lengths, then the square of the limit."""
     simulation, counts = shared
 
     def one(index: JaxArray) -> JaxArray:
         query, tokens = simulation.draw(max(counts), index)
         limit = simulation.read(simulation.measure, query)
-        found = [
+        squares = [
             jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
             for count in counts
         ]
-        return jnp.stack([*found, jnp.sum(limit**2)])
+        return jnp.stack([*squares, jnp.sum(limit**2)])
 
     return jax.vmap(one)(indices)
 
@@ -331,7 +306,7 @@ GAPS: Quantity[GapValues] = Quantity(
             "one linear head, any tokens, any queries outside the prompt",
             "closed form",
             _as_quadratic,
-            partial(_over_squares, "exact"),
+            partial(_over_points, "exact"),
         ),
         Rule(
             "exact",
@@ -352,7 +327,7 @@ GAPS: Quantity[GapValues] = Quantity(
             "one linear head, any tokens, any queries outside the prompt",
             "leading order in 1/L",
             _as_quadratic,
-            partial(_over_squares, "asymptotic"),
+            partial(_over_points, "asymptotic"),
         ),
         Rule(
             "asymptotic",
@@ -368,7 +343,7 @@ GAPS: Quantity[GapValues] = Quantity(
             bound_obstacle,
             _bound,
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
     ],
 )
 """The ways to have `output_gap` and `gradient_gap`."""

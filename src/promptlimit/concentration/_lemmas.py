@@ -8,10 +8,15 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike
-from promptlimit.concentration._bound_inputs import checked_dim, checked_number, checked_size
-from promptlimit.concentration._fluctuations import failure_exponent, log_cells, token_norm
-from promptlimit.finite import checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit.concentration._bounds import (
+    checked_dim,
+    checked_number,
+    checked_size,
+    failure_exponent,
+    log_cells,
+    token_norm,
+)
 
 
 def error_quantile(

@@ -3,12 +3,12 @@
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike
+from promptlimit._arrays import ArrayLike, increasing_lengths
 from promptlimit.attention import AbstractAttention
-from promptlimit.concentration._exponent import gap_exponent
+from promptlimit.concentration._exact_gaps import gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate
 from promptlimit.concentration._gaps import gradient_gap, output_gap
-from promptlimit.finite import KindUnavailableError, increasing_lengths
+from promptlimit.finite import KindUnavailableError
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapCurve, GapExponent, GapReport, RateFit
 

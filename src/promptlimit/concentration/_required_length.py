@@ -10,10 +10,10 @@ import numpy as np
 from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 
-from promptlimit._arrays import Array, ArrayLike
+from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
-from promptlimit.finite import LARGEST_LENGTH, KindUnavailableError, Problem, checked_problem
+from promptlimit.finite import KindUnavailableError, Problem, checked_problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import Kind, RequiredLength
 
@@ -61,12 +61,12 @@ def required_length(
 
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
-    >>> found = required_length(pl.SoftmaxAttention([[0.5]], [[1.0]]), normal, normal, 0.01)
-    >>> print(found.describe("exact"), found.describe("asymptotic"), found.describe("bound"))
+    >>> needed = required_length(pl.SoftmaxAttention([[0.5]], [[1.0]]), normal, normal, 0.01)
+    >>> print(needed.describe("exact"), needed.describe("asymptotic"), needed.describe("bound"))
     84,153 84,853 5.88e+07
     """
     problem = checked_problem(
-        attention, measure, queries, np.ones(1), wrt=wrt, sub_gaussian=sub_gaussian
+        attention, measure, np.ones(1), queries=queries, wrt=wrt, sub_gaussian=sub_gaussian
     )
     threshold = _threshold(problem, tolerance, absolute=absolute)
     possible = GAPS.possible(problem)

@@ -10,15 +10,22 @@ where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law t
 $e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
 $\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as large as its
 integral: every density, however small, keeps its digits. Derived in docs/gaps.md.
+
+A gap at a query is a sum of products of a function of the sharpness and of such forms. What is left
+is smooth in the radius $\rho$ and integrated by Fejer's rule, whose points at one level are among
+those of the next, in $x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near $\rho_c$, even
+ratios far from it.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.concentration._quadratic_products import Complex, Form, mean_of_product
-from promptlimit.finite import AccuracyError
+from promptlimit.results import AccuracyError
 
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
@@ -37,6 +44,50 @@ _CONDITION = 1e5
 """The largest ratio of what is summed to the sum that is accepted."""
 _TYPICAL_NODES = 128
 _ENTRIES_AT_ONCE = 2**21
+
+Complex = NDArray[np.complex128]
+
+Integrand = Callable[[Array, Array], Array]
+"""From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""
+
+LogSize = Callable[[Array], Array]
+"""From sharpness [n] to the logarithm of about how large the integrand's factor is, [n, k]."""
+
+_FIRST_LEVEL = 32
+_LAST_LEVEL = 1024
+_NARROW = 0.25
+_SCAN_POINTS = 128
+_SCAN_START = 1e-9
+_DROPPED = 80.0
+_CUT = 34.0
+"""What is smaller than the largest by this many e-folds is cut off."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    r"""The quadratic form $Q(z)=|Fz|^2$, or $z'Az$ when it is no square.
+
+    Attributes:
+        matrix: $A$, symmetric, [q, q].
+        factor: $F$ with $A=F'F$, [k, q], the fewer rows the cheaper; None when there is none.
+    """
+
+    matrix: Array
+    factor: Array | None = None
+
+    def at(self, points: Array) -> Array:
+        """Return the values at points [n, q]."""
+        return np.einsum("ni,ij,nj->n", points, self.matrix, points)
+
+    def through(self, matrix: Array) -> "Form":
+        """Return the form of $x$ that this one is of $z$ = `matrix` $x$."""
+        factor = None if self.factor is None else self.factor @ matrix
+        return Form(matrix.T @ self.matrix @ matrix, factor)
+
+
+def square(factor: Array) -> Form:
+    """Return the form $|Fz|^2$."""
+    return Form(factor.T @ factor, factor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +151,10 @@ class SharpnessLaw:
         weight *= (step / np.pi)[:, None]
         weight[:, 0] *= 0.5
         mean, variance = self._tilted(theta.ravel())
-        rows = []
-        for product in products:
-            summed = weight * mean_of_product(product, mean, variance).reshape(theta.shape)
-            rows.append(2.0 * radius * np.sum(summed.real, axis=1))
-            _refuse_cancellation(summed)
-        return np.stack(rows)
+        means = [mean_of_product(product, mean, variance) for product in products]
+        summed = weight * np.stack(means).reshape(len(products), *theta.shape)
+        _refuse_cancellation(summed)
+        return 2.0 * radius * np.sum(summed.real, axis=-1)
 
     def _steps(self, s: Array, saddle: Array, scale: Array) -> tuple[Array, int]:
         """Return the step along the path for each s, and how many steps reach the end of all."""
@@ -184,8 +233,8 @@ def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Comp
 
 
 def _refuse_cancellation(summed: Complex) -> None:
-    total = np.abs(np.sum(summed.real, axis=1))
-    condition = np.sum(np.abs(summed), axis=1) / np.maximum(total, np.finfo(np.float64).tiny)
+    total = np.abs(np.sum(summed.real, axis=-1))
+    condition = np.sum(np.abs(summed), axis=-1) / np.maximum(total, np.finfo(np.float64).tiny)
     worst = float(np.max(np.where(total > 0.0, condition, 0.0), initial=0.0))
     if not worst <= _CONDITION:
         raise AccuracyError(
@@ -226,3 +275,169 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     shifts[:seen] = left[:, :seen].T @ fixed
     floor = float(np.sum((fixed - left[:, :seen] @ shifts[:seen]) ** 2))
     return SharpnessLaw(variances, shifts, floor, centre, root @ right.T)
+
+
+def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -> Complex:
+    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$ at once.
+
+    The joint cumulants of $Q_i=x'A_ix$ are
+
+        k(Q1)         = tr A1 D + m'A1 m
+        k(Q1, Q2)     = 2 tr A1 D A2 D + 4 m'A1 D A2 m
+        k(Q1, Q2, Q3) = 8 tr A1 D A2 D A3 D
+                        + 8 (m'A1 D A2 D A3 m + m'A2 D A1 D A3 m + m'A1 D A3 D A2 m)
+
+    and a mean of a product is the sum over its set partitions of products of cumulants. D may be
+    complex: tilting a Gaussian by a complex multiple of a square leaves these identities true.
+
+    Args:
+        forms: none to three of them; the second of three must have a factor.
+        mean: $m$, [n, q].
+        variance: the diagonals of $D$, [n, q].
+    """
+    pulled = [mean @ form.matrix for form in forms]
+    first = [
+        variance @ np.diag(form.matrix) + np.sum(pull * mean, axis=-1)
+        for form, pull in zip(forms, pulled, strict=True)
+    ]
+    if not forms:
+        return np.ones(mean.shape[0], dtype=np.complex128)
+    if len(forms) == 1:
+        return first[0]
+
+    def second(i: int, j: int) -> Complex:
+        trace = np.sum((variance @ (forms[i].matrix * forms[j].matrix)) * variance, axis=-1)
+        return 2.0 * trace + 4.0 * np.sum(pulled[i] * variance * pulled[j], axis=-1)
+
+    if len(forms) == 2:
+        return second(0, 1) + first[0] * first[1]
+    together = second(0, 1) * first[2] + second(0, 2) * first[1] + second(1, 2) * first[0]
+    return _third(forms, pulled, variance) + together + first[0] * first[1] * first[2]
+
+
+def _third(forms: tuple[Form, ...], pulled: list[Complex], variance: Complex) -> Complex:
+    """Return the third joint cumulant."""
+    one, two, three = (form.matrix for form in forms)
+    factor = forms[1].factor
+    if factor is None:
+        raise AssertionError("the middle form of three must have a factor")
+    if all(np.array_equal(form.matrix, np.diag(np.diag(form.matrix))) for form in forms):
+        trace = variance**3 @ (np.diag(one) * np.diag(two) * np.diag(three))
+    else:
+        rows = factor * variance[:, None, :]
+        trace = np.sum((rows @ one) * variance[:, None, :] * (rows @ three), axis=(1, 2))
+    spread = [pull * variance for pull in pulled]
+    paths = (
+        np.sum((spread[0] @ two) * spread[2], axis=-1)
+        + np.sum((spread[1] @ one) * spread[2], axis=-1)
+        + np.sum((spread[0] @ three) * spread[1], axis=-1)
+    )
+    return 8.0 * (trace + paths)
+
+
+def average(
+    law: SharpnessLaw,
+    products: tuple[tuple[Form, ...], ...],
+    integrand: Integrand,
+    log_size: LogSize,
+    tolerance: float,
+    *,
+    largest_error: float = 1e-3,
+) -> tuple[Array, Array]:
+    r"""Return the integral over the sharpness and its error, both [lengths].
+
+    Args:
+        law: of the sharpness, not fixed.
+        products: whose densities the integrand takes.
+        integrand: see `Integrand`.
+        log_size: see `LogSize`; it says where to look, and is no part of the value.
+        tolerance: relative error at which to stop; the error returned is the change between the
+            last two levels, of which one has twice the points of the other.
+        largest_error: relative error above which the last level is refused.
+    """
+    edge, width = _edge(law)
+    ends = _range(law, log_size)
+    low, high = (math.asinh((radius - edge) / width) for radius in ends)
+    centre, half = 0.5 * (low + high), 0.5 * (high - low)
+
+    def contributions(angles: Array) -> Array:
+        place = centre + half * np.cos(angles)
+        radius = np.clip(edge + width * np.sinh(place), np.finfo(np.float64).tiny, None)
+        jacobian = half * width * np.cosh(place)
+        density = law.density(radius, products) * jacobian
+        return integrand(law.sharpness(radius), density)
+
+    level = _FIRST_LEVEL
+    terms = contributions(np.pi * np.arange(1, level) / level)
+    value = _fejer_weights(level) @ terms
+    while True:
+        level *= 2
+        between = contributions(np.pi * np.arange(1, level, 2) / level)
+        merged = np.empty((level - 1, *terms.shape[1:]))
+        merged[0::2], merged[1::2] = between, terms
+        terms, previous = merged, value
+        value = _fejer_weights(level) @ terms
+        error = np.abs(value - previous)
+        if np.all(error <= tolerance * np.abs(value)):
+            return value, error
+        if level == _LAST_LEVEL:
+            _refuse_large(error, np.abs(value), largest_error)
+            return value, error
+
+
+def _refuse_large(error: Array, size: Array, largest: float) -> None:
+    worst = float(np.max(error / np.maximum(size, np.finfo(np.float64).tiny)))
+    if not worst <= largest:
+        raise AccuracyError(
+            f"An average over queries must reach a relative error of {largest:g}, got "
+            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
+        )
+
+
+def _edge(law: SharpnessLaw) -> tuple[float, float]:
+    r"""Return where the density of the radius has its finest structure, and how fine that is.
+
+    Directions much narrower than the widest make nearly a floor: few radii are below the length of
+    their shifts, and many just above.
+    """
+    seen = law.variances > 0.0
+    narrow = seen & (law.variances < _NARROW * law.variances.max())
+    chosen = narrow if narrow.any() else seen
+    return float(np.linalg.norm(law.shifts[chosen])), math.sqrt(law.variances[chosen].min())
+
+
+def _fejer_weights(level: int) -> Array:
+    r"""Return the weights at $\cos(k\pi/n)$, $0<k<n$ = `level`: exact for polynomials.
+
+    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{n/2}\frac{\sin(2j-1)\theta_k}{2j-1}$
+    """
+    angles = np.pi * np.arange(1, level) / level
+    odd = np.arange(1, level, 2)
+    return 4.0 * np.sin(angles) / level * (np.sin(np.outer(angles, odd)) @ (1.0 / odd))
+
+
+def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
+    """Return the radii between which the integral lies, from a scan of about its size.
+
+    Geometric steps find broad laws, and steps about the mean radius find narrow ones.
+    """
+    spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
+    broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)
+    edge, _ = _edge(law)
+    centre = float(np.linalg.norm(law.shifts))
+    most = centre + broad
+    radius = np.concatenate(
+        [
+            np.geomspace(_SCAN_START * most, most, _SCAN_POINTS),
+            np.linspace(max(centre - broad, _SCAN_START * broad), most, _SCAN_POINTS),
+            edge + np.geomspace(_SCAN_START * broad, broad, _SCAN_POINTS),
+        ]
+    )
+    radius = np.unique(radius)
+    with np.errstate(divide="ignore", under="ignore"):
+        size = np.log(np.maximum(law.density(radius, ((),))[0], 0.0))
+    sizes = size[:, None] + log_size(law.sharpness(radius))
+    sizes = np.where(np.isnan(sizes), -np.inf, sizes)
+    kept = np.flatnonzero(np.any(sizes > sizes.max(axis=0) - _CUT, axis=1))
+    first, last = max(int(kept[0]) - 1, 0), min(int(kept[-1]) + 1, radius.size - 1)
+    return (0.0 if first == 0 else float(radius[first])), float(radius[last])

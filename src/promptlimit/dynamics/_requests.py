@@ -13,13 +13,12 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit import __version__
 from promptlimit._configuration import description
-from promptlimit._inputs import ArrayLike
+from promptlimit._inputs import ArrayLike, in_double
+from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.dynamics._plan import TrainingPlan
 from promptlimit.dynamics._risks import Reading, kernel_of, simulated_objective
-from promptlimit.finite import in_double
 from promptlimit.results import Kind
 from promptlimit.tasks import (
     AbstractExactRisk,

@@ -9,79 +9,73 @@ from typing import TYPE_CHECKING
 from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from promptlimit.finite._accuracy import AccuracyError as AccuracyError
-    from promptlimit.finite._accuracy import KindUnavailableError as KindUnavailableError
-    from promptlimit.finite._accuracy import NotAnalyticError as NotAnalyticError
+    from promptlimit._arrays import checked_lengths as checked_lengths
+    from promptlimit._inputs import in_double as in_double
     from promptlimit.finite._gradient_moments import GRADIENT_MOMENTS as GRADIENT_MOMENTS
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
     from promptlimit.finite._interpolant import weight_interpolant as weight_interpolant
     from promptlimit.finite._interpolant_table import tabulate as tabulate
-    from promptlimit.finite._lengths import LARGEST_LENGTH as LARGEST_LENGTH
-    from promptlimit.finite._lengths import checked_lengths as checked_lengths
-    from promptlimit.finite._lengths import increasing_lengths as increasing_lengths
-    from promptlimit.finite._precision import in_double as in_double
+    from promptlimit.finite._lines import RayLaw as RayLaw
+    from promptlimit.finite._lines import score_law as score_law
     from promptlimit.finite._problem import Problem as Problem
     from promptlimit.finite._problem import Reading as Reading
     from promptlimit.finite._problem import checked_problem as checked_problem
+    from promptlimit.finite._problem import first_obstacle as first_obstacle
+    from promptlimit.finite._problem import known as known
     from promptlimit.finite._prompt_moments import PROMPT_MOMENTS as PROMPT_MOMENTS
-    from promptlimit.finite._prompt_moments import SEVERAL as SEVERAL
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
     from promptlimit.finite._queries import Queries as Queries
     from promptlimit.finite._ray import Ray as Ray
-    from promptlimit.finite._ray_law import RayLaw as RayLaw
-    from promptlimit.finite._ray_law import score_law as score_law
     from promptlimit.finite._rules import Effort as Effort
     from promptlimit.finite._rules import Quantity as Quantity
     from promptlimit.finite._rules import Rule as Rule
-    from promptlimit.finite._rules import first_obstacle as first_obstacle
     from promptlimit.finite._score_statistics import ScoreStatistics as ScoreStatistics
     from promptlimit.finite._score_statistics import score_statistics as score_statistics
-    from promptlimit.finite._simulation import Simulation as Simulation
+    from promptlimit.finite._simulation import PromptSimulation as PromptSimulation
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._simulation import chunk_of_prompts as chunk_of_prompts
-    from promptlimit.finite._simulation import stopping as stopping
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
     from promptlimit.finite._softmax_moments import softmax_moments as softmax_moments
     from promptlimit.finite._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
     from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
     from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
+    from promptlimit.results import AccuracyError as AccuracyError
+    from promptlimit.results import KindUnavailableError as KindUnavailableError
+    from promptlimit.results import NotAnalyticError as NotAnalyticError
 
 _HOME = {
-    "AccuracyError": "_accuracy",
+    "AccuracyError": ".results",
     "Effort": "_rules",
     "GRADIENT_MOMENTS": "_gradient_moments",
-    "KindUnavailableError": "_accuracy",
-    "LARGEST_LENGTH": "_lengths",
+    "KindUnavailableError": ".results",
     "MAX_SHARPNESS": "_weight_statistics",
-    "NotAnalyticError": "_accuracy",
+    "NotAnalyticError": ".results",
     "PROMPT_MOMENTS": "_prompt_moments",
+    "PromptSimulation": "_simulation",
     "Problem": "_problem",
     "Quantity": "_rules",
     "Queries": "_queries",
     "Ray": "_ray",
-    "RayLaw": "_ray_law",
+    "RayLaw": "_lines",
     "Reading": "_problem",
     "Rule": "_rules",
-    "SEVERAL": "_prompt_moments",
     "ScoreStatistics": "_score_statistics",
-    "Simulation": "_simulation",
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
-    "checked_lengths": "_lengths",
+    "checked_lengths": "._arrays",
     "checked_problem": "_problem",
     "chunk_of_prompts": "_simulation",
-    "first_obstacle": "_rules",
+    "first_obstacle": "_problem",
     "gradient_moments": "_gradient_moments",
-    "in_double": "_precision",
-    "increasing_lengths": "_lengths",
+    "in_double": "._inputs",
+    "known": "_problem",
     "prompt_moments": "_prompt_moments",
-    "score_law": "_ray_law",
+    "score_law": "_lines",
     "score_statistics": "_score_statistics",
     "softmax_moments": "_softmax_moments",
-    "stopping": "_simulation",
     "tabulate": "_interpolant_table",
     "tokens_that_fit": "_simulation",
     "warn_when_unreliable": "_simulation",

@@ -12,7 +12,6 @@ import numpy as np
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
-from promptlimit.finite._accuracy import AccuracyError
 from promptlimit.finite._prompts import (
     EPSILON,
     LARGEST_EXPONENT,
@@ -23,6 +22,7 @@ from promptlimit.finite._prompts import (
     Scores,
     even_and_odd,
 )
+from promptlimit.results import AccuracyError
 
 _WIDEST = 2.0**13
 """Range of u beyond which scores are too far apart to be summed over."""
@@ -154,7 +154,7 @@ class AtomProducts(AbstractProducts):
         As $E[fx^{k-1}]=0$, $E[f x^{k-1}e^{-x}]=-E[fx^{k-1}(1-e^{-x})]$: the smaller sum is taken.
         """
         law, below = self.law, self.power - 1
-        found, lost = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
+        lowered, lost = np.empty((self.u.size, centred.shape[1])), np.empty(self.u.size)
         size = np.linalg.norm(centred, axis=1)
         for part in law._blocks(self.u):
             x = law._powers(self.u[part])
@@ -162,6 +162,6 @@ class AtomProducts(AbstractProducts):
             other = -(x**below) * np.expm1(-x) * law.weights
             sizes = direct @ size, other @ size
             smaller = sizes[0] <= sizes[1]
-            found[part] = np.where(smaller[:, None], direct @ centred, -(other @ centred))
+            lowered[part] = np.where(smaller[:, None], direct @ centred, -(other @ centred))
             lost[part] = _ROUNDING * np.minimum(*sizes)
-        return found, lost
+        return lowered, lost

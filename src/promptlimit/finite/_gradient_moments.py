@@ -6,25 +6,25 @@ matrix is made of $r$, and that in a score matrix of $C$: one factor per paramet
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
-import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import require_choice
+from promptlimit._arrays import Array, ArrayLike, checked_lengths
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.finite._asymptotic_moments import asymptotic_spread_error
-from promptlimit.finite._gaussian_moments import gaussian_spread_error, whitened
-from promptlimit.finite._lengths import checked_lengths
-from promptlimit.finite._linear_moments import linear_spread_error
-from promptlimit.finite._moment_rows import none_claimed
-from promptlimit.finite._precision import in_double
-from promptlimit.finite._problem import Problem, Reading, checked_problem, checked_query
-from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, SEVERAL, finite_length
-from promptlimit.finite._rules import Effort, Quantity, Rule, first_obstacle
-from promptlimit.finite._simulation import gradient_batch, of_each_length, standard_error, stopping
+from promptlimit.finite._head_moments import (
+    WhitenedTokens,
+    asymptotic_spread_error,
+    gaussian_spread_error,
+    leading_error,
+    linear_spread_error,
+)
+from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
+from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
+from promptlimit.finite._rules import Effort, Quantity, Rule
+from promptlimit.finite._simulation import gradient_errors, simulated_lengths, standard_error
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
 
@@ -67,71 +67,57 @@ def gradient_moments(
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
     >>> tokens = pl.Gaussian([0.0], [[1.0]])
-    >>> found = pl.gradient_moments(attention, tokens, [1.0], 100, wrt="key_query")
-    >>> print(found.kind, found.value.round(10))
+    >>> moments = pl.gradient_moments(attention, tokens, [1.0], 100, wrt="key_query")
+    >>> print(moments.kind, moments.value.round(10))
     exact 0.0948890142
     """
-    if not isinstance(attention, AbstractAttention):
-        raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
-    require_choice("wrt", wrt, attention.matrices())
     shaped = checked_lengths(lengths, name="lengths")
     problem = checked_problem(
         attention,
         measure,
-        checked_query(query, attention),
         shaped.ravel(),
-        wrt=wrt,
+        query=query,
+        wrt=str(wrt),
         including_query=including_query,
     )
     effort = Effort(key, samples, rtol)
-    stopping(effort)
-    rule = GRADIENT_MOMENTS.choose(problem, kind, key)
+    rule = GRADIENT_MOMENTS.choose(problem, kind, effort)
     rows = rule.compute(problem, effort)
-    parts = (array.reshape(shaped.shape) for array in (rows.value, rows.error, rows.samples))
-    value, error, counts = parts
-    return GradientMoments(shaped, value, wrt, rule.kind, error, counts)
+    value, error = rows.value.reshape(shaped.shape), rows.error.reshape(shaped.shape)
+    counts = np.zeros(shaped.size, dtype=np.int64) if rows.samples is None else rows.samples
+    return GradientMoments(shaped, value, wrt, rule.kind, error, counts.reshape(shaped.shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class GradientRows:
-    """The mean square, its error and the number of prompts simulated, [n] each."""
+    """The mean square, its error and the number of prompts simulated (None: none), [n] each."""
 
     value: Array
     error: Array
-    samples: np.ndarray
-
-
-def _rows(value: Array, error: Array) -> GradientRows:
-    return GradientRows(value, error, np.zeros(value.shape, dtype=np.int64))
-
-
-def _reading(problem: Problem) -> Reading:
-    if problem.reading is None:
-        raise ValueError(f"`attention` must be one head, got {problem.subject}.")
-    return problem.reading
+    samples: np.ndarray | None = None
 
 
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
     """Return why a gradient is not a multiple of an output whose moments are of this kind."""
     if problem.reading is None:
-        return SEVERAL
+        return problem.no_head
     if problem.reading.left is not None:
         return "the gradient in a score matrix reads covariances"
-    found = PROMPT_MOMENTS.first(problem, kind)
-    return found if isinstance(found, str) else None
+    rule = PROMPT_MOMENTS.first(problem, kind)
+    return rule if isinstance(rule, str) else None
 
 
 def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
-    rows = PROMPT_MOMENTS.choose(problem, kind, None).compute(problem, effort)
-    size = _reading(problem).size(problem.query)
-    return _rows(size * rows.mse, size * rows.error)
+    rows = PROMPT_MOMENTS.choose(problem, kind, effort).compute(problem, effort)
+    size = known(problem.reading).size(problem.query)
+    return GradientRows(size * rows.mse, size * rows.error)
 
 
 def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a gradient does not read the covariances of one head of this kernel."""
     reading = problem.reading
     if reading is None:
-        return SEVERAL
+        return problem.no_head
     return first_obstacle(
         (reading.left is None, "the gradient in a value matrix reads means"),
         (reading.kernel != kernel, f"it is no {kernel} head"),
@@ -146,50 +132,52 @@ def _gaussian_spread(problem: Problem) -> str | None:
 
 
 def _zero(problem: Problem, _effort: Effort) -> GradientRows:
-    return _rows(np.zeros_like(problem.lengths), np.zeros_like(problem.lengths))
+    return GradientRows(np.zeros_like(problem.lengths), np.zeros_like(problem.lengths))
 
 
-def _linear(problem: Problem, _effort: Effort, *, leading: bool = False) -> GradientRows:
-    reading, lengths = _reading(problem), problem.lengths
-    if reading.left is None:
-        raise ValueError(f"`wrt` must be a score matrix, got '{problem.wrt}'.")
-    own = None if leading else problem.own_token
-    value = linear_spread_error(problem.measure, reading.left, reading.value, lengths, own)
-    error = none_claimed(lengths) if leading else np.zeros_like(lengths)
-    return _rows(reading.size(problem.query) * value, error)
-
-
-def _exact_gaussian(problem: Problem, _effort: Effort) -> GradientRows:
-    reading, gaussian = _reading(problem), problem.gaussian
-    if reading.left is None or gaussian is None:
-        raise ValueError(
-            f"`wrt` must be a score matrix over Gaussian tokens, got {problem.subject}."
-        )
-    tokens = whitened(gaussian, reading.at(problem.query).tilt)
-    value, error = gaussian_spread_error(tokens, reading.left, reading.value, problem.lengths)
+def _spread(
+    error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
+) -> GradientRows:
+    r"""Return $E\|K(\hat C-C)V^\top\|_F^2$ and its error, times the size of the query."""
+    reading = known(problem.reading)
+    value, error = error_of(problem, known(reading.left))
     size = reading.size(problem.query)
-    return _rows(size * value, size * error)
+    return GradientRows(size * value, size * error)
 
 
-def _leading_softmax(problem: Problem, _effort: Effort) -> GradientRows:
-    reading, lengths = _reading(problem), problem.lengths
-    if reading.left is None:
-        raise ValueError(f"`wrt` must be a score matrix, got '{problem.wrt}'.")
-    head = reading.at(problem.query)
-    value = asymptotic_spread_error(head, problem.measure, reading.left, lengths)
-    return _rows(reading.size(problem.query) * value, none_claimed(lengths))
+def _linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
+    value, lengths = known(problem.reading).value, problem.lengths
+    spread = linear_spread_error(problem.measure, left, value, lengths, problem.own_token)
+    return spread, np.zeros_like(lengths)
 
 
-def _estimated(problem: Problem, effort: Effort) -> GradientRows:
-    """Return the mean square of simulated prompts, length by length, each with the whole key."""
-    with jax.enable_x64(True):
-        attention, measure = in_double(problem.attention), in_double(problem.measure)
-        limit = doubles(attention.jacobian(measure, problem.query, wrt=str(problem.wrt)))
-    rows = _zero(problem, effort)
-    for place, (squares,) in of_each_length(problem, effort, gradient_batch(limit)):
-        rows.value[place], rows.error[place] = squares.mean(), standard_error(squares)
-        rows.samples[place] = squares.size
-    return rows
+def _leading_linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
+    value, lengths = known(problem.reading).value, problem.lengths
+    spread = linear_spread_error(problem.measure, left, value, lengths, None)
+    return spread, leading_error(lengths)
+
+
+def _exact_gaussian_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
+    head = known(problem.head)
+    tokens = WhitenedTokens.along(head.tilt, known(problem.gaussian))
+    return gaussian_spread_error(tokens, left, head.value, problem.lengths)
+
+
+def _leading_softmax_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
+    head, lengths = known(problem.head), problem.lengths
+    spread = asymptotic_spread_error(head, problem.measure, left, lengths)
+    return spread, leading_error(lengths)
+
+
+def _estimate(problem: Problem, effort: Effort) -> GradientRows:
+    """Return the mean square of simulated prompts, length by length."""
+    value, error = np.zeros((2, problem.lengths.size))
+    samples = np.zeros(problem.lengths.size, dtype=np.int64)
+    simulated = simulated_lengths(problem, effort, gradient_errors, problem.limit())
+    for place, (squares,) in simulated:
+        value[place], error[place] = squares.mean(), standard_error(squares)
+        samples[place] = squares.size
+    return GradientRows(value, error, samples)
 
 
 GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
@@ -208,14 +196,14 @@ GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
             "a score matrix of a linear head, any tokens",
             "closed form",
             partial(_spread_obstacle, "linear"),
-            _linear,
+            partial(_spread, _linear_spread),
         ),
         Rule(
             "exact",
             "a score matrix of a softmax head, Gaussian tokens, query outside",
             "weight statistics",
             _gaussian_spread,
-            _exact_gaussian,
+            partial(_spread, _exact_gaussian_spread),
         ),
         Rule(
             "asymptotic",
@@ -229,16 +217,16 @@ GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
             "a score matrix of a linear head, any tokens",
             "leading order in 1/L",
             partial(_spread_obstacle, "linear"),
-            partial(_linear, leading=True),
+            partial(_spread, _leading_linear_spread),
         ),
         Rule(
             "asymptotic",
             "a score matrix of a softmax head, any tokens",
             "leading order in 1/L",
             partial(_spread_obstacle, "softmax"),
-            _leading_softmax,
+            partial(_spread, _leading_softmax_spread),
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
     ],
 )
 """The ways to have `gradient_moments`."""

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import ArrayLike
+from promptlimit._arrays import ArrayLike, checked_lengths
 from promptlimit.finite._interpolant_table import interpolation_table
-from promptlimit.finite._lengths import checked_lengths
 from promptlimit.finite._weight_statistics import MAX_SHARPNESS, STATISTICS
 
 
@@ -60,7 +59,7 @@ class WeightInterpolant(eqx.Module):
         inside = (squared >= 0) & (squared <= self.max_sharpness**2)
         squared = squared + jnp.where(inside, 0.0, jnp.nan).astype(squared.dtype)
         place = jnp.log(1 + squared) * (0.5 / self.width)
-        found = {}
+        statistics = {}
         for name, table in zip(self.statistics, self.tables, strict=True):
             values = [
                 _piecewise(jnp.asarray(table[index], dtype=place.dtype), place)
@@ -68,8 +67,8 @@ class WeightInterpolant(eqx.Module):
             ]
             if name == "mean_score":
                 values = [jnp.sqrt(squared) * value for value in values]
-            found[name] = values[0] if self.scalar else jnp.stack(values, axis=-1)
-        return found
+            statistics[name] = values[0] if self.scalar else jnp.stack(values, axis=-1)
+        return statistics
 
 
 @jax.custom_jvp

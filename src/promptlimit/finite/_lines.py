@@ -1,4 +1,4 @@
-r"""Vertical lines in the plane of multiples, and the integrals along them.
+r"""The law of any tokens on the complex ray of a tilt, as integrals along vertical lines.
 
 By Mellin's inversion, with $s$ the score of a token and $x=e^{s+u}$,
 
@@ -6,19 +6,41 @@ By Mellin's inversion, with $s$ the score of a token and $x=e^{s+u}$,
 
 and a line may lie beyond the poles c = k, k+1, ... once the first terms of
 $x^k(1-x+x^2/2-\dots)$ are added. Each u uses a line where it meets the real axis near the
-integrand's least modulus there, so that hardly a digit cancels. Derived in docs/finite.md.
+integrand's least modulus there, so that hardly a digit cancels. A place is a multiple c of the
+tilt. Derived in docs/finite.md.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 from scipy.special import loggamma
 
 from promptlimit._arrays import Array
-from promptlimit.finite._accuracy import AccuracyError
-from promptlimit.finite._prompts import EPSILON, NEGLIGIBLE
-from promptlimit.finite._ray import LEFT, NEAR, POINTS, RIGHT, Complex, Ray
+from promptlimit.finite._atoms import Atoms
+from promptlimit.finite._prompts import (
+    EPSILON,
+    NEGLIGIBLE,
+    SMALLEST,
+    AbstractProducts,
+    AbstractScoreLaw,
+    Scores,
+    even_and_odd,
+)
+from promptlimit.finite._ray import (
+    LEFT,
+    MOST_PARTS,
+    NEAR,
+    POINTS,
+    RIGHT,
+    Complex,
+    GaussianRay,
+    Ray,
+)
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import AccuracyError, NotAnalyticError
 
 _SLACK = 4.0
 """How far above its least the logarithm of an integrand on the real axis may lie."""
@@ -76,54 +98,72 @@ class Line:
         return EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
 
 
-class Axis:
-    """The real multiples at which lines may stand, and the transform there."""
+@dataclasses.dataclass(frozen=True)
+class RayLaw(AbstractScoreLaw):
+    """Any law whose log-Laplace transform is analytic."""
 
-    def __init__(self, ray: Ray):
-        low, high = ray.domain
-        points, known = POINTS, ray.on_points
+    ray: Ray
+
+    @property
+    def tilt(self) -> Array:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The tilt."""
+        return self.ray.tilt
+
+    @cached_property
+    def _axis(self) -> tuple[Array, Array, tuple[float, float]]:
+        r"""Real c at which lines may stand, $\Lambda(ct)$ there, and $\Lambda(t),\Lambda(2t)$."""
+        low, high = self.ray.domain
+        points, log_laplace = POINTS, self.ray.on_points
         if (low, high) != (LEFT, RIGHT):
             ends = [low + (high - low) * NEAR, high - (high - low) * NEAR]
             points = np.unique(np.concatenate([POINTS, *ends]))
-            known = ray.on_axis(points)
+            log_laplace = self.ray.log_laplace(points)
         poles = np.abs(points[:, None] - np.arange(4)).min(axis=1)
         usable = (poles > 0.5 * NEAR[0]) & (points > low) & (points < high)
-        self.points, self.log_laplace = points[usable], known[usable]
-        self.once, self.twice = (float(known[np.searchsorted(points, pole)]) for pole in (1, 2))
+        once, twice = (float(log_laplace[np.searchsorted(points, pole)]) for pole in (1, 2))
+        return points[usable], log_laplace[usable], (once, twice)
 
-    def at_pole(self, pole: int) -> float:
-        r"""Return $\Lambda(t)$ or $\Lambda(2t)$."""
-        return self.once if pole == 1 else self.twice
+    @property
+    def offset(self) -> float:
+        """The score of the ray's centre."""
+        return float(self.ray.centre @ self.tilt)
+
+    @property
+    def log_mean(self) -> float:
+        r"""$\Lambda(t)$."""
+        return self._axis[2][0]
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
         r"""Return u between which something is left of $1-\phi^L$ and of $\phi^L$.
 
         $1-\phi\le Ex^c$ for c in (0, 1] and $\phi\le\Gamma(-c)Ex^c$ for c < 0.
         """
-        inside = (self.points > 0.0) & (self.points <= 1.0)
+        points, log_laplace, _ = self._axis
+        inside = (points > 0.0) & (points <= 1.0)
         target = -NEGLIGIBLE - math.log(longest)
-        left = ((target - self.log_laplace[inside]) / self.points[inside]).max()
-        left = max(left, target - self.once)
-        below = self.points < -0.01
-        size = self.log_laplace[below] + loggamma(-self.points[below] + 0j).real
-        right = ((-NEGLIGIBLE / shortest - 4.0 - size) / self.points[below]).min()
+        left = ((target - log_laplace[inside]) / points[inside]).max()
+        left = max(left, target - self.log_mean)
+        below = points < -0.01
+        size = log_laplace[below] + loggamma(-points[below] + 0j).real
+        right = ((-NEGLIGIBLE / shortest - 4.0 - size) / points[below]).min()
         return float(left), float(right)
 
-    def lines(self, power: int, low: float, high: float) -> list[Line]:
+    def _lines(self, power: int, low: float, high: float) -> list[Line]:
         r"""Return lines for $F_k$, k = `power`, that serve every u from `low` to `high`."""
-        log_size = loggamma(power - self.points + 0j).real + self.log_laplace
-        nearest = _nearest_copies(self.points, log_size, power)
+        points, log_laplace, at_poles = self._axis
+        log_size = loggamma(power - points + 0j).real + log_laplace
+        nearest = _nearest_copies(points, log_size, power)
         placed = np.isfinite(nearest).all(axis=0)
-        points, log_size, nearest = self.points[placed], log_size[placed], nearest[:, placed]
+        points, log_size, nearest = points[placed], log_size[placed], nearest[:, placed]
         grid = np.arange(low, high + _COARSE, _COARSE)
         excess = log_size + np.outer(grid, points)
         floor = excess.min(axis=1)
         pole = max(power, 1)  # beyond it, the term added back is what counts
         crossed = points[excess.argmin(axis=1)] > pole
-        leading = pole * grid + self.at_pole(pole)
+        leading = pole * grid + at_poles[pole - 1]
         floor = np.where(crossed, np.maximum(floor, leading), floor)
         runs = _runs(excess - floor[:, None] <= _SLACK)
-        found, start = [], 0
+        lines, start = [], 0
         while start < grid.size:
             usable = np.flatnonzero(runs[start])
             stops = np.minimum(start + runs[start, usable], grid.size - 1)
@@ -132,9 +172,142 @@ class Axis:
             best = int((runs[start, usable] / (period + _FIXED_COST)).argmax())
             at = int(usable[best])
             numbers = points[at], log_size[at], period[best], grid[start]
-            found.append(_line(power, *map(float, numbers)))
+            lines.append(_line(power, *map(float, numbers)))
             start += int(runs[start, at])
-        return found
+        return lines
+
+    def _integrands(self, power: int, u: Array) -> list[tuple[Line, Complex, slice]]:
+        r"""Return lines with the nodes that matter, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and u."""
+        lines = self._lines(power, u[0], u[-1])
+        multiples = np.concatenate([line.multiples for line in lines])
+        exponent = self.ray.log_laplace(multiples) + loggamma(power - multiples)
+        if not np.isfinite(exponent).all():
+            raise NotAnalyticError(
+                "its `log_laplace` is not finite at complex multiples of the tilt"
+            )
+        ends = np.searchsorted(u, [*(line.start for line in lines[1:]), np.inf])
+        begins = np.concatenate([[0], ends[:-1]])
+        pieces = np.split(exponent, np.cumsum([line.multiples.size for line in lines])[:-1])
+        integrands = []
+        for line, mine, begin, end in zip(lines, pieces, begins, ends, strict=True):
+            if begin == end:
+                continue
+            relative = mine - line.log_size
+            kept = relative.real > -NEGLIGIBLE
+            nodes = line.multiples[kept], line.weights[kept]
+            fewer = dataclasses.replace(line, multiples=nodes[0], weights=nodes[1])
+            integrands.append((fewer, nodes[1] * np.exp(relative[kept]), slice(begin, end)))
+        return integrands
+
+    def ends(self, value: Array) -> tuple[Array, Array, Array]:
+        r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
+        ends = np.array([1.0, 0.0], dtype=np.complex128)
+        ((_, slopes, curvatures),) = self.ray.derivatives(value, ends)
+        if not np.isfinite(slopes[0]).all():
+            raise NotAnalyticError("the gradient of its `log_laplace` is not finite at the tilt")
+        base = value @ self.ray.centre
+        return base + slopes[0].real, base + slopes[1].real, curvatures[1].real
+
+    def readings(
+        self, value: Array, limit: Array, products: AbstractProducts
+    ) -> Iterator[tuple[slice, Complex, Complex, Array, Array]]:
+        r"""Yield multiples, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
+
+        A user's transform may cancel, and what its derivatives lose nobody else can know: they are
+        taken again at multiples moved by units in their last place.
+        """
+        if not isinstance(products, LineProducts):
+            raise TypeError(f"products of lines are needed, got {type(products).__name__}")
+        c = products.multiples
+        moved = c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON
+        base = limit - value @ self.ray.centre
+        pairs = np.stack([c, moved], axis=1).ravel()  # never parted: chunks are even
+        for part, slopes, curvatures in self.ray.derivatives(value, pairs):
+            slope, curvature = slopes[::2], curvatures[::2]
+            blur = np.linalg.norm(slope - slopes[1::2], axis=1)
+            blur += EPSILON * np.linalg.norm(slope, axis=1)
+            shake = np.abs(np.trace(curvature - curvatures[1::2], axis1=1, axis2=2))
+            yield slice(part.start // 2, part.stop // 2), slope - base, curvature, blur, shake
+
+    def scores(self, u: Array) -> Scores:
+        """Return the transforms of one score at evenly spaced u."""
+        at_poles = self._axis[2]
+        log_phi, rounding, mass = np.empty((3, u.size))
+        for line, integrand, part in self._integrands(0, u):
+            here = u[part]
+            waves, scale = line.waves(here), line.scale(here)
+            zeroth = (integrand @ waves).real * scale
+            first = ((-line.multiples * integrand) @ waves).real * scale
+            once = np.exp(here + at_poles[0]) if line.real > 1.0 else 0.0
+            twice = np.exp(2.0 * here + at_poles[1]) if line.real > 2.0 else 0.0
+            mass[part] = first + once - twice
+            size = np.abs(integrand).sum() * scale + once + twice
+            if line.real > 0.0:  # the rest of 1 - x + x^2/2 - ...
+                log_phi[part] = np.log1p(np.maximum(zeroth - once + 0.5 * twice, -1.0 + EPSILON))
+            else:
+                log_phi[part] = np.log(np.maximum(zeroth, SMALLEST))
+            rounding[part] = line.rounding(here) * size * np.exp(-log_phi[part])
+        return Scores(u, np.minimum(log_phi, 0.0), rounding, mass)
+
+    def products(self, power: int, u: Array, weights: Array) -> "LineProducts":
+        """Return $F_k$, k = `power`, summed over even and over odd u with weights, [n, u]."""
+        density, start = np.empty(u.size), 0
+        multiples, shares, roundings, lines = [], [], [], []
+        for line, integrand, part in self._integrands(power, u):
+            here = u[part]
+            c, waves, scale = line.multiples, line.waves(here), line.scale(here)
+            upper, lower = integrand, integrand / (power - 1.0 - c)
+            for order, pole in enumerate(range(power, math.ceil(line.real))):
+                # the terms of x^k (1 - x + ...), x^{k-1} (1 - x + ...) that the line left behind
+                c = np.append(c, float(pole))
+                term = (pole - line.real) * here + self._axis[2][pole - 1] - line.log_size
+                waves = np.vstack([waves, np.exp(term)])
+                sign = (-1.0) ** order
+                upper = np.append(upper, sign / math.factorial(order))
+                lower = np.append(lower, -sign / math.factorial(order + 1))
+            weighted = weights[:, part] * scale
+            halves = [_real_times(weighted[:, at], waves[:, at]) for at in even_and_odd(part)]
+            shares.append(np.stack(halves) * upper)
+            lost = weighted @ line.rounding(here)
+            roundings.append(lost[:, None] * np.abs(upper))
+            density[part] = (upper @ waves).real * scale
+            place = slice(start, start + c.size)
+            lines.append((place, part, lower, waves, scale, line.rounding(here)))
+            multiples.append(c)
+            start += c.size
+        joined = np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
+        return LineProducts(*joined, density, np.concatenate(multiples), lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class LineProducts(AbstractProducts):
+    r"""Sums over multiples c on lines.
+
+    Attributes:
+        multiples: all c, [j].
+        lines: for each line its place among the c, its u, and what makes $F_{k-1}[f]$ of
+            $E[fe^{cs}]$.
+    """
+
+    multiples: Complex
+    lines: list[tuple[slice, slice, Complex, Complex, Array, Array]]
+
+    def lower(self, centred: Complex, blur: Array) -> tuple[Array, Array]:
+        r"""Return $F_{k-1}$, [u, e], of $E[fe^{cs}]/E[e^{cs}]$, [j, e], and its error, [u]."""
+        lowered = np.empty((self.density.size, centred.shape[1]))
+        lost = np.empty(self.density.size)
+        for place, part, coefficients, waves, scale, rounding in self.lines:
+            terms = coefficients[:, None] * centred[place]
+            lowered[part] = (terms.T @ waves).real.T * scale[:, None]
+            sizes = np.abs(coefficients) * blur[place], np.linalg.norm(terms, axis=1)
+            blurred, summed = (size @ np.abs(waves) for size in sizes)
+            lost[part] = (summed * rounding + blurred) * scale
+        return lowered, lost
+
+
+def _real_times(weights: Array, waves: Complex) -> Complex:
+    """Return the product with a transposed complex matrix, in two real ones."""
+    return weights @ waves.real.T + 1j * (weights @ waves.imag.T)
 
 
 def _runs(good: np.ndarray) -> np.ndarray:
@@ -179,3 +352,19 @@ def _too_far_apart(nodes: int) -> AccuracyError:
         "scores must lie within a few hundred of each other to be integrated over, got a law that "
         f"needs {nodes} nodes a line. Scale the attention down, or simulate prompts."
     )
+
+
+def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
+    """Return the law of a token along a tilt: as a list of tokens where it is one.
+
+    Raises:
+        NotAnalyticError: it is none, and the log-Laplace transform cannot be continued.
+    """
+    parts = measure.gaussian_parts()
+    if parts is not None and parts.covs is None:
+        return Atoms(parts.weights, parts.means, tilt)
+    ray = Ray(measure, tilt)
+    if parts is not None and parts.weights.size <= MOST_PARTS:
+        ray = GaussianRay(measure, tilt, parts)
+    ray.require_analytic()
+    return RayLaw(ray)

@@ -144,12 +144,12 @@ def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
     each of the latter with the size $\sqrt{a_{k,0}a_{k,2}}$ its error is measured against.
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
-    found: dict[str, Integrands] = {"mass": {1: a[1, 0]}}
+    residuals: dict[str, Integrands] = {"mass": {1: a[1, 0]}}
     for k in (1, 2, 3):
         expected = sigma * ((k - 1) * a[k, 0] - a[k + 1, 0])
-        found[f"stein_{k}"] = {1: a[k, 1] - expected}
-        found[f"stein_{k}_size"] = {1: np.sqrt(a[k, 0] * a[k, 2])}
-    return found
+        residuals[f"stein_{k}"] = {1: a[k, 1] - expected}
+        residuals[f"stein_{k}_size"] = {1: np.sqrt(a[k, 0] * a[k, 2])}
+    return residuals
 
 
 def _sizes(integrands: Integrands) -> Integrands:

@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array
-from promptlimit.finite._precision import in_double
 from promptlimit.measures import AbstractMeasure, GaussianParts, compiled
 
 
@@ -32,7 +31,7 @@ class TiltedMoments:
 def tilted_moments(measure: AbstractMeasure, tilt: Array) -> TiltedMoments:
     """Return the log-Laplace transform of any measure and its two derivatives at a tilt."""
     with jax.enable_x64(True):
-        value, mean, cov = _transforms(in_double(measure), jnp.asarray(tilt))
+        value, mean, cov = _transforms(measure, jnp.asarray(tilt))
     return TiltedMoments(float(value), np.asarray(mean, np.float64), np.asarray(cov, np.float64))
 
 
@@ -48,11 +47,11 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
         return _read_moments_of_parts(parts, tilt)
     with jax.enable_x64(True):
         point = jnp.asarray(tilt)
-        found = map(np.asarray, _read_derivatives(in_double(measure), point))
-    return _assembled_read_moments(tilt, *found)
+        derivatives = map(np.asarray, _read_derivatives(measure, point))
+    return _read_moments_of(tilt, *derivatives)
 
 
-def _assembled_read_moments(
+def _read_moments_of(
     tilt: Array, mean: Array, cov: Array, third: Array, fourth: Array
 ) -> tuple[Array, Array]:
     r"""Return mean and covariance of $z\langle z,t\rangle$ from moments of $x=z-m$.
@@ -127,7 +126,7 @@ def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) ->
         return _outer_spread_of_parts(parts, left, right)
     with jax.enable_x64(True):
         point = [jnp.asarray(array) for array in (left, right)]
-        return float(_outer_spread_derivative(in_double(measure), *point))
+        return float(_outer_spread_derivative(measure, *point))
 
 
 def _outer_spread_of_parts(parts: GaussianParts, left: Array, right: Array) -> float:
@@ -139,8 +138,8 @@ def _outer_spread_of_parts(parts: GaussianParts, left: Array, right: Array) -> f
     p, q = left.T @ left, right.T @ right
     m, covs, weights = parts.means, parts.all_covs(), parts.weights
     p_cov, q_cov = p @ covs, q @ covs
-    p_trace, q_trace = (np.trace(each, axis1=1, axis2=2) for each in (p_cov, q_cov))
-    p_mean, q_mean = (np.einsum("ci,ij,cj->c", m, each, m) for each in (p, q))
+    p_trace, q_trace = (np.trace(product, axis1=1, axis2=2) for product in (p_cov, q_cov))
+    p_mean, q_mean = (np.einsum("ci,ij,cj->c", m, form, m) for form in (p, q))
     shared = np.einsum("cij,cji->c", p_cov, q_cov)
     mixed = np.einsum("ci,cij,jk,ck->c", m, p_cov, q, m)
     within = p_trace * q_trace + p_trace * q_mean + p_mean * q_trace + shared + 2.0 * mixed
@@ -189,7 +188,7 @@ def squares_product(
         return _squares_product_of_parts(parts.tilted(tilt), centre, left, right)
     with jax.enable_x64(True):
         point = [jnp.asarray(array) for array in (tilt, centre, left, right)]
-        return float(_squares_derivative(in_double(measure), *point))
+        return float(_squares_derivative(measure, *point))
 
 
 def _squares_product_of_parts(

@@ -2,26 +2,33 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from numbers import Real
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import float_array, require_choice, require_shape
+from promptlimit._inputs import float_array, in_double, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.finite._accuracy import AccuracyError, KindUnavailableError, NotAnalyticError
-from promptlimit.finite._precision import in_double
+from promptlimit.finite._lines import score_law
 from promptlimit.finite._prompts import AbstractScoreLaw
 from promptlimit.finite._queries import Queries, checked_queries
-from promptlimit.finite._ray_law import score_law
 from promptlimit.measures import AbstractMeasure, GaussianParts, require_measure
+from promptlimit.results import AccuracyError, KindUnavailableError, NotAnalyticError
+
+Known = TypeVar("Known")
+
+_SEVERAL = "several heads need the joint law of their weights (their means add up)"
+_SILENT = "it does not say which heads it is (write `heads_read`)"
+_SILENT_GRADIENT = "it does not say what its gradients read (write `gradient_reading`)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class TiltedHead:
     r"""One head at one query: $V\,r(\mu,t)$, $t=Uz$.
 
     Attributes:
@@ -58,9 +65,9 @@ class Reading:
     constant: float = 1.0
     factor: Array | None = None
 
-    def at(self, query: Array) -> Head:
+    def at(self, query: Array) -> TiltedHead:
         """Return the head at a query."""
-        return Head(self.kernel, self.key_query @ query, self.value)
+        return TiltedHead(self.kernel, self.key_query @ query, self.value)
 
     def size(self, query: Array) -> float:
         """Return what multiplies the squared distance at a query."""
@@ -73,12 +80,12 @@ class Reading:
 class Problem:
     """An attention over tokens from a law, at queries, for some lengths.
 
-    What an attention or a law knows of itself is asked of it here, in double precision, and
+    What an attention or a law knows of itself is asked of it here, in double precision, once, and
     nowhere else.
 
     Attributes:
-        attention: what reads the prompts.
-        measure: the law of a token.
+        attention: what reads the prompts, in double precision.
+        measure: the law of a token, in double precision.
         queries: one query, several, or their law.
         lengths: how many tokens a prompt has, [n].
         wrt: the parameter whose gradient is compared; None for outputs.
@@ -93,9 +100,8 @@ class Problem:
     wrt: str | None = None
     including_query: bool = False
     sub_gaussian: float | None = None
-    _laws: dict[bytes, AbstractScoreLaw] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _known: dict[object, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    """What was asked before, of this problem and of the same at other queries and lengths."""
 
     @property
     def subject(self) -> str:
@@ -120,62 +126,68 @@ class Problem:
         """Return the same at one query."""
         return dataclasses.replace(self, queries=Queries.one(query))
 
-    @cached_property
+    def _once(self, name: object, ask: Callable[[], Known]) -> Known:
+        if name not in self._known:
+            self._known[name] = ask()
+        return self._known[name]
+
+    @property
     def heads(self) -> tuple[Reading, ...] | None:
         """The outputs of the heads that the attention is the sum of, if it says so."""
-        with jax.enable_x64(True):
-            heads = in_double(self.attention).heads_read()
-        if not heads:
-            return None
-        return tuple(
-            Reading(head.kernel, doubles(head.key_query), doubles(head.value)) for head in heads
-        )
+        return self._once("heads", self._ask_heads)
 
-    @cached_property
+    def _ask_heads(self) -> tuple[Reading, ...] | None:
+        with jax.enable_x64(True):
+            heads = self.attention.heads_read()
+        readings = (Reading(h.kernel, doubles(h.key_query), doubles(h.value)) for h in heads or ())
+        return tuple(readings) or None
+
+    @property
     def reading(self) -> Reading | None:
         """What is compared, where it is of one head and the attention says so."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
+        return self._once("reading", self._ask_gradient)
+
+    def _ask_gradient(self) -> Reading | None:
         with jax.enable_x64(True):
-            found = in_double(self.attention).gradient_reading(self.wrt)
-        if found is None:
+            gradient = self.attention.gradient_reading(str(self.wrt))
+        if gradient is None:
             return None
-        head = found.head
-        return Reading(
-            head.kernel,
-            doubles(head.key_query),
-            doubles(head.value),
-            None if found.left is None else doubles(found.left),
-            float(found.constant),
-            None if found.factor is None else doubles(found.factor),
+        left, factor = (
+            None if matrix is None else doubles(matrix)
+            for matrix in (gradient.left, gradient.factor)
         )
+        matrices = doubles(gradient.head.key_query), doubles(gradient.head.value)
+        return Reading(gradient.head.kernel, *matrices, left, float(gradient.constant), factor)
 
     @property
     def is_linear(self) -> bool:
         """Whether what is compared is of one head of linear attention."""
         return self.reading is not None and self.reading.kernel == "linear"
 
-    @cached_property
+    @property
     def parts(self) -> GaussianParts | None:
         """The Gaussians and atoms the law is made of, if it says so."""
-        return self.measure.gaussian_parts()
+        return self._once("parts", self.measure.gaussian_parts)
 
     @property
     def gaussian(self) -> GaussianParts | None:
         """The same where it is one Gaussian."""
         return self.parts if self.parts is not None and self.parts.is_gaussian else None
 
-    @cached_property
+    @property
     def tail_constant(self) -> float | None:
         """The sub-Gaussian constant of the tokens: the user's, or what the law knows."""
         if self.sub_gaussian is not None:
             return self.sub_gaussian
-        proxy = self.measure.variance_proxy()
+        proxy = self._once("proxy", self.measure.variance_proxy)
         return None if proxy is None else proxy.constant
 
-    def heads_at_query(self) -> tuple[Head, ...]:
-        """Return the heads at the query, those of one kernel and one tilt merged; if known."""
-        merged: dict[tuple[str, bytes], Head] = {}
+    @cached_property
+    def tilted_heads(self) -> tuple[TiltedHead, ...]:
+        """The heads at the query, those of one kernel and one tilt merged; none if not known."""
+        merged: dict[tuple[str, bytes], TiltedHead] = {}
         for head in self.heads or ():
             here = head.at(self.query)
             place = (here.kernel, (here.tilt + 0.0).tobytes())  # -0.0 is 0.0
@@ -184,25 +196,42 @@ class Problem:
             merged[place] = here
         return tuple(merged.values())
 
-    def head(self) -> Head | None:
-        """Return what is compared at the query, where it is of one head."""
+    @cached_property
+    def head(self) -> TiltedHead | None:
+        """What is compared at the query, where it is of one head."""
         if self.wrt is not None:
             return None if self.reading is None else self.reading.at(self.query)
-        heads = self.heads_at_query()
-        return heads[0] if len(heads) == 1 else None
+        return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
+
+    @property
+    def no_head(self) -> str:
+        """Why what is compared is not of one head, where it is not."""
+        if self.heads is None:
+            return _SILENT
+        return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _SILENT_GRADIENT
 
     def limit(self) -> Array:
-        r"""Return $T[\mu](z)$ at the query."""
+        r"""Return $T[\mu](z)$ at the query, or its gradient."""
         with jax.enable_x64(True):
-            attention, measure = in_double(self.attention), in_double(self.measure)
-            return doubles(attention(measure, self.query))
+            return doubles(self.limit_at(self.query))
+
+    def limit_at(self, query: Array | JaxArray) -> JaxArray:
+        """Return the same at any query; call inside `enable_x64`."""
+        if self.wrt is None:
+            return self.attention(self.measure, query)
+        return self.attention.jacobian(self.measure, query, wrt=self.wrt)
 
     def law_along(self, tilt: Array) -> AbstractScoreLaw:
-        """Return the law of a token along a tilt, or raise `NotAnalyticError`; once a tilt."""
-        place = tilt.tobytes()
-        if place not in self._laws:
-            self._laws[place] = score_law(self.measure, tilt)
-        return self._laws[place]
+        """Return the law of a token along a tilt, or raise `NotAnalyticError`."""
+        return self._once(tilt.tobytes(), lambda: score_law(self.measure, tilt))
+
+    def law_obstacle(self, tilt: Array) -> str | None:
+        """Return why there is no law along a tilt; None if there is one."""
+        try:
+            self.law_along(tilt)
+        except NotAnalyticError as error:
+            return f"of {type(self.measure).__name__} tokens {error}"
+        return None
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -216,27 +245,20 @@ class Problem:
         except AccuracyError as error:
             raise AccuracyError(f"For {self.subject}, {error}") from error
 
-    def law_obstacle(self, tilt: Array) -> str | None:
-        """Return why there is no law along a tilt; None if there is one."""
-        try:
-            self.law_along(tilt)
-        except NotAnalyticError as error:
-            return f"of {type(self.measure).__name__} tokens {error}"
-        return None
-
 
 def checked_problem(
     attention: AbstractAttention,
     measure: AbstractMeasure,
-    queries: AbstractMeasure | ArrayLike,
     lengths: Array,
     *,
+    query: ArrayLike | None = None,
+    queries: AbstractMeasure | ArrayLike | None = None,
     wrt: str | None = None,
     including_query: bool = False,
     sub_gaussian: float | None = None,
 ) -> Problem:
-    """Return the problem, or say what does not fit."""
-    require_fitting(attention, measure)
+    """Return the problem at one query or at several, or say what does not fit."""
+    _require_fitting(attention, measure)
     if sub_gaussian is not None and not (
         isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
     ):
@@ -253,21 +275,20 @@ def checked_problem(
         )
     if wrt is not None:
         require_choice("wrt", wrt, attention.matrices())
-    taken_apart = checked_queries(queries, attention)
     constant = None if sub_gaussian is None else float(sub_gaussian)
-    return Problem(attention, measure, taken_apart, lengths, wrt, including_query, constant)
-
-
-def checked_query(query: ArrayLike, attention: AbstractAttention) -> Array:
-    """Return one query as an array [1, query_dim] of queries, or say what does not fit."""
     with jax.enable_x64(True):
-        point = float_array("query", query, rank=1)
-        reason = "what the attention's parameters take"
-        require_shape("query", point, (attention.query_dim,), reason)
-        return doubles(point)[None]
+        if query is None:
+            where = checked_queries(queries, attention.query_dim)
+        else:
+            point = float_array("query", query, rank=1)
+            reason = "what the attention's parameters take"
+            require_shape("query", point, (attention.query_dim,), reason)
+            where = Queries.one(doubles(point))
+        both = in_double(attention), in_double(measure)
+    return Problem(*both, where, lengths, wrt, including_query, constant)
 
 
-def require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
+def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
     """Refuse what is no attention, no measure, or a measure of tokens of another dimension."""
     if not isinstance(attention, AbstractAttention):
         raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
@@ -277,3 +298,15 @@ def require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> N
             f"`measure` must have tokens of dimension {attention.token_dim} (what the attention's "
             f"parameters take), got {measure.dim}."
         )
+
+
+def first_obstacle(*reasons: tuple[bool, str]) -> str | None:
+    """Return the reason of the first condition that holds."""
+    return next((reason for holds, reason in reasons if holds), None)
+
+
+def known(value: Known | None) -> Known:
+    """Return what an obstacle has made sure of: no rule computes where it is not known."""
+    if value is None:
+        raise TypeError("a rule must not compute what its obstacle speaks against")
+    return value

@@ -6,16 +6,19 @@ from functools import partial
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike
+from promptlimit._arrays import ArrayLike, checked_lengths
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.finite._asymptotic_moments import asymptotic_rows
-from promptlimit.finite._gaussian_moments import gaussian_rows, whitened
-from promptlimit.finite._lengths import checked_lengths
-from promptlimit.finite._linear_moments import linear_rows
-from promptlimit.finite._moment_rows import MomentRows, none_claimed
-from promptlimit.finite._problem import Head, Problem, checked_problem, checked_query
-from promptlimit.finite._rules import Effort, Quantity, Rule, first_obstacle
-from promptlimit.finite._simulation import of_each_length, output_batch, standard_error, stopping
+from promptlimit.finite._head_moments import (
+    MomentRows,
+    WhitenedTokens,
+    asymptotic_rows,
+    gaussian_rows,
+    leading_error,
+    linear_rows,
+)
+from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle, known
+from promptlimit.finite._rules import Effort, Quantity, Rule
+from promptlimit.finite._simulation import output_errors, simulated_lengths, standard_error
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
 from promptlimit.finite._weight_statistics import MAX_SHARPNESS
 from promptlimit.measures import AbstractMeasure
@@ -63,10 +66,11 @@ def prompt_moments(
     exact [0.36316185 0.97446152] [1.07282946 0.04658838]
     """
     shaped = checked_lengths(lengths, name="lengths")
-    problem = _problem(attention, measure, query, shaped, including_query=including_query)
+    problem = checked_problem(
+        attention, measure, shaped.ravel(), query=query, including_query=including_query
+    )
     effort = Effort(key, samples, rtol)
-    stopping(effort)
-    rule = PROMPT_MOMENTS.choose(problem, kind, key)
+    rule = PROMPT_MOMENTS.choose(problem, kind, effort)
     rows = rule.compute(problem, effort)
     with np.errstate(divide="ignore"):
         tokens = 1.0 / rows.participation
@@ -85,52 +89,18 @@ def prompt_moments(
     )
 
 
-def _problem(
-    attention: AbstractAttention,
-    measure: AbstractMeasure,
-    query: ArrayLike,
-    lengths: Array,
-    *,
-    including_query: bool,
-) -> Problem:
-    if not isinstance(attention, AbstractAttention):
-        raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
-    point = checked_query(query, attention)
-    return checked_problem(
-        attention, measure, point, lengths.ravel(), including_query=including_query
-    )
-
-
-SEVERAL = "several heads need the joint law of their weights (their means add up)"
-_SILENT = "it does not say which heads it is (write `heads_read`)"
-
-
-def not_one_head(problem: Problem) -> str | None:
-    """Return why what is compared is not of one head."""
-    if problem.wrt is None and problem.heads is None:
-        return _SILENT
-    return SEVERAL if problem.head() is None else None
-
-
-def _head(problem: Problem) -> Head:
-    head = problem.head()
-    if head is None:
-        raise ValueError(f"`attention` must be one head, got {problem.subject}.")
-    return head
-
-
 def finite_length(problem: Problem) -> str | None:
     """Return why a problem is no limit."""
     infinite = problem.lengths.size and np.isinf(problem.lengths).all()
     return None if infinite else "a length is finite"
 
 
-def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
-    """Return why a problem is not of one head of this kernel."""
-    head = problem.head()
-    return not_one_head(problem) or first_obstacle(
-        (head is not None and head.kernel != kernel, f"it is no {kernel} head")
-    )
+def _head_obstacle(kernel: KernelName | None, problem: Problem) -> str | None:
+    """Return why a problem is not of one head, of this kernel."""
+    head = problem.head
+    if head is None:
+        return problem.no_head
+    return None if kernel in (None, head.kernel) else f"it is no {kernel} head"
 
 
 def _softmax_over_gaussian(problem: Problem) -> str | None:
@@ -138,27 +108,26 @@ def _softmax_over_gaussian(problem: Problem) -> str | None:
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
     )
-    if obstacle is None and problem.gaussian is not None:
-        sharpness = whitened(problem.gaussian, _head(problem).tilt).sharpness
-        return first_obstacle(
-            (sharpness > MAX_SHARPNESS, f"the sharpness {sharpness:.4g} exceeds {MAX_SHARPNESS:g}")
-        )
-    return obstacle
+    if obstacle is not None:
+        return obstacle
+    sharpness = _whitened_tokens(problem).sharpness
+    beyond = f"the sharpness {sharpness:.4g} exceeds {MAX_SHARPNESS:g}"
+    return beyond if sharpness > MAX_SHARPNESS else None
 
 
-def _softmax_over_atoms(problem: Problem) -> str | None:
-    listed = problem.parts is not None and problem.parts.covs is None
-    return _head_obstacle("softmax", problem) or (None if listed else "the tokens are not a list")
+def _whitened_tokens(problem: Problem) -> WhitenedTokens:
+    return WhitenedTokens.along(known(problem.head).tilt, known(problem.gaussian))
 
 
-def _softmax_over_analytic(problem: Problem) -> str | None:
-    return _head_obstacle("softmax", problem) or problem.law_obstacle(_head(problem).tilt)
+def _softmax_over_law(problem: Problem) -> str | None:
+    obstacle = _head_obstacle("softmax", problem)
+    return obstacle or problem.law_obstacle(known(problem.head).tilt)
 
 
-def _head_beside_mean(problem: Problem) -> tuple[Head, Head] | None:
+def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
     """Return a softmax head and one of tilt zero, which reads the mean, if these are the heads."""
-    heads = problem.heads_at_query()
-    if len(heads) != 2 or any(head.kernel != "softmax" for head in heads):
+    heads = problem.tilted_heads
+    if problem.wrt is not None or [head.kernel for head in heads] != ["softmax"] * 2:
         return None
     first, second = sorted(heads, key=lambda head: not head.tilt.any())
     return None if second.tilt.any() else (first, second)
@@ -166,17 +135,12 @@ def _head_beside_mean(problem: Problem) -> tuple[Head, Head] | None:
 
 def _softmax_beside_mean(problem: Problem) -> str | None:
     heads = _head_beside_mean(problem)
-    if problem.wrt is not None or heads is None:
-        return not_one_head(problem) or _softmax_over_analytic(problem)
-    return problem.law_obstacle(heads[0].tilt)
+    return _softmax_over_law(problem) if heads is None else problem.law_obstacle(heads[0].tilt)
 
 
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
-    heads = _head_beside_mean(problem)
-    if heads is None:
-        raise ValueError(f"`attention` must have a head of tilt zero, got {problem.subject}.")
-    law = problem.law_along(heads[0].tilt)
-    values = heads[0].value, heads[1].value
+    first, second = known(_head_beside_mean(problem))
+    law, values = problem.law_along(first.tilt), (first.value, second.value)
     with problem.named():
         return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
 
@@ -186,43 +150,40 @@ def _limit(problem: Problem, _effort: Effort) -> MomentRows:
 
 
 def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
-    return linear_rows(_head(problem), problem.measure, problem.lengths, problem.own_token)
+    head = known(problem.head)
+    return linear_rows(head, problem.measure, problem.lengths, problem.own_token)
 
 
 def _exact_gaussian(problem: Problem, _effort: Effort) -> MomentRows:
-    if problem.gaussian is None:
-        raise ValueError(f"`measure` must be Gaussian, got {problem.subject}.")
-    head = _head(problem)
-    return gaussian_rows(head, whitened(problem.gaussian, head.tilt), problem.lengths)
+    return gaussian_rows(known(problem.head), _whitened_tokens(problem), problem.lengths)
 
 
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
-    head = _head(problem)
+    head = known(problem.head)
     law = problem.law_along(head.tilt)
     with problem.named():
         return softmax_moments(law, head.value, problem.lengths, problem.own_token)
 
 
-def _leading_order(problem: Problem, _effort: Effort) -> MomentRows:
-    head, lengths = _head(problem), problem.lengths
+def _leading_order(problem: Problem, effort: Effort) -> MomentRows:
+    head, lengths = known(problem.head), problem.lengths
     if head.kernel == "softmax":
         return asymptotic_rows(head, problem.measure, lengths, problem.own_token)
-    rows = linear_rows(head, problem.measure, lengths, problem.own_token)
-    apart = linear_rows(head, problem.measure, lengths, None)
-    bias = rows.bias
+    bias = _exact_linear(problem, effort).bias
     if problem.including_query:
-        bias = bias * ((lengths + 1.0) / lengths)[:, None]
-    return dataclasses.replace(apart, bias=bias, error=none_claimed(lengths))
+        bias = bias * (1.0 + 1.0 / lengths)[:, None]
+    apart = linear_rows(head, problem.measure, lengths, None)
+    return dataclasses.replace(apart, bias=bias, error=leading_error(lengths))
 
 
-def _estimated(problem: Problem, effort: Effort) -> MomentRows:
-    """Return the moments of simulated prompts, length by length, each with the whole key."""
-    limit, head = problem.limit(), problem.head()
+def _estimate(problem: Problem, effort: Effort) -> MomentRows:
+    """Return the moments of simulated prompts, length by length."""
+    limit, head = problem.limit(), problem.head
     tilt = head.tilt if head is not None and head.kernel == "softmax" else None
     rows = MomentRows.at_infinity(limit, problem.lengths.size)
     samples = np.zeros(problem.lengths.size, dtype=np.int64)
-    batch = output_batch(limit, tilt)
-    for place, (squares, deviation, parts) in of_each_length(problem, effort, batch):
+    simulated = simulated_lengths(problem, effort, output_errors, limit, tilt)
+    for place, (squares, deviation, parts) in simulated:
         bias, samples[place] = deviation.mean(axis=0), squares.size
         cov = (deviation - bias).T @ (deviation - bias) / (squares.size - 1)
         error = standard_error(squares)
@@ -252,21 +213,14 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
         ),
         Rule(
             "exact",
-            "one softmax head, tokens from a list",
-            "sums over the list",
-            _softmax_over_atoms,
+            "one softmax head, tokens from a list, or any with an analytic `log_laplace`",
+            "sums over the list, or the log-Laplace transform on a complex ray",
+            _softmax_over_law,
             _exact_softmax,
         ),
         Rule(
             "exact",
-            "one softmax head, any tokens with an analytic `log_laplace`",
-            "the log-Laplace transform on a complex ray",
-            _softmax_over_analytic,
-            _exact_softmax,
-        ),
-        Rule(
-            "exact",
-            "a softmax head beside one of tilt zero, tokens as in the two rules above",
+            "a softmax head beside one of tilt zero, tokens as in the rule above",
             "the same, with their covariance",
             _softmax_beside_mean,
             _exact_beside_mean,
@@ -275,10 +229,10 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             "asymptotic",
             "one head, any tokens",
             "leading order in 1/L",
-            not_one_head,
+            partial(_head_obstacle, None),
             _leading_order,
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimated),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
     ],
 )
 """The ways to have `prompt_moments`. "One head" are also heads that share their tilt."""

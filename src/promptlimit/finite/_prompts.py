@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array, doubles
-from promptlimit.finite._accuracy import AccuracyError
+from promptlimit.results import AccuracyError
 
 STEP = 0.25
 """Spacing in u of each of two interleaved rules; all is analytic for |Im u| < pi/2."""
@@ -192,20 +192,3 @@ class Prompts:
     def crossings(self) -> AbstractProducts:
         r"""$F_1$, and $F_0$ of what has mean zero."""
         return self.law.products(1, self.scores.u, self.one)
-
-
-def log_partition(prompts: Prompts) -> tuple[Array, Array]:
-    r"""Return $E\ln Z$, [n], and its measured error.
-
-    $\int(e^{-e^u}-e^{-e^{u+b}})\,du=b$, so that any b may be taken out first; the one taken leaves
-    both terms in the same place.
-    """
-    u = prompts.scores.u
-    log_left = prompts.length[:, None] * prompts.scores.log_phi - prompts.own(u)
-    middle = np.array([np.interp(1.0, -row, u) for row in np.minimum.accumulate(log_left, axis=1)])
-    reference = -np.exp(np.minimum(u - middle[:, None], LARGEST_EXPONENT))
-    integrand = STEP * (np.exp(reference) - np.exp(log_left))
-    even, odd = integrand[:, ::2].sum(axis=1), integrand[:, 1::2].sum(axis=1)
-    value = 0.5 * (even + odd) - middle + prompts.law.offset
-    rounding = prompts.length * (STEP * np.exp(log_left) @ prompts.scores.rounding)
-    return value, np.maximum(np.abs(even - odd), rounding + EPSILON * np.abs(value))

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
-from promptlimit.finite._products import blocked_product
-from promptlimit.finite._transforms import STEP, ScoreTransforms
+from promptlimit.finite._transforms import STEP, ScoreTransforms, blocked_product
 
 _NEGLIGIBLE = -46.0
 _SATURATED = 60.0
@@ -55,8 +54,8 @@ def brackets(
     at_even, at_odd = (
         np.stack(
             [
-                blocked_product(functions[:, n, phase::2], np.ascontiguousarray(each[phase::2]))
-                for n, each in enumerate(power)
+                blocked_product(functions[:, n, phase::2], np.ascontiguousarray(powers[phase::2]))
+                for n, powers in enumerate(power)
             ],
             axis=1,
         )

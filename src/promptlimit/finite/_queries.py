@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import float_arrays, require_finite
-from promptlimit.attention import AbstractAttention
+from promptlimit._inputs import float_arrays, in_double, require_finite
 from promptlimit.measures import AbstractMeasure, Empirical, covariance_root
 
 
@@ -103,19 +102,17 @@ class Queries:
         return points, np.full(points.shape[0], 1.0 / points.shape[0])
 
 
-def checked_queries(queries: AbstractMeasure | ArrayLike, attention: AbstractAttention) -> Queries:
-    """Return the queries taken apart, or say what does not fit."""
-    dim = attention.query_dim
+def checked_queries(queries: AbstractMeasure | ArrayLike | None, dim: int) -> Queries:
+    """Return the queries taken apart, or say what does not fit; call inside `enable_x64`."""
     if isinstance(queries, AbstractMeasure):
         if queries.dim != dim:
             raise ValueError(_wrong_dimension(dim, f"a measure of dimension {queries.dim}"))
-        return _taken_apart(queries)
-    with jax.enable_x64(True):
-        (array,) = float_arrays(queries=queries)
-        if array.ndim != 2 or array.shape[1] != dim or not array.shape[0]:
-            raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
-        require_finite("queries", array)
-        points = doubles(array)
+        return _parts_of_law(in_double(queries))
+    (array,) = float_arrays(queries=queries)
+    if array.ndim != 2 or array.shape[1] != dim or not array.shape[0]:
+        raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
+    require_finite("queries", array)
+    points = doubles(array)
     return Queries(points, np.full(points.shape[0], 1.0 / points.shape[0]))
 
 
@@ -126,7 +123,7 @@ def _wrong_dimension(dim: int, got: str) -> str:
     )
 
 
-def _taken_apart(law: AbstractMeasure) -> Queries:
+def _parts_of_law(law: AbstractMeasure) -> Queries:
     parts = law.gaussian_parts()
     if parts is None:
         return Queries(np.zeros((0, law.dim)), np.zeros(0), (), law, is_known=False)

@@ -17,20 +17,22 @@ from jaxtyping import Array as JaxArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.finite._accuracy import NotAnalyticError
-from promptlimit.finite._precision import in_double
-from promptlimit.measures import AbstractMeasure
+from promptlimit.measures import AbstractMeasure, GaussianParts
+from promptlimit.results import NotAnalyticError
 
 Complex = NDArray[np.complex128]
 
 LEFT, RIGHT = -60.0, 3.0
 """The multiples that are ever used have real parts between these."""
 
-_LARGEST_CHUNK = 512
+_LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
 _STEP = 1e-4
 _CLOSE = 1e-3
 _LARGEST = 1e5
+MOST_PARTS = 64
+"""With more Gaussian parts, differentiating the transform itself is quicker."""
+
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
 NEAR = np.geomspace(1e-3, 0.5, 24)
@@ -55,7 +57,7 @@ class Ray:
     r"""A measure $\mu$ at the multiples $ct$ of a tilt.
 
     Attributes:
-        measure: $\mu$.
+        measure: $\mu$, in double precision.
         tilt: $t$, [d].
     """
 
@@ -67,28 +69,24 @@ class Ray:
         """What is taken from tokens before anything is computed, [d]; nothing, in general."""
         return np.zeros_like(self.tilt)
 
-    def on_axis(self, multiples: Array) -> Array:
-        r"""Return $\Lambda(ct)$ for real c; infinite or NaN where the transform does not exist."""
-        return self._stacked(_log_laplace, multiples)
+    def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
+        r"""Return $\Lambda(ct)$, for complex c up to multiples of $2\pi i$.
 
-    def log_laplace(self, multiples: Complex) -> Complex:
-        r"""Return $\Lambda(ct)$ for complex c, up to multiples of $2\pi i$."""
-        return self._stacked(_log_laplace, multiples)
+        On the real axis it is infinite or NaN where the transform does not exist.
+        """
+        values = np.concatenate([piece for _, piece in self._chunks(_log_laplace, multiples)])
+        if values.ndim != 1:
+            raise NotAnalyticError(
+                f"its `log_laplace` returns shape {values.shape[1:]}, not a number"
+            )
+        return values
 
     def derivatives(
         self, value: Array, multiples: Complex
     ) -> Iterator[tuple[slice, Complex, Complex]]:
         r"""Yield $V\nabla\Lambda(ct)$, [n, e], and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
-        for part, found in self._chunks(_derivatives, multiples, value):
-            yield part, *found
-
-    def _stacked(self, program: Callable[..., Any], multiples: NDArray[Any]) -> NDArray[Any]:
-        found = np.concatenate([found for _, found in self._chunks(program, multiples)])
-        if found.ndim != 1:
-            raise NotAnalyticError(
-                f"its `log_laplace` returns shape {found.shape[1:]}, not a number"
-            )
-        return found
+        for part, slope_and_curvature in self._chunks(_derivatives, multiples, value):
+            yield part, *slope_and_curvature
 
     def _chunks(
         self, program: Callable[..., Any], multiples: NDArray[Any], *constants: Array
@@ -99,13 +97,9 @@ class Ray:
             padded = np.pad(part, (0, size - part.size), mode="edge")
             # Settings of jax must not stay changed while a generator waits.
             with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-                found = program(self._in_double, self.tilt, *constants, padded)
-                host = jax.tree.map(lambda a, n=part.size: np.asarray(a)[:n], found)
+                computed = program(self.measure, self.tilt, *constants, padded)
+                host = jax.tree.map(lambda a, n=part.size: np.asarray(a)[:n], computed)
             yield slice(start, start + part.size), host
-
-    @cached_property
-    def _in_double(self) -> AbstractMeasure:
-        return in_double(self.measure)
 
     @cached_property
     def _chunk(self) -> int:
@@ -118,7 +112,7 @@ class Ray:
     @cached_property
     def on_points(self) -> Array:
         r"""$\Lambda(ct)$ at `POINTS`."""
-        return self.on_axis(POINTS)
+        return self.log_laplace(POINTS)
 
     @cached_property
     def domain(self) -> tuple[float, float]:
@@ -144,7 +138,7 @@ class Ray:
         """Return where the transform stops being finite, to a relative 1e-6."""
         for _ in range(3):
             grid = np.linspace(inside, outside, 101)
-            last = int(np.flatnonzero(np.isfinite(self.on_axis(grid)))[-1])
+            last = int(np.flatnonzero(np.isfinite(self.log_laplace(grid)))[-1])
             inside, outside = grid[last], grid[min(last + 1, 100)]
         return float(inside)
 
@@ -169,16 +163,15 @@ class Ray:
         steps = step * np.array([1.0, -1.0, 1j, -1j])
         near = (_PROBES[:, None] + steps).ravel()
         try:
-            probed = np.array([*_PROBES, *near])
-            found = self._stacked(_log_laplace, probed)
+            values = self.log_laplace(np.array([*_PROBES, *near]))
         except (TypeError, ValueError, NotImplementedError) as error:
             raise NotAnalyticError(
                 f"its `log_laplace` does not take complex tilts: {_words(error)}"
             ) from error
-        if not np.iscomplexobj(found):
+        if not np.iscomplexobj(values):
             raise NotAnalyticError("its `log_laplace` returns real numbers at complex tilts")
-        here, around = np.split(found, [3])
-        if not np.isfinite(found).all():
+        here, around = np.split(values, [3])
+        if not np.isfinite(values).all():
             raise NotAnalyticError("its `log_laplace` is not finite at complex tilts")
         east, west, north, south = np.exp(around.reshape(3, 4) - here[:, None]).T
         along, across = (east - west) / (2.0 * step), (north - south) / (2j * step)
@@ -213,6 +206,71 @@ class Ray:
             raise NotAnalyticError(
                 "its `log_laplace` is not convex along the tilt, as every transform is"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianRay(Ray):
+    r"""A mixture of few Gaussians and atoms, in NumPy: nothing to compile.
+
+    With $a_i=\langle t,m_i\rangle$ and $b_i=t'\Gamma_it$,
+    $\Lambda(ct)=\log\sum_iw_ie^{ca_i+c^2b_i/2}$; the parts weigh $p_i(c)$, have means
+    $m_i+c\Gamma_it$ and keep their covariances. All tokens are taken from one centre, so that a
+    large mean costs no digits.
+    """
+
+    parts: GaussianParts
+
+    @cached_property
+    def centre(self) -> Array:
+        """The mean of the part of largest tilted weight, from which no other loses digits."""
+        means = self.parts.means
+        with np.errstate(over="ignore", invalid="ignore"):
+            score = means @ self.tilt + 0.5 * self._spread
+            heaviest = np.argmax(np.log(self.parts.weights) + score)
+        return means[int(heaviest)]
+
+    @cached_property
+    def _spread(self) -> Array:
+        r"""The variances of the scores, $t'\Gamma_it$, [i]."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.einsum("i,cij,j->c", self.tilt, self.parts.all_covs(), self.tilt)
+
+    def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
+        r"""Return $\Lambda(ct)$, up to multiples of $2\pi i$."""
+        return self._shares(multiples)[0]
+
+    def derivatives(
+        self, value: Array, multiples: Complex
+    ) -> Iterator[tuple[slice, Complex, Complex]]:
+        r"""Yield $V\nabla\Lambda(ct)$ and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
+        covs = self.parts.all_covs()
+        means, pulls = (self.parts.means - self.centre) @ value.T, (covs @ self.tilt) @ value.T
+        within = value @ covs @ value.T
+        for start in range(0, multiples.size, _LARGEST_CHUNK):
+            c = multiples[start : start + _LARGEST_CHUNK]
+            shares = self._shares(c)[1]
+            centres = means + c[:, None, None] * pulls
+            slope = np.einsum("ni,nie->ne", shares, centres)
+            apart = centres - slope[:, None]
+            between = np.einsum("ni,nie,nif->nef", shares, apart, apart, optimize=True)
+            yield slice(start, start + c.size), slope, np.tensordot(shares, within, 1) + between
+
+    def require_analytic(self) -> None:
+        """Refuse scores beyond all digits; sums of exponentials of polynomials are analytic."""
+        _ = self.domain
+        self.require_digits()
+
+    def _shares(self, multiples: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        r"""Return $\Lambda(ct)$, [n], and the tilted weights $p_i(c)$, [n, i]."""
+        parts, tilt = self.parts, self.tilt
+        apart = (parts.means - self.centre) @ tilt
+        with np.errstate(over="ignore", invalid="ignore"):
+            exponents = np.log(parts.weights) + np.outer(multiples, apart)
+            exponents = exponents + 0.5 * np.outer(multiples**2, self._spread)
+            top = exponents.real.max(axis=1, keepdims=True)
+            powers = np.exp(exponents - top)
+        total = powers.sum(axis=1, keepdims=True)
+        return (top + np.log(total))[:, 0], powers / total
 
 
 def _words(error: Exception) -> str:

@@ -5,19 +5,21 @@ are all read off the same list of rules.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import require_choice, require_random_key
-from promptlimit.finite._accuracy import KindUnavailableError
+from promptlimit._inputs import require_choice, require_random_key, require_samples
 from promptlimit.finite._problem import Problem
-from promptlimit.results import Kind
+from promptlimit.results import Kind, KindUnavailableError
 
-Found = TypeVar("Found")
+Computed = TypeVar("Computed")
 
-KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")
+_MOST_SAMPLES = 2**16
+_TARGET = 0.01
+_KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Effort:
 
     Attributes:
         key: randomness, for prompts that are simulated.
-        samples: how many of them; a default when None.
-        rtol: the relative standard error at which to stop earlier.
+        samples: the most of them; a default when None, and all of them without `rtol`.
+        rtol: the relative standard error at which to stop earlier; a default without `samples`.
         tolerance: the relative error at which a quadrature over queries stops.
     """
 
@@ -36,9 +38,30 @@ class Effort:
     rtol: float | None = None
     tolerance: float = 1e-7
 
+    def __post_init__(self) -> None:
+        rtol = self.rtol
+        if rtol is not None and not 0.0 < rtol < math.inf:
+            raise ValueError(
+                f"`rtol` must be positive, got {rtol}. It is a relative standard error."
+            )
+        require_samples(self.samples)
+        require_random_key(self.key)
+
+    @property
+    def most_samples(self) -> int:
+        """The most prompts to simulate."""
+        return _MOST_SAMPLES if self.samples is None else int(self.samples)
+
+    @property
+    def target(self) -> float:
+        """The relative standard error at which to stop earlier; zero to simulate them all."""
+        if self.rtol is not None:
+            return float(self.rtol)
+        return _TARGET if self.samples is None else 0.0
+
 
 @dataclasses.dataclass(frozen=True)
-class Rule(Generic[Found]):
+class Rule(Generic[Computed]):
     """One way to have a quantity.
 
     Attributes:
@@ -53,69 +76,64 @@ class Rule(Generic[Found]):
     scope: str
     method: str
     obstacle: Callable[[Problem], str | None]
-    compute: Callable[[Problem, Effort], Found]
+    compute: Callable[[Problem, Effort], Computed]
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantity(Generic[Found]):
+class Quantity(Generic[Computed]):
     """A quantity and its rules: of one kind, the quickest first and the most general last.
 
     `rules` is a list, so that a rule of one's own can be put before the others.
     """
 
     name: str
-    rules: list[Rule[Found]]
+    rules: list[Rule[Computed]]
 
-    def possible(self, problem: Problem) -> dict[Kind, Rule[Found]]:
+    def possible(self, problem: Problem) -> dict[Kind, Rule[Computed]]:
         """Return the first rule that applies, of every kind that can be had."""
-        found: dict[Kind, Rule[Found]] = {}
-        for kind in KINDS:
-            rule = self.first(problem, kind)
-            if isinstance(rule, Rule):
-                found[kind] = rule
-        return found
+        rules = [self.first(problem, kind) for kind in _KINDS]
+        return {rule.kind: rule for rule in rules if isinstance(rule, Rule)}
 
-    def choose(self, problem: Problem, kind: str, key: object) -> Rule[Found]:
+    def choose(self, problem: Problem, kind: str, effort: Effort) -> Rule[Computed]:
         """Return the rule for the kind asked for, or for the best that can be had.
 
         No kind is replaced by another in silence: what cannot be had is an error that says why,
         and what can.
         """
-        kinds = [each for each in KINDS if any(rule.kind == each for rule in self.rules)]
-        require_choice("kind", kind, ["auto", *(each for each in kinds if each != "limit")])
-        require_random_key(key)
+        kinds = {rule.kind for rule in self.rules} - {"limit"}
+        require_choice("kind", kind, ["auto", *(name for name in _KINDS if name in kinds)])
         if kind != "estimate" and isinstance(limit := self.first(problem, "limit"), Rule):
             return limit
         if kind == "auto":
-            return self._best(problem, key)
-        found = self.first(problem, kind)
-        if not isinstance(found, Rule):
-            allowed = " or ".join(f"'{each}'" for each in self.possible(problem) if each != "limit")
+            return self._best(problem, effort)
+        rule = self.first(problem, kind)
+        if not isinstance(rule, Rule):
+            allowed = " or ".join(f"'{name}'" for name in self.possible(problem) if name != "limit")
             raise KindUnavailableError(
-                f"`kind` must be {allowed} for {problem.subject}, got '{kind}': {found}."
+                f"`kind` must be {allowed} for {problem.subject}, got '{kind}': {rule}."
             )
-        if kind == "estimate" and key is None:
+        if kind == "estimate" and effort.key is None:
             raise ValueError(
                 "`key` must be given for kind='estimate', got None. "
                 "Pass key=jax.random.key(0) to simulate prompts."
             )
-        return found
+        return rule
 
-    def _best(self, problem: Problem, key: object) -> Rule[Found]:
-        found = self.first(problem, "exact")
-        if isinstance(found, Rule):
-            return found
-        if key is None:
-            others = [each for each in self.possible(problem) if each not in ("exact", "estimate")]
-            words = " or ".join(f"kind='{each}'" for each in others)
+    def _best(self, problem: Problem, effort: Effort) -> Rule[Computed]:
+        rule = self.first(problem, "exact")
+        if isinstance(rule, Rule):
+            return rule
+        if effort.key is None:
+            others = [name for name in self.possible(problem) if name not in ("exact", "estimate")]
+            words = " or ".join(f"kind='{name}'" for name in others)
             raise ValueError(
                 f"`key` must be given for {problem.subject}, which has no exact answer here "
-                f"({found}), got None. Pass key=jax.random.key(0) to simulate prompts"
+                f"({rule}), got None. Pass key=jax.random.key(0) to simulate prompts"
                 f"{f', or {words}' if words else ''}."
             )
-        return self.choose(problem, "estimate", key)
+        return self.choose(problem, "estimate", effort)
 
-    def first(self, problem: Problem, kind: str) -> Rule[Found] | str:
+    def first(self, problem: Problem, kind: str) -> Rule[Computed] | str:
         """Return the first rule of a kind that applies, else why the last of them does not."""
         reason = "no rule gives it"
         for rule in self.rules:
@@ -130,8 +148,3 @@ class Quantity(Generic[Found]):
         """Return the rules as a table in Markdown."""
         rows = [f"| `{rule.kind}` | {rule.scope} | {rule.method} |" for rule in self.rules]
         return "\n".join(["| kind | for | how |", "|---|---|---|", *rows])
-
-
-def first_obstacle(*reasons: tuple[bool, str]) -> str | None:
-    """Return the reason of the first condition that holds."""
-    return next((reason for holds, reason in reasons if holds), None)

@@ -5,12 +5,10 @@ import dataclasses
 import jax
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import float_array, require_shape
-from promptlimit.finite._lengths import checked_lengths
-from promptlimit.finite._precision import in_double
-from promptlimit.finite._prompts import Prompts, log_partition
-from promptlimit.finite._ray_law import score_law
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit._inputs import float_array, in_double, require_shape
+from promptlimit.finite._lines import score_law
+from promptlimit.finite._prompts import EPSILON, LARGEST_EXPONENT, STEP, Prompts
 from promptlimit.measures import AbstractMeasure, require_measure
 from promptlimit.results import Kind
 
@@ -57,15 +55,16 @@ def score_statistics(
         NotAnalyticError: the log-Laplace transform cannot be followed to complex tilts.
 
     >>> import promptlimit as pl
-    >>> found = pl.score_statistics(pl.Rademacher([1.0]), [1.0], [1, 2, 1000])
-    >>> print(found.kind, found.participation.round(8), found.log_partition.round(8))
+    >>> scores = pl.score_statistics(pl.Rademacher([1.0]), [1.0], [1, 2, 1000])
+    >>> print(scores.kind, scores.participation.round(8), scores.log_partition.round(8))
     exact [1.         0.64500641 0.00158045] [0.         0.9100376  7.34124584]
     """
     require_measure("measure", measure)
     with jax.enable_x64(True):
         point = float_array("tilt", tilt, rank=1)
         require_shape("tilt", point, (measure.dim,), "the dimension of a token")
-        mean = doubles(in_double(measure).mean)
+        measure = in_double(measure)
+        mean = doubles(measure.mean)
     law = score_law(measure, doubles(point))
     shaped = checked_lengths(lengths, name="lengths")
     flat = shaped.ravel()
@@ -76,9 +75,30 @@ def score_statistics(
         prompts = Prompts(law, flat[inside])
         even, odd = prompts.squares.integral()
         participation[inside] = 0.5 * (even + odd)
-        partition[inside], error[inside] = log_partition(prompts)
+        partition[inside], error[inside] = _log_partition(prompts)
         error[inside] = np.maximum(error[inside], np.abs(even / odd - 1.0))
     infinite = flat.size > 0 and np.isinf(flat).all()
-    parts = (each.reshape(shaped.shape) for each in (participation, partition, error))
-    shares, logs, errors = parts
-    return ScoreStatistics(shaped, shares, logs, "limit" if infinite else "exact", errors)
+    return ScoreStatistics(
+        lengths=shaped,
+        participation=participation.reshape(shaped.shape),
+        log_partition=partition.reshape(shaped.shape),
+        kind="limit" if infinite else "exact",
+        error=error.reshape(shaped.shape),
+    )
+
+
+def _log_partition(prompts: Prompts) -> tuple[Array, Array]:
+    r"""Return $E\ln Z$, [n], and its measured error.
+
+    $\int(e^{-e^u}-e^{-e^{u+b}})\,du=b$, so that any b may be taken out first; the one taken leaves
+    both terms in the same place.
+    """
+    u = prompts.scores.u
+    log_left = prompts.length[:, None] * prompts.scores.log_phi - prompts.own(u)
+    middle = np.array([np.interp(1.0, -row, u) for row in np.minimum.accumulate(log_left, axis=1)])
+    reference = -np.exp(np.minimum(u - middle[:, None], LARGEST_EXPONENT))
+    integrand = STEP * (np.exp(reference) - np.exp(log_left))
+    even, odd = integrand[:, ::2].sum(axis=1), integrand[:, 1::2].sum(axis=1)
+    value = 0.5 * (even + odd) - middle + prompts.law.offset
+    rounding = prompts.length * (STEP * np.exp(log_left) @ prompts.scores.rounding)
+    return value, np.maximum(np.abs(even - odd), rounding + EPSILON * np.abs(value))

@@ -1,11 +1,10 @@
 """Monte Carlo over prompts: any law, any attention, with an error bar and a word of warning."""
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,10 +14,8 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array
-from promptlimit._inputs import require_samples
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite._precision import in_double
-from promptlimit.finite._problem import Problem
+from promptlimit.finite._problem import Problem, known
 from promptlimit.finite._rules import Effort
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, agreed, in_chunks
@@ -35,35 +32,12 @@ _COPIES = 4
 _FIRST_LOOK = 256
 """Prompts before the relative error is first looked at; then at every doubling."""
 
-DEFAULT_RTOL = 0.01
-DEFAULT_SAMPLES = 2**16
-
 
 class UnreliableErrorWarning(UserWarning):
     """An estimate whose error bar cannot be trusted, or which stopped before its target."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Stopping:
-    """When to stop: at a relative standard error of the mean square, or at a number of prompts."""
-
-    rtol: float
-    samples: int
-    rtol_was_asked: bool
-
-
-def stopping(effort: Effort) -> Stopping:
-    """Return when to stop; a number of prompts given without `rtol` is used to the last."""
-    rtol, samples = effort.rtol, effort.samples
-    if rtol is not None and not 0.0 < rtol < math.inf:
-        raise ValueError(f"`rtol` must be positive, got {rtol}. It is a relative standard error.")
-    require_samples(samples)
-    by_default = DEFAULT_RTOL if samples is None else 0.0
-    target = by_default if rtol is None else float(rtol)
-    return Stopping(target, samples or DEFAULT_SAMPLES, rtol is not None)
-
-
-class Simulation(eqx.Module):
+class PromptSimulation(eqx.Module):
     """What is simulated: prompts of tokens from a law, each read at its own query.
 
     Prompt i draws its query and its tokens from `fold_in(key, i)`, so that results depend on the
@@ -78,11 +52,10 @@ class Simulation(eqx.Module):
     key: PRNGKeyArray
 
     @classmethod
-    def of(cls, problem: Problem, key: PRNGKeyArray) -> "Simulation":
-        """Return the simulation of a problem in double precision; call inside `enable_x64`."""
-        attention, measure = in_double(problem.attention), in_double(problem.measure)
-        queries = in_double(problem.queries.as_measure())
-        return cls(attention, measure, queries, problem.including_query, problem.wrt, key)
+    def of(cls, problem: Problem, key: PRNGKeyArray) -> "PromptSimulation":
+        """Return the simulation of a problem; call inside `enable_x64`."""
+        modules = problem.attention, problem.measure, problem.queries.as_measure()
+        return cls(*modules, problem.including_query, problem.wrt, key)
 
     def draw(self, count: int, index: JaxArray) -> tuple[JaxArray, JaxArray]:
         """Return query and tokens of the prompt of this index."""
@@ -102,40 +75,44 @@ class Simulation(eqx.Module):
         return self.read(prompt.including(query) if self.including_query else prompt, query)
 
 
-class Batch(NamedTuple):
-    """What is measured on prompts.
+def simulated_lengths(
+    problem: Problem, effort: Effort, program: Program, *constants: Array | None
+) -> Iterator[tuple[int, tuple[Array, ...]]]:
+    """Yield the place of each finite length, and what a program makes of its prompts, stacked.
 
-    Attributes:
-        program: (simulation, tokens a prompt, *constants), indices -> arrays, one row a prompt.
-        constants: what it needs besides.
+    Every length has the whole key. The decision to stop is taken after the same numbers of prompts
+    whatever the chunks and the devices.
+
+    Args:
+        problem: at one query.
+        effort: how many prompts, or when to stop.
+        program: (simulation, tokens a prompt, *constants), indices -> arrays, one row a prompt, of
+            which the first are squared errors.
+        constants: what the program needs besides.
     """
+    for place in np.flatnonzero(np.isfinite(problem.lengths)):
+        with jax.enable_x64(True):  # not while this waits
+            columns = _simulated(problem, float(problem.lengths[place]), effort, program, constants)
+        warn_when_unreliable(columns[0], effort)
+        yield int(place), columns
 
-    program: Program
-    constants: tuple[Any, ...]
 
-
-def simulated(
-    simulation: Simulation, length: float, stop: Stopping, batch: Batch
+def _simulated(
+    problem: Problem, length: float, effort: Effort, program: Program, constants: tuple[Any, ...]
 ) -> tuple[Array, ...]:
-    """Return what `batch` makes of each prompt, stacked; the first of it is the squared error.
-
-    The decision to stop is taken after the same numbers of prompts whatever the chunks and the
-    devices.
-    """
-    dim = simulation.measure.dim
+    dim, most = problem.measure.dim, effort.most_samples
     count = tokens_that_fit(length, dim)
-    chunk = chunk_of_prompts(count * dim * _COPIES, min(stop.samples, _FIRST_LOOK))
-    chunks = in_chunks(batch.program, (simulation, count, *batch.constants), chunk)
+    look = min(_FIRST_LOOK, most)
+    chunk = chunk_of_prompts(count * dim * _COPIES, look)
+    simulation = PromptSimulation.of(problem, known(effort.key))
+    chunks = in_chunks(program, (simulation, count, *constants), chunk)
     pieces: list[tuple[Array, ...]] = []
-    look = min(_FIRST_LOOK, stop.samples)
     while True:
         pieces += islice(chunks, -(-look // chunk) - len(pieces))
         columns = tuple(np.concatenate(column)[:look] for column in zip(*pieces, strict=True))
-        if look == stop.samples or agreed(np.array(_relative_error(columns[0]) <= stop.rtol)):
-            break
-        look = min(2 * look, stop.samples)
-    warn_when_unreliable(columns[0], stop)
-    return columns
+        if look == most or agreed(np.array(_relative_error(columns[0]) <= effort.target)):
+            return columns
+        look = min(2 * look, most)
 
 
 def tokens_that_fit(length: float, dim: int) -> int:
@@ -165,7 +142,7 @@ def _relative_error(squares: Array) -> float:
     return standard_error(squares) / mean if mean > 0.0 else 0.0
 
 
-def warn_when_unreliable(squares: Array, stop: Stopping) -> bool:
+def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
     r"""Warn when the error bar is itself uncertain, or larger than was asked for, and say if so.
 
     The variance of n values of kurtosis $\kappa$ is known to a relative $\sqrt{(\kappa-1)/n}$; past
@@ -186,49 +163,24 @@ def warn_when_unreliable(squares: Array, stop: Stopping) -> bool:
             UnreliableErrorWarning,
             stacklevel=5,
         )
-    short = stop.rtol_was_asked and reached > stop.rtol
+    short = effort.rtol is not None and reached > effort.rtol
     if short:
         warnings.warn(
             f"{count} prompts reach a relative standard error of {reached:.2g}, not the "
-            f"{stop.rtol:g} asked for. Raise `samples`.",
+            f"{effort.rtol:g} asked for. Raise `samples`.",
             UnreliableErrorWarning,
             stacklevel=5,
         )
     return uneven or short
 
 
-def of_each_length(
-    problem: Problem, effort: Effort, batch: Batch
-) -> Iterator[tuple[int, tuple[Array, ...]]]:
-    """Yield the place of each finite length and what `batch` makes of its prompts."""
-    if effort.key is None:
-        raise ValueError("`key` must be given to simulate prompts, got None.")
-    stop = stopping(effort)
-    for place in np.flatnonzero(np.isfinite(problem.lengths)):
-        with jax.enable_x64(True):  # not while this waits
-            simulation = Simulation.of(problem, effort.key)
-            found = simulated(simulation, float(problem.lengths[place]), stop, batch)
-        yield int(place), found
-
-
-def output_batch(limit: Array, tilt: Array | None) -> Batch:
-    """Return the batch of squared errors, deviations from the limit and participations.
-
-    Args:
-        limit: what the outputs deviate from.
-        tilt: the scores of the weights whose participation is wanted; NaN without.
-    """
-    return Batch(_outputs, (limit, tilt))
-
-
-def gradient_batch(limit: Array) -> Batch:
-    """Return the batch of squared distances of a parameter gradient from its limit."""
-    return Batch(_gradients, (limit,))
-
-
-def _outputs(
-    shared: tuple[Simulation, int, JaxArray, JaxArray | None], indices: JaxArray
+def output_errors(
+    shared: tuple[PromptSimulation, int, JaxArray, JaxArray | None], indices: JaxArray
 ) -> tuple[JaxArray, JaxArray, JaxArray]:
+    """Return squared errors, deviations from the limit, and participations.
+
+    Constants: the limit, and the tilt of the weights whose participation is wanted; NaN without.
+    """
     simulation, count, limit, tilt = shared
 
     def one(index: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray]:
@@ -243,7 +195,10 @@ def _outputs(
     return jax.vmap(one)(indices)
 
 
-def _gradients(shared: tuple[Simulation, int, JaxArray], indices: JaxArray) -> tuple[JaxArray]:
+def gradient_errors(
+    shared: tuple[PromptSimulation, int, JaxArray], indices: JaxArray
+) -> tuple[JaxArray]:
+    """Return squared distances of a parameter gradient from its limit, the one constant."""
     simulation, count, limit = shared
 
     def one(index: JaxArray) -> JaxArray:

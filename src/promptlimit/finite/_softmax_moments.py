@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.finite._accuracy import AccuracyError, NotAnalyticError
-from promptlimit.finite._moment_rows import MomentRows
+from promptlimit.finite._head_moments import MomentRows
 from promptlimit.finite._prompts import (
     EPSILON,
     NEGLIGIBLE,
@@ -19,6 +18,7 @@ from promptlimit.finite._prompts import (
     Numbers,
     Prompts,
 )
+from promptlimit.results import AccuracyError, NotAnalyticError
 
 TOLERANCE = 1e-9
 """Largest relative error, measured by the code itself, that is returned."""
@@ -42,6 +42,41 @@ def softmax_moments(
     Raises:
         AccuracyError: the measured error exceeds `TOLERANCE`.
     """
+    return _tilted_head(law, value, lengths, own_token).rows
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drift:
+    r"""$B=F_1[Vz-T]$ at every u, [u, e], and its rounding error, [u]."""
+
+    value: Array
+    rounding: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _TiltedHeadMoments:
+    """The moments of a head, and of its integrals what another head beside it needs.
+
+    Attributes:
+        rows: the moments.
+        alone: the lengths at which one token has all the weight, whichever it is, [n].
+        finite: those that are integrated over, [n].
+        own_value: the own token's value about T; zero without one.
+        prompts: of the finite lengths; None where there is none.
+        drift: over those prompts.
+    """
+
+    rows: MomentRows
+    alone: NDArray[np.bool_]
+    finite: NDArray[np.bool_]
+    own_value: Array
+    prompts: Prompts | None = None
+    drift: _Drift | None = None
+
+
+def _tilted_head(
+    law: AbstractScoreLaw, value: Array, lengths: Array, own_token: Array | None
+) -> _TiltedHeadMoments:
     limit, at_rest, cov = law.ends(value)
     rows = MomentRows.at_infinity(limit, lengths.size)
     alone = (lengths == 1.0) & (own_token is None)
@@ -51,43 +86,25 @@ def softmax_moments(
         if not np.isfinite(mse):
             raise NotAnalyticError("the derivatives of its `log_laplace` are not finite at zero")
         rows.put(alone, away, cov, mse, 1.0, 8.0 * EPSILON * mse)
-    own = _Own.of(own_token, law, value, limit)
-    lost = own.takes_all(lengths)
-    if lost.any():  # the own token has all the weight
-        nothing = np.zeros_like(cov)
-        rows.put(lost, own.value, nothing, own.value @ own.value, 1.0, 0.0)
+    own_score, own_value, lost = None, np.zeros_like(limit), np.zeros(lengths.size, dtype=bool)
+    if own_token is not None:
+        own_score, own_value = float(own_token @ law.tilt) - law.offset, value @ own_token - limit
+        lost = np.log(lengths) + law.log_mean - own_score < -NEGLIGIBLE
+        # where the own token has all the weight
+        rows.put(lost, own_value, np.zeros_like(cov), own_value @ own_value, 1.0, 0.0)
     finite = np.isfinite(lengths) & ~alone & ~lost
-    if finite.any():
-        prompts = Prompts(law, lengths[finite], own.score)
-        with np.errstate(over="ignore", under="ignore"):
-            found = _by_quadrature(prompts, value, limit, own.value)
-            error = _measured_error(prompts, found)
-        mse = np.trace(found.second.mean(axis=0), axis1=1, axis2=2)
-        mean = (found.bias.mean(axis=0), found.cov.mean(axis=0))
-        _require_accurate(error, mse, limit, lengths[finite])
-        rows.put(finite, *mean, mse, found.participation.mean(axis=0), error)
-    return rows
-
-
-@dataclasses.dataclass(frozen=True)
-class _Own:
-    """The own token: its score from the law's offset, None without one, and its value about T."""
-
-    law: AbstractScoreLaw
-    score: float | None
-    value: Array
-
-    @staticmethod
-    def of(token: Array | None, law: AbstractScoreLaw, value: Array, limit: Array) -> "_Own":
-        if token is None:
-            return _Own(law, None, np.zeros_like(limit))
-        return _Own(law, float(token @ law.tilt) - law.offset, value @ token - limit)
-
-    def takes_all(self, lengths: Array) -> NDArray[np.bool_]:
-        """Return at which lengths the other tokens weigh nothing, to the last digit."""
-        if self.score is None:
-            return np.zeros(lengths.size, dtype=bool)
-        return np.log(lengths) + self.law.log_mean - self.score < -NEGLIGIBLE
+    if not finite.any():
+        return _TiltedHeadMoments(rows, alone, finite, own_value)
+    prompts = Prompts(law, lengths[finite], own_score)
+    with np.errstate(over="ignore", under="ignore"):
+        rules, drift = _by_quadrature(prompts, value, limit, own_value)
+        error = _measured_error(prompts, rules)
+    mse = np.trace(rules.second.mean(axis=0), axis1=1, axis2=2)
+    _require_accurate(error, mse, limit, lengths[finite])
+    means = (moment.mean(axis=0) for moment in (rules.bias, rules.cov, rules.participation))
+    bias, cov, participation = means
+    rows.put(finite, bias, cov, mse, participation, error)
+    return _TiltedHeadMoments(rows, alone, finite, own_value, prompts, drift)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +122,10 @@ class _Rules:
     rounding: Array
 
 
-def _by_quadrature(prompts: Prompts, value: Array, limit: Array, own_value: Array) -> _Rules:
+def _by_quadrature(
+    prompts: Prompts, value: Array, limit: Array, own_value: Array
+) -> tuple[_Rules, _Drift]:
+    """Return the moments by even and by odd nodes, and what they drift by."""
     squares, count, outputs = prompts.squares, prompts.length.size, limit.size
     places = squares.shares.shape[2]
     centred = np.empty((places, outputs), dtype=squares.shares.dtype)
@@ -116,33 +136,32 @@ def _by_quadrature(prompts: Prompts, value: Array, limit: Array, own_value: Arra
         blur[part], shake[part] = errors
         within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
         spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
-    vector, lost = squares.lower(centred, blur)
-    found = [_by_rule(prompts, rule, centred, within[rule], vector, own_value) for rule in (0, 1)]
-    distance = np.linalg.norm(centred, axis=1)
+    drift = _Drift(*squares.lower(centred, blur))
+    pair = [_by_rule(prompts, rule, centred, within[rule], drift, own_value) for rule in (0, 1)]
+    distance, lost = np.linalg.norm(centred, axis=1), drift.rounding
     rounding = squares.rounding @ (spread + distance**2)
     sizes = np.abs(squares.shares).sum(axis=0)
     rounding += sizes @ (blur * (2.0 * distance + blur) + shake)
-    rounding += prompts.two @ (2.0 * lost * np.linalg.norm(vector, axis=1) + lost**2)
-    joined = (np.stack(pair) for pair in zip(*found, strict=True))
-    return _Rules(*joined, rounding=rounding)  # pyright: ignore[reportCallIssue]
+    rounding += prompts.two @ (2.0 * lost * np.linalg.norm(drift.value, axis=1) + lost**2)
+    mass, participation, bias, second, cov = map(np.stack, zip(*pair, strict=True))
+    return _Rules(mass, participation, bias, second, cov, rounding), drift
 
 
 def _by_rule(  # noqa: PLR0917 - the symbols of the formula
-    prompts: Prompts, rule: int, centred: Numbers, within: Array, vector: Array, own_value: Array
+    prompts: Prompts, rule: int, centred: Numbers, within: Array, drift: _Drift, own_value: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return mass, participation, bias, second moment and covariance by every other node.
 
     The covariance is centred inside the integrals: sums of squares lose nothing to the bias.
     """
     at = slice(rule, None, 2)
-    one, two = prompts.one[:, at], prompts.two[:, at]
-    b, mass, own = vector[at], prompts.scores.mass[at], prompts.own(prompts.scores.u)[at]
+    one, two, shares = prompts.one[:, at], prompts.two[:, at], prompts.squares.shares[rule]
+    b, mass, own = drift.value[at], prompts.scores.mass[at], prompts.own(prompts.scores.u)[at]
     log_left = prompts.length[:, None] * prompts.scores.log_phi[at] - own
     own_weights = STEP * own * np.exp(log_left)
     own_weight, own_square = own_weights.sum(axis=1), own_weights @ own
     token_mass, token_bias = one @ mass, one @ b
     bias = token_bias + own_weight[:, None] * own_value
-    shares = prompts.squares.shares[rule]
 
     def about(n: int, centre: Array, own_part: Array) -> Array:
         apart, moved = centred - centre, b - mass[:, None] * centre
@@ -163,28 +182,28 @@ def _by_rule(  # noqa: PLR0917 - the symbols of the formula
     return token_mass + own_weight, participation, bias, second, cov
 
 
-def _measured_error(prompts: Prompts, found: _Rules) -> Array:
+def _measured_error(prompts: Prompts, rules: _Rules) -> Array:
     """Return the measured error of the mean square.
 
     Half the difference of two interleaved rules bounds the error of their mean, the total weight
     must be one, and the rounding of all that is summed, derivatives of the transform included, is
     added up.
     """
-    second = np.trace(found.second.mean(axis=0), axis1=1, axis2=2)
-    participation = found.participation.mean(axis=0)
+    second = np.trace(rules.second.mean(axis=0), axis1=1, axis2=2)
+    participation = rules.participation.mean(axis=0)
 
-    def change(rules: Array) -> Array:
-        return np.abs(rules[0] - rules[1]).reshape(second.size, -1).max(axis=1)
+    def change(moment: Array) -> Array:
+        return np.abs(moment[0] - moment[1]).reshape(second.size, -1).max(axis=1)
 
     weights = prompts.one * np.abs(prompts.squares.density)
     log_phi = (weights @ prompts.scores.rounding) / np.maximum(weights.sum(axis=1), _UNDERFLOW)
     return np.max(
         [
-            np.abs(found.mass.mean(axis=0) - 1.0) * second,
-            change(found.participation) / participation * second,
-            change(found.second),
-            change(found.bias) * np.sqrt(np.maximum(second, 0.0)),
-            found.rounding + (prompts.length - 1.0) * log_phi * second,
+            np.abs(rules.mass.mean(axis=0) - 1.0) * second,
+            change(rules.participation) / participation * second,
+            change(rules.second),
+            change(rules.bias) * np.sqrt(np.maximum(second, 0.0)),
+            rules.rounding + (prompts.length - 1.0) * log_phi * second,
         ],
         axis=0,
     )
@@ -220,71 +239,67 @@ def moments_beside_mean(
         lengths: L, [n].
         own_token: the query, where it is a token of its prompt.
     """  # noqa: E501  # a formula stays on one line
-    first = softmax_moments(law, value, lengths, own_token)
+    first = _tilted_head(law, value, lengths, own_token)
     both = np.vstack([value, mean_value])
     limit, at_rest, one_token = law.ends(both)
     outputs = value.shape[0]
     mean, spread = at_rest[outputs:], one_token[outputs:, outputs:]
+    inside = float(own_token is not None)
     with np.errstate(divide="ignore", invalid="ignore"):
-        tokens = lengths + float(own_token is not None)
+        tokens = lengths + inside
         share = np.where(np.isinf(lengths), 0.0, lengths / tokens**2)
-        own_share = np.where(np.isinf(lengths), 0.0, 1.0 / tokens) * float(own_token is not None)
-    own = _Own.of(own_token, law, value, first.limit)
+        own_share = np.where(np.isinf(lengths), 0.0, inside / tokens)
     away = np.zeros(outputs) if own_token is None else mean_value @ own_token - mean
-    bias = first.bias + own_share[:, None] * away
-    cross, error = np.zeros_like(first.cov), np.zeros(lengths.size)
-    alone = (lengths == 1.0) & (own_token is None)
-    cross[alone] = one_token[:outputs, outputs:]
-    finite = np.isfinite(lengths) & ~alone & ~own.takes_all(lengths)
-    if finite.any():
-        prompts = Prompts(law, lengths[finite], own.score)
+    bias = first.rows.bias + own_share[:, None] * away
+    cross, error = np.zeros_like(first.rows.cov), first.rows.error.copy()
+    cross[first.alone] = one_token[:outputs, outputs:]
+    if first.prompts is not None and first.drift is not None:
         with np.errstate(over="ignore", under="ignore"):
-            rules, rounding = _crossed(prompts, both, limit, mean, own.value)
-        rules, rounding = rules / tokens[finite, None, None], rounding / tokens[finite]
-        cross[finite] = rules.mean(axis=0)
+            rules, rounding = _crossed(
+                first.prompts, first.drift, both, limit, mean, first.own_value
+            )
+        counted = tokens[first.finite]
+        rules, rounding = rules / counted[:, None, None], rounding / counted
+        cross[first.finite] = rules.mean(axis=0)
         apart = np.abs(np.trace(rules[0] - rules[1], axis1=1, axis2=2))
-        error[finite] = 2.0 * np.maximum(apart, rounding)
-    cov = first.cov + cross + cross.transpose(0, 2, 1) + share[:, None, None] * spread
+        error[first.finite] += 2.0 * np.maximum(apart, rounding)
+    cov = first.rows.cov + cross + cross.transpose(0, 2, 1) + share[:, None, None] * spread
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)
-    error = error + first.error
-    _require_accurate(error, mse, first.limit + mean, lengths)
-    unknown = np.full(lengths.size, np.nan)
-    return MomentRows(first.limit + mean, bias, cov, mse, unknown, error)
+    limits = first.rows.limit + mean
+    _require_accurate(error, mse, limits, lengths)
+    return MomentRows(limits, bias, cov, mse, np.full(lengths.size, np.nan), error)
 
 
-def _crossed(
-    prompts: Prompts, both: Array, limit: Array, mean: Array, own_value: Array
+def _crossed(  # noqa: PLR0917 - the symbols of the formula
+    prompts: Prompts, drift: _Drift, both: Array, limit: Array, mean: Array, own_value: Array
 ) -> tuple[Array, Array]:
     """Return n times the covariance of the two heads, [2, n, e, e], and its rounding error, [n].
 
     By even and by odd nodes.
     """
-    outputs = own_value.size
-    squares, crossings = prompts.squares, prompts.crossings
-    count = prompts.length.size
-    firsts = [(found, blur) for _, found, _, blur, _ in prompts.law.readings(both, limit, squares)]
-    means, blurs = (np.concatenate(each) for each in zip(*firsts, strict=True))
-    b, b_lost = squares.lower(means[:, :outputs], blurs)
-    rounding, found, seconds = np.zeros(count), np.zeros((2, count, outputs, outputs)), []
+    outputs, count = own_value.size, prompts.length.size
+    crossings, b = prompts.crossings, drift.value
+    rounding, rules = np.zeros(count), np.zeros((2, count, outputs, outputs))
+    places = crossings.shares.shape[2]
+    rights, blurs = np.empty((places, outputs), crossings.shares.dtype), np.empty(places)
     for part, centred, curvatures, blur, shake in prompts.law.readings(both, limit, crossings):
         left, right = centred[:, :outputs], centred[:, outputs:] + (limit[outputs:] - mean)
         mixed = curvatures[:, :outputs, outputs:] + left[:, :, None] * right[:, None, :]
-        found += np.real(np.tensordot(crossings.shares[:, :, part], mixed, axes=1))
-        seconds.append((right, blur))
+        rules += np.real(np.tensordot(crossings.shares[:, :, part], mixed, axes=1))
+        rights[part], blurs[part] = right, blur
         sizes = np.abs(crossings.shares[:, :, part]).sum(axis=0)
-        distances = np.linalg.norm(left, axis=1), np.linalg.norm(right, axis=1)
+        distances = np.linalg.norm(left, axis=1) + np.linalg.norm(right, axis=1)
         size = np.abs(np.trace(mixed, axis1=1, axis2=2))
         rounding += crossings.rounding[:, part] @ size
-        rounding += sizes @ (blur * sum(distances) + shake)
-    means, blurs = (np.concatenate(each) for each in zip(*seconds, strict=True))
-    d, d_lost = crossings.lower(means, blurs)
+        rounding += sizes @ (blur * distances + shake)
+    d, d_lost = crossings.lower(rights, blurs)
     rounding += prompts.two @ (
-        np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * b_lost
+        np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * drift.rounding
     )
     own = prompts.own(prompts.scores.u)
     for rule in (0, 1):
         at = slice(rule, None, 2)
-        found[rule] += np.einsum("nu,ui,uk->nik", prompts.two[:, at], b[at], d[at], optimize=True)
+        rules[rule] += np.einsum("nu,ui,uk->nik", prompts.two[:, at], b[at], d[at], optimize=True)
         pulled = (prompts.one[:, at] * own[at]) @ d[at]
-        found[rule] += own_value[:, None] * pulled[:, None, :]
-    return found, rounding
+        rules[rule] += own_value[:, None] * pulled[:, None, :]
+    return rules, rounding

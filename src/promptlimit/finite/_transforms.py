@@ -23,8 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from promptlimit.finite._products import blocked_product, correlations
-
 STEP = 3 / 16
 """Spacing of the nodes in t and u; a dyadic fraction, so that nodes and differences are exact."""
 
@@ -38,6 +36,10 @@ _RANGE = 9.0
 _LARGEST_T = 5.0625
 _TAIL = 40.0
 _TINY = np.finfo(np.float64).tiny
+_BLOCK = 2**18
+"""Multiplications up to which the usual linear-algebra libraries use one thread."""
+_COLUMNS = 32
+"""How many columns a product should have at least to be fast."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +81,11 @@ def score_transforms(
 def stacked(transforms: Sequence[ScoreTransforms]) -> ScoreTransforms:
     """Return the transforms of several sharpnesses at the same nodes as one."""
     return ScoreTransforms(
-        sharpness=np.array([[each.sharpness] for each in transforms], dtype=np.float64),
+        sharpness=np.array([[one.sharpness] for one in transforms], dtype=np.float64),
         nodes=transforms[0].nodes,
-        log_phi=np.stack([each.log_phi for each in transforms]),
-        about_sharpness=np.stack([each.about_sharpness for each in transforms], axis=-2),
-        about_centre=np.stack([each.about_centre for each in transforms], axis=-2),
+        log_phi=np.stack([one.log_phi for one in transforms]),
+        about_sharpness=np.stack([one.about_sharpness for one in transforms], axis=-2),
+        about_centre=np.stack([one.about_centre for one in transforms], axis=-2),
     )
 
 
@@ -152,7 +154,7 @@ def _wide_transforms(
     def convolved(
         kernels: NDArray[np.float64], signals: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        return correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
+        return _correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
 
     j = np.arange(HIGHEST_POWER + 1)[:, None]
     moments = convolved(density * (x - sharpness) ** j, damped)
@@ -164,3 +166,45 @@ def _wide_transforms(
     near_zero = convolved(density[None], signals.reshape(-1, t_count).T).reshape(moments.shape)
     centred = np.where(u > -sharpness * sharpness, near_zero, moments)
     return ScoreTransforms(sharpness, u, log_phi, moments, centred)
+
+
+def blocked_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `left @ right`, by blocks of rows of `left`, which may be an overlapping view.
+
+    Products here are long and thin; shared between threads they take several times longer, ten
+    times on a busy machine.
+    """
+    rows, inner = left.shape
+    block = max(1, _BLOCK // (inner * right.shape[1]))
+    result = np.empty((rows, right.shape[1]))
+    for start in range(0, rows, block):
+        part = slice(start, start + block)
+        np.matmul(np.ascontiguousarray(left[part]), right, out=result[part])
+    return result
+
+
+def _correlations(
+    kernels: NDArray[np.float64], signals: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
+
+    P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
+    A product of windows would copy every number of a kernel P times as often.
+
+    Args:
+        kernels: [kernel, outputs + inner - 1].
+        signals: [inner, signal].
+    """
+    count, (inner, columns) = len(kernels), signals.shape
+    phases = max(1, _COLUMNS // columns)
+    outputs = kernels.shape[1] - inner + 1
+    rows = -(-outputs // phases)
+    shifted = np.zeros((inner + phases - 1, phases, columns))
+    for phase in range(phases):
+        shifted[phase : phase + inner, phase] = signals
+    padded = np.zeros((count, phases * rows + inner - 1))
+    padded[:, : kernels.shape[1]] = kernels
+    windows = np.lib.stride_tricks.sliding_window_view(padded, len(shifted), axis=1)[:, ::phases]
+    flat = shifted.reshape(len(shifted), -1)
+    products = np.stack([blocked_product(window, flat) for window in windows])
+    return products.reshape(count, rows * phases, columns)[:, :outputs]

@@ -13,9 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike
-from promptlimit.finite._accuracy import AccuracyError
-from promptlimit.finite._lengths import checked_lengths
+from promptlimit._arrays import ArrayLike, checked_lengths
 from promptlimit.finite._partition_formulas import (
     Integrands,
     frozen_statistics,
@@ -25,6 +23,7 @@ from promptlimit.finite._partition_formulas import (
 )
 from promptlimit.finite._quadrature import Brackets, brackets, node_range
 from promptlimit.finite._transforms import STEP, ScoreTransforms, score_transforms, stacked
+from promptlimit.results import AccuracyError
 
 MAX_SHARPNESS = 40.0
 TOLERANCE = 1e-10
@@ -120,8 +119,8 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
     >>> print(statistics.participation.round(8))
     [0.63683815 0.02553848 0.        ]
     """
-    given = checked_lengths(lengths, name="lengths")
-    sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), given)
+    counts = checked_lengths(lengths, name="lengths")
+    sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), counts)
     flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
     values = _closed_forms(flat_sigma, flat_length)
     by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
@@ -130,13 +129,13 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
         at = places[chosen]
         row = np.searchsorted(sharpnesses, flat_sigma[at])
         column = np.searchsorted(needed, flat_length[at])
-        for name, found in _by_quadrature(sharpnesses, needed).items():
-            values[name][at] = found[row, column]
+        for name, table in _by_quadrature(sharpnesses, needed).items():
+            values[name][at] = table[row, column]
     return WeightStatistics(
         sharpness=sigma.copy(),
         lengths=lengths.copy(),
         kind="limit" if lengths.size and np.isinf(lengths).all() else "exact",
-        **{name: found.reshape(sigma.shape) for name, found in values.items()},
+        **{name: array.reshape(sigma.shape) for name, array in values.items()},
     )
 
 
@@ -207,8 +206,9 @@ def _by_quadrature(
     parts = []
     for sigmas, (first, last) in _sharing(sharpnesses, ranges):
         count = last - first + 1
-        found = [score_transforms(s, first, count, length=lengths[-1]) for s in sigmas]
-        transforms = stacked(found)
+        transforms = stacked(
+            [score_transforms(s, first, count, length=lengths[-1]) for s in sigmas]
+        )
         pieces = [
             _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE])
             for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
@@ -244,12 +244,12 @@ def _integrated(
         | frozen_statistics(transforms)
         | identities(transforms)
     )
-    found = _summed_brackets(quantities, transforms, lengths)
-    value = {name: parts.value for name, parts in found.items()}
+    integrals = _summed_brackets(quantities, transforms, lengths)
+    value = {name: parts.value for name, parts in integrals.items()}
     statistics = {name: value[name] for name in STATISTICS if name in value}
     statistics["mean_score"] = transforms.sharpness * value["shrinkage"]
     rounding = _choose_spread_forms(statistics, value)
-    error = _SAFETY * np.maximum(_measured_error(statistics, found), rounding)
+    error = _SAFETY * np.maximum(_measured_error(statistics, integrals), rounding)
     _refuse_large(error, np.ravel(transforms.sharpness), lengths)
     return statistics | {"error": error}
 
@@ -302,24 +302,24 @@ def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.
 
 
 def _measured_error(
-    statistics: dict[str, NDArray[np.float64]], found: dict[str, Brackets]
+    statistics: dict[str, NDArray[np.float64]], integrals: dict[str, Brackets]
 ) -> NDArray[np.float64]:
     r"""Return the largest of: total mass minus 1, Stein residuals, truncation, discretisation.
 
     The trapezoidal rule converges geometrically, $e(h)=e^{-c/h}$, so $e(h)=e(2h)^2$, and e(2h)
     is what doubling the step changes.
     """
-    value = {name: parts.value for name, parts in found.items()}
+    value = {name: parts.value for name, parts in integrals.items()}
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),
         *(np.abs(value[f"stein_{k}"]) / value[f"stein_{k}_size"] for k in (1, 2, 3)),
     ]
     for name in STATISTICS:
-        if name in found:
+        if name in integrals:
             scale = _scale(name, statistics)
-            errors.append((found[name].step_change / scale) ** 2)
-            errors.append(_EDGE_FACTOR * found[name].edge / scale)
+            errors.append((integrals[name].step_change / scale) ** 2)
+            errors.append(_EDGE_FACTOR * integrals[name].edge / scale)
     return np.max(errors, axis=0)
 
 

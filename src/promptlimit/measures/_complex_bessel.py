@@ -46,7 +46,7 @@ def log_0f1_jet(
     logs = [scale + jnp.log(a[0])]
     for k in range(1, degree + 1):
         logs.append((a[k] - sum(j / k * logs[j] * a[k - j] for j in range(1, k))) / a[0])
-    return tuple(float(factorial(k)) * each for k, each in enumerate(logs))
+    return tuple(float(factorial(k)) * log for k, log in enumerate(logs))
 
 
 @log_0f1_jet.defjvp
@@ -55,7 +55,7 @@ def _log_0f1_jet_jvp(
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     (s,), (s_dot,) = primals, tangents
     jet = log_0f1_jet(degree + 1, b, s)
-    return jet[:-1], tuple(each * s_dot for each in jet[1:])
+    return jet[:-1], tuple(derivative * s_dot for derivative in jet[1:])
 
 
 def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
@@ -78,7 +78,7 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
     from_low = [1.0 + ratio, 2.0 * (low + 1.0) * (q[1] + ratio * q[2])]
     from_high = jax.lax.fori_loop(0, further_steps, one_step_down, from_high)
     is_far = jnp.abs(s) > (_FAR * low) ** 2
-    h = [jnp.where(is_far, *each) for each in zip(from_low, from_high, strict=True)]
+    h = [jnp.where(is_far, *pair) for pair in zip(from_low, from_high, strict=True)]
     h += [jnp.zeros_like(s)] * (degree - 1)
     h = jax.lax.fori_loop(further_steps, further_steps + low_steps, one_step_down, h)
     rounding = jnp.finfo(s.dtype).eps * jnp.abs(h[1])
@@ -89,11 +89,13 @@ def _scaled_0f1s(degree: int, b: float, s: Array) -> tuple[Array, list[Array]]:
 def _debye(orders: list[float], signs: list[float], s: Array) -> tuple[Array, Array]:
     r"""Return $F_{\nu+1}$ and $q_{\nu+1}$, or those of the second solution, one a row."""
 
-    def row(given: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
-        order, sign, slopes, derivatives = given
+    def row(columns: tuple[Array, Array, Array, Array]) -> tuple[Array, Array]:
+        order, sign, slopes, derivatives = columns
         w = sign * jnp.sqrt(order**2 + s)
         return debye_value(order, slopes, s, w), debye_quotient(order, derivatives, w)
 
     slopes, derivatives = map(debye_slopes, orders), map(debye_derivatives, orders)
-    given = (np.array(list(each), s.real.dtype) for each in (orders, signs, slopes, derivatives))
-    return jax.lax.map(row, tuple(given))  # compiled once, unlike three expressions
+    columns = (
+        np.array(list(column), s.real.dtype) for column in (orders, signs, slopes, derivatives)
+    )
+    return jax.lax.map(row, tuple(columns))  # compiled once, unlike three expressions

@@ -90,7 +90,9 @@ def debye_derivatives(order: float, terms: int = _DEBYE_TERMS) -> list[float]:
 
 def _series(polynomials: list[list[float]], order: float) -> list[float]:
     """Return one polynomial instead of many."""
-    scaled = [[c / order**k for c in each] for k, each in enumerate(polynomials, start=1)]
+    scaled = [
+        [c / order**k for c in polynomial] for k, polynomial in enumerate(polynomials, start=1)
+    ]
     return [fsum(same_power) for same_power in zip_longest(*scaled, fillvalue=0.0)]
 
 

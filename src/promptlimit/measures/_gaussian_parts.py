@@ -64,9 +64,9 @@ class GaussianParts:
 
 def atoms(tokens: Array, weights: Array | None) -> GaussianParts:
     """Return tokens with their weights, equal ones when None, without those of weight zero."""
-    given = np.ones(tokens.shape[0]) if weights is None else weights
-    kept = given > 0.0
-    return GaussianParts(given[kept] / given.sum(), tokens[kept])
+    shares = np.ones(tokens.shape[0]) if weights is None else weights
+    kept = shares > 0.0
+    return GaussianParts(shares[kept] / shares.sum(), tokens[kept])
 
 
 def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
@@ -85,17 +85,17 @@ def mixed(weights: Array, parts: Sequence[GaussianParts | None]) -> GaussianPart
 
 def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
     """Return the product: every part of each factor with every one of the others."""
-    found = [part for part in parts if part is not None]
-    count = int(np.prod([float(part.weights.size) for part in found]).clip(max=1e18))
-    if len(found) < len(parts) or count > MOST_PARTS:
+    factors = [part for part in parts if part is not None]
+    count = int(np.prod([float(part.weights.size) for part in factors]).clip(max=1e18))
+    if len(factors) < len(parts) or count > MOST_PARTS:
         return None
-    choices = list(itertools.product(*(range(part.weights.size) for part in found)))
-    pick = [list(zip(found, choice, strict=True)) for choice in choices]
+    choices = list(itertools.product(*(range(part.weights.size) for part in factors)))
+    pick = [list(zip(factors, choice, strict=True)) for choice in choices]
     weights = doubles([np.prod([part.weights[c] for part, c in row]) for row in pick])
     means = doubles([np.concatenate([part.means[c] for part, c in row]) for row in pick])
-    if all(part.covs is None for part in found):
+    if all(part.covs is None for part in factors):
         return GaussianParts(weights, means)
-    covs = [part.all_covs() for part in found]
+    covs = [part.all_covs() for part in factors]
     blocks = [[cov[c] for cov, c in zip(covs, choice, strict=True)] for choice in choices]
     return GaussianParts(weights, means, np.array([block_diag(*row) for row in blocks]))
 

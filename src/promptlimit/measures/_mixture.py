@@ -73,11 +73,11 @@ class Mixture(AbstractMeasure):
         """
         gradient = partial(jax.grad, holomorphic=jnp.iscomplexobj(tilt))
         here = jax.lax.stop_gradient(tilt)
-        each = jnp.stack([measure.log_laplace(tilt) for measure in self.components])
+        transforms = jnp.stack([measure.log_laplace(tilt) for measure in self.components])
         slopes = jnp.stack([gradient(measure.log_laplace)(here) for measure in self.components])
-        shares = self.weights * relative_exponentials(jnp.real(each), self.weights)
+        shares = self.weights * relative_exponentials(jnp.real(transforms), self.weights)
         tangent = jax.lax.stop_gradient(shares @ slopes) @ (tilt - here)
-        return tangent + log_mean_exp(each - tangent, self.weights)
+        return tangent + log_mean_exp(transforms - tangent, self.weights)
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens, each from a component drawn by weight."""

@@ -42,18 +42,18 @@ class Product(AbstractMeasure):
         r"""Return $\sum_i\Lambda_i(t_i)$."""
         ends = np.cumsum([measure.dim for measure in self.components])[:-1]
         blocks = jnp.split(tilt, ends)
-        each = [
+        transforms = [
             measure.log_laplace(block)
             for measure, block in zip(self.components, blocks, strict=True)
         ]
-        return jnp.sum(jnp.stack(each))
+        return jnp.sum(jnp.stack(transforms))
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens, block by block."""
         keys = jax.random.split(key, len(self.components))
         blocks = [
-            measure.sample(length, key=each)
-            for measure, each in zip(self.components, keys, strict=True)
+            measure.sample(length, key=own_key)
+            for measure, own_key in zip(self.components, keys, strict=True)
         ]
         return jnp.concatenate(blocks, axis=1)
 

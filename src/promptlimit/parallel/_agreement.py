@@ -51,12 +51,12 @@ def agreed(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
     sent = _from_first(b"".join(array.tobytes() for array in arrays), team)
-    found, start = [], 0
+    leaves, start = [], 0
     for array in arrays:
         part = sent[start : start + array.nbytes]
-        found.append(np.frombuffer(part, array.dtype).reshape(array.shape).copy())
+        leaves.append(np.frombuffer(part, array.dtype).reshape(array.shape).copy())
         start += array.nbytes
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _from_first(message: bytes, team: Crew) -> bytes:

@@ -23,8 +23,8 @@ def in_chunks(program: Program, shared: Any, chunk: int) -> Iterator[Any]:
 
     >>> def squares(power, index):
     ...     return index**power
-    >>> found = in_chunks(squares, 2, 3)
-    >>> next(found).tolist(), next(found).tolist()
+    >>> chunks = in_chunks(squares, 2, 3)
+    >>> next(chunks).tolist(), next(chunks).tolist()
     ([0, 1, 4], [9, 16, 25])
     """
     start = 0
@@ -33,8 +33,8 @@ def in_chunks(program: Program, shared: Any, chunk: int) -> Iterator[Any]:
         def indices(device: int, start: int = start) -> np.ndarray:
             return np.arange(chunk, dtype=np.uint32) + np.uint32(start + device * chunk)
 
-        found = on_crew(program, shared, indices)
+        computed = on_crew(program, shared, indices)
         size = crew().size
         for device in range(size):
-            yield jax.tree.map(lambda leaf, device=device: leaf[device], found)
+            yield jax.tree.map(lambda leaf, device=device: leaf[device], computed)
         start += size * chunk

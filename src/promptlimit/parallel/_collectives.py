@@ -13,8 +13,8 @@ from promptlimit.parallel._hosts import peers_needed
 def collective_sums() -> tuple[np.ndarray, float]:
     """Return the sum 1 + 2 + ... over all devices, as each of them found it, and what it must be.
 
-    >>> found, expected = collective_sums()
-    >>> bool((found == expected).all())
+    >>> sums, expected = collective_sums()
+    >>> bool((sums == expected).all())
     True
     """
     team = all_devices()

@@ -53,8 +53,8 @@ _CURRENT: ContextVar[Crew | None] = ContextVar("crew", default=None)
 
 def crew() -> Crew:
     """Return the devices at work: those of `spread`, or jax's default device alone."""
-    found = _CURRENT.get()
-    return _of((_default_device(),), 1, 0) if found is None else found
+    current = _CURRENT.get()
+    return _of((_default_device(),), 1, 0) if current is None else current
 
 
 @contextlib.contextmanager

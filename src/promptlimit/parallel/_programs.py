@@ -44,8 +44,8 @@ def begun_on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> 
     """
     team = crew()
     if team.size == 1:
-        found = _alone(program, shared, part(0))
-        return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
+        computed = _alone(program, shared, part(0))
+        return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], computed)
     everywhere = jax.tree.map(lambda leaf: _everywhere(leaf, team.mesh), _plain(shared))
     own = _own({i: part(i) for i in team.local}, team)
     spread = _together(program, team.mesh, everywhere, own)
@@ -63,8 +63,8 @@ def _together(program: Program, mesh: Mesh, shared: Any, parts: Any) -> Any:
 
     def on_one(arrays: Any, parts: Any) -> Any:
         part = jax.tree.map(lambda leaf: leaf[0], parts)
-        found = program(_with_keys(eqx.combine(arrays, constants)), part)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], found)
+        computed = program(_with_keys(eqx.combine(arrays, constants)), part)
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], computed)
 
     spread = jax.shard_map(
         on_one, mesh=mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS), check_vma=False

@@ -16,7 +16,10 @@ from promptlimit.results._gaps import RequiredLength as RequiredLength
 from promptlimit.results._heads import REGIMES as REGIMES
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement
+from promptlimit.results._kinds import AccuracyError as AccuracyError
 from promptlimit.results._kinds import Kind as Kind
+from promptlimit.results._kinds import KindUnavailableError as KindUnavailableError
+from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments

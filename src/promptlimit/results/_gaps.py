@@ -64,9 +64,9 @@ class GapCurve:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of value, error and relative gap by length."""
         names = ("value", "error", "relative")
-        found: Variables = {name: (("length",), getattr(self, name)) for name in names}
+        variables: Variables = {name: (("length",), getattr(self, name)) for name in names}
         attributes = {"kind": self.kind, "wrt": self.wrt or "", "samples": self.samples}
-        return dataset(found, {"length": self.lengths}, attributes)
+        return dataset(variables, {"length": self.lengths}, attributes)
 
     def as_json(self) -> dict[str, object]:
         """Return plain numbers, lists and strings; what is not finite is None."""

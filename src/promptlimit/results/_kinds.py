@@ -1,4 +1,4 @@
-"""Every number says what it is."""
+"""Every number says what it is; what is not good enough, or cannot be had, is refused."""
 
 from typing import Literal
 
@@ -11,3 +11,15 @@ Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 - `bound`: proved, above the truth.
 - `estimate`: prompts simulated; the error is a standard error.
 """
+
+
+class AccuracyError(ArithmeticError):
+    """A quadrature measured its own error and found it too large to return a number."""
+
+
+class KindUnavailableError(ValueError):
+    """A kind of number that cannot be had for a problem; others may."""
+
+
+class NotAnalyticError(KindUnavailableError):
+    """A log-Laplace transform that cannot be continued to complex tilts; says why."""

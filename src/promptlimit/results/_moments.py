@@ -59,7 +59,7 @@ class PromptMoments:
         """
         drawn = axes_for(ax, x="length L", y="mean squared error")
         drawn.set_xscale("log")
-        x, y, error = (np.ravel(each) for each in (self.lengths, self.mse, self.error))
+        x, y, error = (np.ravel(column) for column in (self.lengths, self.mse, self.error))
         inside = np.isfinite(x)
         curve = x[inside], y[inside], np.nan_to_num(error[inside])
         draw_curve(drawn, *curve, **{"label": self.kind, **style})
@@ -68,14 +68,14 @@ class PromptMoments:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of all moments by length."""
         axes = length_axes(self.lengths)
-        found: Variables = {
+        variables: Variables = {
             name: (axes, getattr(self, name))
             for name in ("mse", "effective_tokens", "error", "samples")
         }
-        found |= {name: ((*axes, "output"), getattr(self, name)) for name in ("mean", "bias")}
-        found["cov"] = (*axes, "output", "other_output"), self.cov
-        found["limit"] = ("output",), self.limit
-        return dataset(found, {"length": (axes, self.lengths)}, {"kind": self.kind})
+        variables |= {name: ((*axes, "output"), getattr(self, name)) for name in ("mean", "bias")}
+        variables["cov"] = (*axes, "output", "other_output"), self.cov
+        variables["limit"] = ("output",), self.limit
+        return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
 
 
 @dataclass(frozen=True)

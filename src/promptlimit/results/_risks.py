@@ -59,7 +59,7 @@ class Risk:
         """
         drawn = axes_for(ax, x="length L", y="risk")
         drawn.set_xscale("log")
-        x, y, error = (np.ravel(each) for each in (self.lengths, self.value, self.error))
+        x, y, error = (np.ravel(column) for column in (self.lengths, self.value, self.error))
         draw_curve(drawn, x, y, error, **{"marker": "o", "label": self.kind, **style})
         return drawn
 
@@ -67,8 +67,8 @@ class Risk:
         """Return an `xarray.Dataset` of value, error and samples by length."""
         axes = length_axes(self.lengths)
         names = ("value", "error", "samples")
-        found: Variables = {name: (axes, np.asarray(getattr(self, name))) for name in names}
-        return dataset(found, {"length": (axes, np.asarray(self.lengths))}, {"kind": self.kind})
+        variables: Variables = {name: (axes, np.asarray(getattr(self, name))) for name in names}
+        return dataset(variables, {"length": (axes, np.asarray(self.lengths))}, {"kind": self.kind})
 
 
 def _plain(values: object) -> object:

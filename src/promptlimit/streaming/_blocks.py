@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int32
 
 from promptlimit.streaming._leaves import LEAF, largest_scores, leaf_sums, sums_of_leaves
 from promptlimit.streaming._sources import Part, TokenSource
-from promptlimit.streaming._sums import Sums, merged_leaves, moved, triangle
+from promptlimit.streaming._sums import TiltedSums, merged_leaves, moved, triangle
 
 _MEMORY = 2**31
 """Bytes that the arrays of leaves done together may take."""
@@ -36,26 +36,26 @@ class Task(eqx.Module):
     platform: str = eqx.field(static=True)
 
 
-def block_sums(task: Task, part: Part) -> Sums:
+def block_sums(task: Task, part: Part) -> TiltedSums:
     """Return the sums over each block of a device's part, [blocks, ...]; zeros past its end."""
     tilts, dim = task.tilts.shape
     entries = triangle(dim) if task.second else 0
-    shapes = Sums((tilts,), (tilts,), (tilts,), (tilts, dim), (tilts, entries))
-    none = Sums(*(jnp.zeros((task.blocks, *shape), jnp.float64) for shape in shapes))
+    shapes = TiltedSums((tilts,), (tilts,), (tilts,), (tilts, dim), (tilts, entries))
+    none = TiltedSums(*(jnp.zeros((task.blocks, *shape), jnp.float64) for shape in shapes))
     size = task.leaves * LEAF
 
-    def body(block: Array, found: Sums) -> Sums:
+    def body(block: Array, so_far: TiltedSums) -> TiltedSums:
         first = block * task.leaves
         starts = (first + jnp.arange(task.leaves, dtype=jnp.int32)) * LEAF
         counts = jnp.clip(part.valid - starts, 0, LEAF)
         sums = merged_leaves(_leaves(task, part, first, counts))
-        return Sums(*(x.at[block].set(y) for x, y in zip(found, sums, strict=True)))
+        return TiltedSums(*(x.at[block].set(y) for x, y in zip(so_far, sums, strict=True)))
 
     used = (part.valid + np.int32(size - 1)) // np.int32(size)
     return jax.lax.fori_loop(jnp.int32(0), used, body, none)
 
 
-def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> Sums:
+def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> TiltedSums:
     """Return the sums over the leaves of a block, [leaves, ...]."""
     points = task.source.points(part, first, counts)
     over = _one_by_one if task.platform == "cpu" else _in_groups
@@ -68,11 +68,13 @@ def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"
     return sums._replace(top=jnp.where(too_large, jnp.nan, sums.top))
 
 
-def _one_by_one(task: Task, part: Part, first: Array, counts: Array, points: Array | None) -> Sums:
+def _one_by_one(
+    task: Task, part: Part, first: Array, counts: Array, points: Array | None
+) -> TiltedSums:
     """Return the sums over the leaves of a block, as a CPU likes it: what it works on is small."""
 
-    def one(given: tuple[Array, Array, Array | None]) -> Sums:
-        leaf, count, point = given
+    def one(leaf_tokens: tuple[Array, Array, Array | None]) -> TiltedSums:
+        leaf, count, point = leaf_tokens
         tokens = task.source.tokens(part, leaf, 1)
         tokens = tokens if point is None else tokens - point[None, None]
         return leaf_sums(tokens[0], task.tilts, count, second=task.second)
@@ -81,12 +83,14 @@ def _one_by_one(task: Task, part: Part, first: Array, counts: Array, points: Arr
     return jax.lax.map(one, (numbers, counts, points))
 
 
-def _in_groups(task: Task, part: Part, first: Array, counts: Array, points: Array | None) -> Sums:
+def _in_groups(
+    task: Task, part: Part, first: Array, counts: Array, points: Array | None
+) -> TiltedSums:
     """Return the sums over the leaves of a block, many at a time, as accelerators like it."""
     together = leaves_together(task)
 
-    def several(given: tuple[Array, Array, Array | None]) -> Sums:
-        leaf, count, point = given
+    def several(group: tuple[Array, Array, Array | None]) -> TiltedSums:
+        leaf, count, point = group
         columns = task.source.columns(part, leaf, together)
         columns = columns if point is None else columns - point[:, :, None]
         columns = jax.lax.optimization_barrier(columns)  # written once, for all that read them
@@ -95,8 +99,8 @@ def _in_groups(task: Task, part: Part, first: Array, counts: Array, points: Arra
 
     numbers = first + jnp.arange(0, task.leaves, together, dtype=jnp.int32)
     groups = jax.tree.map(lambda x: x.reshape(-1, together, *x.shape[1:]), (counts, points))
-    found = jax.lax.map(several, (numbers, *groups))
-    return Sums(*(x.reshape(task.leaves, *x.shape[2:]) for x in found))
+    grouped = jax.lax.map(several, (numbers, *groups))
+    return TiltedSums(*(x.reshape(task.leaves, *x.shape[2:]) for x in grouped))
 
 
 def leaves_together(task: Task) -> int:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from promptlimit.streaming._sums import Sums
+from promptlimit.streaming._sums import TiltedSums
 
 LEAF = 4096
 """How many tokens a leaf has. Another number gives other bits."""
@@ -26,7 +26,7 @@ def leaf_sums(
     count: Int32[Array, ""],
     *,
     second: bool,
-) -> Sums:
+) -> TiltedSums:
     """Return the sums over the first `count` tokens of a leaf; the others must be finite.
 
     Args:
@@ -41,14 +41,14 @@ def leaf_sums(
     top = jnp.max(scores, axis=1)
     level = jnp.where(top == -jnp.inf, jnp.zeros_like(top), top)
     weights = jnp.exp(scores - level[:, None])
-    found = (
+    sums = (
         top,
         jnp.sum(weights, axis=1),
         jnp.sum(weights**2, axis=1),
         jnp.matmul(weights, tokens, precision=_EXACT),
         _second_moments(weights, tokens.T) if second else jnp.zeros((top.size, 0)),
     )
-    return Sums(*(x.astype(jnp.float64) for x in found))
+    return TiltedSums(*(x.astype(jnp.float64) for x in sums))
 
 
 def _second_moments(
@@ -66,7 +66,7 @@ def sums_of_leaves(
     counts: Int32[Array, " leaves"],
     *,
     second: bool,
-) -> Sums:
+) -> TiltedSums:
     r"""Return the sums over the first tokens of several leaves at once, as accelerators like it.
 
     Weights are $w_i=e^{s_i-a}$, and the largest of them is $e^{m-a}$: what all sums are divided by
@@ -88,17 +88,17 @@ def sums_of_leaves(
         products = [columns[:, j : j + 1] * columns[:, j:] for j in range(dim)]
         features = jnp.concatenate([columns, *products], axis=1)
     over_tokens = (((2,), (2,)), ((0,), (0,)))
-    found = (
+    sums = (
         jnp.max(weights, axis=2),
         jnp.sum(weights, axis=2),
         jnp.sum(weights**2, axis=2),
         # The larger operand first: the product is a tenth faster so on an H200.
         jax.lax.dot_general(features, weights, over_tokens, precision=_EXACT),
     )
-    largest, mass, square, moments = (x.astype(jnp.float64) for x in found)
+    largest, mass, square, moments = (x.astype(jnp.float64) for x in sums)
     divisor = jnp.where(largest == 0.0, 1.0, largest)  # of no tokens all sums are zero
     moments = jnp.swapaxes(moments, 1, 2) / divisor[..., None]
-    return Sums(
+    return TiltedSums(
         level.astype(jnp.float64) + jnp.log(largest),
         mass / divisor,
         square / divisor**2,

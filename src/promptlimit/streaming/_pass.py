@@ -14,10 +14,12 @@ from promptlimit.streaming._prompts import not_finite
 from promptlimit.streaming._request import StreamRequest
 from promptlimit.streaming._saved import PassState, Saver
 from promptlimit.streaming._sources import Part
-from promptlimit.streaming._sums import Sums
+from promptlimit.streaming._sums import TiltedSums
 
 
-def all_sums(request: StreamRequest, saver: Saver, watch: Watcher | None) -> list[tuple[int, Sums]]:
+def all_sums(
+    request: StreamRequest, saver: Saver, watch: Watcher | None
+) -> list[tuple[int, TiltedSums]]:
     """Return the sums over each prefix and the whole prompt, by length.
 
     Args:
@@ -65,8 +67,8 @@ class _Round(NamedTuple):
     whole: int
     ended: bool
     cuts: list[int]
-    blocks: Callable[[], list[Sums]]
-    tails: Callable[[], dict[int, Sums]]
+    blocks: Callable[[], list[TiltedSums]]
+    tails: Callable[[], dict[int, TiltedSums]]
 
 
 def _begun(request: StreamRequest, first: int) -> _Round:
@@ -103,20 +105,20 @@ def _finish(request: StreamRequest, state: PassState, begun: _Round) -> None:
     state.blocks += begun.whole
 
 
-def _whole_blocks(request: StreamRequest, first: int, count: int) -> Callable[[], list[Sums]]:
+def _whole_blocks(request: StreamRequest, first: int, count: int) -> Callable[[], list[TiltedSums]]:
     """Let the devices sum over so many whole blocks."""
     if count == 0:
         return list
-    block, each = request.block, request.task.blocks
-    starts = [(first + i * each) * block for i in range(crew().size)]
-    valid = [min(max(first + count - start // block, 0), each) * block for start in starts]
-    found = _on_devices(request, starts, valid)
-    return lambda: [sums for device in found() for sums in device]
+    block, share = request.block, request.task.blocks
+    starts = [(first + i * share) * block for i in range(crew().size)]
+    valid = [min(max(first + count - start // block, 0), share) * block for start in starts]
+    wait = _on_devices(request, starts, valid)
+    return lambda: [sums for device in wait() for sums in device]
 
 
 def _partial_blocks(
     request: StreamRequest, lengths: Sequence[int]
-) -> Callable[[], dict[int, Sums]]:
+) -> Callable[[], dict[int, TiltedSums]]:
     """Let the devices sum over what prefixes have of their last block."""
     size, waiting = crew().size, []
     for i in range(0, len(lengths), size):
@@ -126,19 +128,19 @@ def _partial_blocks(
         valid = [length % request.block for length in some]
         waiting.append((some, _on_devices(request, starts + idle, valid + idle)))
 
-    def found() -> dict[int, Sums]:
+    def tail_sums() -> dict[int, TiltedSums]:
         return {
             length: device[0]
             for some, wait in waiting
             for length, device in zip(some, wait(), strict=False)
         }
 
-    return found
+    return tail_sums
 
 
 def _on_devices(
     request: StreamRequest, starts: list[int], valid: list[int]
-) -> Callable[[], list[list[Sums]]]:
+) -> Callable[[], list[list[TiltedSums]]]:
     """Let each device sum over the blocks of its tokens; return what waits for the sums."""
 
     def part(device: int) -> Part:
@@ -146,8 +148,8 @@ def _on_devices(
 
     wait = begun_on_crew(block_sums, request.task, part)
 
-    def found() -> list[list[Sums]]:
-        sums = Sums(*wait())
+    def device_sums() -> list[list[TiltedSums]]:
+        sums = TiltedSums(*wait())
         finite = [np.isfinite(x).all(axis=tuple(range(2, x.ndim))) for x in sums]
         well = np.logical_and.reduce(finite)
         rows = []
@@ -158,10 +160,10 @@ def _on_devices(
                     first = starts[device] + i * request.block
                     stop = min(first + request.block, starts[device] + count)
                     raise not_finite(first, stop)
-            rows.append([Sums(*(x[device, i] for x in sums)) for i in used])
+            rows.append([TiltedSums(*(x[device, i] for x in sums)) for i in used])
         return rows
 
-    return found
+    return device_sums
 
 
 class _Pace:

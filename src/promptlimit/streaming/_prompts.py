@@ -283,14 +283,14 @@ def _mapped(path: Path) -> np.ndarray:
         with path.open("rb") as file:
             if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
                 raise ValueError(f"{path} is none")
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as problem:  # a damaged or hostile file may raise anything
         raise InputFileError(
             f"`prompt` must be the path of an array saved by numpy.save, but {problem}"
         ) from None
-    if not isinstance(found, np.ndarray):
+    if not isinstance(stored, np.ndarray):
         raise InputFileError(f"`prompt` must be one array (.npy), got the archive {path}.")
-    return _readable("prompt", found)
+    return _readable("prompt", stored)
 
 
 def _readable(name: str, tokens: np.ndarray) -> np.ndarray:

@@ -8,11 +8,11 @@ from promptlimit.results import StreamedAttention
 from promptlimit.streaming._leaves import symmetric
 from promptlimit.streaming._prompts import AbstractPrompt
 from promptlimit.streaming._request import StreamRequest
-from promptlimit.streaming._sums import Sums
+from promptlimit.streaming._sums import TiltedSums
 
 
 def streamed_attention(
-    request: StreamRequest, found: Sequence[tuple[int, Sums]]
+    request: StreamRequest, sums_by_length: Sequence[tuple[int, TiltedSums]]
 ) -> StreamedAttention:
     r"""Return the readings at each prefix length.
 
@@ -21,11 +21,13 @@ def streamed_attention(
 
     Args:
         request: what was asked.
-        found: lengths, and the sums over so many tokens.
+        sums_by_length: lengths, and the sums over so many tokens.
     """
     prompt, count = request.prompt, len(request.queries)
-    lengths = np.array([length for length, _ in found], np.int64)
-    sums = Sums(*(np.stack(column) for column in zip(*(each for _, each in found), strict=True)))
+    lengths = np.array([length for length, _ in sums_by_length], np.int64)
+    sums = TiltedSums(
+        *(np.stack(column) for column in zip(*(sums for _, sums in sums_by_length), strict=True))
+    )
     tilts = request.queries @ request.key_query.T
     offset = tilts @ prompt.shift
     mass = sums.mass[:, :count]
@@ -54,7 +56,7 @@ def streamed_attention(
     )
 
 
-def _covariances(sums: Sums, centre: np.ndarray, prompt: AbstractPrompt) -> np.ndarray:
+def _covariances(sums: TiltedSums, centre: np.ndarray, prompt: AbstractPrompt) -> np.ndarray:
     matrix, dim = prompt.matrix, prompt.dim
     moments = symmetric(sums.second / sums.mass[..., None], dim)
     return matrix @ (moments - centre[..., :, None] * centre[..., None, :]) @ matrix.T

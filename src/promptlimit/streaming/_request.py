@@ -7,17 +7,16 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit import __version__
 from promptlimit._arrays import doubles
 from promptlimit._configuration import description
-from promptlimit._inputs import ArrayLike, float_array
+from promptlimit._inputs import ArrayLike, float_array, in_double
+from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import in_double
 from promptlimit.parallel import crew
 from promptlimit.streaming._blocks import Task, is_bounded
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import AbstractPrompt, Generated, as_prompt, require_length
-from promptlimit.streaming._sums import Sums, no_sums, triangle
+from promptlimit.streaming._sums import TiltedSums, no_sums, triangle
 
 
 def platform_at_work() -> str:
@@ -77,7 +76,7 @@ class StreamRequest:
         return self.task.blocks * self.block
 
     @property
-    def none(self) -> Sums:
+    def none(self) -> TiltedSums:
         """The sums over no tokens."""
         tilts, dim = self.tilts.shape
         return no_sums(tilts, dim, triangle(dim) if self.task.second else 0)
@@ -164,8 +163,8 @@ def checked_request(
 
 
 def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
-    given = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
-    wanted = tuple(require_length("lengths", each) for each in given)
+    listed = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
+    wanted = tuple(require_length("lengths", length) for length in listed)
     if any(later <= earlier for earlier, later in pairwise(wanted)):
         raise ValueError(f"`lengths` must increase, got {list(wanted)}. Sort them, each once.")
     return wanted

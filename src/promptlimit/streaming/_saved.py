@@ -11,7 +11,7 @@ import numpy as np
 from promptlimit.parallel import crew, from_writer
 from promptlimit.results import RunFolder
 from promptlimit.streaming._request import StreamRequest
-from promptlimit.streaming._sums import Sums, stacked
+from promptlimit.streaming._sums import TiltedSums, stacked
 from promptlimit.streaming._tree import BlockTree
 
 
@@ -27,7 +27,7 @@ class PassState:
 
     tree: BlockTree = dataclasses.field(default_factory=BlockTree)
     blocks: int = 0
-    prefixes: dict[int, Sums] = dataclasses.field(default_factory=dict)
+    prefixes: dict[int, TiltedSums] = dataclasses.field(default_factory=dict)
 
 
 class Saver:
@@ -105,7 +105,7 @@ def _packed(state: PassState) -> dict[str, np.ndarray]:
 def _state(arrays: Mapping[str, np.ndarray]) -> PassState:
     lengths = arrays["lengths"].astype(np.int64).tolist()
     prefixes = {
-        length: Sums(*(arrays[f"found.{name}"][i] for name in Sums._fields))
+        length: TiltedSums(*(arrays[f"found.{name}"][i] for name in TiltedSums._fields))
         for i, length in enumerate(lengths)
     }
     return PassState(BlockTree.unpacked(arrays), int(arrays["blocks"]), prefixes)

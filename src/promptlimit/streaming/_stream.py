@@ -55,8 +55,8 @@ def stream(
     >>> import jax, numpy as np, promptlimit as pl
     >>> attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
     >>> prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), 1e6, key=jax.random.key(0))
-    >>> found = pl.stream(attention, prompt, [[1.0, 0.0]], [1e3, 1e5])
-    >>> print(found.lengths, found.output[-1].round(2))  # the limit is the query
+    >>> streamed = pl.stream(attention, prompt, [[1.0, 0.0]], [1e3, 1e5])
+    >>> print(streamed.lengths, streamed.output[-1].round(2))  # the limit is the query
     [   1000  100000 1000000] [[1. 0.]]
     """
     with jax.enable_x64(True):
@@ -72,8 +72,8 @@ def stream(
         _require_one_for_all(request)
         saver = Saver(folder, request, every)
         with saver.lock():
-            found = all_sums(request, saver, watch)
-    return streamed_attention(request, found)
+            sums = all_sums(request, saver, watch)
+    return streamed_attention(request, sums)
 
 
 def _require_one_for_all(request: StreamRequest) -> None:

@@ -19,7 +19,7 @@ _ADDED_AT_ONCE = 16
 """Terms that one kernel adds up."""
 
 
-class Sums(NamedTuple):
+class TiltedSums(NamedTuple):
     r"""Sums over some tokens, at each of q tilts, in double precision.
 
     Attributes:
@@ -38,11 +38,11 @@ class Sums(NamedTuple):
     second: Any
 
 
-def merged(a: Sums, b: Sums) -> Sums:
+def merged(a: TiltedSums, b: TiltedSums) -> TiltedSums:
     """Return the sums over the tokens of both parts, in NumPy; no tokens change no bit."""
     top = np.maximum(a.top, b.top)
     one, two = _scale(a.top, top, np), _scale(b.top, top, np)
-    return Sums(
+    return TiltedSums(
         top,
         a.mass * one + b.mass * two,
         a.square * one**2 + b.square * two**2,
@@ -57,7 +57,7 @@ def _scale(top: Any, new: Any, xp: ModuleType) -> Any:
         return xp.exp(xp.where(top == new, 0.0, top - new))
 
 
-def moved(sums: Sums, by: Array, tilts: Array) -> Sums:
+def moved(sums: TiltedSums, by: Array, tilts: Array) -> TiltedSums:
     """Return the sums over leaves whose tokens all lie further by a vector, [leaves, dim]."""
     step = by[:, None]
     first = sums.first + sums.mass[..., None] * step
@@ -67,10 +67,10 @@ def moved(sums: Sums, by: Array, tilts: Array) -> Sums:
         second = second + sums.first[..., rows] * step[..., columns]
         second = second + step[..., rows] * first[..., columns]
     top = sums.top + jnp.sum(tilts.astype(jnp.float64)[None] * step, axis=-1)
-    return Sums(top, sums.mass, sums.square, first, second)
+    return TiltedSums(top, sums.mass, sums.square, first, second)
 
 
-def merged_leaves(leaves: Sums) -> Sums:
+def merged_leaves(leaves: TiltedSums) -> TiltedSums:
     """Return the sums over the leaves of a block, along the first axis, a power of two.
 
     All are brought to the block's largest score, and then added in one fixed order.
@@ -84,7 +84,7 @@ def merged_leaves(leaves: Sums) -> Sums:
         columns = _added(columns, min(_ADDED_AT_ONCE, columns.shape[0]))
     dim = leaves.first.shape[-1]
     total = columns[0]
-    return Sums(top, total[:, 0], total[:, 1], total[:, 2 : 2 + dim], total[:, 2 + dim :])
+    return TiltedSums(top, total[:, 0], total[:, 1], total[:, 2 : 2 + dim], total[:, 2 + dim :])
 
 
 def _added(columns: Array, count: int) -> Array:
@@ -96,11 +96,11 @@ def _added(columns: Array, count: int) -> Array:
     return jax.lax.optimization_barrier(terms[0])
 
 
-def stacked(parts: Sequence[Sums]) -> dict[str, np.ndarray]:
+def stacked(parts: Sequence[TiltedSums]) -> dict[str, np.ndarray]:
     """Return the sums of several parts as one array for each name; none of no parts."""
     if not parts:
         return {}
-    return {name: np.stack([getattr(part, name) for part in parts]) for name in Sums._fields}
+    return {name: np.stack([getattr(part, name) for part in parts]) for name in TiltedSums._fields}
 
 
 def triangle(dim: int) -> int:
@@ -108,9 +108,9 @@ def triangle(dim: int) -> int:
     return dim * (dim + 1) // 2
 
 
-def no_sums(tilts: int, dim: int, entries: int) -> Sums:
+def no_sums(tilts: int, dim: int, entries: int) -> TiltedSums:
     """Return the sums over no tokens, as NumPy arrays."""
-    return Sums(
+    return TiltedSums(
         np.full(tilts, -np.inf),
         np.zeros(tilts),
         np.zeros(tilts),

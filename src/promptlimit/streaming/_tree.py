@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from promptlimit.streaming._sums import Sums, merged, stacked
+from promptlimit.streaming._sums import TiltedSums, merged, stacked
 
 Place = tuple[int, int]
 """A node: its level, blocks being level 0, and its number along that level."""
@@ -20,10 +20,10 @@ class BlockTree:
         nodes: the sums at each place that has no parent yet.
     """
 
-    def __init__(self, nodes: Mapping[Place, Sums] | None = None):
-        self.nodes: dict[Place, Sums] = dict(nodes or {})
+    def __init__(self, nodes: Mapping[Place, TiltedSums] | None = None):
+        self.nodes: dict[Place, TiltedSums] = dict(nodes or {})
 
-    def add(self, block: int, sums: Sums) -> None:
+    def add(self, block: int, sums: TiltedSums) -> None:
         """Add the sums over a block."""
         level = 0
         while (other := self.nodes.pop((level, block ^ 1), None)) is not None:
@@ -31,7 +31,7 @@ class BlockTree:
             level, block = level + 1, block // 2
         self.nodes[level, block] = sums
 
-    def total(self, last: Sums) -> Sums:
+    def total(self, last: TiltedSums) -> TiltedSums:
         """Return the sums over all blocks, 0 to n - 1, and over `last`, the part of block n.
 
         The same bits as the root of the tree has when later blocks hold no tokens.
@@ -54,7 +54,7 @@ class BlockTree:
         places = [(level, number) for level, number in arrays["places"].astype(np.int64).tolist()]
         return BlockTree(
             {
-                place: Sums(*(arrays[f"node.{name}"][i] for name in Sums._fields))
+                place: TiltedSums(*(arrays[f"node.{name}"][i] for name in TiltedSums._fields))
                 for i, place in enumerate(places)
             }
         )

@@ -1,0 +1,290 @@
+r"""Moments of one head in closed form: Gaussian tokens, linear attention, leading order in 1/L.
+
+All are derived in docs/finite.md. For softmax over tokens $N(m,\Gamma)$ the weights see a token
+only through its whitened coordinate $g=\langle e,\cdot\rangle$ along $e=\Gamma^{1/2}t/\sigma$,
+$\sigma^2=t'\Gamma t$; the other coordinates are independent of them. Linear attention averages:
+with $Y=Vz\langle z,t\rangle$ for one token, $T_L=\frac1L\sum_lY_l$, or with the query inside the
+prompt $\frac1{L+1}(\sum_lY_l+Y_0)$.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit._arrays import Array
+from promptlimit.finite._polynomial_moments import (
+    TiltedMoments,
+    outer_product_spread,
+    read_moments,
+    squares_product,
+    tilted_moments,
+)
+from promptlimit.finite._problem import TiltedHead
+from promptlimit.finite._weight_statistics import weight_statistics
+from promptlimit.measures import AbstractMeasure, GaussianParts
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentRows:
+    r"""Moments of $T_L$ about its limit $T$ for n lengths; names as in `PromptMoments`.
+
+    Attributes:
+        limit: $T$, [e].
+        bias: $E\,T_L - T$, [n, e].
+        cov: the covariance of $T_L$, [n, e, e].
+        mse: $E|T_L - T|^2$, [n].
+        participation: $E\sum_lp_l^2$, [n].
+        error: of `mse`, in its units, [n].
+        samples: how many prompts were simulated, [n]; None when none was.
+    """
+
+    limit: Array
+    bias: Array
+    cov: Array
+    mse: Array
+    participation: Array
+    error: Array
+    samples: np.ndarray | None = None
+
+    @property
+    def value(self) -> Array:
+        """The mean square, which `error` is of."""
+        return self.mse
+
+    @staticmethod
+    def at_infinity(limit: Array, count: int) -> "MomentRows":
+        """Return the rows of infinite prompts: the limit, without error."""
+        dim = limit.size
+        shapes = [(count, dim), (count, dim, dim), (count,), (count,), (count,)]
+        return MomentRows(limit, *(np.zeros(shape) for shape in shapes))
+
+    def put(self, rows: NDArray[np.bool_] | int, *moments: Array | float) -> None:
+        """Write bias, cov, mse, participation and error of some lengths, in that order."""
+        arrays = (self.bias, self.cov, self.mse, self.participation, self.error)
+        for array, moment in zip(arrays, moments, strict=True):
+            array[rows] = moment
+
+
+def leading_error(lengths: Array) -> Array:
+    """Return the error of a leading order: NaN, and zero for infinite prompts."""
+    return np.where(np.isinf(lengths), 0.0, np.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class WhitenedTokens:
+    r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, seen along a tilt.
+
+    Attributes:
+        mean: $m$, [d].
+        root: $\Gamma^{1/2}$, symmetric, [d, d].
+        sharpness: $\sigma=|\Gamma^{1/2}t|$.
+        direction: $e=\Gamma^{1/2}t/\sigma$, [d]; some unit vector when $\sigma=0$.
+    """
+
+    mean: Array
+    root: Array
+    sharpness: float
+    direction: Array
+
+    @staticmethod
+    def along(tilt: Array, gaussian: GaussianParts) -> "WhitenedTokens":
+        """Return Gaussian tokens in whitened coordinates."""
+        root = gaussian.root()
+        seen = root @ tilt
+        sharpness = float(np.linalg.norm(seen))
+        direction = seen / sharpness if sharpness > 0.0 else np.eye(tilt.size)[0]
+        return WhitenedTokens(gaussian.means[0], root, sharpness, direction)
+
+
+def gaussian_rows(head: TiltedHead, tokens: WhitenedTokens, length: Array) -> MomentRows:
+    r"""Return the moments over Gaussian tokens, $B=V\Gamma^{1/2}$, $\beta=Be$.
+
+    E T_L - T    = -E S_2 sigma beta
+    E|T_L - T|^2 = |beta|^2 E(A-sigma)^2 + (|B|_F^2 - |beta|^2) E S_2
+    Cov T_L      = beta beta' Var A + (BB' - beta beta') E S_2,
+                   Var A = E(A-sigma)^2 - (sigma E S_2)^2
+    """
+    statistics = weight_statistics(tokens.sharpness, length)
+    factor = head.value @ tokens.root
+    along = factor @ tokens.direction
+    across = factor - np.outer(along, tokens.direction)
+    pull = tokens.sharpness * along
+    participation = statistics.participation
+    variance = statistics.score_error - (tokens.sharpness * participation) ** 2
+    mse = along @ along * statistics.score_error + np.sum(across**2) * participation
+    return MomentRows(
+        limit=head.value @ tokens.mean + pull,
+        bias=-participation[:, None] * pull,
+        cov=_times(variance, np.outer(along, along)) + _times(participation, across @ across.T),
+        mse=mse,
+        participation=participation,
+        error=statistics.error * mse,
+    )
+
+
+def _times(numbers: Array, matrix: Array) -> Array:
+    return numbers[:, None, None] * matrix
+
+
+def gaussian_spread_error(
+    tokens: WhitenedTokens, left: Array, value: Array, length: Array
+) -> tuple[Array, Array]:
+    r"""Return $E\|K(\hat C-\Gamma)V^\top\|_F^2$ and its numerical error, K = `left`.
+
+    $\hat C=\Gamma^{1/2}M\Gamma^{1/2}$ is the softmax covariance of the tokens. With
+    $B=V\Gamma^{1/2}$ and $D=E[(M-I)N(M-I)]$, $N=\Gamma^{1/2}K^\top K\Gamma^{1/2}$, it is
+    $\mathrm{tr}(BDB^\top)$.
+    """
+    statistics = weight_statistics(tokens.sharpness, length)
+    basis = np.linalg.qr(tokens.direction[:, None], mode="complete")[0]
+    inner = left @ tokens.root @ basis
+    outer = value @ tokens.root @ basis
+    products = _spread_products(inner.T @ inner, outer.T @ outer)
+    terms = [getattr(statistics, name) * product for name, product in products.items()]
+    return np.sum(terms, axis=0), statistics.error * np.sum(np.abs(terms), axis=0)
+
+
+def _spread_products(inner: Array, outer: Array) -> dict[str, float]:
+    r"""Return what multiplies each statistic in $\mathrm{tr}(DP)$, N = `inner`, P = `outer`.
+
+    In a basis whose first vector is e, with $n_{11}, n_1, N_\perp$ the blocks of N,
+
+        D_11 = n11 E m^2 + E rho tr(N_perp)
+        D_1p = n1 (E rho - E[m S_2])
+        D_pp = n11 E rho I + E[S_2^2] N_perp + E[tr W^2] (N_perp + tr(N_perp) I).
+    """
+    n11, n1, n_perp = inner[0, 0], inner[0, 1:], inner[1:, 1:]
+    p11, p1, p_perp = outer[0, 0], outer[0, 1:], outer[1:, 1:]
+    mixed = 2.0 * float(n1 @ p1)
+    both = float(np.sum(n_perp * p_perp))
+    traces = float(np.trace(n_perp) * np.trace(p_perp))
+    return {
+        "spread_error": float(n11 * p11),
+        "residual": float(np.trace(n_perp) * p11 + n11 * np.trace(p_perp)) + mixed,
+        "spread_participation": -mixed,
+        "participation_square": both,
+        "coupling": both + traces,
+    }
+
+
+def linear_rows(
+    head: TiltedHead, measure: AbstractMeasure, length: Array, own_token: Array | None
+) -> MomentRows:
+    r"""Return the exact moments, with $s=1/(L+1)$ when the query is a token and $s=0$ else.
+
+    `E T_L - T = s (Y_0 - T)` and `Cov T_L = Cov Y / L`, or `s (1 - s) Cov Y` with the query inside.
+    All weights are equal, so L tokens count as L.
+    """
+    read_mean, read_cov = read_moments(measure, head.tilt)
+    limit, cov = head.value @ read_mean, head.value @ read_cov @ head.value.T
+    spread, share, participation = _linear_shares(length, own_token)
+    bias = np.zeros((length.size, limit.size))
+    if own_token is not None:
+        bias = share[:, None] * (head.value @ own_token * (own_token @ head.tilt) - limit)
+    return MomentRows(
+        limit=limit,
+        bias=bias,
+        cov=spread[:, None, None] * (0.5 * (cov + cov.T)),
+        mse=spread * np.trace(cov) + np.sum(bias**2, axis=1),
+        participation=participation,
+        error=np.zeros_like(length),
+    )
+
+
+def _linear_shares(length: Array, own_token: Array | None) -> tuple[Array, Array, Array]:
+    """Return what multiplies the covariance of one token and the own token, and 1 / tokens."""
+    if own_token is None:
+        return 1.0 / length, np.zeros_like(length), 1.0 / length
+    share = 1.0 / (length + 1.0)
+    return share * (1.0 - share), share, share
+
+
+def linear_spread_error(
+    measure: AbstractMeasure, left: Array, value: Array, length: Array, own_token: Array | None
+) -> Array:
+    r"""Return $E\|K(\hat S-S)V^\top\|_F^2$ for the mean $\hat S$ of $z_lz_l^\top$, K = `left`.
+
+    One token has $E\|K(zz^\top-S)V^\top\|_F^2$; the rest as for the outputs.
+    """
+    one_token = outer_product_spread(measure, left, value)
+    spread, share, _ = _linear_shares(length, own_token)
+    if own_token is None:
+        return spread * one_token
+    expected = left @ second_moment(measure) @ value.T
+    moved = np.outer(left @ own_token, value @ own_token) - expected
+    return spread * one_token + share**2 * np.sum(moved**2)
+
+
+def second_moment(measure: AbstractMeasure) -> Array:
+    """Return E zz' of a token, column by column as linear attention reads it."""
+    return np.stack([read_moments(measure, column)[0] for column in np.eye(measure.dim)], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leading:
+    r"""Leading order in 1/L for softmax over any measure (delta method).
+
+    A token enters $T_L-T$ through $\psi(z)=V(z-\nabla\Lambda(t))e^{\langle t,z\rangle-\Lambda(t)}$,
+    and squares of $\psi$ are moments of the law tilted by $2t$, times F.
+
+    Attributes:
+        once: $\Lambda$ and its derivatives at $t$.
+        pull: $w=\nabla\Lambda(2t)-\nabla\Lambda(t)$.
+        second: $\nabla^2\Lambda(2t)+ww'$.
+        share: $F/L$, $F=e^{\Lambda(2t)-2\Lambda(t)}$.
+    """
+
+    once: TiltedMoments
+    pull: Array
+    second: Array
+    share: Array
+
+    @staticmethod
+    def of(tilt: Array, measure: AbstractMeasure, length: Array) -> "_Leading":
+        once, twice = (tilted_moments(measure, factor * tilt) for factor in (1.0, 2.0))
+        w = twice.mean - once.mean
+        with np.errstate(over="ignore"):
+            share = np.exp(twice.log_laplace - 2.0 * once.log_laplace - np.log(length))
+        return _Leading(once, w, twice.cov + np.outer(w, w), share)
+
+
+def asymptotic_rows(
+    head: TiltedHead, measure: AbstractMeasure, length: Array, own_token: Array | None
+) -> MomentRows:
+    r"""Return the leading order of every moment of a softmax head.
+
+    L Cov T_L      -> F V [Hess Lambda(2t) + ww'] V',     L E|T_L - T|^2 -> its trace
+    L (E T_L - T)  -> -F V w  (+ e^{<t,z> - Lambda(t)} (Vz - T) with the query z inside)
+    L E S_2        -> F
+    """
+    leading = _Leading.of(head.tilt, measure, length)
+    share, limit = leading.share, head.value @ leading.once.mean
+    bias = -share[:, None] * (head.value @ leading.pull)
+    if own_token is not None:
+        own_share = np.exp(own_token @ head.tilt - leading.once.log_laplace - np.log(length))
+        bias = bias + own_share[:, None] * (head.value @ own_token - limit)
+    cov = head.value @ leading.second @ head.value.T
+    return MomentRows(
+        limit=limit,
+        bias=bias,
+        cov=share[:, None, None] * (0.5 * (cov + cov.T)),
+        mse=share * np.trace(cov),
+        participation=share,
+        error=leading_error(length),
+    )
+
+
+def asymptotic_spread_error(
+    head: TiltedHead, measure: AbstractMeasure, left: Array, length: Array
+) -> Array:
+    r"""Return the leading order of $E\|K(\hat C-C)V^\top\|_F^2$, K = `left`.
+
+    With $C=\nabla^2\Lambda(t)$, $M=\nabla^2\Lambda(2t)+ww'$ and $y=z-\nabla\Lambda(t)$, L times it
+    tends to $F\{E_{2t}|Ky|^2|Vy|^2-2\,\mathrm{tr}(MV'VCK'K)+\|KCV'\|_F^2\}$.
+    """
+    leading = _Leading.of(head.tilt, measure, length)
+    quartic = squares_product(measure, 2.0 * head.tilt, leading.once.mean, left, head.value)
+    expected = left @ leading.once.cov @ head.value.T
+    mixed = np.sum((left @ leading.second @ head.value.T) * expected)
+    return leading.share * (quartic - 2.0 * mixed + np.sum(expected**2))
