@@ -214,8 +214,9 @@ def _solution(request: FlowRequest) -> Trajectory:
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
     risk = _risk(request, max_sharpness)
     descent = _descent(request, risk)
-    end = request.reading.attention(request.reading.arrays(descent.last))
-    return _Attempt(risk, descent, max_sharpness, risk.objective.sharpness(end))
+    end = [jnp.asarray(array) for array in request.reading.arrays(np.asarray(descent.last))]
+    sharpness = risk.objective.sharpness(request.reading.attention(end))
+    return _Attempt(risk, descent, max_sharpness, sharpness)
 
 
 def _risk(request: FlowRequest, max_sharpness: float, shift: int = 0) -> RiskOfState:
@@ -265,14 +266,11 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     descent = attempt.descent
     states = _states(request, descent)
     key_query, value, risks, norms = map(np.asarray, state_moments(attempt.risk, states))
-    shapes = request.reading.shapes
-    columns = np.split(states, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=1)
     return Trajectory(
         times=request.times,
-        parameters={
-            name: column.reshape(-1, *shape)
-            for name, shape, column in zip(array_names(request.start), shapes, columns, strict=True)
-        },
+        parameters=dict(
+            zip(array_names(request.start), request.reading.arrays(states), strict=True)
+        ),
         key_query=key_query,
         value_matrix=value,
         value=risks,

@@ -45,11 +45,14 @@ class Reading:
         """Return the attention with these arrays."""
         return eqx.combine(jax.tree.unflatten(self._structure, arrays), self._rest)
 
-    def arrays(self, state: Float[Array, " n"]) -> list[Array]:
-        """Return the arrays that lie behind one another in a vector."""
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1]
-        parts = jnp.split(state, ends.tolist())
-        return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+    def arrays(self, state: Any) -> list[Any]:
+        """Return the arrays that lie behind one another along the last axis."""
+        parts, first = [], 0
+        for shape in self.shapes:
+            last = first + math.prod(shape)
+            parts.append(state[..., first:last].reshape(*state.shape[:-1], *shape))
+            first = last
+        return parts
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reading) and self._program == other._program
@@ -67,7 +70,7 @@ def kernel_of(start: AbstractAttention) -> KernelName:
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
     """Return the arrays of an attention behind one another, as one vector."""
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+    return jnp.asarray(np.concatenate([np.ravel(leaf) for leaf in leaves]))
 
 
 class RiskOfState(eqx.Module):
