@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import jaxtyping
 
 THOROUGH = "THOROUGH" in os.environ
@@ -29,6 +30,11 @@ if metadata.version("jaxlib").startswith("0.10."):  # a later one ends at a flag
 if not THOROUGH:
     _others = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*_others, *_QUICKLY_COMPILED)))
+
+# The same examples on every machine, so that a change alone turns a test red; others at length.
+hypothesis.settings.register_profile("same examples", derandomize=True, database=None)
+if not THOROUGH:
+    hypothesis.settings.load_profile("same examples")
 
 _FIRST = 100
 """Calls of a function whose annotations are checked; of later ones, each so many-th.

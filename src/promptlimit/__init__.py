@@ -49,10 +49,7 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import sgd as sgd
     from promptlimit.dynamics import trajectory_gap as trajectory_gap
     from promptlimit.dynamics import uniform_factors as uniform_factors
-    from promptlimit.finite import AccuracyError as AccuracyError
     from promptlimit.finite import Effort as Effort
-    from promptlimit.finite import KindUnavailableError as KindUnavailableError
-    from promptlimit.finite import NotAnalyticError as NotAnalyticError
     from promptlimit.finite import Problem as Problem
     from promptlimit.finite import Quantity as Quantity
     from promptlimit.finite import Rule as Rule
@@ -80,12 +77,15 @@ if TYPE_CHECKING:
     from promptlimit.parallel import PeerLostError as PeerLostError
     from promptlimit.parallel import WriterError as WriterError
     from promptlimit.parallel import spread as spread
+    from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
     from promptlimit.results import GapCurve as GapCurve
     from promptlimit.results import GapExponent as GapExponent
     from promptlimit.results import GradientMoments as GradientMoments
     from promptlimit.results import InputFileError as InputFileError
+    from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import MissingPackageError as MissingPackageError
+    from promptlimit.results import NotAnalyticError as NotAnalyticError
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
     from promptlimit.results import RequiredLength as RequiredLength
@@ -109,7 +109,7 @@ _HOME = {
     "AbstractHead": "attention",
     "AbstractMeasure": "measures",
     "AbstractTask": "tasks",
-    "AccuracyError": "finite",
+    "AccuracyError": "results",
     "Affine": "measures",
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
@@ -125,13 +125,13 @@ _HOME = {
     "GradientReading": "attention",
     "InputFileError": "results",
     "JoinError": "parallel",
-    "KindUnavailableError": "finite",
+    "KindUnavailableError": "results",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
     "MissingPackageError": "results",
     "Mixture": "measures",
     "MultiHead": "attention",
-    "NotAnalyticError": "finite",
+    "NotAnalyticError": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",

@@ -16,6 +16,7 @@ import promptlimit
 from promptlimit.cli import _progress
 from promptlimit.cli._inputs import read_files
 from promptlimit.reproduction import Claim
+from promptlimit.reproduction.large_prompt import PAPER
 from promptlimit.results import Check
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -264,7 +265,7 @@ def test_reproduce_tells_each_claim_with_its_verdict(
         Claim(number, name, "x", "y", lambda _, value=value: [Check("z", value, "<=", 1.0)])
         for number, name, value in ((1, "sound", 0.0), (2, "odd", 2.0))
     )
-    monkeypatch.setattr("promptlimit.reproduction.Paper.claims", (sound, odd))
+    monkeypatch.setitem(vars(PAPER), "claims", (sound, odd))
     monkeypatch.setattr("promptlimit.reproduction._work.time.monotonic", lambda: 0.0)
     plan = "2 claims, quick, exact protocol, into r"
     verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}

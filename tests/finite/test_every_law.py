@@ -14,13 +14,13 @@ from scipy.special import softmax
 
 import promptlimit as pl
 from promptlimit.finite import (
-    NotAnalyticError,
     Ray,
     RayLaw,
     _softmax_moments,
     score_law,
     softmax_moments,
 )
+from promptlimit.results import NotAnalyticError
 
 MATRIX = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.1]])
 

@@ -198,7 +198,8 @@ def _expected(
     """Return mean square distances and effective tokens; of too sharp queries nothing is known."""
     import numpy as np
 
-    from promptlimit.finite import AccuracyError, KindUnavailableError, prompt_moments
+    from promptlimit.finite import prompt_moments
+    from promptlimit.results import AccuracyError, KindUnavailableError
 
     lengths = streamed.lengths.astype(np.float64)
     try:

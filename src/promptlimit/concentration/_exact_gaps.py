@@ -26,7 +26,6 @@ from promptlimit.concentration._sharpness_law import (
 )
 from promptlimit.finite import (
     MAX_SHARPNESS,
-    KindUnavailableError,
     Problem,
     Queries,
     WeightStatistics,
@@ -38,7 +37,7 @@ from promptlimit.finite import (
     weight_statistics,
 )
 from promptlimit.measures import AbstractMeasure, Gaussian
-from promptlimit.results import GapExponent
+from promptlimit.results import GapExponent, KindUnavailableError
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""

@@ -19,7 +19,6 @@ from promptlimit.finite import (
     GRADIENT_MOMENTS,
     PROMPT_MOMENTS,
     Effort,
-    KindUnavailableError,
     Problem,
     PromptSimulation,
     Quantity,
@@ -33,7 +32,7 @@ from promptlimit.finite import (
 )
 from promptlimit.measures import AbstractMeasure
 from promptlimit.parallel import in_chunks
-from promptlimit.results import GapCurve, Kind
+from promptlimit.results import GapCurve, Kind, KindUnavailableError
 
 DEFAULT_SAMPLES = 4096
 

@@ -8,9 +8,8 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._exact_gaps import gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate
 from promptlimit.concentration._gaps import gradient_gap, output_gap
-from promptlimit.finite import KindUnavailableError
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import GapCurve, GapExponent, GapReport, RateFit
+from promptlimit.results import GapCurve, GapExponent, GapReport, KindUnavailableError, RateFit
 
 _LONGEST_SIMULATED = 10_000
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, require_samples
+from promptlimit._inputs import ArrayLike, Number, in_double, require_samples
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
 from promptlimit.dynamics._plan import require_positive
@@ -31,7 +31,7 @@ from promptlimit.dynamics._risks import (
     state_risks,
 )
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
-from promptlimit.finite import UnreliableErrorWarning, in_double
+from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import RunFolder, Trajectory
 from promptlimit.tasks import (
     SHARPNESS_RANGES,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from promptlimit._inputs import in_double
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.finite import in_double
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from promptlimit._arrays import checked_lengths as checked_lengths
-    from promptlimit._inputs import in_double as in_double
     from promptlimit.finite._gradient_moments import GRADIENT_MOMENTS as GRADIENT_MOMENTS
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
@@ -41,17 +39,11 @@ if TYPE_CHECKING:
     from promptlimit.finite._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
     from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
     from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
-    from promptlimit.results import AccuracyError as AccuracyError
-    from promptlimit.results import KindUnavailableError as KindUnavailableError
-    from promptlimit.results import NotAnalyticError as NotAnalyticError
 
 _HOME = {
-    "AccuracyError": ".results",
     "Effort": "_rules",
     "GRADIENT_MOMENTS": "_gradient_moments",
-    "KindUnavailableError": ".results",
     "MAX_SHARPNESS": "_weight_statistics",
-    "NotAnalyticError": ".results",
     "PROMPT_MOMENTS": "_prompt_moments",
     "PromptSimulation": "_simulation",
     "Problem": "_problem",
@@ -65,12 +57,10 @@ _HOME = {
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
-    "checked_lengths": "._arrays",
     "checked_problem": "_problem",
     "chunk_of_prompts": "_simulation",
     "first_obstacle": "_problem",
     "gradient_moments": "_gradient_moments",
-    "in_double": "._inputs",
     "known": "_problem",
     "prompt_moments": "_prompt_moments",
     "score_law": "_lines",

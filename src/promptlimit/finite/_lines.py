@@ -214,7 +214,9 @@ class RayLaw(AbstractScoreLaw):
         r"""Yield multiples, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
 
         A user's transform may cancel, and what its derivatives lose nobody else can know: they are
-        taken again at multiples moved by units in their last place.
+        taken again at multiples moved by units in their last place. Near a zero of $E\,e^{cs}$
+        slope and curvature are large, and their errors cancel in the second moment: the error of
+        that is measured, not theirs.
         """
         if not isinstance(products, LineProducts):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
@@ -226,8 +228,10 @@ class RayLaw(AbstractScoreLaw):
             slope, curvature = slopes[::2], curvatures[::2]
             blur = np.linalg.norm(slope - slopes[1::2], axis=1)
             blur += EPSILON * np.linalg.norm(slope, axis=1)
-            shake = np.abs(np.trace(curvature - curvatures[1::2], axis1=1, axis2=2))
-            yield slice(part.start // 2, part.stop // 2), slope - base, curvature, blur, shake
+            centred = slope - base
+            squares = ((slopes - base) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
+            shake = np.abs(squares[::2] - squares[1::2])
+            yield slice(part.start // 2, part.stop // 2), centred, curvature, blur, shake
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""

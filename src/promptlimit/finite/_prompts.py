@@ -122,7 +122,7 @@ class AbstractScoreLaw(abc.ABC):
         r"""Yield places, means of $Vz-T$ there, [j, e], covariances, [j, e, e], and their errors.
 
         T = `limit` is $V\nabla\Lambda(t)$, and the means add up to zero under the tilted law. The
-        errors, [j] each, are what rounding moves the means and the traces of the covariances by.
+        errors, [j] each, are what rounding moves the means and the traces of the second moments by.
         """
 
 

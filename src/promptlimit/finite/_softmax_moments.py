@@ -129,19 +129,20 @@ def _by_quadrature(
     squares, count, outputs = prompts.squares, prompts.length.size, limit.size
     places = squares.shares.shape[2]
     centred = np.empty((places, outputs), dtype=squares.shares.dtype)
-    spread, blur, shake = np.empty((3, places))
+    spread, square, blur, shake = np.empty((4, places))
     within = np.zeros((2, count, outputs, outputs))
     for part, slopes, curvatures, *errors in prompts.law.readings(value, limit, squares):
         centred[part] = slopes
         blur[part], shake[part] = errors
         within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
         spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
+        square[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2) + (slopes**2).sum(axis=1))
     drift = _Drift(*squares.lower(centred, blur))
     pair = [_by_rule(prompts, rule, centred, within[rule], drift, own_value) for rule in (0, 1)]
     distance, lost = np.linalg.norm(centred, axis=1), drift.rounding
-    rounding = squares.rounding @ (spread + distance**2)
+    rounding = squares.rounding @ square
     sizes = np.abs(squares.shares).sum(axis=0)
-    rounding += sizes @ (blur * (2.0 * distance + blur) + shake)
+    rounding += sizes @ (shake + EPSILON * (spread + distance**2))
     rounding += prompts.two @ (2.0 * lost * np.linalg.norm(drift.value, axis=1) + lost**2)
     mass, participation, bias, second, cov = map(np.stack, zip(*pair, strict=True))
     return _Rules(mass, participation, bias, second, cov, rounding), drift
@@ -288,10 +289,9 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
         rules += np.real(np.tensordot(crossings.shares[:, :, part], mixed, axes=1))
         rights[part], blurs[part] = right, blur
         sizes = np.abs(crossings.shares[:, :, part]).sum(axis=0)
-        distances = np.linalg.norm(left, axis=1) + np.linalg.norm(right, axis=1)
         size = np.abs(np.trace(mixed, axis1=1, axis2=2))
         rounding += crossings.rounding[:, part] @ size
-        rounding += sizes @ (blur * distances + shake)
+        rounding += sizes @ (blur * np.linalg.norm(limit[outputs:] - mean) + shake)
     d, d_lost = crossings.lower(rights, blurs)
     rounding += prompts.two @ (
         np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * drift.rounding

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number, require_choice
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.finite import checked_lengths
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractObjective,

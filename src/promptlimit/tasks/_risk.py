@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._inputs import require_choice, require_samples
+from promptlimit._arrays import checked_lengths
+from promptlimit._inputs import in_double, require_choice, require_samples
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import checked_lengths, in_double
 from promptlimit.results import Kind, Risk, RiskGradient
 from promptlimit.tasks._abstract import (
     REPLICATES,

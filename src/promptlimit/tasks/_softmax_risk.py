@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number
-from promptlimit.finite import WeightInterpolant, checked_lengths, tabulate, weight_interpolant
+from promptlimit.finite import WeightInterpolant, tabulate, weight_interpolant
 from promptlimit.tasks._points import Nodes
 from promptlimit.tasks._polynomials import Averages, averages, score_averages
 from promptlimit.tasks._regression import LinearRegression
