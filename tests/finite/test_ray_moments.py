@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from scipy.special import logsumexp, softmax
@@ -362,6 +362,7 @@ def test_long_prompts_follow_the_delta_method(seed, length, tolerance):
     length=st.one_of(st.integers(1, 50), st.sampled_from([1e3, 1e7, 1e15, 5e29])),
     inside=st.booleans(),
 )
+@example(seed=205, scale=3.1875, length=3, inside=False)  # a zero of the transform near the line
 def test_moments_of_any_mixture_are_moments(seed, scale, length, inside):
     mixture = random_mixture(seed, components=3, dim=2, scale=scale)
     query = mixture["means"][1] + 0.5 if inside else None

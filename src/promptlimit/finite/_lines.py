@@ -226,11 +226,12 @@ class RayLaw(AbstractScoreLaw):
         pairs = np.stack([c, moved], axis=1).ravel()  # never parted: chunks are even
         for part, slopes, curvatures in self.ray.derivatives(value, pairs):
             slope, curvature = slopes[::2], curvatures[::2]
-            blur = np.linalg.norm(slope - slopes[1::2], axis=1)
-            blur += EPSILON * np.linalg.norm(slope, axis=1)
+            lost = EPSILON * np.linalg.norm(slope, axis=1)  # as both are, by the limit's rounding
+            blur = np.linalg.norm(slope - slopes[1::2], axis=1) + lost
             centred = slope - base
             squares = ((slopes - base) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
             shake = np.abs(squares[::2] - squares[1::2])
+            shake += lost * (2.0 * np.linalg.norm(centred, axis=1) + lost)
             yield slice(part.start // 2, part.stop // 2), centred, curvature, blur, shake
 
     def scores(self, u: Array) -> Scores:
