@@ -3,6 +3,7 @@
 import functools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -235,12 +236,13 @@ def _awaited(label: str, future: Future) -> Outcome:
 def _pool() -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(
-        1, mp_context=context, initializer=_watch_parent, initargs=(os.getpid(),)
+        1, mp_context=context, initializer=_set_up_worker, initargs=(os.getpid(),)
     )
 
 
-def _watch_parent(parent: int) -> None:
-    """Let this process end when the one that started it is gone."""
+def _set_up_worker(parent: int) -> None:
+    """Let this process end when the one that started it is gone, and not by a Ctrl-C of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
 
 

@@ -2,7 +2,13 @@
 
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
+from promptlimit.results._claims import Origin as Origin
+from promptlimit.results._claims import StoredClaim as StoredClaim
+from promptlimit.results._claims import StoredFigure as StoredFigure
+from promptlimit.results._claims import StoredPaper as StoredPaper
+from promptlimit.results._claims import StoredReport as StoredReport
 from promptlimit.results._claims import Verdict as Verdict
+from promptlimit.results._claims import figure_numbers as figure_numbers
 from promptlimit.results._curves import MissingPackageError as MissingPackageError
 from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
@@ -27,13 +33,7 @@ from promptlimit.results._progress import Progress as Progress
 from promptlimit.results._progress import Watcher as Watcher
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
-from promptlimit.results._report_folder import Origin as Origin
 from promptlimit.results._report_folder import ReportFolder as ReportFolder
-from promptlimit.results._report_folder import StoredClaim as StoredClaim
-from promptlimit.results._report_folder import StoredFigure as StoredFigure
-from promptlimit.results._report_folder import StoredPaper as StoredPaper
-from promptlimit.results._report_folder import StoredReport as StoredReport
-from promptlimit.results._report_folder import figure_numbers as figure_numbers
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._run_folder import OPAQUE as OPAQUE

@@ -1,9 +1,13 @@
-"""A claim of the paper, the numbers that decide it, and the verdict."""
+"""A claim of a paper, the numbers that decide it, and the verdict; claims and figures as stored."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
+import numpy as np
+
+Section = Literal["paper", "beyond"]
 Verdict = Literal["holds", "holds with a change", "does not hold", "not decidable here"]
 
 
@@ -102,3 +106,118 @@ class ClaimResult:
             "evidence": self.evidence,
             "checks": [check.as_json() for check in self.checks],
         }
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a result came about, and how to have it again.
+
+    Attributes:
+        command: what regenerates it; empty when the file does not say.
+        setting: the configuration, by name.
+        seconds: how long it took, when known.
+        digest: the hash of all that decides it; empty when the file does not say.
+    """
+
+    command: str = ""
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class StoredPaper:
+    """What a page says of a paper: its title, who wrote it, where it is, how much it claims."""
+
+    name: str
+    title: str
+    citation: str = ""
+    link: str = ""
+    claims: int = 0
+
+
+@dataclass(frozen=True)
+class StoredClaim:
+    """A decided claim of a paper, and where it comes from."""
+
+    paper: str
+    result: ClaimResult
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """The claim's short name."""
+        return self.result.name
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFigure:
+    """A figure of a paper: words, the arrays it is drawn from, and where they come from.
+
+    Attributes:
+        paper: the name of its paper.
+        name: the stem of its files.
+        title: a line above it.
+        caption: the words below it.
+        reference: which figure of the paper it is, or the result it belongs to; may be empty.
+        section: whether the paper has it, or it goes beyond the paper.
+        drawing: the name of what draws it.
+        arrays: what it is drawn from.
+        origin: where it comes from.
+        drawn_by: the hash of the code that drew the pictures beside it; empty before.
+        pictures: endings of those pictures.
+    """
+
+    paper: str
+    name: str
+    title: str
+    caption: str
+    reference: str
+    section: Section
+    drawing: str
+    arrays: Mapping[str, np.ndarray]
+    origin: Origin
+    drawn_by: str = ""
+    pictures: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[bool, bool, tuple[int, ...], str]:
+        """What sorts figures: those of the paper by number, those without, those beyond it."""
+        numbers = figure_numbers(self.reference)
+        return self.section == "beyond", not numbers, numbers, self.name
+
+
+@dataclass(frozen=True)
+class StoredReport:
+    """All that a folder holds: papers by name, claims by number, figures by reference."""
+
+    papers: tuple[StoredPaper, ...]
+    claims: tuple[StoredClaim, ...]
+    figures: tuple[StoredFigure, ...]
+    provenance: Mapping[str, Any]
+
+    def of_paper(self, name: str) -> "StoredReport":
+        """Return what belongs to one paper."""
+        return StoredReport(
+            tuple(paper for paper in self.papers if paper.name == name),
+            tuple(claim for claim in self.claims if claim.paper == name),
+            tuple(figure for figure in self.figures if figure.paper == name),
+            {},
+        )
+
+
+def figure_numbers(reference: str) -> tuple[int, ...]:
+    """Return the numbers of the figures that a reference names, ranges filled in.
+
+    >>> figure_numbers("Lemma 3 and Figures 1 and 5 to 8")
+    (1, 5, 6, 7, 8)
+    """
+    words = reference.partition("Figure")[2].replace("–", "-").replace("-", " to ")
+    numbers: list[int] = []
+    before = ""
+    for word in words.replace(",", " ").split():
+        if word.isascii() and word.isdecimal() and len(word) < 4:
+            first = numbers[-1] + 1 if numbers and before == "to" else int(word)
+            numbers.extend(range(first, int(word) + 1))
+        before = word
+    return tuple(numbers)

@@ -11,144 +11,44 @@ its numbers is no verdict.
 """
 
 import io
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from promptlimit.results._claims import Check, ClaimResult, Verdict
+from promptlimit.results._claims import (
+    Check,
+    ClaimResult,
+    Origin,
+    Section,
+    StoredClaim,
+    StoredFigure,
+    StoredPaper,
+    StoredReport,
+    Verdict,
+)
 from promptlimit.results._files import (
     InputFileError,
     numbers_in_archive,
     write_bytes,
     write_json,
 )
+from promptlimit.results._json import (
+    json_object,
+    limited_bytes,
+    listing,
+    number,
+    one_of,
+    text,
+    whole,
+)
 from promptlimit.results._run_folder import run_name
 from promptlimit.results._training import masked, unmasked
 
-_JSON_LIMIT, _ARRAYS_LIMIT = 1_000_000, 100_000_000
-_MOST_FILES, _DEEPEST = 300, 20
+_LARGEST_ARRAYS, _MOST_FILES = 100_000_000, 300
 _PICTURES = ("pdf", "png", "svg")
-Section = Literal["paper", "beyond"]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """How a result came about, and how to have it again.
-
-    Attributes:
-        command: what regenerates it; empty when the file does not say.
-        setting: the configuration, by name.
-        seconds: how long it took, when known.
-        digest: the hash of all that decides it; empty when the file does not say.
-    """
-
-    command: str = ""
-    setting: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float | None = None
-    digest: str = ""
-
-
-@dataclass(frozen=True)
-class StoredPaper:
-    """What a page says of a paper: its title, who wrote it, where it is, how much it claims."""
-
-    name: str
-    title: str
-    citation: str = ""
-    link: str = ""
-    claims: int = 0
-
-
-@dataclass(frozen=True)
-class StoredClaim:
-    """A decided claim of a paper, and where it comes from."""
-
-    paper: str
-    result: ClaimResult
-    origin: Origin
-
-    @property
-    def name(self) -> str:
-        """The claim's short name."""
-        return self.result.name
-
-
-@dataclass(frozen=True, eq=False)
-class StoredFigure:
-    """A figure of a paper: words, the arrays it is drawn from, and where they come from.
-
-    Attributes:
-        paper: the name of its paper.
-        name: the stem of its files.
-        title: a line above it.
-        caption: the words below it.
-        reference: which figure of the paper it is, or the result it belongs to; may be empty.
-        section: whether the paper has it, or it goes beyond the paper.
-        drawing: the name of what draws it.
-        arrays: what it is drawn from.
-        origin: where it comes from.
-        drawn_by: the hash of the code that drew the pictures beside it; empty before.
-        pictures: endings of those pictures.
-    """
-
-    paper: str
-    name: str
-    title: str
-    caption: str
-    reference: str
-    section: Section
-    drawing: str
-    arrays: Mapping[str, np.ndarray]
-    origin: Origin
-    drawn_by: str = ""
-    pictures: tuple[str, ...] = ()
-
-    @property
-    def place(self) -> tuple[bool, bool, tuple[int, ...], str]:
-        """What sorts figures: those of the paper by number, those without, those beyond it."""
-        numbers = figure_numbers(self.reference)
-        return self.section == "beyond", not numbers, numbers, self.name
-
-
-@dataclass(frozen=True)
-class StoredReport:
-    """All that a folder holds: papers by name, claims by number, figures by reference."""
-
-    papers: tuple[StoredPaper, ...]
-    claims: tuple[StoredClaim, ...]
-    figures: tuple[StoredFigure, ...]
-    provenance: Mapping[str, Any]
-
-    def of_paper(self, name: str) -> "StoredReport":
-        """Return what belongs to one paper."""
-        return StoredReport(
-            tuple(paper for paper in self.papers if paper.name == name),
-            tuple(claim for claim in self.claims if claim.paper == name),
-            tuple(figure for figure in self.figures if figure.paper == name),
-            {},
-        )
-
-
-def figure_numbers(reference: str) -> tuple[int, ...]:
-    """Return the numbers of the figures that a reference names, ranges filled in.
-
-    >>> figure_numbers("Lemma 3 and Figures 1 and 5 to 8")
-    (1, 5, 6, 7, 8)
-    """
-    words = reference.partition("Figure")[2].replace("–", "-").replace("-", " to ")
-    numbers: list[int] = []
-    before = ""
-    for word in words.replace(",", " ").split():
-        if word.isascii() and word.isdecimal() and len(word) < 4:
-            first = numbers[-1] + 1 if numbers and before == "to" else int(word)
-            numbers.extend(range(first, int(word) + 1))
-        before = word
-    return tuple(numbers)
 
 
 class ReportFolder:
@@ -196,9 +96,9 @@ class ReportFolder:
         content = {key: getattr(figure, key) for key in keys} | _origin_json(figure.origin)
         write_json(self._file(figure.paper, "figures", figure.name), content)
 
-    def save_page(self, text: str) -> Path:
+    def save_page(self, page: str) -> Path:
         """Write `index.html` and return its path."""
-        write_bytes(self.path / "index.html", text.encode())
+        write_bytes(self.path / "index.html", page.encode())
         return self.path / "index.html"
 
     def claim(self, paper: str, name: str) -> StoredClaim | None:
@@ -355,23 +255,23 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
         return StoredPaper(name, name.replace("_", " ").capitalize())
     content = _object(path)
     with _as(path, "a paper's words"):
-        words = {key: _text(content, key, "") for key in ("title", "citation", "link")}
+        words = {key: text(content, key, "") for key in ("title", "citation", "link")}
         if words["link"] and not words["link"].startswith("https://"):
             raise ValueError("its 'link' does not start with https://")
-        return StoredPaper(name, **words, claims=_whole({"claims": 0} | content, "claims", 0))
+        return StoredPaper(name, **words, claims=whole({"claims": 0} | content, "claims", 0))
 
 
 def _read_claim(paper: str, path: Path) -> StoredClaim:
     content = _object(path)
     with _as(path, "a claim"):
         result = ClaimResult(
-            number=_whole(content, "number", 1),
-            name=_text(content, "name"),
-            statement=_text(content, "statement"),
-            reference=_text(content, "reference"),
-            expected=_one_of(content, "expected", get_args(Verdict)),
-            checks=tuple(_check(check) for check in _list(content, "checks")),
-            evidence=_text(content, "evidence", ""),
+            number=whole(content, "number", 1),
+            name=text(content, "name"),
+            statement=text(content, "statement"),
+            reference=text(content, "reference"),
+            expected=one_of(content, "expected", get_args(Verdict)),
+            checks=tuple(_check(check) for check in listing(content, "checks")),
+            evidence=text(content, "evidence", ""),
         )
         if content.get("verdict") != result.verdict:
             raise ValueError(
@@ -385,12 +285,12 @@ def _check(content: object) -> Check:
     if not isinstance(content, Mapping):
         raise ValueError("one of its checks is not an object")
     return Check(
-        name=_text(content, "name"),
-        value=_number(content, "value"),
-        relation=_one_of(content, "relation", ("<=", ">=")),
-        tolerance=_number(content, "tolerance"),
-        role=_one_of(content, "role", ("statement", "amended", "control")),
-        error=None if content.get("error") is None else _number(content, "error"),
+        name=text(content, "name"),
+        value=number(content, "value"),
+        relation=one_of(content, "relation", ("<=", ">=")),
+        tolerance=number(content, "tolerance"),
+        role=one_of(content, "role", ("statement", "amended", "control")),
+        error=None if content.get("error") is None else number(content, "error"),
     )
 
 
@@ -400,19 +300,19 @@ def _read_figure(paper: str, path: Path) -> StoredFigure:
         figure = StoredFigure(
             paper=paper,
             name=path.stem,
-            title=_text(content, "title"),
-            caption=_text(content, "caption"),
-            reference=_text(content, "reference"),
-            section=_one_of(content, "section", get_args(Section)),
-            drawing=_text(content, "drawing"),
+            title=text(content, "title"),
+            caption=text(content, "caption"),
+            reference=text(content, "reference"),
+            section=one_of(content, "section", get_args(Section)),
+            drawing=text(content, "drawing"),
             arrays={},
             origin=_origin(content),
-            drawn_by=_text(content, "drawn_by", ""),
+            drawn_by=text(content, "drawn_by", ""),
             pictures=_pictures(path),
         )
     arrays = path.with_suffix(".npz")
     with _as(arrays, "the figure's arrays"):
-        content = _bytes(arrays, _ARRAYS_LIMIT)
+        content = limited_bytes(arrays, _LARGEST_ARRAYS)
         return replace(figure, arrays=unmasked(numbers_in_archive(arrays, content)))
 
 
@@ -425,7 +325,7 @@ def _read_provenance(path: Path) -> dict[str, Any]:
         return {}
     content = _object(path)
     with _as(path, "where the results come from"):
-        return {**content, **{key: _number(content, key) for key in content if key == "seconds"}}
+        return {**content, **{key: number(content, key) for key in content if key == "seconds"}}
 
 
 def _origin(content: Mapping[str, Any]) -> Origin:
@@ -433,10 +333,10 @@ def _origin(content: Mapping[str, Any]) -> Origin:
     if not isinstance(setting, Mapping):
         raise ValueError("its 'setting' is not an object")
     return Origin(
-        command=_text(content, "command", ""),
+        command=text(content, "command", ""),
         setting=setting,
-        seconds=None if content.get("seconds") is None else _number(content, "seconds"),
-        digest=_text(content, "hash", ""),
+        seconds=None if content.get("seconds") is None else number(content, "seconds"),
+        digest=text(content, "hash", ""),
     )
 
 
@@ -466,89 +366,12 @@ class _as:  # noqa: N801  # reads as a word: with _as(path, "a claim")
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_bytes(path, _JSON_LIMIT).decode("utf-8-sig"))
-    except RecursionError:
-        reason = "it is nested too deep"
-    except UnicodeDecodeError:
-        reason = "it is not UTF-8 text"
+        return json_object(path)
     except ValueError as problem:
-        reason = str(problem)
-    else:
-        if isinstance(content, dict) and _depth(content) <= _DEEPEST:
-            return content
-        reason = "it is nested too deep" if isinstance(content, dict) else "it is none"
-    raise InputFileError(f"{path} must hold a JSON object, but {reason}. {_again(path)}")
-
-
-def _depth(content: object) -> int:
-    """Return how deep lists and objects are nested, up to one more than is allowed."""
-    level, depth = [content], 0
-    while level and depth <= _DEEPEST:
-        depth += 1
-        level = [child for part in level for child in _children(part)]
-    return depth
-
-
-def _children(part: object) -> Iterator[object]:
-    if isinstance(part, dict):
-        yield from part.values()
-    elif isinstance(part, list):
-        yield from part
-
-
-def _bytes(path: Path, limit: int) -> bytes:
-    if not path.is_file():
-        raise ValueError("it is no file" if path.exists() else "it is not there")
-    with path.open("rb") as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"it is larger than {limit // 1_000_000} MB")
-    return content
+        reason = f"{problem}. {_again(path)}"
+        raise InputFileError(f"{path} must hold a JSON object, but {reason}") from None
 
 
 def _again(path: Path) -> str:
     name = "" if path.stem in ("provenance", "paper") else f" {path.stem}"
     return f"Delete it and run promptlimit reproduce{name} again."
-
-
-def _text(content: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    value = content.get(key, default)
-    if not isinstance(value, str):
-        raise ValueError(f"its '{key}' is not text")
-    return value
-
-
-def _number(content: Mapping[str, Any], key: str) -> float:
-    """Return a number; null stands for one that could not be computed, "inf" for infinity."""
-    value = content.get(key, "")
-    if value is None:
-        return math.nan
-    if value in ("inf", "-inf"):
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"its '{key}' is not a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"its '{key}' is too large a number") from None
-
-
-def _whole(content: Mapping[str, Any], key: str, least: int) -> int:
-    value = content.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1000:
-        raise ValueError(f"its '{key}' is not a whole number from {least} to 999")
-    return value
-
-
-def _list(content: Mapping[str, Any], key: str) -> list[Any]:
-    value = content.get(key)
-    if not isinstance(value, list):
-        raise ValueError(f"its '{key}' is not a list")
-    return value
-
-
-def _one_of(content: Mapping[str, Any], key: str, known: tuple[str, ...]) -> Any:
-    value = content.get(key)
-    if value not in known:
-        raise ValueError(f"its '{key}' is none of {', '.join(known)}")
-    return value

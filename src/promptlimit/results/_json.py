@@ -1,0 +1,101 @@
+"""JSON that others may have written: read within limits, and taken apart by type.
+
+What is wrong is a `ValueError` with the rest of a sentence: "it is ...", "its 'key' is ...".
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_LARGEST, _DEEPEST = 1_000_000, 20
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object a file holds."""
+    try:
+        content = json.loads(limited_bytes(path, _LARGEST).decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    if not isinstance(content, dict):
+        raise ValueError("it is none")
+    if _depth(content) > _DEEPEST:
+        raise ValueError("it is nested too deep")
+    return content
+
+
+def _depth(content: object) -> int:
+    """Return how deep lists and objects are nested, up to one more than is allowed."""
+    level, depth = [content], 0
+    while level and depth <= _DEEPEST:
+        depth += 1
+        level = [child for part in level for child in _children(part)]
+    return depth
+
+
+def _children(part: object) -> Iterator[object]:
+    if isinstance(part, dict):
+        yield from part.values()
+    elif isinstance(part, list):
+        yield from part
+
+
+def limited_bytes(path: Path, limit: int) -> bytes:
+    """Return the content of a file that is one and is not larger than the limit."""
+    if not path.is_file():
+        raise ValueError("it is no file" if path.exists() else "it is not there")
+    with path.open("rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it is larger than {limit // 1_000_000} MB")
+    return content
+
+
+def text(content: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    """Return a text; the default where there is none."""
+    value = content.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"its '{key}' is not text")
+    return value
+
+
+def number(content: Mapping[str, Any], key: str) -> float:
+    """Return a number; null stands for one that could not be computed, "inf" for infinity."""
+    value = content.get(key, "")
+    if value is None:
+        return math.nan
+    if value in ("inf", "-inf"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"its '{key}' is not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"its '{key}' is too large a number") from None
+
+
+def whole(content: Mapping[str, Any], key: str, least: int) -> int:
+    """Return a whole number from `least` to 999."""
+    value = content.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1000:
+        raise ValueError(f"its '{key}' is not a whole number from {least} to 999")
+    return value
+
+
+def listing(content: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list."""
+    value = content.get(key)
+    if not isinstance(value, list):
+        raise ValueError(f"its '{key}' is not a list")
+    return value
+
+
+def one_of(content: Mapping[str, Any], key: str, known: tuple[str, ...]) -> Any:
+    """Return a word, one of those known."""
+    value = content.get(key)
+    if value not in known:
+        raise ValueError(f"its '{key}' is none of {', '.join(known)}")
+    return value
