@@ -78,7 +78,7 @@ def test_queries_of_another_sequence_have_moments_of_their_own() -> None:
     crossed = pl.heads.Head(2 * rng.normal(size=(9, 3)), rng.normal(size=(16, 3)), np.ones((16, 1)))
     doubled = pl.heads.Head(np.tile(crossed.queries, (2, 1)), crossed.keys, crossed.values)
     one, two = (pl.heads.atlas([head], clusters=2, sinks=1) for head in (crossed, doubled))
-    np.testing.assert_allclose(one.exponent, two.exponent, rtol=1e-6)
+    np.testing.assert_allclose(one.exponent, two.exponent, rtol=1e-4)  # of single precision
     assert 0 < one.exponent[0, 0] < 1
 
 

@@ -43,9 +43,7 @@ def flow(
     lengths: Annotated[str, LENGTHS] = "10,100,1000",
     dim: Annotated[int, typer.Option("--dim", min=1, help="Dimension of the covariates.")] = 5,
     covariance: Annotated[str, COVARIANCE] = "identity",
-    noise: Annotated[
-        float, typer.Option("--noise", min=0.0, help="Variance of the labels' noise.")
-    ] = 0.1,
+    noise: Annotated[float, typer.Option("--noise", help="Variance of the labels' noise.")] = 0.1,
     kernel: Annotated[
         str, typer.Option("--kernel", metavar="NAME", help="softmax or linear.")
     ] = "softmax",
@@ -76,6 +74,8 @@ def flow(
     choices("--kernel", kernel, ("softmax", "linear"))
     require_covariance(covariance)
     require_positive("--time", end, 600.0)
+    if not 0.0 <= noise < math.inf:
+        raise UsageError(f"--noise must be finite and not negative, got {noise:g}", "--noise 0.1")
     require_positive("--tolerance", tolerance, 1e-6)
     if not _FINEST <= tolerance < 1.0:
         raise UsageError(

@@ -1,6 +1,7 @@
 """What commands take alike, in one vocabulary: problems, lengths, covariances. No jax here."""
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from promptlimit.tasks import LinearRegression
 
 EXAMPLES = ("gaussian", "shifted", "tokens", "mixture", "rademacher", "cube", "sphere")
+
+_MATRICES = 8
+"""How many matrices of its dimension a problem holds at least, beside what it computes."""
 
 LENGTHS = typer.Option(
     "--lengths", metavar="L,L,...", help="Whole numbers from 1 to 1e30, commas between."
@@ -122,6 +126,7 @@ def problem_of(
     if source.example is not None:
         return _problems.example(source.example)
     if standard is not None and is_standard:
+        require_room(standard.dim or 1)
         return _problems.standard_case(standard.dim or 1, sharpness)
     try:
         return _problems.from_arrays(arrays, one_query=standard is None, with_law=with_law)
@@ -179,6 +184,21 @@ def require_positive(option: str, value: float, default: float) -> None:
     if not 0.0 < value < math.inf:
         raise UsageError(
             f"{option} must be positive and finite, got {value:g}", f"{option} {default:g}"
+        )
+
+
+def require_room(dim: int) -> None:
+    """Refuse a dimension whose matrices would fill the memory of this machine.
+
+    Asking for them is no test: a system may promise more than it has, and end the process later.
+    """
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if 8 * dim**2 > memory / _MATRICES:
+        raise CommandError(
+            f"--dim {dim} takes matrices of {8 * dim**2 / 2**30:.4g} GiB, more than there is room for",
+            "fewer dimensions need less",
         )
 
 
@@ -254,6 +274,7 @@ def regression(covariance: str, dim: int, noise: float) -> "LinearRegression":
 
     law = covariance_law(covariance)
     if law is not None:
+        require_room(dim)
         return protocol_task(law[0], dim, law[1], noise)
     arrays = covariance_arrays(covariance)
     return LinearRegression(

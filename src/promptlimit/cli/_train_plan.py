@@ -60,7 +60,7 @@ class TrainOptions(NamedTuple):
         str | None, typer.Option("--kernels", metavar="NAMES", help="softmax, linear or both.")
     ] = None
     dim: Annotated[int | None, typer.Option("--dim", min=1, help="Covariates' dimension.")] = None
-    noise: Annotated[float | None, typer.Option("--noise", min=0.0, help="Label variance.")] = None
+    noise: Annotated[float | None, typer.Option("--noise", help="Label variance.")] = None
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Prompts a step.")] = None
     rate: Annotated[float | None, typer.Option("--rate", help="Learning rate.")] = None
     sampling: Annotated[
