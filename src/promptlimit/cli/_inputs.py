@@ -196,8 +196,9 @@ def require_room(dim: int) -> None:
         return
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if 8 * dim**2 > memory / _MATRICES:
+        size = f"{8 * dim**2 / 2**30:.4g} GiB"
         raise CommandError(
-            f"--dim {dim} takes matrices of {8 * dim**2 / 2**30:.4g} GiB, more than there is room for",
+            f"--dim {dim} takes matrices of {size}, more than there is room for",
             "fewer dimensions need less",
         )
 
