@@ -10,6 +10,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from promptlimit.reporting import INK, painted
 
 _LABELLED = (1e-4, 1e-3, 1e-2, 1e-1)
+_BEHIND = {"facecolor": INK, "alpha": 0.55, "linewidth": 0.0, "boxstyle": "round,pad=0.35"}
+"""What words lie on where lines would run through them."""
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
@@ -33,7 +35,9 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         ("slower: rare sharp queries\ncarry the gap", (1e9, 1.45)),
         ("frozen", (12.0, 3.2)),
     ):
-        axis.annotate(text, place, color="white", ha="center", va="center", weight="bold")
+        axis.annotate(
+            text, place, color="white", ha="center", va="center", weight="bold", bbox=_BEHIND
+        )
     axis.annotate(r"$\tau^2=1/2$", (2.0, 0.745), color="white")
     axis.annotate(
         r"$\tau^2=2\,\ln L$", (150.0, 2.75), color="white", rotation=24, ha="left", va="bottom"
@@ -47,7 +51,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     axis.set_ylabel(r"sharpness $\tau$ of the scores", color=INK)
     bar = figure.colorbar(filled, ax=axis, ticks=np.logspace(low, 0, round(-low) + 1))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(_percent))
-    bar.set_label("relative gap")
+    bar.ax.set_title("relative gap", fontsize=10)
     painted(bar)
     return figure
 

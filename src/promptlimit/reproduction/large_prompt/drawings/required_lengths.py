@@ -23,10 +23,11 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         axis.plot(data["sharpnesses"][shown], data[kind][shown], label=label, **style)
     axis.axvline(np.sqrt(0.5), color=FAINT, dashes=(4, 2), linewidth=1.0)
     axis.annotate(
-        r"$\tau^2=1/2$", (0.69, 0.03), xycoords=("data", "axes fraction"), color=INK, ha="right"
+        r"$\tau^2=1/2$", (0.72, 0.94), xycoords=("data", "axes fraction"), color=INK, va="top"
     )
-    axis.set(yscale="log")
+    highest = np.max(data["exact"][np.isfinite(data["exact"])])
+    axis.set(yscale="log", ylim=(0.3 * np.min(data["exact"]), 300 * highest))
     axis.set_xlabel(r"sharpness $\tau$ of the scores")
     axis.set_ylabel("length for a relative gap of 1%")
-    axis.legend(loc="upper left")
+    axis.legend(loc="lower right")
     return figure

@@ -31,7 +31,7 @@ FIGURE = Figure(
     reference="Proposition 3.1, made sharp",
     caption="The smallest length from which the relative gap stays below one per cent, standard "
     "normal tokens and queries in one dimension, against the sharpness of the scores: by the exact "
-    "gap, by its leading order in 1/L, which diverges at τ² = 1/2, and by the proved bound, shown "
-    "as far as it stays below 1e30.",
+    "gap, by its leading order in 1/L, which diverges at τ² = 1/2, and by the proved bound, which "
+    "soon leaves the figure and reaches 1e30.",
     compute=compute,
 )
