@@ -106,7 +106,7 @@ def normal_pairs(
     for first, last in itertools.pairwise(cuts):
         piece = functools.partial(_rounds, words, key, first, last)
         words = _kept(piece, step) if in_pieces else piece()
-    return held(lambda: jax.lax.complex(*box_muller(*words)), step)
+    return compute_once(lambda: jax.lax.complex(*box_muller(*words)), step)
 
 
 def _kept(make: Callable[[], Words], step: UInt32[Array, ""]) -> Words:
@@ -115,7 +115,7 @@ def _kept(make: Callable[[], Words], step: UInt32[Array, ""]) -> Words:
     def as_one() -> Array:
         return jax.lax.complex(*(_cast(word, jnp.float32) for word in make()))
 
-    both = held(as_one, step)
+    both = compute_once(as_one, step)
     return _cast(both.real, jnp.uint32), _cast(both.imag, jnp.uint32)
 
 
@@ -123,7 +123,7 @@ def _cast(array: Array, dtype: type) -> Array:
     return jax.lax.bitcast_convert_type(array, dtype)
 
 
-def held(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
+def compute_once(make: Callable[[], Array], step: UInt32[Array, ""]) -> Array:
     """Return `make()`, computed once and kept, where fusion would compute it for each consumer.
 
     Compilers for the CPU remove optimisation barriers before they fuse. They keep a conditional

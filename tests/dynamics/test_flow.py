@@ -23,7 +23,7 @@ from promptlimit.dynamics import (
     imbalance,
     limit_band,
 )
-from promptlimit.dynamics._risks import Reading, RiskOfState, risk_of_state, state_of
+from promptlimit.dynamics._risks import RiskOfState, StateReading, risk_of_state, state_of
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.tasks import AbstractObjective
 
@@ -184,7 +184,7 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     factors = [rng.uniform(-0.6, 0.6, size=shape) for shape in ((3, 3), (3, 3), (3, 3), (1, 3))]
     start = pl.Factored("linear", *factors, scale=0.5)
     risk = objective(start, 7.0)
-    of_state = risk_of_state(risk, Reading(start, np.float64), start)
+    of_state = risk_of_state(risk, StateReading(start, np.float64), start)
     found = eqx.filter_jit(of_state.gradient)(state_of(start))
     merged = start.merged()
     head = pl.LinearAttention(merged.key_query, merged.value)

@@ -19,7 +19,7 @@ from promptlimit.dynamics import ball_gap, block_limit, gradient_flow
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.reproduction import Setting, decide
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.reproduction.large_prompt.claims.output_gap import Prompts
+from promptlimit.reproduction.large_prompt.claims.output_gap import Simulated
 
 CLAIMS = {claim.name: claim for claim in PAPER.claims}
 
@@ -118,7 +118,7 @@ def test_a_gap_off_by_a_fifth_is_noticed(
     right = getattr(module, function)
     monkeypatch.setattr(module, function, twenty_per_cent_off(right, field))
     with jax.enable_x64(True):
-        checks = module.simulated(0, Prompts(4000, (20,)))
+        checks = module.simulated(0, Simulated(4000, (20,)))
     assert not all(check.passed for check in checks)
 
 

@@ -14,7 +14,7 @@ from promptlimit._normals import box_muller, threefry
 from promptlimit.streaming import _blocks, _request
 from promptlimit.streaming._blocks import Task, block_sums, is_bounded, leaves_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums, sums_of_leaves
-from promptlimit.streaming._sources import GivenTokens, Part, StandardNormals, TokenSource
+from promptlimit.streaming._sources import GivenTokens, BlockPart, StandardNormals, TokenSource
 from promptlimit.streaming._sums import TiltedSums
 from streaming.plain_sums import plain_attention, plain_sums
 
@@ -64,7 +64,7 @@ def test_a_leaf_without_tokens_has_no_sums_on_a_cpu_either() -> None:
 def test_leaves_drawn_together_have_the_tokens_of_those_drawn_alone(dim: int) -> None:
     key = _array(7, np.uint32), _array(9, np.uint32)
     source = StandardNormals(key, dim)
-    part = Part(_array(5, np.uint32), _array(LEAF, np.int32), None)
+    part = BlockPart(_array(5, np.uint32), _array(LEAF, np.int32), None)
     program = jax.jit(lambda first: source.columns(part, first, 2))
     drawn = np.asarray(program(_array(0, np.int32)))
     alone = jax.jit(lambda first: source.tokens(part, first, 1))
@@ -108,14 +108,20 @@ DIM, LEAVES = 3, 8
 
 
 @functools.cache
-def _program(together: int) -> Callable[[Task, Part], TiltedSums]:
+def _program(together: int) -> Callable[[Task, BlockPart], TiltedSums]:
     """Return what sums a block, made while so many leaves fit into memory together."""
     del together
     return eqx.filter_jit(lambda task, part: block_sums(task, part))  # noqa: PLW0108  # its own
 
 
 def _assert_alike(
-    source: TokenSource, tilts: np.ndarray, part: Part, together: int, *, rtol: float, atol: float
+    source: TokenSource,
+    tilts: np.ndarray,
+    part: BlockPart,
+    together: int,
+    *,
+    rtol: float,
+    atol: float,
 ) -> None:
     """See that an accelerator sums a block as a CPU does, which asks for no bound on scores."""
     how = (source, _array(tilts), LEAVES, 1, True)
@@ -135,7 +141,7 @@ def test_a_drawn_block_on_an_accelerator_sums_as_one_on_a_cpu(
     tilts = 0.5 * np.random.default_rng(3).standard_normal((2, DIM))
     with jax.enable_x64(True):
         assert is_bounded(_normals(DIM), tilts)
-        part = Part(_array(0, np.uint32), _array(5 * LEAF + 100, np.int32), None)
+        part = BlockPart(_array(0, np.uint32), _array(5 * LEAF + 100, np.int32), None)
         _assert_alike(_normals(DIM), tilts, part, together, rtol=1e-4, atol=1e-5)
 
 
@@ -149,7 +155,7 @@ def test_a_given_block_on_an_accelerator_sums_as_one_on_a_cpu(
     with jax.enable_x64(True):
         source = GivenTokens(_array(np.zeros(DIM)))
         assert not is_bounded(source, tilts)
-        part = Part(_array(0, np.uint32), _array(5 * LEAF + 100, np.int32), tokens)
+        part = BlockPart(_array(0, np.uint32), _array(5 * LEAF + 100, np.int32), tokens)
         _assert_alike(source, tilts, part, 2, rtol=1e-4, atol=1e-5)
 
 
@@ -158,7 +164,7 @@ def test_no_weight_is_lost_below_what_single_precision_holds(size: float, valid:
     tilts = size * np.array([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]])  # one score of a token is low
     with jax.enable_x64(True):
         assert is_bounded(_normals(DIM), tilts) == (size == 12.5)
-        part = Part(_array(0, np.uint32), _array(valid, np.int32), None)
+        part = BlockPart(_array(0, np.uint32), _array(valid, np.int32), None)
         _assert_alike(_normals(DIM), tilts, part, LEAVES, rtol=1e-3, atol=0.0)
 
 

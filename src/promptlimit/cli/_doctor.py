@@ -20,7 +20,7 @@ class Finding:
 
     name: str
     well: bool
-    found: str
+    state: str
     remedy: str = ""
 
 
@@ -52,15 +52,15 @@ def _python() -> Finding:
 def _packages() -> list[Finding]:
     (own, version), *others = package_versions().items()
     installed, remedy = installed_version(), ""
-    found = str(version)
+    state = str(version)
     if installed is None:
-        found += ", not installed"
+        state += ", not installed"
         remedy = "only jax is looked for: installed, it knows what else it needs"
     elif installed != version:
-        found += f", installed as {installed}"
+        state += f", installed as {installed}"
         remedy = "install it again: what it needs may have changed"
     return [
-        Finding(own, True, found, remedy),
+        Finding(own, True, state, remedy),
         *(
             Finding(name, False, "missing", f"pip install {name}")
             if there is None
@@ -110,9 +110,9 @@ def _collectives() -> Finding:
     """Add up a number from every device, on every device, and compare with the sum."""
     from promptlimit.parallel import collective_sums
 
-    found, expected = collective_sums()
-    well = bool((found == expected).all())
-    words = f"{found.size} of {found.size} devices" if well else f"sums {found} for {expected}"
+    sums, expected = collective_sums()
+    well = bool((sums == expected).all())
+    words = f"{sums.size} of {sums.size} devices" if well else f"sums {sums} for {expected}"
     remedy = "" if well else "please report this, with this table"
     return Finding("collectives", well, words, remedy)
 
@@ -130,13 +130,13 @@ def _precision(name: str) -> Finding:
         output = pl.SoftmaxAttention(jnp.eye(2), jnp.eye(2))(prompt, query)
         error = float(jnp.abs(output - query).max())
         well = output.dtype == name and error <= 4 * float(jnp.finfo(output.dtype).eps)
-    found = f"Lemma 2.1 holds to {error:.1e}"
-    return Finding(name, well, found, "" if well else "please report this, with this table")
+    state = f"Lemma 2.1 holds to {error:.1e}"
+    return Finding(name, well, state, "" if well else "please report this, with this table")
 
 
 def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         mark = "[green]ok[/]" if finding.well else "[bold red]no[/]"
-        table.add_row(mark, *map(escape, (finding.name, finding.found, finding.remedy)))
+        table.add_row(mark, *map(escape, (finding.name, finding.state, finding.remedy)))
     return table

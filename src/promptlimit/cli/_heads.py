@@ -106,7 +106,7 @@ def heads(
                 shown.at("loading the model")
                 model = _model(folder, example=example, replace=replace)
                 prompts = {
-                    name: _prompts(model, name, each, window) for name, each in texts.items()
+                    name: _prompts(model, name, text, window) for name, text in texts.items()
                 }
                 atlases, curve = _from_model(
                     model, prompts, out, shown, measured, windows=windows, replace=replace
@@ -119,8 +119,8 @@ def heads(
     if page is not None:
         ERR.print(str(page), markup=False, soft_wrap=True)
     if as_json:
-        found = {name: result.as_json() for name, result in atlases.items()}
-        print_json({"texts": found, "replacement": None if curve is None else curve.as_json()})
+        tables = {name: result.as_json() for name, result in atlases.items()}
+        print_json({"texts": tables, "replacement": None if curve is None else curve.as_json()})
         return
     for name, result in atlases.items():
         _print_atlas(name, result)
@@ -291,10 +291,10 @@ def _atlas(
     from promptlimit.results import REGIMES
 
     item = f"text {name}"
-    found = atlas(model, *ids, progress=_report(item, shown), **options)
-    counts = [f"{(found.regime == regime).sum()} {regime}" for regime in REGIMES]
+    measured = atlas(model, *ids, progress=_report(item, shown), **options)
+    counts = [f"{(measured.regime == regime).sum()} {regime}" for regime in REGIMES]
     shown.end(item, outcome=", ".join(counts))
-    return found
+    return measured
 
 
 def _replaced(
@@ -304,10 +304,10 @@ def _replaced(
     from promptlimit.heads import replacement_curve
 
     report = _report(_REPLACED, shown)
-    found = replacement_curve(model, ids, atlas, windows=_JUDGED, seed=seed, progress=report)
-    end = next(iter(found.curves.values()))[-1].mean()
-    shown.end(_REPLACED, outcome=f"{found.measure} {end:.4f} with all")
-    return found
+    curve = replacement_curve(model, ids, atlas, windows=_JUDGED, seed=seed, progress=report)
+    end = next(iter(curve.curves.values()))[-1].mean()
+    shown.end(_REPLACED, outcome=f"{curve.measure} {end:.4f} with all")
+    return curve
 
 
 def _report(item: str, shown: AbstractProgress) -> Report:
@@ -398,10 +398,10 @@ def _print_regimes(result: "HeadAtlas") -> None:
             )
             count = int((result.regime == regime).sum())
             typer.echo(f"{regime}: {count} heads, median R²: {words}")
-    found = ", ".join(
+    correlations = ", ".join(
         f"{name} {result.rank_correlation(name):.2f}" for name in ("gaussian", "sinks")
     )
-    OUT.print(f"rank correlation of sharpness and R²: {found}")
+    OUT.print(f"rank correlation of sharpness and R²: {correlations}")
 
 
 def _print_curve(curve: "HeadReplacement") -> None:

@@ -50,7 +50,7 @@ _EXAMPLES: dict[str, Callable[[], AbstractMeasure]] = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class AskedProblem:
     """What attention is asked.
 
     Attributes:
@@ -71,7 +71,7 @@ class Problem:
         return self.attention, self.law, self.queries
 
 
-def limits(problem: Problem) -> Limits:
+def limits(problem: AskedProblem) -> Limits:
     """Return what softmax and linear attention make of the first query, in double precision."""
     with jax.enable_x64(True):
         attention, law, queries = problem.parts
@@ -92,21 +92,21 @@ def limits(problem: Problem) -> Limits:
         )
 
 
-def example(name: str) -> Problem:
+def example(name: str) -> AskedProblem:
     """Return a built-in problem: of all of them parameters and query are the same."""
     with jax.enable_x64(True):
         attention = SoftmaxAttention([[0.8, 0.3], [-0.2, 0.5]], [[1.0, 0.0], [0.5, 1.0]])
-        return Problem(attention, _EXAMPLES[name](), np.array([[1.0, -0.5]]))
+        return AskedProblem(attention, _EXAMPLES[name](), np.array([[1.0, -0.5]]))
 
 
-def standard_case(dim: int, sharpness: float) -> Problem:
+def standard_case(dim: int, sharpness: float) -> AskedProblem:
     r"""Return tokens and queries $N(0,I_d)$, $U=\tau I$, $V=I$: every query direction alike."""
     with jax.enable_x64(True):
         normal = Gaussian(np.zeros(dim), np.eye(dim))
-        return Problem(SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal)
+        return AskedProblem(SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal)
 
 
-def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = True) -> Problem:
+def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = True) -> AskedProblem:
     """Return the problem that named arrays describe.
 
     Args:
@@ -127,8 +127,8 @@ def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = Tru
         attention = _attention(shaped)
         law = _law(shaped, attention.token_dim) if with_law else None
         if one_query:
-            return Problem(attention, law, _needed(shaped, "query", "the problem")[None])
-        return Problem(attention, law, _queries(shaped, attention.query_dim))
+            return AskedProblem(attention, law, _needed(shaped, "query", "the problem")[None])
+        return AskedProblem(attention, law, _queries(shaped, attention.query_dim))
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:

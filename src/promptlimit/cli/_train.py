@@ -109,7 +109,7 @@ class _Watch:
 
     def passed(self, before: int | None = None) -> None:
         """Tell that lengths below this one, or all, needed no training: they were not seen."""
-        for length in [each for each in self._left if before is None or each < before]:
+        for length in [left for left in self._left if before is None or left < before]:
             self._left.remove(length)
             self._shown.end(f"L = {length}", outcome="stored", stored=True)
 

@@ -18,7 +18,7 @@ from promptlimit._inputs import ArrayLike, in_double
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.dynamics._plan import TrainingPlan
-from promptlimit.dynamics._risks import Reading, kernel_of, simulated_objective
+from promptlimit.dynamics._risks import StateReading, kernel_of, simulated_objective
 from promptlimit.results import Kind
 from promptlimit.tasks import (
     AbstractExactRisk,
@@ -64,9 +64,9 @@ class FlowRequest:
         return self.task.exact_risk(self.start, self.length)
 
     @functools.cached_property
-    def reading(self) -> Reading:
+    def reading(self) -> StateReading:
         """How the arrays of the start make U and V."""
-        return Reading(self.start, np.float64)
+        return StateReading(self.start, np.float64)
 
     @property
     def kind(self) -> Kind:
@@ -218,7 +218,7 @@ def _require_alike(starts: Starts) -> None:
             "`start` must hold attentions whose arrays have the same names and shapes, got "
             f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
         )
-    if len({Reading(attention, np.float32) for attention in _different(everyone)}) > 1:
+    if len({StateReading(attention, np.float32) for attention in _different(everyone)}) > 1:
         raise ValueError(
             "`start` must hold attentions that make U and V of their arrays in one way, got "
             "several, such as two scales of the scores. Train them in calls of their own, with the "

@@ -19,7 +19,7 @@ _LARGEST = 2**31  # bytes of simulated tokens
 _CHUNK = 16
 
 
-class Reading:
+class StateReading:
     """How the arrays of a head make U and V; two that are the same program are equal.
 
     Parameters move, and the kernel stays beside them: what is compiled for a softmax head serves a
@@ -55,7 +55,7 @@ class Reading:
         return parts
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Reading) and self._program == other._program
+        return isinstance(other, StateReading) and self._program == other._program
 
     def __hash__(self) -> int:
         return hash(self._program)
@@ -83,7 +83,7 @@ class RiskOfState(eqx.Module):
     """
 
     objective: AbstractObjective
-    reading: Reading = eqx.field(static=True)
+    reading: StateReading = eqx.field(static=True)
     attention: AbstractAttention | None
 
     def __call__(self, state: Float[Array, " n"]) -> Float[Array, ""]:
@@ -99,7 +99,7 @@ class RiskOfState(eqx.Module):
 
 
 def risk_of_state(
-    objective: AbstractObjective, reading: Reading, start: AbstractAttention
+    objective: AbstractObjective, reading: StateReading, start: AbstractAttention
 ) -> RiskOfState:
     """Return the risk as a function of the arrays of `start` in a vector."""
     rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
@@ -224,7 +224,7 @@ def training_moments(
     safe = np.where(well[:, None], states, 0.0).astype(np.float64)
     with jax.enable_x64(True):
         head = in_double(start)
-        reading = Reading(head, np.float64)
+        reading = StateReading(head, np.float64)
         columns: list[Any] = []
         for widest in SHARPNESS_RANGES:
             risk, other = (

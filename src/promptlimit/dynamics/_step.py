@@ -12,7 +12,7 @@ from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._requests import Cell, TrainingRequest
-from promptlimit.dynamics._risks import Reading, simulated_objective
+from promptlimit.dynamics._risks import StateReading, simulated_objective
 from promptlimit.tasks import BatchGradient
 
 _BLOCK = 64
@@ -70,7 +70,7 @@ def batch_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
 
 def _through_heads(request: TrainingRequest, own: BatchGradient) -> Gradient:
     """Return a gradient in U and V, carried on to what they are made of."""
-    read = jax.vmap(jax.vmap(Reading(request.starts[0][0], np.float32)))
+    read = jax.vmap(jax.vmap(StateReading(request.starts[0][0], np.float32)))
 
     def gradient(parameters: list[Array], step: Array) -> list[Array]:
         heads, back = jax.vjp(read, parameters)
@@ -86,7 +86,7 @@ def _over_drawn_prompts(request: TrainingRequest, cell: Cell) -> Gradient:
         jax.random.fold_in(key, length)
         for key, length in zip(batches.keys, batches.lengths, strict=True)
     ]
-    readings = [Reading(start[0], np.float32) for start in request.starts]
+    readings = [StateReading(start[0], np.float32) for start in request.starts]
     per_start = len(batches.kernels) // len(request.starts)
 
     def of_member(arrays: list[Array], key: PRNGKeyArray, length: int) -> list[Array]:

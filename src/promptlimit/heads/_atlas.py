@@ -18,7 +18,7 @@ from promptlimit.heads._prediction import GRID, Prediction, prediction
 from promptlimit.heads._prompts import (
     CapturedHeads,
     HeadLists,
-    Prompts,
+    HeadPrompts,
     prompts_of_heads,
     prompts_of_model,
 )
@@ -102,7 +102,7 @@ def _prompts(
     text_or_ids: TextOrIds | None,
     window: int | None,
     windows: int | None,
-) -> Prompts:
+) -> HeadPrompts:
     if isinstance(model, Model):
         if text_or_ids is None:
             raise ValueError("`text_or_ids` must be given for a model to read, got None.")
@@ -140,7 +140,7 @@ def _in_threads(
             yield result
 
 
-def _corpus_moments(prompts: Prompts, report: Progress) -> list[CorpusMoments]:
+def _corpus_moments(prompts: HeadPrompts, report: Progress) -> list[CorpusMoments]:
     """Return the moments of each layer's tokens and queries, summed over all windows."""
 
     def window_moments(index: int) -> list[CorpusMoments]:
@@ -153,7 +153,7 @@ def _corpus_moments(prompts: Prompts, report: Progress) -> list[CorpusMoments]:
 
 
 def _layer_by_layer(  # noqa: PLR0917 - what one window needs, in the order of its use
-    prompts: Prompts,
+    prompts: HeadPrompts,
     index: int,
     total: list[CorpusMoments],
     table: Prediction,
@@ -176,7 +176,7 @@ def _layer_by_layer(  # noqa: PLR0917 - what one window needs, in the order of i
 
 
 def _assembled(
-    prompts: Prompts, sums: Sums, moments: list[CorpusMoments], settings: Settings
+    prompts: HeadPrompts, sums: Sums, moments: list[CorpusMoments], settings: Settings
 ) -> HeadAtlas:
     """Return the means over windows; errors and variations are summed before they are divided."""
     total = sums.total.sum(axis=0)

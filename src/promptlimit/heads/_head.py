@@ -48,14 +48,14 @@ class Head:
         causal: bool = False,
     ):
         arrays = {"queries": queries, "keys": keys, "values": values}
-        found = {name: _matrix(name, value) for name, value in arrays.items()}
-        (n, d), (length, key_dim) = found["queries"].shape, found["keys"].shape
+        matrices = {name: _matrix(name, value) for name, value in arrays.items()}
+        (n, d), (length, key_dim) = matrices["queries"].shape, matrices["keys"].shape
         if key_dim != d:
             raise ValueError(f"`keys` must have the {d} columns of `queries`, got {key_dim}.")
-        if found["values"].shape[0] != length:
+        if matrices["values"].shape[0] != length:
             raise ValueError(
                 f"`values` must have one row for each of the {length} keys, "
-                f"got {found['values'].shape[0]}."
+                f"got {matrices['values'].shape[0]}."
             )
         if causal and n != length:
             raise ValueError(
@@ -64,7 +64,7 @@ class Head:
         factor = d**-0.5 if scale is None else float(scale)
         if not 0 < factor < np.inf:
             raise ValueError(f"`scale` must be positive, got {scale}.")
-        for name, array in found.items():
+        for name, array in matrices.items():
             object.__setattr__(self, name, array)
         object.__setattr__(self, "scale", factor)
         object.__setattr__(self, "causal", bool(causal))

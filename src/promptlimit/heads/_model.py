@@ -100,17 +100,17 @@ class Model:
 
     def heads(self, ids: np.ndarray) -> list[list[Head]]:
         """Return every head over this prompt, by layer; arrays of one prompt are held at once."""
-        found = []
+        layers = []
         for index, (heads, _, _) in enumerate(self.layer_outputs(ids)):
             scale, causal = self.shape.scale(index), self.shape.causal
             queries, keys, values = (np.asarray(part) for part in heads)
-            found.append(
+            layers.append(
                 [
                     Head(queries[h], keys[h], values[h], scale=scale, causal=causal)
                     for h in range(self.shape.heads)
                 ]
             )
-        return found
+        return layers
 
     def checked_ids(self, ids: object) -> Array:
         """Return token ids as a vector for the forward pass, or say what is wrong with them."""
@@ -184,11 +184,11 @@ def _prefix(files: WeightFiles, shape: AbstractArchitecture) -> str:
 def _read(
     files: WeightFiles, prefix: str, tensors: Mapping[str, Tensor], layer: int
 ) -> dict[str, Array]:
-    found = {}
+    arrays = {}
     for short, tensor in tensors.items():
         array = files.read(prefix + tensor.name.replace("{layer}", str(layer)), tensor.shape)
-        found[short] = jnp.asarray(array.T if tensor.transposed else array)
-    return found
+        arrays[short] = jnp.asarray(array.T if tensor.transposed else array)
+    return arrays
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -75,8 +75,8 @@ class Prediction(NamedTuple):
         table = np.asarray(self.grid)
         nodes = np.linspace(0.0, _END, table.shape[2])
         x = 0.5 * np.log1p(np.minimum(sharpness, SHARPEST**2))
-        found = [[np.exp(np.interp(x, nodes, row)) for row in part] for part in table]
-        return np.array(found[0]), np.array(found[1])
+        curves = [[np.exp(np.interp(x, nodes, row)) for row in part] for part in table]
+        return np.array(curves[0]), np.array(curves[1])
 
 
 def _of_sharpness(sharpness: Array) -> Array:

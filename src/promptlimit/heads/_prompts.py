@@ -108,7 +108,7 @@ class CapturedHeads:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompts:
+class HeadPrompts:
     """Prompts of one shape and the heads over them, layer after layer, as often as asked.
 
     Attributes:
@@ -134,7 +134,7 @@ class Prompts:
     layers: Callable[[int], Iterable[LayerHeads]]
 
 
-def prompts_of_model(model: Model, cut: np.ndarray) -> Prompts:
+def prompts_of_model(model: Model, cut: np.ndarray) -> HeadPrompts:
     """Return windows of token ids [windows, window] as prompts; each is read twice.
 
     The heads of the first windows are kept for the second reading, as many as the memory allows.
@@ -153,7 +153,7 @@ def prompts_of_model(model: Model, cut: np.ndarray) -> Prompts:
         return reading
 
     scales = np.array([[shape.scale(layer)] * shape.heads for layer in range(shape.layers)])
-    return Prompts(
+    return HeadPrompts(
         name=model.name,
         model_type=shape.model_type,
         causal=shape.causal,
@@ -166,7 +166,7 @@ def prompts_of_model(model: Model, cut: np.ndarray) -> Prompts:
     )
 
 
-def prompts_of_heads(heads: CapturedHeads | HeadLists) -> Prompts:
+def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
     """Return heads that are there already as prompts, or say why they are not an atlas."""
     captured = heads if isinstance(heads, CapturedHeads) else CapturedHeads(_by_prompt(heads))
     first = _require_alike(captured.prompts)
@@ -176,7 +176,7 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> Prompts:
             yield LayerHeads(*(jnp.stack([getattr(h, name) for h in layer]) for name in _ARRAYS))
 
     scales = _scales(captured.prompts)
-    return Prompts(
+    return HeadPrompts(
         name=captured.name,
         model_type=captured.model_type,
         causal=first.causal,

@@ -32,7 +32,7 @@ def windows_of(
             )
         cut = _cut(ids, room, window)
         ends = [np.tile(np.array(part, np.int64), (len(cut), 1)) for part in (first, last)]
-        found = np.concatenate([ends[0], cut, ends[1]], axis=1)
+        windows = np.concatenate([ends[0], cut, ends[1]], axis=1)
     else:
         array = np.asarray(text_or_ids)
         if array.ndim not in {1, 2} or array.dtype.kind not in "iu" or array.size == 0:
@@ -45,8 +45,8 @@ def windows_of(
                 f"`text_or_ids` must have rows of the window's {window} tokens, "
                 f"got {array.shape[1]}."
             )
-        found = array if array.ndim == 2 else _cut(array, window, window)
-    return found if at_most is None else found[:at_most]
+        windows = array if array.ndim == 2 else _cut(array, window, window)
+    return windows if at_most is None else windows[:at_most]
 
 
 def _require_window(model: Model, window: int) -> None:

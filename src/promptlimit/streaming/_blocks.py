@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32
 
 from promptlimit.streaming._leaves import LEAF, largest_scores, leaf_sums, sums_of_leaves
-from promptlimit.streaming._sources import Part, TokenSource
+from promptlimit.streaming._sources import BlockPart, TokenSource
 from promptlimit.streaming._sums import TiltedSums, merged_leaves, moved, triangle
 
 _MEMORY = 2**31
@@ -36,7 +36,7 @@ class Task(eqx.Module):
     platform: str = eqx.field(static=True)
 
 
-def block_sums(task: Task, part: Part) -> TiltedSums:
+def block_sums(task: Task, part: BlockPart) -> TiltedSums:
     """Return the sums over each block of a device's part, [blocks, ...]; zeros past its end."""
     tilts, dim = task.tilts.shape
     entries = triangle(dim) if task.second else 0
@@ -55,7 +55,9 @@ def block_sums(task: Task, part: Part) -> TiltedSums:
     return jax.lax.fori_loop(jnp.int32(0), used, body, none)
 
 
-def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"]) -> TiltedSums:
+def _leaves(
+    task: Task, part: BlockPart, first: Array, counts: Int32[Array, " leaves"]
+) -> TiltedSums:
     """Return the sums over the leaves of a block, [leaves, ...]."""
     points = task.source.points(part, first, counts)
     over = _one_by_one if task.platform == "cpu" else _in_groups
@@ -69,7 +71,7 @@ def _leaves(task: Task, part: Part, first: Array, counts: Int32[Array, " leaves"
 
 
 def _one_by_one(
-    task: Task, part: Part, first: Array, counts: Array, points: Array | None
+    task: Task, part: BlockPart, first: Array, counts: Array, points: Array | None
 ) -> TiltedSums:
     """Return the sums over the leaves of a block, as a CPU likes it: what it works on is small."""
 
@@ -84,7 +86,7 @@ def _one_by_one(
 
 
 def _in_groups(
-    task: Task, part: Part, first: Array, counts: Array, points: Array | None
+    task: Task, part: BlockPart, first: Array, counts: Array, points: Array | None
 ) -> TiltedSums:
     """Return the sums over the leaves of a block, many at a time, as accelerators like it."""
     together = leaves_together(task)

@@ -13,7 +13,7 @@ from promptlimit.streaming._blocks import block_sums
 from promptlimit.streaming._prompts import not_finite
 from promptlimit.streaming._request import StreamRequest
 from promptlimit.streaming._saved import PassState, Saver
-from promptlimit.streaming._sources import Part
+from promptlimit.streaming._sources import BlockPart
 from promptlimit.streaming._sums import TiltedSums
 
 
@@ -143,7 +143,7 @@ def _on_devices(
 ) -> Callable[[], list[list[TiltedSums]]]:
     """Let each device sum over the blocks of its tokens; return what waits for the sums."""
 
-    def part(device: int) -> Part:
+    def part(device: int) -> BlockPart:
         return request.prompt.part(starts[device], valid[device], request.capacity)
 
     wait = begun_on_crew(block_sums, request.task, part)

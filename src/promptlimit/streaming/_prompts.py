@@ -21,8 +21,8 @@ from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._sources import (
+    BlockPart,
     GivenTokens,
-    Part,
     SampledTokens,
     StandardNormals,
     TokenSource,
@@ -108,14 +108,14 @@ class AbstractPrompt(abc.ABC):
         """Return how many tokens there are before `stop`; those before `start` are not needed."""
 
     @abc.abstractmethod
-    def part(self, start: int, valid: int, capacity: int) -> Part:
+    def part(self, start: int, valid: int, capacity: int) -> BlockPart:
         """Return so many tokens from `start` on, with room for `capacity`."""
 
 
 def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
     """Return what a user passed as a prompt: generated, an array, a file, or blocks to come."""
     if isinstance(prompt, Generated):
-        return _Drawn(prompt)
+        return _DrawnTokens(prompt)
     if isinstance(prompt, str | Path):
         return _Held(_mapped(Path(prompt)))
     if isinstance(prompt, np.ndarray | jax.Array):
@@ -133,7 +133,7 @@ def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
     )
 
 
-class _Drawn(AbstractPrompt):
+class _DrawnTokens(AbstractPrompt):
     """Tokens that the devices draw themselves."""
 
     def __init__(self, prompt: Generated):
@@ -161,7 +161,7 @@ class _Drawn(AbstractPrompt):
         del start
         return min(stop, self.length or 0)
 
-    def part(self, start: int, valid: int, capacity: int) -> Part:
+    def part(self, start: int, valid: int, capacity: int) -> BlockPart:
         del capacity
         return _part(start, valid, None)
 
@@ -189,7 +189,7 @@ class _Held(AbstractPrompt):
         del start
         return min(stop, len(self._tokens))
 
-    def part(self, start: int, valid: int, capacity: int) -> Part:
+    def part(self, start: int, valid: int, capacity: int) -> BlockPart:
         rows = np.asarray(self._tokens[start : start + valid], self.dtype)
         return _part(start, valid, _with_room(rows, capacity))
 
@@ -242,7 +242,7 @@ class _Arriving(AbstractPrompt):
         while self._kept and self._start + len(self._kept[0]) <= start:
             self._start += len(self._kept.pop(0))
 
-    def part(self, start: int, valid: int, capacity: int) -> Part:
+    def part(self, start: int, valid: int, capacity: int) -> BlockPart:
         rows, at = [], self._start
         for block in self._kept:
             rows.append(block[max(0, start - at) : max(0, start + valid - at)])
@@ -251,8 +251,8 @@ class _Arriving(AbstractPrompt):
         return _part(start, valid, _with_room(together, capacity))
 
 
-def _part(start: int, valid: int, tokens: np.ndarray | None) -> Part:
-    return Part(np.array(start // LEAF, np.uint32), np.array(valid, np.int32), tokens)
+def _part(start: int, valid: int, tokens: np.ndarray | None) -> BlockPart:
+    return BlockPart(np.array(start // LEAF, np.uint32), np.array(valid, np.int32), tokens)
 
 
 def _with_room(rows: np.ndarray, capacity: int) -> np.ndarray:

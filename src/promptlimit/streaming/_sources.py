@@ -14,7 +14,7 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.streaming._leaves import LEAF
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """What one device is given to do.
 
     Attributes:
@@ -45,7 +45,7 @@ class TokenSource(eqx.Module):
         raise NotImplementedError
 
     def points(
-        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+        self, part: BlockPart, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
     ) -> Float[Array, "leaves dim"] | None:
         """Return a point near the tokens of each leaf; None when they are near zero.
 
@@ -57,12 +57,12 @@ class TokenSource(eqx.Module):
 
     @abc.abstractmethod
     def tokens(
-        self, part: Part, first: Int32[Array, ""], leaves: int
+        self, part: BlockPart, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
         """Return the tokens $u$ of leaves of a part, from number `first` of it."""
 
     def columns(
-        self, part: Part, first: Int32[Array, ""], leaves: int
+        self, part: BlockPart, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves dim leaf"]:
         """Return the same tokens, dimension by dimension."""
         return jnp.swapaxes(self.tokens(part, first, leaves), 1, 2)
@@ -79,7 +79,7 @@ class GivenTokens(TokenSource):
         return self.origin.astype(jnp.float64)
 
     def tokens(
-        self, part: Part, first: Int32[Array, ""], leaves: int
+        self, part: BlockPart, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
         """Return the tokens $z$."""
         dim = self.origin.size
@@ -88,7 +88,7 @@ class GivenTokens(TokenSource):
         return rows.reshape(leaves, LEAF, dim)
 
     def points(
-        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+        self, part: BlockPart, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
     ) -> Float[Array, "leaves dim"]:
         """Return the middle one of three tokens, coordinate by coordinate: no outlier decides."""
         start = (first + jnp.arange(counts.size, dtype=jnp.int32)) * LEAF
@@ -109,7 +109,7 @@ class StandardNormals(TokenSource):
         return math.sqrt(2.0 * math.log(2.0**24) * ((self.dim + 1) // 2))
 
     def tokens(
-        self, part: Part, first: Int32[Array, ""], leaves: int
+        self, part: BlockPart, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
         """Return the normals of these leaves; of a single one as a CPU likes to draw them."""
         if leaves > 1:
@@ -117,7 +117,7 @@ class StandardNormals(TokenSource):
         return jnp.swapaxes(self._leaf(part.first + first.astype(jnp.uint32))[None], 1, 2)
 
     def columns(
-        self, part: Part, first: Int32[Array, ""], leaves: int
+        self, part: BlockPart, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves dim leaf"]:
         """Return the same, dimension by dimension, as accelerators like to draw them: all at once.
 
@@ -152,7 +152,7 @@ class SampledTokens(TokenSource):
         return jnp.zeros(self.measure.dim, jnp.float64)
 
     def points(
-        self, part: Part, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
+        self, part: BlockPart, first: Int32[Array, ""], counts: Int32[Array, " leaves"]
     ) -> Float[Array, "leaves dim"]:
         """Return the mean of the measure, for each leaf."""
         del part, first
@@ -160,7 +160,7 @@ class SampledTokens(TokenSource):
         return jnp.broadcast_to(mean, (counts.size, mean.size))
 
     def tokens(
-        self, part: Part, first: Int32[Array, ""], leaves: int
+        self, part: BlockPart, first: Int32[Array, ""], leaves: int
     ) -> Float[Array, "leaves leaf dim"]:
         """Return the tokens of these leaves."""
         numbers = part.first + first.astype(jnp.uint32) + jnp.arange(leaves, dtype=jnp.uint32)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
-from promptlimit._normals import held, normal_pairs, threefry, uniform
+from promptlimit._normals import compute_once, normal_pairs, threefry, uniform
 from promptlimit.tasks._token_sums import PredictionSlopes, PromptStream, largest_block
 
 ATTEMPTS = 8
@@ -155,13 +155,13 @@ def _statistics(
     rows = []
     for head in range(numbers.shape[1]):
         size, along, across = (numbers[:, head, i, None] for i in range(3))
-        raised = held(
+        raised = compute_once(
             lambda size=size: jnp.exp(size * (xi - jnp.max(xi, axis=-1, keepdims=True))), step
         )
         t = along * xi + across * eta
         total = jnp.sum(raised, axis=-1, keepdims=True)
         mean = jnp.sum(raised * t, axis=-1, keepdims=True) / total
-        r = held(lambda raised=raised, t=t, mean=mean: raised * (t - mean), step)
+        r = compute_once(lambda raised=raised, t=t, mean=mean: raised * (t - mean), step)
         once = [jnp.sum(x * y, axis=-1) for x in (raised, r) for y in (xi, eta)]
         twice = [jnp.sum(x * y, axis=-1) for x, y in ((raised, raised), (raised, r), (r, r))]
         total = total[:, 0]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from promptlimit._normals import held, normal_pairs
+from promptlimit._normals import compute_once, normal_pairs
 
 EXACT = jax.lax.Precision.HIGHEST
 _BLOCK = 2**14  # tokens whose coordinates fit in a cache
@@ -147,7 +147,7 @@ def coordinates(
     key = (prompts.keys[0][0], prompts.keys[1][0])
     drawn = normal_pairs(key, step, index).reshape(pairs, count, length)
     planes = [part for pair in drawn for part in (pair.real, pair.imag)]
-    return held(lambda: jnp.stack(planes[: prompts.dim], axis=1), step)
+    return compute_once(lambda: jnp.stack(planes[: prompts.dim], axis=1), step)
 
 
 def _block_sums(

@@ -46,7 +46,9 @@ def folder(tmp_path: Path) -> Path:
 
 def written(folder: Path, drawing: bytes, *papers: str) -> str:
     drawings = {(paper, name): drawing for paper in (PAPER, *papers) for name in ("gaps", "more")}
-    return report_page(ReportFolder(folder).read(), drawings)
+    text = report_page(ReportFolder(folder).read(), drawings)
+    assert text.encode().decode() == text  # no half of a letter
+    return text
 
 
 def change(path: Path, **changes: Any) -> None:

@@ -40,7 +40,7 @@ _LIMITS = ("uniform", "gaussian", "sinks", "mixture", "affine")
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _PageFigure:
     """A figure on the page."""
 
     anchor: str
@@ -56,7 +56,7 @@ class _Text:
     anchor: str
     name: str
     atlas: HeadAtlas
-    figures: tuple[_Drawn, ...]
+    figures: tuple[_PageFigure, ...]
 
     @property
     def regimes(self) -> list[tuple[str, ...]]:
@@ -135,7 +135,7 @@ def heads_page(
     )
 
 
-def _figures(anchor: str, text: str, drawings: Mapping[str, bytes]) -> tuple[_Drawn, ...]:
+def _figures(anchor: str, text: str, drawings: Mapping[str, bytes]) -> tuple[_PageFigure, ...]:
     return tuple(
         _drawn(f"{anchor}-{figure}", figure, drawings[f"{text}/{figure}"])
         for figure in _CAPTIONS
@@ -143,8 +143,8 @@ def _figures(anchor: str, text: str, drawings: Mapping[str, bytes]) -> tuple[_Dr
     )
 
 
-def _drawn(anchor: str, figure: str, svg: bytes) -> _Drawn:
-    return _Drawn(anchor, *_CAPTIONS[figure], inline(svg, f"{anchor}-"))
+def _drawn(anchor: str, figure: str, svg: bytes) -> _PageFigure:
+    return _PageFigure(anchor, *_CAPTIONS[figure], inline(svg, f"{anchor}-"))
 
 
 def _cell(value: float | int | str, digits: int) -> str:  # noqa: PYI041 - run-time checks

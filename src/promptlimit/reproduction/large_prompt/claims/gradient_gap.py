@@ -17,7 +17,7 @@ from promptlimit.reproduction.large_prompt._ensembles import (
 from promptlimit.reproduction.large_prompt.claims.output_gap import (
     FEW_PROMPTS,
     PROMPTS,
-    Prompts,
+    Simulated,
     gap_over_bound,
     local_slopes,
 )
@@ -27,7 +27,7 @@ _DIM = 4
 _LENGTHS = np.logspace(2, 12, 41).round()
 
 
-def _checks(wrt: str, seed: int, prompts: Prompts) -> list[Check]:
+def _checks(wrt: str, seed: int, prompts: Simulated) -> list[Check]:
     rng = np.random.default_rng(seed)
     u, v = random_parameters(rng, _DIM)
     law, query = random_gaussian(rng, _DIM), rng.normal(size=_DIM)
@@ -105,7 +105,7 @@ def _over_queries(wrt: str) -> list[Check]:
     ]
 
 
-def simulated(seed: int, prompts: Prompts = PROMPTS) -> list[Check]:
+def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
     """Return the checks of the value gradient, of which one is against simulated prompts."""
     return _checks("value", seed, prompts)
 

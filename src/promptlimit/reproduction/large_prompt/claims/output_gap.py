@@ -27,14 +27,14 @@ _FAR = np.array([1e28, 1e30])
 _GRID = np.array([2.0, 10.0, 1e3, 1e6, 1e12])
 
 
-class Prompts(NamedTuple):
+class Simulated(NamedTuple):
     """How many prompts are simulated, and of how many tokens each."""
 
     samples: int
     lengths: tuple[int, ...]
 
 
-PROMPTS, FEW_PROMPTS = Prompts(4000, (2, 20, 200)), Prompts(500, (20,))
+PROMPTS, FEW_PROMPTS = Simulated(4000, (2, 20, 200)), Simulated(500, (20,))
 
 
 def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -42,7 +42,7 @@ def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.diff(np.log(values)) / np.diff(np.log(lengths))
 
 
-def _simulation_distance(seed: int, prompts: Prompts) -> float:
+def _simulation_distance(seed: int, prompts: Simulated) -> float:
     """Return how far the exact gap is from simulated prompts, in standard errors."""
     rng = np.random.default_rng(seed)
     u, v = random_parameters(rng, _DIM)
@@ -75,7 +75,7 @@ def gap_over_bound(wrt: str | None) -> float:
     return worst
 
 
-def simulated(seed: int, prompts: Prompts = PROMPTS) -> list[Check]:
+def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
     """Return the exact gap held against simulated prompts."""
     return [
         Check(
