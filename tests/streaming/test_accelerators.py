@@ -14,7 +14,7 @@ from promptlimit._normals import box_muller, threefry
 from promptlimit.streaming import _blocks, _request
 from promptlimit.streaming._blocks import Task, block_sums, is_bounded, leaves_together
 from promptlimit.streaming._leaves import LEAF, leaf_sums, sums_of_leaves
-from promptlimit.streaming._sources import GivenTokens, BlockPart, StandardNormals, TokenSource
+from promptlimit.streaming._sources import BlockPart, GivenTokens, StandardNormals, TokenSource
 from promptlimit.streaming._sums import TiltedSums
 from streaming.plain_sums import plain_attention, plain_sums
 
