@@ -14,6 +14,8 @@ import promptlimit as pl
 from heads.small_models import write_model
 from promptlimit.cli import _heads as command  # pyright: ignore[reportPrivateUsage]
 from promptlimit.cli._console import CommandError  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._atlas import _length_needed  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._prediction import GRID  # pyright: ignore[reportPrivateUsage]
 from promptlimit.results import InputFileError
 
 IDS = (5 + 7 * np.arange(48) ** 2) % 40
@@ -80,6 +82,11 @@ def test_queries_of_another_sequence_have_moments_of_their_own() -> None:
     one, two = (pl.heads.atlas([head], clusters=2, sinks=1) for head in (crossed, doubled))
     np.testing.assert_allclose(one.exponent, two.exponent, rtol=1e-4)  # of single precision
     assert 0 < one.exponent[0, 0] < 1
+
+
+def test_a_head_whose_output_never_varies_needs_no_length() -> None:
+    never = _length_needed(np.zeros((1, 2, len(GRID))), np.array([[1.0, 0.0]]))
+    assert np.isnan(never).all()
 
 
 def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:

@@ -234,10 +234,10 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     lengths = np.full(totals.shape, np.inf)
     grid = np.log(GRID)
     for place in np.ndindex(totals.shape):
-        logs = np.log(share[place])
-        if not np.isfinite(logs).all():
+        if not (np.isfinite(share[place]).all() and share[place].min() > 0.0):
             lengths[place] = np.nan
             continue
+        logs = np.log(share[place])
         above = np.flatnonzero(logs > np.log(ACCURATE))
         last = above[-1] if above.size else -1
         if last == -1:
