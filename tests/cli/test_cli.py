@@ -258,11 +258,16 @@ main()
     assert "0 of 1 verdicts as on record" in done.stdout
 
 
+CONTROL = Check("control", 2.0, ">=", 1.0, role="control")
+
+
 def test_reproduce_tells_each_claim_with_its_verdict(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound, odd = (
-        Claim(number, name, "x", "y", lambda _, value=value: [Check("z", value, "<=", 1.0)])
+        Claim(
+            number, name, "x", "y", lambda _, value=value: [Check("z", value, "<=", 1.0), CONTROL]
+        )
         for number, name, value in ((1, "sound", 0.0), (2, "odd", 2.0))
     )
     monkeypatch.setitem(vars(PAPER), "claims", (sound, odd))

@@ -67,7 +67,7 @@ def test_a_changed_byte_of_any_file_that_computes_is_other_code(
         )
     }
     right = hashes()
-    monkeypatch.setattr(_fingerprint, "_source_hashes", lambda root: known[root])
+    monkeypatch.setattr(_fingerprint, "_source_hashes", lambda root, _="": known[root])
     assert hashes() == right
     for file in files:
         for root, sources in known.items():
@@ -76,6 +76,13 @@ def test_a_changed_byte_of_any_file_that_computes_is_other_code(
         now = hashes()
         assert {name for name in now if now[name] != right[name]} == seen_by(file), file
         right = now
+
+
+def test_a_changed_file_of_data_beside_a_claim_is_another_paper(package: Path) -> None:
+    before = hashes()
+    (package / "reproduction" / "large_prompt" / "claims" / "data.csv").write_text("1,2\n")
+    after = hashes()
+    assert {name for name in after if after[name] != before[name]} == {"item"}
 
 
 @pytest.mark.parametrize("module", ["_normals.py", "_configuration.py", "parallel/_crew.py"])

@@ -1,6 +1,7 @@
 """A paper is a folder: found by being there, inside the library or anywhere else."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from promptlimit.reproduction.large_prompt import PAPER
 from promptlimit.results import InputFileError, ReportFolder, StoredFigure
 from reporting.page.stored_results import figure, write_results
 
+IMPORT = "from promptlimit.reproduction import Claim\n"
 SOURCES = {
     "__init__.py": """
 from promptlimit.reproduction import Paper
@@ -110,14 +112,59 @@ def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(coins: Path) -> N
     assert "<cite>On coins</cite>, Nobody, 2026" in page
     assert 'id="coins-figure-tosses"' in page
     assert "<svg" in page
+    assert f"promptlimit reproduce {coins} fair --seed 0" in page
     _, report, problems = write_page(ReportFolder(out))  # by whoever does not know the paper
     assert len(report.figures) == 1
     assert problems == [
-        "coins/figures/tosses is not shown: the paper coins is not one of this library. "
-        "Run promptlimit reproduce coins tosses again."
+        "coins/figures/tosses is shown as the picture that is stored: the paper coins is not one "
+        "of this library."
     ]
     _, _, problems = write_page(ReportFolder(out), [paper_at(coins)])
     assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("claims/fair.py", "x = (", "importing it raised SyntaxError"),
+        ("claims/fair.py", "x = 1", "fair.py must define CLAIM, a Claim."),
+        ("figures/tosses.py", "FIGURE = 1", "tosses.py must define FIGURE, a Figure."),
+        ("drawings/tosses.py", None, "there is no drawings/tosses.py beside figures/tosses.py."),
+        ("claims/more.py", SOURCES["claims/fair.py"], "must have different numbers, got [1, 1]."),
+        (
+            "claims/more.py",
+            SOURCES["claims/fair.py"].replace("Claim(1", "Claim(2"),
+            "claims and figures of coins must differ in name, got fair.",
+        ),
+        ("claims/fair.py", f"{IMPORT}Claim(0, 'a', '', '', id)", "from 1 to 999, got 0 for a."),
+        ("claims/fair.py", f"{IMPORT}Claim(1, '../a', '', '', id)", "underscores, got '../a'."),
+        (
+            "__init__.py",
+            SOURCES["__init__.py"].replace('2026")', '2026", "http://x")'),
+            "`link` must start with https://, got 'http://x'.",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_paper_is_said_before_any_work(
+    coins: Path, file: str, text: str | None, message: str
+) -> None:
+    if text is None:
+        (coins / file).unlink()
+    else:
+        (coins / file).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        paper_at(coins).require_drawable()
+
+
+def test_a_paper_of_ones_own_has_a_name_of_its_own(coins: Path) -> None:
+    for name, message in (
+        ("runs", "`package` must not end in runs, which is another folder of a report."),
+        ("large_prompt", "must have a name of its own: a paper is called so here."),
+    ):
+        other = coins.rename(coins.with_name(name))
+        with pytest.raises(ValueError, match=re.escape(message)):
+            paper_at(other)
+        other.rename(coins)
 
 
 def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
@@ -152,8 +199,7 @@ def test_arrays_that_do_not_fit_a_drawing_cost_the_page_one_figure(tmp_path: Pat
     assert page.is_file()
     assert len(report.figures) == 2
     assert problems == [
-        "large_prompt/figures/gaps is not shown: the paper large_prompt has no drawing 'lines'. "
-        "Run promptlimit reproduce large_prompt gaps again."
+        "large_prompt/figures/gaps is not shown: the paper large_prompt has no drawing 'lines'."
     ]
 
 

@@ -18,6 +18,8 @@ from promptlimit.reproduction._work import Work, outcome, reproduce
 from promptlimit.reproduction.large_prompt import PAPER
 from promptlimit.results import Check, ReportFolder, StoredClaim, StoredFigure
 
+CONTROL = Check("another", 9.0, ">=", 5.0, role="control")
+
 
 class Counted:
     """A claim and a figure that count how often they are computed."""
@@ -29,7 +31,7 @@ class Counted:
 
     def _decide(self, setting: Setting) -> list[Check]:
         self.count += 1
-        return [Check("a number", float(setting.seed), "<=", 5.0, error=0.5)]
+        return [Check("a number", float(setting.seed), "<=", 5.0, error=0.5), CONTROL]
 
     def _compute(self, setting: Setting) -> dict[str, np.ndarray]:
         self.count += 1
@@ -37,7 +39,12 @@ class Counted:
 
 
 LATE = Claim(
-    14, "late", "after", "nowhere", lambda _: [Check("x", 9.0, "<=", 5.0)], after_study=True
+    14,
+    "late",
+    "after",
+    "nowhere",
+    lambda _: [Check("x", 9.0, "<=", 5.0), CONTROL],
+    after_study=True,
 )
 
 
@@ -95,6 +102,9 @@ def tampered(key: str, value: object) -> Callable[[str], str]:
         tampered("verdict", "does not hold"),
         tampered("checks", [{"name": "a number"}]),
         tampered("number", "3"),
+        tampered("number", 4),
+        tampered("statement", "another"),
+        tampered("name", "another"),
     ],
 )
 def test_a_damaged_claim_is_decided_again(
@@ -106,7 +116,7 @@ def test_a_damaged_claim_is_decided_again(
     file.write_text(damage(file.read_text()))
     again = outcome(work(counted.claim), Setting(), folder)
     assert again.fresh
-    assert again.note.startswith(f"{file} must hold ")
+    assert not again.note or again.note.startswith(f"{file} must hold ")
     assert isinstance(again.stored, StoredClaim)
     assert again.stored.result.verdict == "holds"
     assert not outcome(work(counted.claim), Setting(), folder).fresh
@@ -195,7 +205,7 @@ def test_what_another_process_computed_is_told_before_it_is_waited_for(
     folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = threading.Event()
-    late = replace(LATE, decide=lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0)])
+    late = replace(LATE, decide=lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0), CONTROL])
     monkeypatch.setattr(_work, "usable_cores", lambda: 2)
     monkeypatch.setattr(_work, "_pool", lambda: ThreadPoolExecutor(1))
     with progress("reproduce") as shown:
@@ -238,3 +248,30 @@ def test_other_processes_get_theory_and_with_more_cores_each_group(
         elsewhere = _work._elsewhere(theory, study)
         assert [[task.label for task in queue] for queue in elsewhere] == queues
     assert _work._elsewhere([], study) == []
+
+
+def test_an_item_that_fails_is_named_and_stops_no_other(
+    folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Setting) -> list[Check]:
+        raise KeyError("boom")
+
+    monkeypatch.setattr(_work, "usable_cores", lambda: 1)
+    bare = replace(LATE, number=15, name="bare", decide=lambda _: [Check("x", 0.0, "<=", 5.0)])
+    claims = [replace(LATE, decide=broken), Counted().claim, bare]
+    with progress("reproduce") as shown:
+        results = reproduce([(PAPER, claims)], Setting(), folder, shown, whole=False)
+    first, second, third = results
+    assert (first.stored, first.words) == (None, "failed")
+    assert first.problem.startswith("the claim late of large_prompt raised KeyError: 'boom' (File ")
+    assert second.words == "holds"
+    assert "the checks of bare must have a control among them" in third.problem
+
+
+def test_a_claim_and_a_part_of_one_name_are_two_things(
+    folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_work, "usable_cores", lambda: 1)
+    monkeypatch.setattr(Paper, "parts", lambda *_: (Part("late", lambda _: None),))
+    (stored,) = reproduced([LATE], folder, whole=True)
+    assert isinstance(stored, StoredClaim)

@@ -170,6 +170,8 @@ def test_two_claims_of_one_number_are_refused(path: Path) -> None:
     file.rename(file.with_name("again.json"))
     ReportFolder(path).save_claim(claim(4))
     assert "'again' and 'claim-of-number-4' both have number 4" in refusal(path)
+    file.with_name("again.json").rename(file.with_name("copy.json"))
+    assert "copy.json must hold a claim, but its 'name' is 'again'" in refusal(path)
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
@@ -215,7 +217,7 @@ def test_a_part_computed_later_leaves_the_provenance_of_the_whole(path: Path) ->
     folder.record(part, part, {**PROVENANCE, "device": "another"}, whole=False)
     later = folder.read().provenance
     assert {key: later[key] for key in whole} == whole
-    assert later["later"] == {"claim-of-number-4": f"{PROVENANCE['started']} on another"}
+    assert later["later"] == {f"{PAPER}/claim-of-number-4": f"{PROVENANCE['started']} on another"}
 
 
 def test_a_damaged_provenance_is_written_anew(path: Path) -> None:

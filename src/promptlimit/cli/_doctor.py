@@ -20,7 +20,7 @@ class Finding:
 
     name: str
     well: bool
-    state: str
+    found: str
     remedy: str = ""
 
 
@@ -138,5 +138,5 @@ def _table(findings: list[Finding]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         mark = "[green]ok[/]" if finding.well else "[bold red]no[/]"
-        table.add_row(mark, *map(escape, (finding.name, finding.state, finding.remedy)))
+        table.add_row(mark, *map(escape, (finding.name, finding.found, finding.remedy)))
     return table

@@ -12,14 +12,19 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="What `promptlimit reproduce --out DIR` wrote.")
     ] = Path("report"),
+    papers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PAPER]...", help="Folders of papers of your own that DIR holds."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write DIR/index.html again from the claims and figures stored in DIR; compute nothing."""
-    from promptlimit.reproduction import write_page
+    from promptlimit.reproduction import paper_at, write_page
     from promptlimit.results import InputFileError, ReportFolder
 
     try:
-        page, stored, problems = write_page(ReportFolder(folder))
+        own = [paper_at(Path(place)) for place in papers or []]
+        page, stored, problems = write_page(ReportFolder(folder), own)
     except InputFileError as problem:
         raise CommandError(
             str(problem), "promptlimit reproduce --list names what can be made"

@@ -18,6 +18,7 @@ from promptlimit.cli._console import (
     SeedOption,
     UsageError,
     compile_sooner,
+    print_error,
     print_json,
     require_folder,
     use_double_precision,
@@ -100,7 +101,9 @@ def reproduce(
     stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]
     fresh = [outcome.stored for outcome in outcomes if outcome.stored and outcome.fresh]
     facts = reproduction.run_facts(setting, began)
-    provenance = folder.record(stored, fresh, facts, whole=not names and not figures_only)
+    everything = folder.papers() <= {paper.name for paper in papers}
+    whole = everything and not items and not figures_only
+    provenance = folder.record(stored, fresh, facts, whole=whole)
     results = [item.result for item in stored if isinstance(item, StoredClaim)]
     if as_json:
         print_json({"seed": seed, "claims": [result.as_json() for result in results]})
@@ -116,7 +119,10 @@ def reproduce(
         figures = [item for item in stored if not isinstance(item, StoredClaim)]
         paths = [path for figure in figures for path in folder.files(figure)]
         _print_summary(results, [*paths, provenance, page], out)
-    if not all(result.as_expected for result in results):
+    failures = [outcome.problem for outcome in outcomes if outcome.problem]
+    for failure in failures:
+        print_error(failure, "the others are done; the same command goes on from what is stored")
+    if failures or not all(result.as_expected for result in results):
         raise typer.Exit(1)
 
 
@@ -138,7 +144,7 @@ def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
     for name in names:
         if name in known:
             named.append(known[name])
-        elif Path(name).is_dir():
+        elif Path(name).is_dir() and not any(name in _items(paper) for paper in known.values()):
             try:
                 named.append(paper_at(Path(name)))
             except InputFileError as problem:
@@ -146,7 +152,13 @@ def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
                 raise UsageError(str(problem), hint) from None
         else:
             items.append(name)
-    return named or list(known.values()), items
+    return list(dict.fromkeys(named)) or list(known.values()), items
+
+
+def _items(paper: "Paper") -> "dict[str, Claim | Figure]":
+    """Return claims and figures by name, claims by number too."""
+    by_number: dict[str, Claim | Figure] = {str(claim.number): claim for claim in paper.claims}
+    return by_number | {item.name: item for item in (*paper.claims, *paper.figures)}
 
 
 def _list(papers: "Sequence[Paper]") -> None:
@@ -166,8 +178,7 @@ def _chosen(
     """Return the papers with the items that are wanted of each, all of them if none is named."""
     chosen, missing = [], set(names)
     for paper in papers:
-        by_name: dict[str, Claim | Figure] = {str(claim.number): claim for claim in paper.claims}
-        by_name |= {item.name: item for item in (*paper.claims, *paper.figures)}
+        by_name = _items(paper)
         wanted = [by_name[name] for name in names if name in by_name]
         missing -= set(by_name)
         items = [
@@ -183,12 +194,15 @@ def _chosen(
         near = difflib.get_close_matches(name, [*known, *(paper.name for paper in papers)], n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
         raise UsageError(f"there is no paper, claim or figure '{name}'", hint)
+    if not chosen:
+        words = "figures" if figures_only else "claims and figures"
+        raise UsageError(f"there are no {words} among what was named", "--list names all there is")
     return chosen
 
 
 def _print_claim(result: "ClaimResult") -> None:
     colour = _COLOURS[result.verdict]
-    OUT.print(f"[bold]{result.number}. {result.name}[/] ({result.reference})")
+    OUT.print(f"[bold]{result.number}. {escape(result.name)}[/] ({escape(result.reference)})")
     OUT.print(Padding(escape(result.statement), (0, 0, 0, 3)))
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=False)
     for check in result.checks:

@@ -22,7 +22,8 @@ class TrainingPlan:
         batch: how many prompts a step has.
         learning_rate: $\eta$ of plain descent.
         optimiser: another rule, from optax; one such rule for each run.
-        label: the name of that rule, for the configuration of a run in a folder.
+        label: the name of that rule with its numbers, such as "adam 0.001", for the configuration
+            of a run in a folder: runs of one label are taken for one another.
         record: after which steps to record; about ten a decade when None.
         sampling: "tokens", or "law": sums over tokens drawn exactly in law without the tokens,
             faster, but heads then share no prompts.
@@ -49,6 +50,11 @@ class TrainingPlan:
         require_choice("sampling", self.sampling, ("tokens", "law"))
         require_samples(self.samples)
         require_positive(learning_rate=float(self.learning_rate))
+        if self.label is not None and (self.optimiser is None or self.label == "sgd"):
+            raise ValueError(
+                "`label` must name another rule than plain descent, which is 'sgd', and come with "
+                f"its `optimiser`, got '{self.label}'."
+            )
         require_points(self.points)
         if self.record is not None:
             _require_record(self.record, self.steps)

@@ -21,7 +21,8 @@ _TALKS_OR_DRAWS = ("cli/", "reporting/")
 
 def item_hash(paper: Paper, kind: str, name: str, setting: Setting) -> str:
     """Return the hash of all that decides a claim or a figure: its name, the setting, the code."""
-    code = [_library_hash((*_TALKS_OR_DRAWS, *_papers())), _code_hash(paper.folder, ("drawings/",))]
+    library = _library_hash((*_TALKS_OR_DRAWS, *_papers()))
+    code = [library, _code_hash(paper.folder, ("drawings/",), "*")]
     what = {"what": kind, "paper": paper.name, "name": name, "code": code}
     return run_name({**what, **setting.as_json()})
 
@@ -54,15 +55,16 @@ def _library_hash(without: tuple[str, ...]) -> str:
     return _code_hash(_LIBRARY, without)
 
 
-def _code_hash(root: Path, without: tuple[str, ...]) -> str:
+def _code_hash(root: Path, without: tuple[str, ...], pattern: str = "*.py") -> str:
     """Return the hash of all sources under a folder but those whose names begin so."""
-    sources = _source_hashes(root)
+    sources = _source_hashes(root, pattern)
     return run_name({name: sources[name] for name in sources if not name.startswith(without)})[:16]
 
 
-def _source_hashes(root: Path) -> Mapping[str, str]:
-    """Return the hash of each source file under a folder, by its name there."""
+def _source_hashes(root: Path, pattern: str = "*.py") -> Mapping[str, str]:
+    """Return the hash of each source file under a folder, by its name there; of papers, of all."""
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in root.rglob("*.py")
+        for path in root.rglob(pattern)
+        if path.is_file() and "__pycache__" not in path.parts
     }

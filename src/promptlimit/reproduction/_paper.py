@@ -15,18 +15,23 @@ claims and figures are imported when they are asked for, drawings without them.
 import functools
 import importlib
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from promptlimit.results import Check, InputFileError, StoredPaper, Verdict
 
 if TYPE_CHECKING:
     import matplotlib.figure
     import numpy as np
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAKEN = ("claims", "figures", "runs")
+"""Folders of a report that are no paper's."""
 
 Protocol = Literal["exact", "full"]
 Arrays = Mapping[str, "np.ndarray"]
@@ -85,6 +90,11 @@ class Claim:
     evidence: str = ""
     after_study: bool = False
 
+    def __post_init__(self) -> None:
+        _require_name("name", self.name)
+        if not 1 <= self.number <= 999:
+            raise ValueError(f"`number` must be from 1 to 999, got {self.number} for {self.name}.")
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -108,6 +118,9 @@ class Figure:
     reference: str = ""
     after_study: bool = False
 
+    def __post_init__(self) -> None:
+        _require_name("name", self.name)
+
     @property
     def drawing(self) -> str:
         """The module of `drawings` that draws it: named as the one that computes it."""
@@ -120,6 +133,9 @@ class Figure:
 @dataclass(frozen=True)
 class Part:
     """Something that several claims and figures share, computed into the folder of the setting.
+
+    Whatever needs it must be able to compute it: parts are only a way to have it earlier, side by
+    side in several processes, with progress. One claim alone is decided without them.
 
     Attributes:
         name: what it is, in words.
@@ -152,10 +168,24 @@ class Paper:
     citation: str
     link: str = ""
 
+    def __post_init__(self) -> None:
+        if self.name in _TAKEN:
+            raise ValueError(
+                f"`package` must not end in {self.name}, which is another folder of a report."
+            )
+        if self.link and not self.link.startswith("https://"):
+            raise ValueError(f"`link` must start with https://, got '{self.link}'.")
+
     @property
     def name(self) -> str:
         """The name of its folder, by which the command line knows it."""
         return self.package.rpartition(".")[2]
+
+    @property
+    def address(self) -> str:
+        """What the command line finds it by: its name, or its folder if it lies elsewhere."""
+        own = self.package.startswith(f"{__name__.rpartition('.')[0]}.")
+        return self.name if own else str(self.folder)
 
     @property
     def folder(self) -> Path:
@@ -171,7 +201,10 @@ class Paper:
     @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
         """Every claim, by number."""
-        claims = [module.CLAIM for module in self._modules("claims")]
+        claims = [_defined(module, Claim, "CLAIM") for module in self._modules("claims")]
+        numbers = [claim.number for claim in claims]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"claims of {self.name} must have different numbers, got {numbers}.")
         return tuple(sorted(claims, key=lambda claim: claim.number))
 
     @functools.cached_property
@@ -179,14 +212,28 @@ class Paper:
         """Every figure: those of the paper, then those beyond it, by name."""
         figures: list[Figure] = []
         for module in self._modules("figures"):
-            figures += getattr(module, "FIGURES", None) or (module.FIGURE,)
+            figures += getattr(module, "FIGURES", None) or (_defined(module, Figure, "FIGURE"),)
         return tuple(sorted(figures, key=lambda figure: (figure.section == "beyond", figure.name)))
+
+    def require_drawable(self) -> None:
+        """Refuse names that are there twice, and figures that nothing draws, before any work."""
+        names = [item.name for item in (*self.claims, *self.figures)]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"claims and figures of {self.name} must differ in name, got {twice}.")
+        drawings = self._names("drawings")
+        for figure in self.figures:
+            if figure.drawing not in drawings:
+                raise ValueError(
+                    f"the figure {figure.name} of {self.name} must have a drawing: there is no "
+                    f"drawings/{figure.drawing}.py beside figures/{figure.drawing}.py."
+                )
 
     def parts(self, setting: Setting) -> tuple[Part, ...]:
         """Return what its claims and figures share, in the order in which to compute it."""
         if "study" not in self._names(""):
             return ()
-        return tuple(importlib.import_module(f"{self.package}.study").parts(setting))
+        return tuple(self._module("study").parts(setting))
 
     def draw(self, drawing: str, arrays: Arrays) -> "matplotlib.figure.Figure":
         """Return a figure, drawn from its arrays by the module of `drawings` of that name."""
@@ -203,8 +250,31 @@ class Paper:
         return sorted(name for name in names if not name.startswith("_"))
 
     def _modules(self, below: str) -> list[ModuleType]:
-        names = self._names(below)
-        return [importlib.import_module(f"{self.package}.{below}.{name}") for name in names]
+        return [self._module(f"{below}.{name}") for name in self._names(below)]
+
+    def _module(self, name: str) -> ModuleType:
+        try:
+            return importlib.import_module(f"{self.package}.{name}")
+        except Exception as problem:  # code of others may raise anything
+            file = self.folder / f"{name.replace('.', '/')}.py"
+            raise InputFileError(
+                f"{file} must be a module of a paper, but importing it raised "
+                f"{type(problem).__name__}: {problem}"
+            ) from problem
+
+
+def _require_name(argument: str, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"`{argument}` must be letters, digits, dots, dashes and underscores, got '{name}'."
+        )
+
+
+def _defined(module: ModuleType, kind: type, name: str) -> Any:
+    item = getattr(module, name, None)
+    if not isinstance(item, kind):
+        raise InputFileError(f"{module.__file__} must define {name}, a {kind.__name__}.")
+    return item
 
 
 def papers() -> tuple[Paper, ...]:
@@ -227,8 +297,10 @@ def paper_at(folder: Path) -> Paper:
             f"{folder} must be a Python package that defines PAPER, but it has no __init__.py or "
             "its name is none of a package."
         )
+    if place.name in {paper.name for paper in papers()}:
+        raise InputFileError(f"{folder} must have a name of its own: a paper is called so here.")
     if str(place.parent) not in sys.path:
-        sys.path.insert(0, str(place.parent))
+        sys.path.append(str(place.parent))
     module = importlib.import_module(place.name)
     paper = getattr(module, "PAPER", None)
     if not isinstance(paper, Paper) or paper.folder.resolve() != place:

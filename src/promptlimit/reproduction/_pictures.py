@@ -53,10 +53,8 @@ def write_page(
             shown[place] = render(picture, "svg")[0]
         except Exception as problem:  # arrays of a file may be any
             reason = str(problem) or type(problem).__name__
-            problems.append(
-                f"{figure.paper}/figures/{figure.name} is not shown: {reason}. Run promptlimit "
-                f"reproduce {figure.paper} {figure.name} again."
-            )
-            shown[place] = b""
+            shown[place] = folder.picture(figure)
+            how = "shown as the picture that is stored" if shown[place] else "not shown"
+            problems.append(f"{figure.paper}/figures/{figure.name} is {how}: {reason}.")
     text = report_page(report, shown)
     return folder.save_page(text), report, problems

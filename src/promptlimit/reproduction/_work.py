@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -23,6 +24,7 @@ from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.results import (
+    Check,
     ClaimResult,
     InputFileError,
     Origin,
@@ -63,6 +65,11 @@ class Work(NamedTuple):
     label: str
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """What tells it from all others."""
+        return self.paper.name, self.kind, self.item.name
+
+    @property
     def kind(self) -> str:
         """Whether it is a "claim", a "figure", or a "part" of a study."""
         return type(self.item).__name__.lower()
@@ -83,6 +90,7 @@ class Outcome:
         seconds: how long it took.
         svg: the drawing of a figure, for the page.
         note: a sentence about a file that had to be written again; mostly empty.
+        problem: why there is nothing; empty where all went well.
     """
 
     stored: StoredClaim | StoredFigure | None
@@ -90,10 +98,13 @@ class Outcome:
     seconds: float
     svg: bytes = b""
     note: str = ""
+    problem: str = ""
 
     @property
     def words(self) -> str:
         """How it ended, in a few words: the verdict of a claim."""
+        if self.problem:
+            return "failed"
         if isinstance(self.stored, StoredClaim):
             result = self.stored.result
             news = "" if result.as_expected else f", on record {result.expected}"
@@ -120,6 +131,8 @@ def reproduce(
         listener: what is told of each as it ends.
         whole: whether studies are computed part by part first, for progress.
     """
+    for paper, _ in chosen:
+        paper.require_drawable()
     several = len(chosen) > 1
     wanted = [_work(paper, item, several) for paper, items in chosen for item in items]
     first: list[Work] = []
@@ -133,7 +146,8 @@ def reproduce(
     order = [*first, *reversed(theory)]  # the other process comes from the front
     listener.plan(_plan(order, setting, folder), {work.label: _USUAL[work.kind] for work in order})
     outcomes = _together(order, _elsewhere(theory, first), setting, folder, listener)
-    return [outcomes[work.label] for work in wanted]
+    broken = [outcomes[work.key] for work in order if work not in wanted]
+    return [outcomes[work.key] for work in wanted] + [part for part in broken if part.problem]
 
 
 def _work(paper: Paper, item: Item, several: bool) -> Work:
@@ -178,21 +192,23 @@ def _together(
     setting: Setting,
     folder: ReportFolder,
     listener: Listener,
-) -> dict[str, Outcome]:
+) -> dict[tuple[str, str, str], Outcome]:
     """Do the work in order; what another process has begun is waited for when its turn comes."""
     pools = [_pool() for _ in elsewhere]
     try:
         with _only_cpu():
             delegated = {
-                work.label: pool.submit(outcome, work, setting, folder)
+                work.key: pool.submit(outcome, work, setting, folder)
                 for pool, queue in zip(pools, elsewhere, strict=True)
                 for work in queue
             }
-            for label, future in delegated.items():
-                future.add_done_callback(functools.partial(_tell_ended, label, listener))
+            for queue in elsewhere:
+                for work in queue:
+                    tell = functools.partial(_tell_ended, work.label, listener)
+                    delegated[work.key].add_done_callback(tell)
             here = replace(setting, tell=listener.at)
             return {
-                work.label: _in_turn(work, delegated.get(work.label), here, folder, listener)
+                work.key: _in_turn(work, delegated.get(work.key), here, folder, listener)
                 for work in order
             }
     finally:
@@ -267,27 +283,51 @@ def _only_cpu() -> Iterator[None]:
 
 
 def outcome(work: Work, setting: Setting, folder: ReportFolder) -> Outcome:
-    """Return what comes of one thing: read where it is stored, else computed."""
+    """Return what comes of one thing: read where it is stored, else computed.
+
+    What a paper's own code raises is told with the name of the item, and stops no other.
+    """
     began = time.monotonic()
-    if isinstance(work.item, Claim):
-        result = _claim_outcome(work.paper, work.item, setting, folder)
-    elif isinstance(work.item, Figure):
-        result = _figure_outcome(work.paper, work.item, setting, folder)
-    else:
-        in_double_precision(work.item.compute, setting)
-        result = Outcome(None, True, 0.0)
+    try:
+        result = _outcome(work, setting, folder)
+    except (OSError, MemoryError):  # of the machine, and so for all of them
+        raise
+    except Exception as problem:  # code of others may raise anything
+        words = f"{type(problem).__name__}: {problem}".strip().removesuffix(":")
+        where = "".join(traceback.format_tb(problem.__traceback__)[-1:]).strip().partition("\n")[0]
+        told = f"the {work.kind} {work.item.name} of {work.paper.name} raised {words} ({where})"
+        result = Outcome(None, True, 0.0, problem=told)
     return replace(result, seconds=time.monotonic() - began)
+
+
+def _outcome(work: Work, setting: Setting, folder: ReportFolder) -> Outcome:
+    if isinstance(work.item, Claim):
+        return _claim_outcome(work.paper, work.item, setting, folder)
+    if isinstance(work.item, Figure):
+        return _figure_outcome(work.paper, work.item, setting, folder)
+    in_double_precision(work.item.compute, setting)
+    return Outcome(None, True, 0.0)
 
 
 def decide(claim: Claim, setting: Setting) -> ClaimResult:
     """Return a claim with the numbers that decide it, computed in double precision."""
+    checks = tuple(in_double_precision(claim.decide, setting))
+    if not any(check.role == "control" for check in checks):
+        raise ValueError(
+            f"the checks of {claim.name} must have a control among them: a case where the "
+            "statement is known to be false."
+        )
+    return _result(claim, checks)
+
+
+def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:
     return ClaimResult(
         number=claim.number,
         name=claim.name,
         statement=claim.statement,
         reference=claim.reference,
         expected=claim.expected,
-        checks=tuple(in_double_precision(claim.decide, setting)),
+        checks=checks,
         evidence=claim.evidence,
     )
 
@@ -301,8 +341,8 @@ def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> 
 def _claim_outcome(paper: Paper, claim: Claim, setting: Setting, folder: ReportFolder) -> Outcome:
     digest = item_hash(paper, "claim", claim.name, setting)
     stored, note = _stored(folder.claim, paper, claim.name, digest)
-    if stored is not None:
-        return Outcome(stored, False, 0.0)
+    if stored is not None and stored.result == _result(claim, stored.result.checks):
+        return Outcome(stored, False, 0.0)  # the words are those of the code, not of the file
     began = time.monotonic()
     result = decide(claim, setting)
     fresh = StoredClaim(paper.name, result, _origin(paper, claim.name, setting, digest, began))
@@ -330,6 +370,7 @@ def _figure_outcome(
             origin=_origin(paper, figure.name, setting, digest, began),
         )
         folder.save_figure(stored)
+        stored = folder.figure(paper.name, figure.name) or stored  # as every later drawing sees it
     stored, svg = drawn_figure(paper, stored, folder, drawing_hash(paper))
     return Outcome(stored, fresh, 0.0, svg, note)
 
@@ -352,7 +393,7 @@ def command(paper: Paper, name: str, setting: Setting) -> str:
     """Return the command line that computes an item again."""
     quick = " --quick" if setting.quick else ""
     protocol = "" if setting.protocol == "exact" else f" --protocol {setting.protocol}"
-    return f"promptlimit reproduce {paper.name} {name}{quick}{protocol} --seed {setting.seed}"
+    return f"promptlimit reproduce {paper.address} {name}{quick}{protocol} --seed {setting.seed}"
 
 
 def run_facts(setting: Setting, began: float) -> dict[str, Any]:

@@ -33,6 +33,12 @@ class Check:
     role: Literal["statement", "amended", "control"] = "statement"
     error: float | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("value", "tolerance", "error"):
+            number = getattr(self, name)
+            if number is not None:
+                object.__setattr__(self, name, float(number))
+
     @property
     def passed(self) -> bool:
         """Whether the number stands as it must. A NaN never does."""
@@ -41,12 +47,14 @@ class Check:
 
     def as_json(self) -> dict[str, object]:
         """Return the check as plain numbers and strings: NaN is None, infinity the word "inf"."""
-        value = self.value if math.isfinite(self.value) else str(self.value)
-        return {
-            **asdict(self),
-            "value": None if math.isnan(self.value) else value,
-            "passed": self.passed,
-        }
+        numbers = {name: _plain(getattr(self, name)) for name in ("value", "tolerance", "error")}
+        return {**asdict(self), **numbers, "passed": self.passed}
+
+
+def _plain(number: float | None) -> float | str | None:
+    if number is None or math.isnan(number):
+        return None
+    return number if math.isfinite(number) else str(number)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from promptlimit.results._json import (
 from promptlimit.results._run_folder import run_name
 from promptlimit.results._training import masked, unmasked
 
-_LARGEST_ARRAYS, _MOST_FILES = 100_000_000, 300
+_LARGEST_ARRAYS, _LARGEST_PICTURE, _MOST_FILES = 100_000_000, 10_000_000, 300
 _PICTURES = ("pdf", "png", "svg")
 
 
@@ -111,6 +111,21 @@ class ReportFolder:
         path = self._file(paper, "figures", name)
         return _read_figure(paper, path) if path.exists() else None
 
+    def papers(self) -> set[str]:
+        """Return the names of the papers that something is stored of."""
+        if not self.path.is_dir():
+            return set()
+        return {path.name for path in self.path.iterdir() if _is_paper(path)}
+
+    def picture(self, figure: StoredFigure) -> bytes:
+        """Return the stored .png of a figure; nothing where there is none that is one."""
+        path = self._file(figure.paper, "figures", figure.name).with_suffix(".png")
+        try:
+            content = limited_bytes(path, _LARGEST_PICTURE)
+        except ValueError:
+            return b""
+        return content if content.startswith(b"\x89PNG\r\n") else b""
+
     def holds(self, paper: str, kind: str, name: str, digest: str) -> bool:
         """Return whether a claim or figure seems to be there as all that decides it would have it.
 
@@ -141,7 +156,7 @@ class ReportFolder:
             )
         self.require_layout()
         problems: list[str] = []
-        names = sorted(path.name for path in self.path.iterdir() if _is_paper(path))
+        names = sorted(self.papers())
         words = ((name, self.path / name / "paper.json") for name in names)
         papers = [_kept(problems, _read_paper, *where) for where in words]
         claims = [_kept(problems, _read_claim, *where) for where in self._entries(names, "claims")]
@@ -203,7 +218,8 @@ class ReportFolder:
             content["computed"] = f"all {len(items)} items"
         if before and not whole:
             earlier = before.get("later")
-            later = {item.name: f"{facts['started']} on {facts['device']}" for item in fresh}
+            when = f"{facts['started']} on {facts['device']}"
+            later = {f"{item.paper}/{item.name}": when for item in fresh}
             earlier = earlier if isinstance(earlier, dict) else {}
             content = {**before, "later": {**earlier, **later}}
         write_json(self._provenance, content)
@@ -254,7 +270,7 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
     if not path.is_file():
         return StoredPaper(name, name.replace("_", " ").capitalize())
     content = _object(path)
-    with _as(path, "a paper's words"):
+    with _Refusing(path, "a paper's words"):
         words = {key: text(content, key, "") for key in ("title", "citation", "link")}
         if words["link"] and not words["link"].startswith("https://"):
             raise ValueError("its 'link' does not start with https://")
@@ -263,7 +279,7 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
 
 def _read_claim(paper: str, path: Path) -> StoredClaim:
     content = _object(path)
-    with _as(path, "a claim"):
+    with _Refusing(path, "a claim"):
         result = ClaimResult(
             number=whole(content, "number", 1),
             name=text(content, "name"),
@@ -273,6 +289,8 @@ def _read_claim(paper: str, path: Path) -> StoredClaim:
             checks=tuple(_check(check) for check in listing(content, "checks")),
             evidence=text(content, "evidence", ""),
         )
+        if result.name != path.stem:
+            raise ValueError(f"its 'name' is '{result.name[:40]}'")
         if content.get("verdict") != result.verdict:
             raise ValueError(
                 f"its numbers say '{result.verdict}' where its verdict says "
@@ -296,7 +314,7 @@ def _check(content: object) -> Check:
 
 def _read_figure(paper: str, path: Path) -> StoredFigure:
     content = _object(path)
-    with _as(path, "a figure's words"):
+    with _Refusing(path, "a figure's words"):
         figure = StoredFigure(
             paper=paper,
             name=path.stem,
@@ -311,20 +329,21 @@ def _read_figure(paper: str, path: Path) -> StoredFigure:
             pictures=_pictures(path),
         )
     arrays = path.with_suffix(".npz")
-    with _as(arrays, "the figure's arrays"):
+    with _Refusing(arrays, "the figure's arrays"):
         content = limited_bytes(arrays, _LARGEST_ARRAYS)
         return replace(figure, arrays=unmasked(numbers_in_archive(arrays, content)))
 
 
 def _pictures(path: Path) -> tuple[str, ...]:
-    return tuple(end for end in _PICTURES if path.with_suffix(f".{end}").is_file())
+    files = {end: path.with_suffix(f".{end}") for end in _PICTURES}
+    return tuple(end for end, file in files.items() if file.is_file() and file.stat().st_size)
 
 
 def _read_provenance(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     content = _object(path)
-    with _as(path, "where the results come from"):
+    with _Refusing(path, "where the results come from"):
         return {**content, **{key: number(content, key) for key in content if key == "seconds"}}
 
 
@@ -349,7 +368,7 @@ def _origin_json(origin: Origin) -> dict[str, Any]:
     }
 
 
-class _as:  # noqa: N801  # reads as a word: with _as(path, "a claim")
+class _Refusing:
     """Turn what is wrong with the content of a file into one sentence about that file."""
 
     def __init__(self, path: Path, what: str):

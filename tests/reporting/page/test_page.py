@@ -140,7 +140,7 @@ def test_words_from_files_stay_words(folder: Path, drawing: bytes) -> None:
     change(
         path,
         checks=[{**check, "name": EVIL} for check in checks],
-        **dict.fromkeys(("name", "statement", "reference", "evidence", "command", "hash"), EVIL),
+        **dict.fromkeys(("statement", "reference", "evidence", "command", "hash"), EVIL),
         setting={EVIL: EVIL, "list": [EVIL, {EVIL: 1}]},
     )
     words = dict.fromkeys(("title", "caption", "reference", "command", "hash"), EVIL)

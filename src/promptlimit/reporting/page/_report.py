@@ -1,5 +1,6 @@
 """A folder of results becomes the page of the reproduction, with a part for each paper."""
 
+import base64
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -34,7 +35,7 @@ def report_page(report: StoredReport, drawings: Mapping[tuple[str, str], bytes])
 
     Args:
         report: claims and figures.
-        drawings: SVG files of this library by paper and name; empty where there is none.
+        drawings: SVG files of this library, or PNG files, by paper and name; empty for none.
     """
     parts = [_Part(paper, report.of_paper(paper.name), drawings) for paper in report.papers]
     entries = [entry for part in parts for entry in part.entries]
@@ -109,8 +110,11 @@ class _Part:
             if there
         )
 
-    def svg(self, figure: StoredFigure) -> Markup:
+    def drawing(self, figure: StoredFigure) -> Markup:
         content = self.drawings.get((figure.paper, figure.name), b"")
+        if content.startswith(b"\x89PNG"):
+            data = base64.b64encode(content).decode()
+            return Markup('<img src="data:image/png;base64,{}" alt="">').format(data)
         place = self.results.figures.index(figure)
         return inline(content, f"{anchor(figure.paper)}-f{place}-") if content else Markup()
 

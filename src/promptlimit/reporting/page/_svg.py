@@ -100,5 +100,7 @@ def _refer(node: ET.Element, names: dict[str, str]) -> None:
         if match := _LINK.fullmatch(value):
             node.set(key, f"url(#{names[match[1]]})")
     link = node.attrib.pop(f"{_XLINK}href", "")
-    if link:
-        node.set("href", f"#{names[link[1:]]}" if link.startswith("#") else link)
+    if link.startswith("#"):
+        node.set("href", f"#{names[link[1:]]}")
+    elif link.startswith("data:"):
+        node.set("href", link)

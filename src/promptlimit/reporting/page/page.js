@@ -196,9 +196,9 @@ function enlarger(plot, view) {
 
 function zoomButtons(plot, view) {
   const button = (text, label, act) => {
-    const made = build("button", { type: "button", textContent: text, ariaLabel: label, title: label });
-    made.addEventListener("click", act);
-    return made;
+    const node = build("button", { type: "button", textContent: text, ariaLabel: label, title: label });
+    node.addEventListener("click", act);
+    return node;
   };
   return build("div", { className: "zoom" },
     button("−", "Zoom out", () => view.zoom(1 / 1.5)),
@@ -221,6 +221,7 @@ function setUpFigure(plot) {
   const frame = plot.querySelector(".frame");
   if (!frame) return;
   const svg = frame.querySelector("svg");
+  if (!svg) return;
   const view = new View(frame, svg);
   listenToKeys(view);
   listenToPointers(view);
