@@ -281,15 +281,18 @@ def _mapped(path: Path) -> np.ndarray:
     """Return the array in a .npy file, without reading it."""
     try:
         with path.open("rb") as file:
-            if not file.read(6).startswith((b"\x93NUMPY", b"PK")):
-                raise ValueError(f"{path} is none")
+            magic = file.read(6)
+        if magic.startswith(b"PK"):
+            raise InputFileError(f"`prompt` must be one array (.npy), got the archive {path}.")
+        if magic != b"\x93NUMPY":
+            raise ValueError(f"{path} is none")
         stored = np.load(path, mmap_mode="r", allow_pickle=False)
+    except InputFileError:
+        raise
     except Exception as problem:  # a damaged or hostile file may raise anything
         raise InputFileError(
             f"`prompt` must be the path of an array saved by numpy.save, but {problem}"
         ) from None
-    if not isinstance(stored, np.ndarray):
-        raise InputFileError(f"`prompt` must be one array (.npy), got the archive {path}.")
     return _readable("prompt", stored)
 
 
