@@ -135,8 +135,9 @@ def _by_quadrature(
         centred[part] = slopes
         blur[part], shake[part] = errors
         within += np.real(np.tensordot(squares.shares[:, :, part], curvatures, axes=1))
-        spread[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2))
-        square[part] = np.abs(np.trace(curvatures, axis1=1, axis2=2) + (slopes**2).sum(axis=1))
+        trace = np.trace(curvatures, axis1=1, axis2=2)
+        spread[part] = np.abs(trace)
+        square[part] = np.abs(trace + (slopes**2).sum(axis=1))
     drift = _Drift(*squares.lower(centred, blur))
     pair = [_by_rule(prompts, rule, centred, within[rule], drift, own_value) for rule in (0, 1)]
     distance, lost = np.linalg.norm(centred, axis=1), drift.rounding
