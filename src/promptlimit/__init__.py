@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from promptlimit.attention import AbstractHead as AbstractHead
     from promptlimit.attention import Factored as Factored
     from promptlimit.attention import GradientReading as GradientReading
+    from promptlimit.attention import Layer as Layer
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
@@ -126,6 +127,7 @@ _HOME = {
     "InputFileError": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
+    "Layer": "attention",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
     "MissingPackageError": "results",

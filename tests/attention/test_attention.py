@@ -76,6 +76,22 @@ def test_heads_add_up(x64: None) -> None:
     np.testing.assert_allclose(pl.MultiHead(heads, o)(prompt, z), o @ total, rtol=1e-14)
 
 
+def test_a_layer_adds_what_passes_its_heads_by(x64: None) -> None:
+    u1, u2, v1, v2, c, tokens, z = arrays(
+        (3, 3), (3, 3), (3, 3), (3, 3), (3, 3), (7, 3), (3,), seed=5
+    )
+    heads = [pl.SoftmaxAttention(u1, v1), pl.LinearAttention(u2, v2)]
+    total = textbook("softmax", tokens, u1, v1, z) + textbook("linear", tokens, u2, v2, z)
+    prompt = pl.Empirical(tokens)
+    np.testing.assert_allclose(pl.Layer(heads, c)(prompt, z), c @ z + total, rtol=1e-13)
+    np.testing.assert_allclose(pl.Layer(heads)(prompt, z), z + total, rtol=1e-13)
+    one = textbook("softmax", tokens, u1, v1, z)
+    np.testing.assert_allclose(pl.Layer(heads[0])(prompt, z), z + one, rtol=1e-13)
+    assert pl.Layer(heads[0], c).single_head() is None
+    batched = jax.vmap(lambda query: pl.Layer(heads, c)(prompt, query))(np.stack([z, 2 * z]))
+    np.testing.assert_allclose(batched[0], c @ z + total, rtol=1e-13)
+
+
 def gaussian_case(*, singular: bool = False, centred: bool = False) -> tuple:
     u, v, factor, m, z = arrays((3, 3), (2, 3), (3, 3), (3,), (3,), seed=1)
     if singular:
@@ -131,15 +147,21 @@ def test_rademacher_tokens_give_the_tanh_law(x64: None) -> None:
         np.testing.assert_allclose(linear, [2.0 * 0.7 * z], rtol=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["factored", "several heads", "heads without output"])
+@pytest.mark.parametrize(
+    "attention", ["factored", "several heads", "heads without output", "layer"]
+)
 def test_every_attention_has_its_gaussian_limit(attention: str, x64: None) -> None:
     u, v, cov, m, z = gaussian_case()
     softmax = pl.Factored("softmax", np.eye(3), u, v, scale=0.5)
     several = pl.MultiHead([softmax, pl.LinearAttention(u, v)], output=[[1.0, 2.0]])
     plain = pl.MultiHead([softmax, pl.LinearAttention(u, v)])
-    chosen = {"factored": softmax, "several heads": several, "heads without output": plain}[
-        attention
-    ]
+    layer = pl.Layer(softmax, residual=v)
+    chosen = {
+        "factored": softmax,
+        "several heads": several,
+        "heads without output": plain,
+        "layer": layer,
+    }[attention]
     prompt = pl.Gaussian(m, cov)
     matrix, shift = chosen.affine_limit(prompt)
     np.testing.assert_allclose(matrix @ z + shift, chosen(prompt, z), rtol=1e-12)
@@ -384,6 +406,15 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
         lambda: pl.MultiHead([HEAD, pl.SoftmaxAttention([[1.0, 0.0], [0.0, 1.0]], np.eye(2))]),
         "`heads` must agree on the dimensions of token, query and output, "
         "got [(2, 2, 1), (2, 2, 2)].",
+    ),
+    "residual of other dimensions": (
+        lambda: pl.Layer(HEAD, np.eye(2)),
+        "`residual` must have shape (1, 2) (from queries to outputs), got (2, 2).",
+    ),
+    "no identity from queries to outputs": (
+        lambda: pl.Layer(HEAD),
+        "`residual` must be a matrix where outputs and queries differ in dimension, got None for "
+        "outputs of dimension 1 and queries of dimension 2.",
     ),
     "gradient of nothing": (
         lambda: HEAD.jacobian(LAW, [0.0, 0.0], wrt="key_querry"),

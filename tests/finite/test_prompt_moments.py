@@ -302,6 +302,24 @@ def test_factors_and_a_single_head_are_merged(kernel):
     assert_allclose(single.cov[0, 0], np.array([1, -1]) @ apart.cov @ np.array([1, -1]), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["exact", "asymptotic", "estimate", "limit"])
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_a_residual_moves_the_mean_and_nothing_else(kernel, kind):
+    head = HEADS[kernel](np.diag([0.3, 0.5]), np.eye(2))
+    law, point, shift = pl.Gaussian([1.0, 0.0], np.eye(2)), [1.0, -1.0], np.array([1.0, -6.0])
+    lengths = math.inf if kind == "limit" else 9
+    asked = {"kind": kind, "key": jax.random.key(0), "samples": 2048}
+    alone = pl.prompt_moments(head, law, point, lengths, **asked)
+    beside = pl.prompt_moments(
+        pl.Layer(head, [[2.0, 1.0], [0.0, 6.0]]), law, point, lengths, **asked
+    )
+    assert beside.kind == kind
+    assert_allclose(beside.limit, alone.limit + shift, rtol=1e-6)
+    assert_allclose(beside.mean, alone.mean + shift, rtol=1e-6)
+    assert_allclose(beside.cov, alone.cov, rtol=1e-6)
+    assert_allclose(beside.mse, alone.mse, rtol=1e-6)
+
+
 def test_parts_know_when_they_are_one_gaussian():
     assert pl.Gaussian([0.0], [[1.0]]).gaussian_parts().is_gaussian
     assert not GaussianParts(np.ones(1), np.zeros((1, 1))).is_gaussian

@@ -7,4 +7,5 @@ from promptlimit.attention._heads import GradientReading as GradientReading
 from promptlimit.attention._heads import LinearAttention as LinearAttention
 from promptlimit.attention._heads import SoftmaxAttention as SoftmaxAttention
 from promptlimit.attention._kernels import KernelName as KernelName
+from promptlimit.attention._layer import Layer as Layer
 from promptlimit.attention._multi_head import MultiHead as MultiHead

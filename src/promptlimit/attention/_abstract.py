@@ -130,14 +130,21 @@ class AbstractAttention(eqx.Module):
     def heads_read(self) -> "tuple[AbstractHead, ...] | None":
         r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
 
-        Differentiable, so that a factored or projected head can be trained through it.
+        They do so beside `residual_read`. Differentiable, so that a factored or projected head can
+        be trained through it.
         """
+        return None
+
+    def residual_read(self) -> Float[Array, "output_dim query_dim"] | None:
+        """Return $C$, where $Cz$ is added to the heads whatever the prompt; None if nothing is."""
         return None
 
     def single_head(self) -> "AbstractHead | None":
         """Return this attention as one head with merged parameters; None when it is not one."""
         heads = self.heads_read()
-        return heads[0] if heads is not None and len(heads) == 1 else None
+        if heads is None or len(heads) != 1 or self.residual_read() is not None:
+            return None
+        return heads[0]
 
     def gradient_reading(self, wrt: str) -> "GradientReading | None":  # noqa: ARG002  # for subclasses
         """Return what the gradient in the matrix named `wrt` reads of a prompt; None if unknown."""

@@ -143,6 +143,17 @@ class Problem:
         return tuple(readings) or None
 
     @property
+    def passed_by(self) -> Array:
+        """What the attention adds to its heads at the query, whatever the prompt."""
+        residual = self._once("residual", self._ask_residual)
+        return np.zeros(self.attention.output_dim) if residual is None else residual @ self.query
+
+    def _ask_residual(self) -> Array | None:
+        with jax.enable_x64(True):
+            residual = self.attention.residual_read()
+        return None if residual is None else doubles(residual)
+
+    @property
     def reading(self) -> Reading | None:
         """What is compared, where it is of one head and the attention says so."""
         if self.wrt is None:

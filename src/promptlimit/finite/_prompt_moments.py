@@ -1,6 +1,7 @@
 """Moments of attention over prompts of L tokens: exact, to leading order, or simulated."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -193,6 +194,18 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
     return dataclasses.replace(rows, samples=samples)
 
 
+def _of_heads(
+    compute: Callable[[Problem, Effort], MomentRows],
+) -> Callable[[Problem, Effort], MomentRows]:
+    """Return a computation about the heads as one about the attention: its residual is added."""
+
+    def moments(problem: Problem, effort: Effort) -> MomentRows:
+        rows = compute(problem, effort)
+        return dataclasses.replace(rows, limit=rows.limit + problem.passed_by)
+
+    return moments
+
+
 PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
     "prompt_moments",
     [
@@ -202,35 +215,35 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             "one linear head, any tokens",
             "closed form",
             partial(_head_obstacle, "linear"),
-            _exact_linear,
+            _of_heads(_exact_linear),
         ),
         Rule(
             "exact",
             "one softmax head, Gaussian tokens, query outside, sharpness to 40",
             "weight statistics",
             _softmax_over_gaussian,
-            _exact_gaussian,
+            _of_heads(_exact_gaussian),
         ),
         Rule(
             "exact",
             "one softmax head, tokens from a list, or any with an analytic `log_laplace`",
             "sums over the list, or the log-Laplace transform on a complex ray",
             _softmax_over_law,
-            _exact_softmax,
+            _of_heads(_exact_softmax),
         ),
         Rule(
             "exact",
             "a softmax head beside one of tilt zero, tokens as in the rule above",
             "the same, with their covariance",
             _softmax_beside_mean,
-            _exact_beside_mean,
+            _of_heads(_exact_beside_mean),
         ),
         Rule(
             "asymptotic",
             "one head, any tokens",
             "leading order in 1/L",
             partial(_head_obstacle, None),
-            _leading_order,
+            _of_heads(_leading_order),
         ),
         Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
     ],

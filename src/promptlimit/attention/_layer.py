@@ -1,0 +1,99 @@
+"""A layer as transformers have it: what the heads read, beside what passes them by."""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import ArrayLike, float_array, promoted, require_shape
+from promptlimit.attention._abstract import AbstractAttention
+from promptlimit.attention._heads import AbstractHead
+from promptlimit.attention._multi_head import MultiHead
+from promptlimit.measures import AbstractMeasure, Gaussian
+
+
+class Layer(AbstractAttention):
+    r"""The layer $Cz+\sum_hT_h[\mu](z)$: heads that read one prompt, beside a residual matrix.
+
+    The residual does not see the prompt, so that gaps between prompts are those of the heads. A
+    matrix given for it is a parameter, and moves in training; the identity of None stays. For heads
+    without a residual take `MultiHead`.
+
+    Args:
+        heads: the attentions $T_h$, with outputs of one dimension; one or several.
+        residual: $C$, shape `[output_dim, query_dim]`; the identity when None.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> head = pl.SoftmaxAttention(jnp.eye(2), jnp.eye(2))
+    >>> prompt, query = pl.Gaussian([0.0, 0.0], jnp.eye(2)), jnp.array([1.0, 2.0])
+    >>> print(pl.Layer(head)(prompt, query), pl.Layer([head, head], -jnp.eye(2))(prompt, query))
+    [2. 4.] [1. 2.]
+    """
+
+    heads: tuple[AbstractAttention, ...]
+    residual: Float[Array, "output_dim query_dim"] | None
+
+    def __init__(
+        self,
+        heads: AbstractAttention | Sequence[AbstractAttention],
+        residual: ArrayLike | None = None,
+    ):
+        several = (heads,) if isinstance(heads, AbstractAttention) else tuple(heads)
+        self.heads = MultiHead(several).heads
+        shape = (self.output_dim, self.query_dim)
+        if residual is None:
+            if shape[0] != shape[1]:
+                raise ValueError(
+                    "`residual` must be a matrix where outputs and queries differ in dimension, "
+                    f"got None for outputs of dimension {shape[0]} and queries of dimension "
+                    f"{shape[1]}."
+                )
+            self.residual = None
+            return
+        matrix = float_array("residual", residual, rank=2)
+        require_shape("residual", matrix, shape, "from queries to outputs")
+        self.residual = matrix
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of the prompt's tokens."""
+        return self.heads[0].token_dim
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query."""
+        return self.heads[0].query_dim
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the output."""
+        return self.heads[0].output_dim
+
+    def _attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $Cz+\sum_hT_h[\mu](z)$."""
+        outputs = jnp.stack([head(prompt, query) for head in self.heads])
+        return self.residual_read() @ query + jnp.sum(outputs, axis=0)
+
+    def _affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return the sums of the heads' matrices and shifts, with $C$ among the matrices."""
+        matrices, shifts = zip(*(head.affine_limit(prompt) for head in self.heads), strict=True)
+        matrix = self.residual_read() + jnp.sum(jnp.stack(matrices), axis=0)
+        return matrix, jnp.sum(jnp.stack(shifts), axis=0)
+
+    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+        """Return the heads of every part."""
+        return MultiHead(self.heads).heads_read()
+
+    def residual_read(self) -> Float[Array, "output_dim query_dim"]:
+        r"""Return $C$."""
+        if self.residual is not None:
+            return self.residual
+        arrays = jax.tree.leaves(eqx.filter(self.heads, eqx.is_inexact_array))
+        dtypes = [array.dtype for array in arrays] or [jnp.result_type(float)]
+        return jnp.eye(self.query_dim, dtype=promoted(*dtypes))
