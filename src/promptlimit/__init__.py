@@ -98,6 +98,8 @@ if TYPE_CHECKING:
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
+    from promptlimit.tasks import Denoising as Denoising
+    from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
     from promptlimit.tasks import bayes_risk as bayes_risk
     from promptlimit.tasks import linear_optimum as linear_optimum
@@ -114,6 +116,7 @@ _HOME = {
     "Affine": "measures",
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
+    "Denoising": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
     "Factored": "attention",
@@ -124,6 +127,7 @@ _HOME = {
     "Generated": "streaming",
     "GradientMoments": "results",
     "GradientReading": "attention",
+    "InContextDenoising": "tasks",
     "InputFileError": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
