@@ -85,9 +85,9 @@ def bayes_layer(task: Denoising | InContextDenoising) -> Layer:
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    >>> layer = pl.bayes_layer(task)
-    >>> print(layer(task.token_law, [2.0, 1.0]), task.bayes([2.0, 1.0]))
-    [1.9497526 1.0502475] [1.9497526 1.0502475]
+    >>> f, query = pl.bayes_layer(task), [2.0, 1.0]
+    >>> print(f"{f(task.token_law, query)[0]:.4f} {task.bayes(query)[0]:.4f}")
+    1.9496 1.9496
     """
     fixed = task.fixed if isinstance(task, InContextDenoising) else task
     _require_equal_norms(fixed, "Proposition 4.4")
