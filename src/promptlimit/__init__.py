@@ -101,6 +101,9 @@ if TYPE_CHECKING:
     from promptlimit.tasks import Denoising as Denoising
     from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
+    from promptlimit.tasks import bayes_excess as bayes_excess
+    from promptlimit.tasks import bayes_heads as bayes_heads
+    from promptlimit.tasks import bayes_layer as bayes_layer
     from promptlimit.tasks import bayes_risk as bayes_risk
     from promptlimit.tasks import linear_optimum as linear_optimum
     from promptlimit.tasks import risk as risk
@@ -165,6 +168,9 @@ _HOME = {
     "WeightInterpolant": "finite",
     "WeightStatistics": "finite",
     "WriterError": "parallel",
+    "bayes_excess": "tasks",
+    "bayes_heads": "tasks",
+    "bayes_layer": "tasks",
     "bayes_risk": "tasks",
     "block_start": "dynamics",
     "fit_rate": "concentration",

@@ -118,6 +118,19 @@ class AbstractExactRisk(abc.ABC):
             return Averaged(values[0], 0.0, 0)
         return Averaged(float(np.mean(values)), spread(np.array(values)), count * len(values))
 
+    def excess(
+        self,
+        attention: AbstractAttention,  # noqa: ARG002
+        *,
+        tolerance: float,  # noqa: ARG002
+        points: int | None,  # noqa: ARG002
+    ) -> Averaged | None:
+        """Return the risk less that of Bayes, not as a difference, for `bayes_excess`.
+
+        None, the default, where it is not known so. The arguments are those of `value`.
+        """
+        return None
+
     def tabulate(  # noqa: B027  # there is nothing to prepare by default
         self, attention: AbstractAttention, lengths: Sequence[float], max_sharpness: float | None
     ) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, require_weights
+from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
-from promptlimit.tasks._abstract import AbstractTask, Averaged
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
 
 
 class Denoising(AbstractTask):
@@ -129,10 +130,17 @@ class Denoising(AbstractTask):
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
         return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
 
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk over infinite prompts; at finite lengths it is simulated."""
+        # Its modules hold this class in their signatures.
+        from promptlimit.tasks._denoising_risk import FixedLimitRisk  # noqa: PLC0415
+
+        _require_outputs(attention, self.token_dim)
+        return FixedLimitRisk(self) if math.isinf(length) else None
+
     def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
         """Return the risk of `bayes`, at every length: the law is known without the prompt."""
-        # Its module holds this class in its signatures.
-        from promptlimit.tasks._denoising_points import bayes_denoising_risk  # noqa: PLC0415
+        from promptlimit.tasks._denoising_points import bayes_denoising_risk  # noqa: PLC0415  # as above
 
         return bayes_denoising_risk(self, points)
 
@@ -203,9 +211,25 @@ class InContextDenoising(AbstractTask):
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
         return self.fixed.loss(output, token)
 
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk over infinite prompts; at finite lengths it is simulated."""
+        from promptlimit.tasks._denoising_risk import TurnedLimitRisk  # noqa: PLC0415  # as above
+
+        _require_outputs(attention, self.token_dim)
+        return TurnedLimitRisk(self.fixed) if math.isinf(length) else None
+
     def least_risk(self, length: Number, *, points: int) -> Averaged | None:
         """Return the risk of a predictor that knows the means, which infinite prompts tell."""
         return self.fixed.least_risk(length, points=points) if math.isinf(length) else None
+
+
+def _require_outputs(attention: AbstractAttention, dim: int) -> None:
+    """Refuse an attention whose outputs are no tokens."""
+    if attention.output_dim != dim:
+        raise ValueError(
+            f"`attention` must have outputs of dimension {dim} (that of a clean token), got "
+            f"{attention.output_dim}."
+        )
 
 
 def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -39,11 +39,11 @@ class QueryPoints(NamedTuple):
 def query_points(
     task: Denoising, count: int, *, replicate: int = 0, radius: float = _RADIUS
 ) -> QueryPoints:
-    """Return about so many queries, spread over the components alike.
+    """Return so many queries, the same number about each mean.
 
     Args:
         task: whose queries.
-        count: of points, roughly, over all components.
+        count: of points over all components, rounded down to a multiple of their number.
         replicate: which of the point sets that differ by a shift, or by a scrambling.
         radius: how far lattices go from each mean, in standard deviations of a query.
     """
@@ -58,7 +58,7 @@ def query_points(
 def normal_rule(
     dim: int, count: int, *, replicate: int = 0, radius: float = _RADIUS
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return about so many nodes [n, dim], and weights [n] of sum one, for means over N(0, I)."""
+    """Return so many nodes [n, dim], and weights [n] of sum one, for means over N(0, I)."""
     if dim == 0:
         return np.zeros((1, 0)), np.ones(1)
     if dim > _LATTICE_DIM:
@@ -68,9 +68,10 @@ def normal_rule(
     steps = np.arange(-math.ceil(radius / step) - 1, math.ceil(radius / step) + 2)
     axes = [step * (steps + replicate * shift % 1.0) for shift in _GOLDEN[:dim]]
     nodes = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dim)
-    nodes = nodes[np.sum(nodes**2, axis=1) <= radius**2]
-    masses = np.exp(-0.5 * np.sum(nodes**2, axis=1))
-    return nodes, masses / masses.sum()
+    squares = np.sum(nodes**2, axis=1)
+    nearest = np.sort(np.argsort(squares, kind="stable")[:count])
+    masses = np.exp(-0.5 * squares[nearest])
+    return nodes[nearest], masses / masses.sum()
 
 
 def _sobol_normals(dim: int, count: int, replicate: int) -> NDArray[np.float64]:
@@ -86,13 +87,14 @@ def _sobol_normals(dim: int, count: int, replicate: int) -> NDArray[np.float64]:
 def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
     s = task.query_variance
-    logits = np.log(task.weights) + (queries @ task.means.T - _half_squares(task)) / s
+    half_squares = 0.5 * np.sum(task.means**2, axis=1)
+    return softmax_rows(np.log(task.weights) + (queries @ task.means.T - half_squares) / s)
+
+
+def softmax_rows(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the softmax of each row."""
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
-
-
-def _half_squares(task: Denoising) -> NDArray[np.float64]:
-    return 0.5 * np.sum(task.means**2, axis=1)
 
 
 def bayes_predictions(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
