@@ -113,14 +113,16 @@ class _HeadPair:
         right = [_drift(second, first, weights, y).T for y in outputs[1].T]
         apart = sum(a * b for a, b in zip(left, right, strict=True))
         area = self.spacing.laplace**2
-        return np.array([
-            area
-            * (
-                length * np.sum(joint * np.exp((length - 1.0) * log_phi))
-                + length * (length - 1.0) * np.sum(apart * np.exp((length - 2.0) * log_phi))
-            )
-            for length in lengths
-        ])
+        return np.array(
+            [
+                area
+                * (
+                    length * np.sum(joint * np.exp((length - 1.0) * log_phi))
+                    + length * (length - 1.0) * np.sum(apart * np.exp((length - 2.0) * log_phi))
+                )
+                for length in lengths
+            ]
+        )
 
     def _whitened(self, head: int) -> Array:
         return self.tokens.root @ self.tilts[head]
@@ -133,7 +135,8 @@ class _HeadPair:
         spacing, root = self.spacing, self.tokens.root
         both = np.stack([self._whitened(0), self._whitened(1)])
         _, sizes, axes = np.linalg.svd(both, full_matrices=False)
-        basis = axes[sizes > 1e-12 * max(sizes[0], 1e-300)]
+        seen_axes = int((sizes > 1e-12 * sizes[0]).sum())
+        basis = axes[: max(1, seen_axes)]  # any direction where both tilts vanish
         sharpness = max(float(np.linalg.norm(tilt)) for tilt in both)
         step = min(spacing.widest, spacing.nodes / max(sharpness, 1e-300))
         centres = np.stack([np.zeros(both.shape[1]), *both, both.sum(axis=0)])
@@ -143,7 +146,9 @@ class _HeadPair:
             for low, high in zip(seen.min(axis=0), seen.max(axis=0), strict=True)
         ]
         grid = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(lines))
-        mass = np.exp(-0.5 * np.sum(grid**2, axis=1)) * (step / math.sqrt(2 * math.pi)) ** len(lines)
+        mass = np.exp(-0.5 * np.sum(grid**2, axis=1)) * (step / math.sqrt(2 * math.pi)) ** len(
+            lines
+        )
         near = ((grid[:, None, :] - seen) ** 2).sum(axis=2).min(axis=1) < spacing.reach**2
         grid, mass = grid[near], mass[near]
         points = self.tokens.means[:, None] + grid @ basis @ root

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit.finite._selection import selection
+from promptlimit.finite._selection import Selection, selection
 
 _ORDER = 5
-_STEP = 0.25
+_STEP = 0.2
 _BEND = 3.0
 """Steps grow in proportion beyond this size of a coordinate."""
 
@@ -31,21 +31,21 @@ _TINY = 1e-16
 
 
 class SelectionNumbers(NamedTuple):
-    r"""What weights select between two components, N of the first.
+    r"""What weights select between two components, N of the first; smooth where the tilt vanishes.
 
     Attributes:
         participation: $E\,S_2$.
         mass: $E(N-\alpha)$.
         square: $E(N-\alpha)^2$.
-        along: $E(N-\alpha)B$.
-        score: $E\,B^2$.
+        pull: $E(N-\alpha)B/\sigma$.
+        stretch: $(E\,B^2-E\,S_2)/\sigma^2$.
     """
 
     participation: Array
     mass: Array
     square: Array
-    along: Array
-    score: Array
+    pull: Array
+    stretch: Array
 
 
 class SelectionTable(eqx.Module):
@@ -117,14 +117,8 @@ def _coefficients(
     a, b = (grid.ravel() for grid in np.meshgrid(along, line, indexing="ij"))
     shifts = np.stack([a * separation, np.zeros_like(a)], axis=1)
     moments = selection(np.hypot(a, b), shifts, np.array(weights), np.array(lengths))
-    share = moments.participation
-    numbers = np.stack([
-        np.log(share),
-        moments.masses[..., 0] / share,
-        moments.products[..., 0, 0] / share,
-        moments.along[..., 0] / share,
-        moments.score / share,
-    ])
+    numbers = _ratios(moments, np.hypot(a, b))
+    numbers[:, (a == 0.0) & (b == 0.0)] = _ratios_at_rest(weights, lengths)
     table = np.moveaxis(numbers.reshape(5, along.size, line.size, len(lengths)), 3, 0)
     if alike:  # the components change places with the sign of a
         signs = np.array([1.0, -1.0, 1.0, -1.0, 1.0])[:, None, None]
@@ -134,6 +128,28 @@ def _coefficients(
     padded = spline_filter1d(padded, _ORDER, axis=2, mode="mirror")[:, :, _PADDING:-_PADDING]
     mirrored = spline_filter1d(_extended(padded), _ORDER, axis=3, mode="mirror")[..., :-_PADDING]
     return np.concatenate([mirrored[..., _BEYOND:0:-1], mirrored], axis=3)
+
+
+def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
+    """Return what is tabulated, [5, n, lengths]: a logarithm, and ratios to the participation."""
+    share, sigma = moments.participation, np.maximum(sharpness, _TINY)[:, None]
+    return np.stack(
+        [
+            np.log(share),
+            moments.masses[..., 0] / share,
+            moments.products[..., 0, 0] / share,
+            moments.along[..., 0] / (sigma * share),
+            (moments.score / share - 1.0) / sigma**2,
+        ]
+    )
+
+
+def _ratios_at_rest(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
+    """Return the same where the tilt vanishes, from two small ones across: they are even there."""
+    small = np.array([0.02, 0.04])
+    moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
+    near, far = np.moveaxis(_ratios(moments, small), 1, 0)
+    return ((4.0 * near - far) / 3.0)[:, None]
 
 
 def _extended(table: np.ndarray) -> np.ndarray:

@@ -245,7 +245,7 @@ def risk_request(
     require_choice("kind", kind, ("auto", "exact", "estimate"))
     predictor, law = in_double(attention), in_double(task)
     if kind != "estimate":
-        risks = [law.exact_risk(predictor, float(length)) for length in tokens.ravel()]
+        risks = law.exact_risks(predictor, tokens.ravel().tolist())
         exact = [risk for risk in risks if risk is not None]
         if len(exact) == len(risks):
             return RiskRequest(predictor, law, tokens, exact, None, count, prompts)
