@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
@@ -22,6 +22,9 @@ from promptlimit.measures import (
 
 if TYPE_CHECKING:
     from promptlimit.attention._heads import AbstractHead, GradientReading
+
+
+AttentionT = TypeVar("AttentionT", bound="AbstractAttention")
 
 
 class AbstractAttention(eqx.Module):
@@ -158,7 +161,7 @@ class AbstractAttention(eqx.Module):
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
 
-    def with_arrays(self, arrays: Mapping[str, ArrayLike]) -> Self:
+    def with_arrays(self: AttentionT, arrays: Mapping[str, ArrayLike]) -> AttentionT:
         """Return this attention with other numbers in its arrays, in the precision they come in.
 
         Args:

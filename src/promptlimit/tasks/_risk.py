@@ -53,9 +53,11 @@ def risk(
     | linear | any | closed form |
     | softmax | infinite | the same closed form |
     | softmax | finite | mean over $(w, x_q)$; one integral where law and head are isotropic |
+    | several linear heads, a residual | any | closed form |
+    | heads of either kernel, a residual | infinite | the same closed form |
 
-    Several heads, and tasks that know no more than how to draw, are simulated with a `key`. For the
-    risk as a function to differentiate, see `risk_function` and `risk_gradient`.
+    Other sums of heads, and tasks that know no more than how to draw, are simulated with a `key`.
+    For the risk as a function to differentiate, see `risk_function` and `risk_gradient`.
 
     Args:
         attention: $T$; on regressions its last output coordinate predicts.
