@@ -58,7 +58,7 @@ class StateReading:
         parts, first = [], 0
         for shape in self.shapes:
             last = first + math.prod(shape)
-            parts.append(state[..., first:last].reshape(*state.shape[:-1], *shape))
+            parts.append(state[..., first:last].reshape((*state.shape[:-1], *shape)))
             first = last
         return parts
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 import numpy as np
 
@@ -28,15 +28,16 @@ _CURVES = ("value", "gradient_norms", "error")
 _MERGED = ("key_query", "value_matrix")
 
 
-HasArraysT = TypeVar("HasArraysT", bound="HasArrays")
-
-
+@runtime_checkable
 class HasArrays(Protocol):
     """What can be given other arrays by their names, as an attention can."""
 
-    def with_arrays(self: HasArraysT, arrays: Mapping[str, Any], /) -> HasArraysT:
+    def with_arrays(self, arrays: Mapping[str, Any], /) -> Any:
         """Return the same with these arrays."""
         ...
+
+
+HasArraysT = TypeVar("HasArraysT", bound=HasArrays)
 
 
 @dataclass(frozen=True)
