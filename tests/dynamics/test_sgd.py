@@ -293,8 +293,7 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
     [
         (
             {"lengths": [5, 0.5]},
-            "`lengths` must be whole numbers from 1, each once, got 0.5. "
-            "At infinite length there is nothing to sample: use gradient_flow.",
+            "`lengths` must be whole numbers from 1 or math.inf, each once, got 0.5.",
         ),
         ({"steps": 0}, "`steps` must be a whole number from 1 to 2147483647, got 0."),
         ({"sampling": "wishart"}, "`sampling` must be one of 'tokens', 'law', got 'wishart'."),
@@ -362,8 +361,3 @@ def test_a_start_keeps_its_kernel_for_every_seed() -> None:
 
     with pytest.raises(ValueError, match="must return the same kernel for every key"):
         pl.sgd(either, LAWS["identity"], 5, pl.TrainingPlan(5), key=KEY, seeds=2)
-
-
-def test_infinite_lengths_are_for_the_flow() -> None:
-    with pytest.raises(ValueError, match="there is nothing to sample: use gradient_flow"):
-        pl.sgd(start(), LAWS["identity"], float("inf"), pl.TrainingPlan(5), key=KEY)

@@ -25,6 +25,7 @@ from promptlimit.results._heads import HeadReplacement as HeadReplacement
 from promptlimit.results._kinds import AccuracyError as AccuracyError
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._kinds import KindUnavailableError as KindUnavailableError
+from promptlimit.results._kinds import Length as Length
 from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments

@@ -1,6 +1,6 @@
 """Every number says what it is; what is not good enough, or cannot be had, is refused."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 """What a value is.
@@ -23,3 +23,7 @@ class KindUnavailableError(ValueError):
 
 class NotAnalyticError(KindUnavailableError):
     """A log-Laplace transform that cannot be continued to complex tilts; says why."""
+
+
+Length: TypeAlias = float | int
+"""The number of tokens of a prompt: whole, or infinite. Run-time checks take no int for a float."""
