@@ -4,7 +4,7 @@ import numpy as np
 
 from promptlimit.tasks import Denoising
 
-WEAK_NOISE, STRONG_NOISE = 1.5, 4.0
+WEAK_NOISE, STRONG_NOISE = 2.5, 4.0
 r"""Deviations $\xi$ for the two panels of Figure 3, which does not state its own."""
 
 

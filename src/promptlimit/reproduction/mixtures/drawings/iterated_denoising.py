@@ -22,7 +22,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         _panel(axis, data[f"{name}.paths"], data[f"{name}.limits"])
         axis.set_title(f"ξ = {noise:g}: {words}")
     axes[0].set_ylabel("second coordinate")
-    axes[0].legend(loc="lower left", fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

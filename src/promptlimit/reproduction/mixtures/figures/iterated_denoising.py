@@ -35,10 +35,10 @@ FIGURE = Figure(
     name="figure_3",
     title="Iterated denoising has one limit or two",
     caption="The Bayes denoiser of the points ±(0, 3), γ = 0, applied again and again from a grid "
-    "of queries. While ξ < 3 each half plane has an attractor ±u(0, 3) with u = tanh(9u/ξ²), near "
-    "the point itself; from ξ = 3 on everything tends to the midpoint. The first step already lies "
-    "on the line through the points. The preprint does not state the ξ of its panels: here 1.5 and "
-    "4.",
+    "of queries. While ξ < 3 each half plane has an attractor ±u(0, 3) with u = tanh(9u/ξ²), short "
+    "of the point itself; from ξ = 3 on everything tends to the midpoint. The first step already "
+    "lies on the line through the points. The preprint does not state the ξ of its panels: here "
+    "2.5 and 4.",
     compute=compute,
     section="paper",
     reference="Figure 3",
