@@ -197,10 +197,15 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
 def _of_heads(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Return a computation about the heads as one about the attention: its residual is added."""
+    """Return a computation about the heads as one about the attention: its residual is added.
+
+    A gradient in a matrix of a head does not see the residual.
+    """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:
         rows = compute(problem, effort)
+        if problem.wrt is not None:
+            return rows
         return dataclasses.replace(rows, limit=rows.limit + problem.passed_by)
 
     return moments
