@@ -15,7 +15,7 @@ KEY = jax.random.key(0)
 
 
 class TwoSidedExponential(pl.AbstractMeasure):
-    """Tokens of density exp(-|z|) / 2, with a transform for |t| < 1 whose slope is finite beyond."""
+    """Tokens of density exp(-|z|) / 2: a transform for |t| < 1, whose slope goes on beyond."""
 
     @property
     def dim(self):
@@ -34,7 +34,7 @@ class Named(pl.AbstractTask):
     law: pl.AbstractMeasure
     token_dim = 1
 
-    def draw(self, *, key):  # noqa: ARG002
+    def draw(self, *, key):
         return self.law, pl.Empirical(jnp.array([[1.5], [0.1]]))
 
     def masked(self, token):

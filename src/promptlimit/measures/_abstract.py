@@ -188,6 +188,6 @@ def outside_domain(
     words = ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])
     return OutsideDomainError(
         f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens is "
-        f"finite, got [{words}], where it is {transform:g}. Scale the query or the key-query matrix "
-        "down."
+        f"finite, got [{words}], where it is {transform:g}. Scale the query or the key-query "
+        "matrix down."
     )
