@@ -17,6 +17,7 @@ from promptlimit.measures import (
     Gaussian,
     compiled,
     full_precision,
+    has_nan,
     require_measure,
 )
 
@@ -70,9 +71,18 @@ class AbstractAttention(eqx.Module):
         Args:
             prompt: the measure $\mu$; wrap an array of tokens as `Empirical(tokens)`.
             query: the query $z$, shape `[query_dim]`.
+
+        Raises:
+            OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt;
+                NaN while jax traces.
         """
         _require_prompt(self, prompt)
-        return _output(self, prompt, _as_query(self, query))
+        point = _as_query(self, query)
+        output = _output(self, prompt, point)
+        if not prompt.finite_everywhere and has_nan(output):
+            with jax.default_matmul_precision("highest"):
+                self._attend(prompt, point)  # not compiled: the tilt that is read says why
+        return output
 
     @full_precision
     def affine_limit(
@@ -131,7 +141,11 @@ class AbstractAttention(eqx.Module):
             )
         require_choice("wrt", wrt, matrices)
         _require_prompt(self, prompt)
-        return _jacobian(self, prompt, _as_query(self, query), wrt)
+        point = _as_query(self, query)
+        jacobian = _jacobian(self, prompt, point, wrt)
+        if not prompt.finite_everywhere and has_nan(jacobian):
+            self(prompt, point)
+        return jacobian
 
     def heads_read(self) -> "tuple[AbstractHead, ...] | None":
         r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.

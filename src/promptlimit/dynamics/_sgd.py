@@ -87,6 +87,11 @@ def sgd(
     >>> print(pl.trajectory_gap(trained.trajectory(), flow).merged.max() < 0.02)
     True
     """
+    if not isinstance(plan, TrainingPlan):
+        raise ValueError(
+            f"`plan` must be a TrainingPlan, got {type(plan).__name__}. Pass "
+            "TrainingPlan(steps=1000)."
+        )
     require_count(seeds=seeds, every=every)
     tokens = require_training_lengths(lengths)
     start_key, prompt_key = jax.random.split(key)

@@ -17,6 +17,10 @@ class AccuracyError(ArithmeticError):
     """A quadrature measured its own error and found it too large to return a number."""
 
 
+class OutsideDomainError(ValueError):
+    """A tilt at which the log-Laplace transform of a law is not finite: it has no tilted law."""
+
+
 class KindUnavailableError(ValueError):
     """A kind of number that cannot be had for a problem; others may."""
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +78,12 @@ class Training:
         if length not in self.lengths:
             known = ", ".join(map(str, self.lengths))
             raise ValueError(f"`length` must be one of {known}, got {length}.")
+        _, starts, seeds = self.diverged.shape
+        for name, index, count in (("start", start, starts), ("seed", seed, seeds)):
+            if isinstance(index, bool) or not (isinstance(index, Integral) and 0 <= index < count):
+                raise ValueError(
+                    f"`{name}` must be a whole number from 0 to {count - 1}, got {index}."
+                )
         place = (self.lengths.index(length), start, seed)
         which = {"length": _plain(length), "start": start, "seed": seed}
         kind = "limit" if self.kind == "exact" and math.isinf(length) else self.kind
