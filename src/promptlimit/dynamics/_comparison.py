@@ -139,7 +139,7 @@ def ball_gap(
         where = radius * reach[:, None] * directions
         head = SoftmaxAttention(jnp.zeros((dim, dim)), jnp.zeros((1, dim)))
         lengths = require_lengths([length, math.inf]).tolist()
-        risks = [risk for tokens in lengths if (risk := task.exact_risk(head, tokens)) is not None]
+        risks = [risk for tokens in lengths if (risk := task.smooth_risk(head, tokens)) is not None]
         if len(risks) < len(lengths):
             raise ValueError(
                 f"`task` must know the exact risk of one head, got {type(task).__name__}, which "

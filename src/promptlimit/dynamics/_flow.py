@@ -139,7 +139,7 @@ def gradient_flow(
         head, law = in_double(start), in_double(task)
         requests = []
         for length in tokens.ravel().tolist():
-            usual = _usual_solver(law.exact_risk(head, length), tolerance)
+            usual = _usual_solver(law.smooth_risk(head, length), tolerance)
             request = FlowRequest(
                 task=law,
                 start=head,

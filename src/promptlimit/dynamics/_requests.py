@@ -66,7 +66,7 @@ class FlowRequest:
     @functools.cached_property
     def exact(self) -> AbstractExactRisk | None:
         """The risk, where it is had without simulation."""
-        return self.task.exact_risk(self.start, self.length)
+        return self.task.smooth_risk(self.start, self.length)
 
     @functools.cached_property
     def reading(self) -> StateReading:
@@ -133,7 +133,7 @@ class TrainingRequest:
         """Whether the risks of all runs are had without simulation."""
         with jax.enable_x64(True):
             task, starts = in_double(self.task), [in_double(start[0]) for start in self.starts]
-            risks = (task.exact_risk(start, n) for start in starts for n in self.lengths)
+            risks = (task.smooth_risk(start, n) for start in starts for n in self.lengths)
             return all(risk is not None for risk in risks)
 
     @property
@@ -187,7 +187,7 @@ class TrainingRequest:
     ) -> AbstractObjective:
         """Return the risk, or for `shift` 1 the same risk on independent points or prompts."""
         task, tokens, plan = in_double(self.task), float(length), self.plan
-        exact = task.exact_risk(in_double(start), tokens) if self.is_exact else None
+        exact = task.smooth_risk(in_double(start), tokens) if self.is_exact else None
         if exact is not None:
             return exact.objective(points=plan.points, replicate=shift, max_sharpness=max_sharpness)
         key = jax.random.fold_in(self.key, 1 + shift)

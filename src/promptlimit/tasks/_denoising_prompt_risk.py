@@ -170,7 +170,7 @@ class PromptObjective(AbstractObjective):
     def _excess(
         self, head: AbstractHead, residual: Array | None, query: Array, target: Array
     ) -> Array:
-        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ at one query."""
+        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ there."""
         tilt, s, (first, second) = head.key_query @ query, self.variance, self.means
         apart = first - second
         shift = tilt @ apart
@@ -198,15 +198,15 @@ def linear_denoising_risk(
     residual: Float[Array, "d d"] | None,
     length: Float[Array, ""],
 ) -> Float[Array, ""]:
-    r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ the mean of $z'z''$.
+    r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ a mean of $zz^\top$.
 
-    With $M=E\,z'z''$ and $A=C+\sum_hV_hMU_h$ (derived here),
+    With $M=E\,zz^\top$ over tokens and $A=C+\sum_hV_hMU_h$ (derived here),
 
         E|f_L - X|^2 = E|AZ - X|^2 + (1/L) sum_{h,j} tr(K_hj U_j E[ZZ'] U_h')
-        K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P_s M
+        K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P M
 
     for $P=V_h'V_j$, $P_s$ its symmetric part, $m=m_k$ and $G$ the covariance of a token within a
-    component; only the symmetric part of the sum over pairs counts.
+    component.
     """
     dtype = heads[0].value.dtype
     means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
@@ -219,13 +219,13 @@ def linear_denoising_risk(
     bias = jnp.sum(matrix @ asked * matrix) - 2.0 * jnp.sum(matrix * clean) + jnp.trace(clean)
 
     def covariance(left: AbstractHead, right: AbstractHead) -> Array:
-        p = left.value.T @ right.value
-        p = 0.5 * (p + p.T)
-        pulled = t * means @ p  # (G P m_k)', one a row
-        sizes = jnp.sum(pulled * means, axis=1) / t + t * jnp.trace(p)
+        plain = left.value.T @ right.value
+        p = 0.5 * (plain + plain.T)
+        pulled = means @ p  # (P m_k)', one a row
+        sizes = jnp.sum(pulled * means, axis=1) + t * jnp.trace(p)
         tilted = (means.T * (weights * sizes)) @ means + t * eye * (weights @ sizes)
-        crossed = (means.T * weights) @ pulled
-        return tilted + 2.0 * (crossed + crossed.T) + 2.0 * t * t * p - second @ p @ second
+        crossed = t * (means.T * weights) @ pulled
+        return tilted + 2.0 * (crossed + crossed.T) + 2.0 * t * t * p - second @ plain @ second
 
     spread = sum(
         jnp.sum(covariance(left, right) * (left.key_query @ asked @ right.key_query.T))

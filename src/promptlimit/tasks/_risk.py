@@ -128,7 +128,14 @@ def risk_gradient(
     """
     with jax.enable_x64(True):
         request = risk_request(
-            attention, task, lengths, kind=kind, key=key, points=points, samples=samples
+            attention,
+            task,
+            lengths,
+            kind=kind,
+            key=key,
+            points=points,
+            samples=samples,
+            slopes=True,
         )
         if request.exact is None:
             slopes = [simulated_gradient(one, request.samples) for one in request.simulations]
@@ -229,8 +236,12 @@ def risk_request(
     key: PRNGKeyArray | None,
     points: int | None,
     samples: int | None,
+    slopes: bool = False,
 ) -> RiskRequest:
-    """Return the request, or say what does not fit; call inside `enable_x64`."""
+    """Return the request, or say what does not fit; call inside `enable_x64`.
+
+    With `slopes`, exact risks that cannot be differentiated count as not known.
+    """
     require_task(task)
     require_fitting_task("attention", attention, task)
     tokens = require_lengths(lengths)
@@ -241,6 +252,8 @@ def risk_request(
     predictor, law = in_double(attention), in_double(task)
     if kind != "estimate":
         risks = law.exact_risks(predictor, tokens.ravel().tolist())
+        if slopes:
+            risks = [one if one is not None and one.is_smooth(predictor) else None for one in risks]
         exact = [risk for risk in risks if risk is not None]
         if len(exact) == len(risks):
             return RiskRequest(predictor, law, tokens, exact, None, count, prompts)
