@@ -38,6 +38,7 @@ from promptlimit.results._rates import RateStatus as RateStatus
 from promptlimit.results._report_folder import ReportFolder as ReportFolder
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
+from promptlimit.results._risks import TunedLayers as TunedLayers
 from promptlimit.results._run_folder import OPAQUE as OPAQUE
 from promptlimit.results._run_folder import ConfigurationError as ConfigurationError
 from promptlimit.results._run_folder import RunBusyError as RunBusyError

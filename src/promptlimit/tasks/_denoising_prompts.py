@@ -218,7 +218,7 @@ def prompt_excess(
         task.means, task.weights, math.sqrt(task.token_variance) * np.eye(task.token_dim)
     )
     readings = [
-        _reading(task, tilt, value, lengths, rule.points)
+        head_reading(task, tilt, value, lengths, rule.points)
         for tilt, value in zip(heads.tilts, heads.values, strict=True)
     ]
     outputs = rule.points @ heads.residual.T + sum(reading.limit for reading in readings)
@@ -242,7 +242,7 @@ def prompt_excess(
     return whole, rule.doubt * np.abs(halves[0] - halves[1]) + lost
 
 
-class _Reading(NamedTuple):
+class HeadReading(NamedTuple):
     r"""What one head reads at n queries: its limit, $VE\varepsilon$ and $E|V\varepsilon|^2$."""
 
     limit: Array
@@ -250,9 +250,10 @@ class _Reading(NamedTuple):
     square: Array
 
 
-def _reading(
+def head_reading(
     task: Denoising, tilt: Array, value: Array, lengths: Array, queries: Array
-) -> _Reading:
+) -> HeadReading:
+    """Return what one head reads at queries [n, d]: U = `tilt`, V = `value`."""
     variance, means = task.token_variance, task.means
     tilts = queries @ tilt.T
     sizes = np.linalg.norm(tilts, axis=1)
@@ -269,7 +270,7 @@ def _reading(
     square += 2.0 * math.sqrt(variance) * np.einsum("nlk,nk->nl", moments.along, along @ seen.T)
     square += variance * (moments.score - share) * (along**2).sum(axis=1)[:, None]
     square += variance * share * np.sum(value**2)
-    return _Reading((gates @ means + variance * tilts) @ value.T, bias, square)
+    return HeadReading((gates @ means + variance * tilts) @ value.T, bias, square)
 
 
 def _unique_selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
