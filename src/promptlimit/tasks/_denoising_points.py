@@ -6,7 +6,7 @@ dimensions they are scrambled Sobol' points.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,12 +88,13 @@ def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
     s = task.query_variance
     half_squares = 0.5 * np.sum(task.means**2, axis=1)
-    return softmax_rows(np.log(task.weights) + (queries @ task.means.T - half_squares) / s)
+    return prior_gates(task, (queries @ task.means.T - half_squares) / s)
 
 
-def softmax_rows(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the softmax of each row."""
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+def prior_gates(task: Denoising, scores: Any) -> Any:
+    r"""Return $\mathrm{softmax}_k(\log\pi_k+\text{scores}_k)$ of each row, of NumPy or of jax."""
+    space = scores.__array_namespace__()
+    shares = task.weights[None] * space.exp(scores - scores.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
 
 
