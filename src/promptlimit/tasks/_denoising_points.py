@@ -88,13 +88,12 @@ def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
     s = task.query_variance
     half_squares = 0.5 * np.sum(task.means**2, axis=1)
-    return prior_gates(task, (queries @ task.means.T - half_squares) / s)
+    return softmax_rows(np.log(task.weights) + (queries @ task.means.T - half_squares) / s)
 
 
-def prior_gates(task: Denoising, scores: Any) -> Any:
-    r"""Return $\mathrm{softmax}_k(\log\pi_k+\text{scores}_k)$ of each row, of NumPy or of jax."""
-    space = scores.__array_namespace__()
-    shares = task.weights[None] * space.exp(scores - scores.max(axis=1, keepdims=True))
+def softmax_rows(logits: Any) -> Any:
+    """Return the softmax of each row, of NumPy or of jax."""
+    shares = logits.__array_namespace__().exp(logits - logits.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
 
 

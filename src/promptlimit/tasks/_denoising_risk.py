@@ -35,8 +35,8 @@ from promptlimit.tasks._denoising_points import (
     bayes_predictions,
     gates,
     normal_rule,
-    prior_gates,
     query_points,
+    softmax_rows,
     span,
 )
 
@@ -234,8 +234,9 @@ class LimitMap:
         """Return f at queries [n, d]."""
         outputs = queries @ self.matrix.T
         for tilt, value in zip(self.tilts, self.values, strict=True):
-            gate = prior_gates(task, queries @ tilt.T @ task.means.T)
-            outputs = outputs + gate @ task.means @ value.T
+            scores = queries @ tilt.T @ task.means.T
+            prior = scores.__array_namespace__().log(task.weights)
+            outputs = outputs + softmax_rows(prior[None] + scores) @ task.means @ value.T
         return outputs
 
 
