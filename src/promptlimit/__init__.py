@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
+    from promptlimit.results import OutsideDomainError as OutsideDomainError
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
     from promptlimit.results import RequiredLength as RequiredLength
@@ -141,6 +142,7 @@ _HOME = {
     "Mixture": "measures",
     "MultiHead": "attention",
     "NotAnalyticError": "results",
+    "OutsideDomainError": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",

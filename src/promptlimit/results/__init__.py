@@ -25,7 +25,9 @@ from promptlimit.results._heads import HeadReplacement as HeadReplacement
 from promptlimit.results._kinds import AccuracyError as AccuracyError
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._kinds import KindUnavailableError as KindUnavailableError
+from promptlimit.results._kinds import Length as Length
 from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
+from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments

@@ -31,7 +31,6 @@ from promptlimit.tasks._regression import LinearRegression as LinearRegression
 from promptlimit.tasks._regression import require_regression as require_regression
 from promptlimit.tasks._regression_risk import LinearRisk as LinearRisk
 from promptlimit.tasks._regression_risk import risk_function as risk_function
-from promptlimit.tasks._risk import array_names as array_names
 from promptlimit.tasks._risk import kind_of as kind_of
 from promptlimit.tasks._risk import require_fitting_task as require_fitting_task
 from promptlimit.tasks._risk import require_lengths as require_lengths

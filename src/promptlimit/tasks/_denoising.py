@@ -1,6 +1,7 @@
 r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more of them to clean."""
 
 import math
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -130,13 +131,43 @@ class Denoising(AbstractTask):
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
         return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
 
-    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk over infinite prompts; at finite lengths it is simulated."""
+    def closed_risk(
+        self, attention: AbstractAttention, length: Float[Array, ""]
+    ) -> Float[Array, ""] | None:
+        """Return the risk of linear heads."""
         # Its modules hold this class in their signatures.
+        from promptlimit.tasks._denoising_prompt_risk import linear_denoising_risk  # noqa: PLC0415
+
+        heads = attention.heads_read()
+        if heads is None or any(head.kernel != "linear" for head in heads):
+            return None
+        return linear_denoising_risk(self, heads, attention.residual_read(), length)
+
+    def exact_risks(
+        self, attention: AbstractAttention, lengths: Sequence[float]
+    ) -> list[AbstractExactRisk | None]:
+        """Return the risks of heads that say so: linear, or softmax."""
+        from promptlimit.tasks._denoising_prompt_risk import PromptRisk  # noqa: PLC0415
         from promptlimit.tasks._denoising_risk import FixedLimitRisk  # noqa: PLC0415
 
         _require_outputs(attention, self.token_dim)
-        return FixedLimitRisk(self) if math.isinf(length) else None
+        heads = attention.heads_read()
+        kernels = {head.kernel for head in heads or ()}
+        if kernels == {"linear"}:
+            return [super(Denoising, self).exact_risk(attention, length) for length in lengths]
+        together = tuple(sorted({length for length in lengths if math.isfinite(length)}))
+        known: dict = {}
+        finite = kernels == {"softmax"}
+        return [
+            FixedLimitRisk(self)
+            if math.isinf(length)
+            else (PromptRisk(self, length, together, known) if finite else None)
+            for length in lengths
+        ]
+
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk at one length, as `exact_risks` does."""
+        return self.exact_risks(attention, [float(length)])[0]
 
     def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
         """Return the risk of `bayes`, at every length: the law is known without the prompt."""
