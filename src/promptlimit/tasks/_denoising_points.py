@@ -6,7 +6,7 @@ dimensions they are scrambled Sobol' points.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +91,9 @@ def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     return softmax_rows(np.log(task.weights) + (queries @ task.means.T - half_squares) / s)
 
 
-def softmax_rows(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the softmax of each row."""
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+def softmax_rows(logits: Any) -> Any:
+    """Return the softmax of each row, of NumPy or of jax."""
+    shares = logits.__array_namespace__().exp(logits - logits.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
 
 

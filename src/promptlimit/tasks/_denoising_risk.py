@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._arrays import doubles
+from promptlimit._inputs import is_traced
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Mixture
 from promptlimit.tasks._abstract import (
@@ -41,19 +43,21 @@ from promptlimit.tasks._denoising_points import (
 _MOST_POINTS = 2**18
 _ROUNDING = 1e-12
 
+AnyArray: TypeAlias = NDArray[np.float64] | Array
+
 
 class LimitObjective(AbstractObjective):
     r"""The risk $R^*+\frac12\sum_iw_i|T[\mu](z_i)-f^*(z_i)|^2$ over an infinite prompt.
 
     Attributes:
-        law: $\mu$, of a token.
+        task: the mixture $\mu$.
         points: $z_i$.
         weights: $w_i$, of sum one.
         bayes: $f^*(z_i)$.
         least: $R^*$, that of the Bayes predictor.
     """
 
-    law: Mixture
+    task: Denoising
     points: Float[Array, "points d"]
     weights: Float[Array, " points"]
     bayes: Float[Array, "points d"]
@@ -61,7 +65,12 @@ class LimitObjective(AbstractObjective):
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
-        outputs = jax.vmap(lambda query: attention(self.law, query))(self.points)
+        limit = limit_map(attention, self.task)
+        if limit is None:
+            law = self.task.token_law
+            outputs = jax.vmap(lambda query: attention(law, query))(self.points)
+        else:
+            outputs = limit(self.task, self.points)
         return self.least + 0.5 * self.weights @ jnp.sum((outputs - self.bayes) ** 2, axis=1)
 
 
@@ -144,7 +153,7 @@ class FixedLimitRisk(AbstractLimitRisk):
         """Return the risk over one lattice or Sobol' set of queries."""
         queries = query_points(self.task, points, replicate=replicate)
         nodes, weights, bayes = (jnp.asarray(column) for column in queries)
-        return LimitObjective(self.task.token_law, nodes, weights, bayes, self.least)
+        return LimitObjective(self.task, nodes, weights, bayes, self.least)
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
         """Return the excess by the few directions that heads and Bayes see, else by calls."""
@@ -209,22 +218,25 @@ def _until(
 class LimitMap:
     r"""What heads make of an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
+    In NumPy for matrices that are there, in jax for those that are being differentiated.
+
     Attributes:
         matrix: $A$, with the residual and all that is linear in the query, [d, d].
-        tilts: $U_h$ of the softmax heads, [heads, d, d].
-        values: their $V_h$, [heads, d, d].
+        tilts: $U_h$ of the softmax heads, [d, d] each.
+        values: their $V_h$, [d, d] each.
     """
 
-    matrix: NDArray[np.float64]
-    tilts: NDArray[np.float64]
-    values: NDArray[np.float64]
+    matrix: AnyArray
+    tilts: tuple[AnyArray, ...]
+    values: tuple[AnyArray, ...]
 
-    def __call__(self, task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+    def __call__(self, task: Denoising, queries: AnyArray) -> Any:
         """Return f at queries [n, d]."""
         outputs = queries @ self.matrix.T
         for tilt, value in zip(self.tilts, self.values, strict=True):
-            gate = softmax_rows(np.log(task.weights) + queries @ tilt.T @ task.means.T)
-            outputs += gate @ task.means @ value.T
+            scores = queries @ tilt.T @ task.means.T
+            prior = scores.__array_namespace__().log(task.weights)
+            outputs = outputs + softmax_rows(prior[None] + scores) @ task.means @ value.T
         return outputs
 
 
@@ -238,18 +250,24 @@ def limit_map(attention: AbstractAttention, task: Denoising) -> LimitMap | None:
     heads, residual = attention.heads_read(), attention.residual_read()
     if heads is None:
         return None
-    d, variance = task.token_dim, task.token_variance
-    matrix = np.zeros((d, d)) if residual is None else doubles(residual).copy()
-    second = (task.means.T * task.weights) @ task.means + variance * np.eye(d)
-    tilts, values = np.zeros((2, 0, d, d))
+    variance, eye = task.token_variance, np.eye(task.token_dim)
+    second = (task.means.T * task.weights[None]) @ task.means + variance * eye
+    matrix: Any = 0.0 * eye if residual is None else _host(residual)
+    tilts, values = [], []
     for head in heads:
-        tilt, value = doubles(head.key_query), doubles(head.value)
+        tilt, value = _host(head.key_query), _host(head.value)
         if head.kernel == "linear":
-            matrix += value @ second @ tilt
+            matrix = matrix + value @ second @ tilt
         else:
-            matrix += variance * value @ tilt
-            tilts, values = np.append(tilts, [tilt], axis=0), np.append(values, [value], axis=0)
-    return LimitMap(matrix, tilts, values)
+            matrix = matrix + variance * (value @ tilt)
+            tilts.append(tilt)
+            values.append(value)
+    return LimitMap(matrix, tuple(tilts), tuple(values))
+
+
+def _host(matrix: Array) -> AnyArray:
+    """Return a matrix in NumPy, unless jax is tracing it."""
+    return matrix if is_traced(matrix) else doubles(matrix)
 
 
 def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: int) -> float:

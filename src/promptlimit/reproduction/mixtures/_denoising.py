@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from promptlimit.tasks import Denoising, query_points
+from promptlimit.attention import AbstractAttention
+from promptlimit.tasks import Denoising, InContextDenoising, bayes_excess, query_points
 
 _POINTS = 400
 
@@ -33,6 +34,11 @@ def random_law(
         within_variance=float(rng.uniform(0.5, 2.0)) if within is None else within,
         noise_variance=float(rng.uniform(0.5, 2.0)),
     )
+
+
+def limit_excess(attention: AbstractAttention, task: Denoising | InContextDenoising) -> float:
+    """Return E|f - f*|² over an infinite prompt."""
+    return float(bayes_excess(attention, task, math.inf).mse)
 
 
 def least_gaps(task: Denoising) -> tuple[float, float]:
@@ -72,7 +78,7 @@ class HeadFit:
             fit = least_squares(
                 lambda theta: (roots * (self._output(theta, queries)[0] - bayes)).ravel(),
                 0.5 * rng.normal(size=size),
-                jac=lambda theta: self._jacobian(theta, queries, roots),
+                jac=lambda theta: self._jacobian(theta, queries, roots),  # pyright: ignore[reportArgumentType]
                 method="lm",
                 xtol=1e-15,
                 ftol=1e-15,

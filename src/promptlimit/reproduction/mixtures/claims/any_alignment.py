@@ -59,7 +59,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         shares = weights * masses / (weights @ masses)
         right = integrated(weights, means, covariances, z)
         largest = max(largest, np.abs(shares @ outputs - right).max())
-        frozen = max(frozen, np.linalg.norm(weights @ outputs - right))
+        frozen = max(frozen, float(np.linalg.norm(weights @ outputs - right)))
     z = rng.normal(size=2)
     length = 200_000 if setting.quick else 4_000_000
     tokens = long_prompt(rng, weights, means, covariances, length)

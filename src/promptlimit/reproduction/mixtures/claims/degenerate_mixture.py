@@ -6,11 +6,14 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.mixtures._denoising import HeadFit, figure_law, random_law
+from promptlimit.reproduction.mixtures._denoising import (
+    HeadFit,
+    figure_law,
+    limit_excess,
+    random_law,
+)
 from promptlimit.results import Check
-from promptlimit.tasks import Denoising, bayes_excess, bayes_heads
-
-_INF = float("inf")
+from promptlimit.tasks import Denoising, bayes_heads
 
 
 def opposite_head(task: Denoising) -> SoftmaxAttention:
@@ -38,15 +41,15 @@ def decide(setting: Setting) -> Sequence[Check]:
     rng = np.random.default_rng(setting.seed)
     starts = 3 if setting.quick else 12
     laws = [figure_law(0.0, 4.0), *(random_law(rng, dim, within=0.0) for dim in (2, 3))]
-    two = max(bayes_excess(bayes_heads(law), law, _INF).mse for law in laws)
+    two = max(limit_excess(bayes_heads(law), law) for law in laws)
     opposite, spread = (
         Denoising([[1, 2], [-1, -2]], [0.4, 0.6], within_variance=g, noise_variance=3)
         for g in (0, 1)
     )
-    one = bayes_excess(opposite_head(opposite), opposite, _INF).mse
+    one = limit_excess(opposite_head(opposite), opposite)
     rooms = [random_law(rng, dim, within=0.0) for dim in (3, 4, 6)]
-    roomy = max(bayes_excess(roomy_head(law), law, _INF).mse for law in rooms)
-    missed = bayes_excess(opposite_head(opposite), spread, _INF).mse
+    roomy = max(limit_excess(roomy_head(law), law) for law in rooms)
+    missed = limit_excess(opposite_head(opposite), spread)
     return [
         Check("γ = 0, two heads: largest excess", two, "<=", 1e-20),
         Check("γ = 0, opposite means in the plane, one head: excess", one, "<=", 1e-20),

@@ -36,7 +36,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         output = np.asarray(head(law, z))
         formula = v @ (gate / gate.sum() @ experts)
         different = max(different, np.abs(output - formula).max())
-        frozen = max(frozen, np.linalg.norm(output - v @ (weights @ experts)))
+        frozen = max(frozen, float(np.linalg.norm(output - v @ (weights @ experts))))
         gate = np.exp(np.log(weights) + means @ t)
         formula = v @ covariances[0] @ t + v @ (gate / gate.sum() @ means)
         alike = max(alike, np.abs(np.asarray(head(shared, z)) - formula).max())

@@ -7,9 +7,9 @@ import numpy as np
 from promptlimit.attention import LinearAttention, MultiHead
 from promptlimit.measures import Empirical
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.mixtures._denoising import figure_law, least_gaps
+from promptlimit.reproduction.mixtures._denoising import figure_law, least_gaps, limit_excess
 from promptlimit.results import Check
-from promptlimit.tasks import Denoising, bayes_excess, query_points
+from promptlimit.tasks import Denoising, query_points
 
 _POINTS = 4096
 _DEPTH = 3
@@ -43,7 +43,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     second = clean + task.noise_variance * np.eye(2)
     inverse = np.linalg.inv(second)
     best = LinearAttention(inverse @ clean @ inverse, np.eye(2))
-    reached = bayes_excess(best, task, np.inf).mse
+    reached = limit_excess(best, task)
     z, weights, bayes = query_points(task, _POINTS)
     deep, off = deep_matrix(rng, task)
     above = float(weights @ np.sum((z @ deep.T - bayes) ** 2, axis=1)) - linear

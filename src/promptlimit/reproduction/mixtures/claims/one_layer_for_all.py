@@ -6,11 +6,9 @@ import numpy as np
 
 from promptlimit.attention import Layer, SoftmaxAttention
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.mixtures._denoising import random_law
+from promptlimit.reproduction.mixtures._denoising import limit_excess, random_law
 from promptlimit.results import Check
-from promptlimit.tasks import Denoising, InContextDenoising, bayes_excess, bayes_layer
-
-_INF = float("inf")
+from promptlimit.tasks import Denoising, InContextDenoising, bayes_layer
 
 
 def paper_layer(within: float, noise: float, dim: int) -> Layer:
@@ -27,13 +25,13 @@ def decide(setting: Setting) -> Sequence[Check]:
         for _ in range(2 if setting.quick else 10):
             law = random_law(rng, dim, components)
             layer = paper_layer(law.within_variance, law.noise_variance, dim)
-            largest = max(largest, bayes_excess(layer, law, _INF, points=512).mse)
+            largest = max(largest, limit_excess(layer, law))
     law = random_law(rng, 3)
     settings = {"within_variance": law.within_variance, "noise_variance": law.noise_variance}
     turned = InContextDenoising(law.means, law.weights, **settings)
-    in_context = bayes_excess(bayes_layer(turned), turned, _INF).mse
+    in_context = limit_excess(bayes_layer(turned), turned)
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    missed = bayes_excess(paper_layer(1.0, 4.0, 2), unequal, _INF).mse
+    missed = limit_excess(paper_layer(1.0, 4.0, 2), unequal)
     return [
         Check("random mixtures, d = 2 to 10: largest excess", largest, "<=", 1e-20),
         Check("means turned for each prompt: excess", in_context, "<=", 1e-20),

@@ -6,11 +6,14 @@ import numpy as np
 
 from promptlimit.attention import AbstractAttention, MultiHead, SoftmaxAttention
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.mixtures._denoising import HeadFit, figure_law, random_law
+from promptlimit.reproduction.mixtures._denoising import (
+    HeadFit,
+    figure_law,
+    limit_excess,
+    random_law,
+)
 from promptlimit.results import Check
-from promptlimit.tasks import Denoising, bayes_excess, bayes_heads, query_points
-
-_LENGTH = float("inf")
+from promptlimit.tasks import Denoising, bayes_heads, query_points
 
 
 def plane_heads(task: Denoising) -> MultiHead:
@@ -41,12 +44,11 @@ def decide(setting: Setting) -> Sequence[Check]:
         for m in (rng.normal(size=2), rng.normal(size=4))
     ]
     spanning, turned = (
-        max(bayes_excess(bayes_heads(law), law, _LENGTH).mse for law in group)
-        for group in (laws, opposite)
+        max(limit_excess(bayes_heads(law), law) for law in group) for group in (laws, opposite)
     )
     ours = figure_law()
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    missed = bayes_excess(plane_heads(unequal), unequal, _LENGTH).mse
+    missed = limit_excess(plane_heads(unequal), unequal)
     largest, again = (distance(heads, ours) for heads in (bayes_heads(ours), plane_heads(ours)))
     checks = [
         Check("Figure 2: largest distance", largest, "<=", 1e-9),
