@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from promptlimit.results import RiskGradient as RiskGradient
     from promptlimit.results import RunBusyError as RunBusyError
     from promptlimit.results import StreamedAttention as StreamedAttention
+    from promptlimit.results import TunedLayers as TunedLayers
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import bayes_heads as bayes_heads
     from promptlimit.tasks import bayes_layer as bayes_layer
     from promptlimit.tasks import bayes_risk as bayes_risk
+    from promptlimit.tasks import best_layer as best_layer
     from promptlimit.tasks import linear_optimum as linear_optimum
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
@@ -163,6 +165,7 @@ _HOME = {
     "TrainingPlan": "dynamics",
     "Trajectory": "dynamics",
     "TrajectoryGap": "dynamics",
+    "TunedLayers": "results",
     "UniformCube": "measures",
     "UniformSphere": "measures",
     "UnreliableErrorWarning": "finite",
@@ -174,6 +177,7 @@ _HOME = {
     "bayes_heads": "tasks",
     "bayes_layer": "tasks",
     "bayes_risk": "tasks",
+    "best_layer": "tasks",
     "block_start": "dynamics",
     "fit_rate": "concentration",
     "flow_time": "dynamics",

@@ -12,6 +12,7 @@ from promptlimit.tasks._abstract import MatrixRisk as MatrixRisk
 from promptlimit.tasks._abstract import merged as merged
 from promptlimit.tasks._bayes import bayes_excess as bayes_excess
 from promptlimit.tasks._bayes import bayes_risk as bayes_risk
+from promptlimit.tasks._best_layer import best_layer as best_layer
 from promptlimit.tasks._denoising import Denoising as Denoising
 from promptlimit.tasks._denoising import InContextDenoising as InContextDenoising
 from promptlimit.tasks._denoising_heads import bayes_heads as bayes_heads

@@ -184,7 +184,7 @@ class TurnedLimitRisk(AbstractLimitRisk):
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
         """Return that of the fixed mixture where turning makes no difference, else a mean."""
-        if _turns_freely(attention):
+        if turns_freely(attention):
             return FixedLimitRisk(self.task).excess_on(attention, points, replicate)
         objective = self.objective(points=points, replicate=replicate, max_sharpness=0.0)
         return _excess_of(objective, attention)
@@ -293,7 +293,7 @@ def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: i
     return 0.5 * excess
 
 
-def _turns_freely(attention: AbstractAttention) -> bool:
+def turns_freely(attention: AbstractAttention) -> bool:
     """Return whether all matrices are multiples of the identity: turning then changes nothing."""
     heads, residual = attention.heads_read(), attention.residual_read()
     if heads is None:
