@@ -210,7 +210,7 @@ def linear_denoising_risk(
     """
     dtype = heads[0].value.dtype
     means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
-    eye, outer = jnp.eye(task.token_dim, dtype=dtype), (means.T * weights) @ means
+    eye, outer = jnp.eye(task.token_dim, dtype=dtype), (means.T * weights[None]) @ means
     g, t = task.within_variance, task.token_variance
     second, asked = outer + t * eye, outer + task.query_variance * eye
     matrix = jnp.zeros_like(eye) if residual is None else residual
@@ -223,8 +223,8 @@ def linear_denoising_risk(
         p = 0.5 * (plain + plain.T)
         pulled = means @ p  # (P m_k)', one a row
         sizes = jnp.sum(pulled * means, axis=1) + t * jnp.trace(p)
-        tilted = (means.T * (weights * sizes)) @ means + t * eye * (weights @ sizes)
-        crossed = t * (means.T * weights) @ pulled
+        tilted = (means.T * (weights * sizes)[None]) @ means + t * eye * (weights @ sizes)
+        crossed = t * (means.T * weights[None]) @ pulled
         return tilted + 2.0 * (crossed + crossed.T) + 2.0 * t * t * p - second @ plain @ second
 
     spread = sum(
