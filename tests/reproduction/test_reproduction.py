@@ -9,9 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from promptlimit.reporting import FORMATS
-from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.reproduction import papers
 
 pytestmark = pytest.mark.slow
+
+PAPERS = papers()
 
 
 class Reproduced(NamedTuple):
@@ -45,7 +47,8 @@ def reproduced(out: Path, environment: dict[str, str]) -> Reproduced:
 
 def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
     claims = quick.printed["claims"]
-    assert [claim["name"] for claim in claims] == [claim.name for claim in PAPER.claims]
+    names = [claim.name for paper in PAPERS for claim in paper.claims]
+    assert [claim["name"] for claim in claims] == names
     news = [
         (claim["name"], [check for check in claim["checks"] if not check["passed"]])
         for claim in claims
@@ -62,15 +65,18 @@ def test_every_claim_has_a_control(quick: Reproduced) -> None:
 
 def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
     ended = [line for line in quick.log if line.endswith(" left") and " s, " in line]
-    for item in (*PAPER.claims, *PAPER.figures):
-        assert sum(line.startswith(f"reproduce: {item.name}: ") for line in ended) == 1
+    for paper in PAPERS:
+        for item in (*paper.claims, *paper.figures):
+            label = f"{paper.name}/{item.name}"
+            assert sum(line.startswith(f"reproduce: {label}: ") for line in ended) == 1, label
     assert ended[-1].endswith(", 0 left")
 
 
 def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
     quick: Reproduced, users_environment: dict[str, str]
 ) -> None:
-    drawn = {f"{recipe.name}.{kind}" for recipe in PAPER.figures for kind in FORMATS}
+    recipes = [recipe for paper in PAPERS for recipe in paper.figures]
+    drawn = {f"{recipe.name}.{kind}" for recipe in recipes for kind in FORMATS}
     before = files(quick.out)
     assert drawn <= {path.name for path in before}
     assert all(len(before[path]) > 5_000 for path in before if path.name in drawn)

@@ -148,13 +148,16 @@ class Denoising(AbstractTask):
     ) -> list[AbstractExactRisk | None]:
         """Return the risks of heads that say so: linear, or softmax."""
         from promptlimit.tasks._denoising_prompt_risk import PromptRisk  # noqa: PLC0415
-        from promptlimit.tasks._denoising_risk import FixedLimitRisk  # noqa: PLC0415
+        from promptlimit.tasks._denoising_risk import (  # noqa: PLC0415
+            FixedLimitRisk,
+            LinearDenoisingRisk,
+        )
 
         _require_outputs(attention, self.token_dim)
         heads = attention.heads_read()
         kernels = {head.kernel for head in heads or ()}
         if kernels == {"linear"}:
-            return [super(Denoising, self).exact_risk(attention, length) for length in lengths]
+            return [LinearDenoisingRisk(self, length) for length in lengths]
         together = tuple(sorted({length for length in lengths if math.isfinite(length)}))
         known: dict = {}
         finite = kernels == {"softmax"}

@@ -27,6 +27,7 @@ from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractObjective,
     Averaged,
+    ClosedRisk,
     spread,
 )
 from promptlimit.tasks._denoising import Denoising
@@ -162,6 +163,28 @@ class FixedLimitRisk(AbstractLimitRisk):
             return projected_excess(limit, self.task, points, replicate)
         objective = self.objective(points=points, replicate=replicate, max_sharpness=0.0)
         return _excess_of(objective, attention)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearDenoisingRisk(ClosedRisk):
+    """The risk of linear heads at one length, in closed form, with its excess over Bayes.
+
+    Attributes:
+        task: the mixture.
+    """
+
+    task: Denoising
+
+    def excess(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return that over the infinite prompt, and what L tokens add, which is in 1/L."""
+        limit = FixedLimitRisk(self.task).excess(attention, tolerance=tolerance, points=points)
+        one, never = (
+            ClosedRisk(self.task, length).value(attention, tolerance=tolerance, points=points).value
+            for length in (1.0, math.inf)
+        )
+        return limit._replace(value=limit.value + (one - never) / self.length)
 
 
 class TurnedLimitRisk(AbstractLimitRisk):
