@@ -51,4 +51,5 @@ from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training
 from promptlimit.results._training import masked as masked
 from promptlimit.results._training import unmasked as unmasked
+from promptlimit.results._trajectory import OfOneHead as OfOneHead
 from promptlimit.results._trajectory import Trajectory as Trajectory
