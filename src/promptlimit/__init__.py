@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
+    from promptlimit.tasks import Discrimination as Discrimination
     from promptlimit.tasks import LinearRegression as LinearRegression
     from promptlimit.tasks import bayes_risk as bayes_risk
     from promptlimit.tasks import linear_optimum as linear_optimum
@@ -114,6 +115,7 @@ _HOME = {
     "Affine": "measures",
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
+    "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
     "Factored": "attention",
