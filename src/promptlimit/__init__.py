@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from promptlimit.finite import WeightInterpolant as WeightInterpolant
     from promptlimit.finite import WeightStatistics as WeightStatistics
     from promptlimit.finite import gradient_moments as gradient_moments
+    from promptlimit.finite import output_law as output_law
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import score_statistics as score_statistics
     from promptlimit.finite import weight_interpolant as weight_interpolant
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
+    from promptlimit.results import OutputLaw as OutputLaw
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
     from promptlimit.results import RequiredLength as RequiredLength
@@ -136,6 +138,7 @@ _HOME = {
     "Mixture": "measures",
     "MultiHead": "attention",
     "NotAnalyticError": "results",
+    "OutputLaw": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",
@@ -173,6 +176,7 @@ _HOME = {
     "gradient_moments": "finite",
     "linear_optimum": "tasks",
     "output_gap": "concentration",
+    "output_law": "finite",
     "prompt_moments": "finite",
     "required_length": "concentration",
     "risk": "tasks",

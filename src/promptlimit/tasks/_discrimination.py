@@ -17,8 +17,7 @@ from promptlimit._inputs import (
 )
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
-from promptlimit.results import Risk
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged, Lengths
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
 
 
 class ScoreCoordinates(NamedTuple):
@@ -127,7 +126,7 @@ class Discrimination(AbstractTask):
 
     @property
     def prompt(self) -> Mixture:
-        r"""The law of a token: $\pi_+N((m_{+1},1),\Gamma\oplus0)+\pi_-N((m_{-1},-1),\Gamma\oplus0)$."""
+        r"""The law of a token: $(m_y,y)$ and covariance $\Gamma\oplus0$ with probability $\pi_y$."""
         cov = jnp.pad(jnp.asarray(self.cov), ((0, 1), (0, 1)))
         first, second = (jnp.asarray(mean) for mean in self.means)
         classes = [
@@ -170,8 +169,9 @@ class Discrimination(AbstractTask):
 
         Its gate is constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. Unbalanced classes:
         $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ makes the intercept. Balanced ones:
-        $v_{22}=0$, $v_{21}$ is $w_*$ moved along the midpoint $\bar m$ to
-        $\langle v_{21},\bar m\rangle=b_*$, and $U_{11}=w_*v_{21}^\top/\langle v_{21},\Gamma v_{21}\rangle$.
+        $v_{22}=0$, $v_{21}$ is $w_*$ moved along the midpoint $\bar m$ until it meets it in
+        $\langle v_{21},\bar m\rangle=b_*$, and $U_{11}=w_*v_{21}^\top$ over
+        $\langle v_{21},\Gamma v_{21}\rangle$.
         """
         slope, intercept = self.bayes.slope, float(self.bayes.intercept)
         centre, prior = self.means.mean(axis=0), self.weights[0] - self.weights[1]
@@ -191,7 +191,8 @@ class Discrimination(AbstractTask):
         With $U^\top=\begin{pmatrix}U_{11}&u_{12}\\u_{21}^\top&u_{22}\end{pmatrix}$, the blocks of
         the transpose, $(v_{21}, v_{22})$ the last row of $V$ and $\delta=m_{+1}-m_{-1}$,
 
-            w = U_11 Γ v_21,  b = <v_21, m_-1> - v_22,  r = <v_21, δ> + 2 v_22,  s = 2 u_12 + U_11 δ.
+            w = U_11 Γ v_21,   b = <v_21, m_-1> - v_22,
+            r = <v_21, δ> + 2 v_22,   s = 2 u_12 + U_11 δ.
 
         Linear attention has $w=(E[zz^\top]U)^\top v$ in the covariates, and nothing else.
 
