@@ -173,7 +173,7 @@ class _ExactLaws(AbstractScalarLaws):
         away = thresholds - self.limit - bias
         far = variance / (variance + away**2)  # Cantelli: no more probability lies beyond
         beyond = far < error
-        return np.where(beyond, away < 0.0, tail), np.where(beyond, far, error)
+        return np.where(beyond, 1.0 * (away < 0.0), tail), doubles(np.where(beyond, far, error))
 
     def hull(self, place: int) -> tuple[float, float]:  # noqa: ARG002
         return self.tokens.hull

@@ -17,7 +17,7 @@ _REACH = 8.5
 """Where a standard normal ends in double precision."""
 
 _RAY_STEP = 0.3
-"""Of the trapezoid rule in log x, $1/D=\int e^{-xD}dx$: its error is $e^{-\pi^2/0.3}$."""
+r"""Of the trapezoid rule in log x, $1/D=\int e^{-xD}dx$: its error is $e^{-\pi^2/0.3}$."""
 
 _FIRST_STEP, _LAST_STEP = 0.34, 0.04
 """In log frequency: that of the first rule, and where halving it ends."""
@@ -30,7 +30,7 @@ _ROUNDING, _NEGLIGIBLE, _HIGHEST = 1e-11, 1e-13, 1e100
 
 @dataclasses.dataclass(frozen=True)
 class ScoredValues:
-    r"""Scores $s=c_k+\sigma_kg$ and values $v=\mu_k+\beta_kg+\sqrt{\rho_k}\,g'$, component by component.
+    r"""Scores $s=c_k+\sigma_kg$ and values $v=\mu_k+\beta_kg+\sqrt{\rho_k}\,g'$ by component k.
 
     Attributes:
         weights: $\pi_k$, [k].
@@ -50,7 +50,7 @@ class ScoredValues:
 
     @staticmethod
     def along(parts: GaussianParts, tilt: Array, row: Array) -> "ScoredValues":
-        r"""Return those of tokens from Gaussian parts: $s=\langle t,z\rangle$, $v=\langle v,z\rangle$."""
+        r"""Return those of tokens z from Gaussian parts: $\langle t,z\rangle$ and row times z."""
         covs = parts.all_covs()
         sigma = np.sqrt(np.maximum(np.einsum("i,kij,j->k", tilt, covs, tilt), 0.0))
         spread = np.maximum(np.einsum("i,kij,j->k", row, covs, row), 0.0)
@@ -58,19 +58,11 @@ class ScoredValues:
         slopes = np.divide(shared, sigma, out=np.zeros_like(sigma), where=sigma > 0.0)
         rests = np.maximum(spread - slopes**2, 0.0)
         rests[rests < 1e-14 * spread] = 0.0
-        return ScoredValues.normalised(
-            parts.weights, parts.means @ tilt, sigma, parts.means @ row, slopes, rests
-        )
-
-    @staticmethod
-    def normalised(
-        weights: Array, scores: Array, sharpness: Array, values: Array, slopes: Array, rests: Array
-    ) -> "ScoredValues":
-        """Return the same with scores shifted to mean weight one; the shift changes nothing else."""
-        masses = np.log(weights) + scores + 0.5 * sharpness**2
+        scores = parts.means @ tilt
+        masses = np.log(parts.weights) + scores + 0.5 * sigma**2
         top = masses.max()
-        mass = top + math.log(np.exp(masses - top).sum())
-        return ScoredValues(weights, scores - mass, sharpness, values, slopes, rests)
+        scores = scores - top - math.log(np.exp(masses - top).sum())
+        return ScoredValues(parts.weights, scores, sigma, parts.means @ row, slopes, rests)
 
     @property
     def limit(self) -> float:
@@ -85,7 +77,7 @@ class ScoredValues:
         return float((self.values - spread).min()), float((self.values + spread).max())
 
     def nodes(self, tilts: float) -> tuple[Array, Array]:
-        r"""Return nodes g and weights of the standard normal, also when it is tilted by $n\sigma$."""
+        r"""Return nodes g and weights of the standard normal, also where it is tilted n times."""
         sigma = float(self.sharpness.max())
         top = min(_REACH + tilts * sigma, 37.0)
         step = min(0.12, 0.3 / max(sigma, 1e-9))
@@ -149,9 +141,9 @@ def upper_tails(
         P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)),
 
     the trapezoid rule in $\log\omega$. One token is a mixture of Gaussians and takes no integral.
-    Where a score decides its value ($\rho_k=0$) the law of one term has an edge and $\psi_c$ falls as
-    slowly as $\omega^{-1/2}$: values are then blurred by a little, $\epsilon$, and by half of it,
-    and the tail, even in $\epsilon$, extrapolated to none.
+    Where a score decides its value ($\rho_k=0$) the law of one term has an edge and $\psi_c$ falls
+    as slowly as $\omega^{-1/2}$: values are then blurred by a little, $\epsilon$, and by half of it,
+    and the tail, even in $\epsilon$, is extrapolated to none.
 
     Args:
         tokens: their scores and values.
@@ -210,13 +202,13 @@ def _gil_pelaez(
 
 
 def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
-    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$, $u_j=u_0+\text{shift}+j\,\text{step}$, [m]."""
+    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ from a shifted start at a step in u, [m]."""
     frequency = contour.linear_below(length) * math.exp(shift)
     total, active = np.zeros_like(frequency), np.arange(frequency.size)
     share = 1.0 / -math.expm1(-step)  # below the first node it is linear in ω: a geometric sum
     while active.size:
         power = contour.power(frequency, length)
-        total[active] += share * power.imag
+        total[active] += share * np.imag(power)
         left = (np.abs(power) > _NEGLIGIBLE) & (frequency < _HIGHEST)
         if not left.all():
             active, frequency, contour = active[left], frequency[left], contour.rows(left)

@@ -73,7 +73,9 @@ class OutputLaw:
         columns = self.thresholds, self.value, self.mean[..., None], self.variance[..., None]
         rows = [column.reshape(-1, column.shape[-1]) for column in columns]
         means = [
-            mean_under_tail(function, slope, c, tail, float(mean[0]), math.sqrt(variance[0]))
+            mean_under_tail(
+                function, slope, c, tail, mean=float(mean[0]), spread=math.sqrt(variance[0])
+            )
             for c, tail, mean, variance in zip(*rows, strict=True)
         ]
         return np.reshape(means, self.lengths.shape)
@@ -110,6 +112,7 @@ def mean_under_tail(
     slope: Function,
     thresholds: np.ndarray,
     tail: np.ndarray,
+    *,
     mean: float,
     spread: float,
 ) -> float:

@@ -126,7 +126,7 @@ class Discrimination(AbstractTask):
 
     @property
     def prompt(self) -> Mixture:
-        r"""The law of a token: $(m_y,y)$ and covariance $\Gamma\oplus0$ with probability $\pi_y$."""
+        r"""The law of a token: mean $(m_y,y)$ and covariance $\Gamma\oplus0$, by weight $\pi_y$."""
         cov = jnp.pad(jnp.asarray(self.cov), ((0, 1), (0, 1)))
         first, second = (jnp.asarray(mean) for mean in self.means)
         classes = [
