@@ -107,7 +107,7 @@ def output_law(
     columns = [_padded(rows, size, shape) for rows in (grids, *zip(*tails, strict=True))]
     bias, variance, third = (column.reshape(shaped.shape) for column in laws.moments.T)
     counts = np.array([laws.samples(i) for i in range(shaped.size)])
-    moments = laws.limit + bias, variance, third
+    moments = np.asarray(laws.limit + bias), variance, third
     c, value, error = columns
     return OutputLaw(
         shaped, c, value, *moments, laws.limit, rule.kind, error, counts.reshape(shaped.shape)
@@ -168,12 +168,13 @@ class _ExactLaws(AbstractScalarLaws):
         length = float(self.lengths[place])
         if math.isinf(length):
             return (thresholds < self.limit) * 1.0, np.zeros_like(thresholds)
-        tail, error = upper_tails(self.tokens, length, thresholds)
+        tail, error = map(doubles, upper_tails(self.tokens, length, thresholds))
         bias, variance, _ = self.moments[place]
         away = thresholds - self.limit - bias
         far = variance / (variance + away**2)  # Cantelli: no more probability lies beyond
         beyond = far < error
-        return np.where(beyond, 1.0 * (away < 0.0), tail), doubles(np.where(beyond, far, error))
+        values = np.where(beyond, away < 0.0, tail), np.where(beyond, far, error)
+        return doubles(values[0]), doubles(values[1])
 
     def hull(self, place: int) -> tuple[float, float]:  # noqa: ARG002
         return self.tokens.hull

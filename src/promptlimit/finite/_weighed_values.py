@@ -25,7 +25,7 @@ _FIRST_STEP, _LAST_STEP = 0.34, 0.04
 _BLUR = 0.1
 """Of values that their scores decide, in units of their slope: it is extrapolated to zero."""
 
-_ROUNDING, _NEGLIGIBLE, _HIGHEST = 1e-11, 1e-13, 1e100
+_ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ScoredValues:
         r"""Return nodes g and weights of the standard normal, also where it is tilted n times."""
         sigma = float(self.sharpness.max())
         top = min(_REACH + tilts * sigma, 37.0)
-        step = min(0.12, 0.3 / max(sigma, 1e-9))
+        step = min(0.15, 0.4 / max(sigma, 1e-9))
         count = math.ceil((top + _REACH) / step)
         g = np.linspace(-_REACH, top, count + 1)
         return g, np.exp(-0.5 * g**2) * ((top + _REACH) / count / math.sqrt(2.0 * math.pi))
@@ -132,7 +132,7 @@ def _ray_sums(length: float, a11: Array, a22: Array, a33: Array, log_phi: Array)
 
 
 def upper_tails(
-    tokens: ScoredValues, length: float, thresholds: Array, *, agreement: float = 1e-5
+    tokens: ScoredValues, length: float, thresholds: Array, *, agreement: float = 1e-7
 ) -> tuple[Array, Array]:
     r"""Return $P(f_L>c)$ at some thresholds, and the numerical error of each.
 
@@ -142,8 +142,8 @@ def upper_tails(
 
     the trapezoid rule in $\log\omega$. One token is a mixture of Gaussians and takes no integral.
     Where a score decides its value ($\rho_k=0$) the law of one term has an edge and $\psi_c$ falls
-    as slowly as $\omega^{-1/2}$: values are then blurred by a little, $\epsilon$, and by half of it,
-    and the tail, even in $\epsilon$, is extrapolated to none.
+    as slowly as $\omega^{-1/2}$: values are then blurred by a little, $\epsilon$, and by half of
+    it, and the tail, even in $\epsilon$, is extrapolated to none.
 
     Args:
         tokens: their scores and values.
@@ -184,8 +184,8 @@ def _gil_pelaez(
 ) -> tuple[Array, Array]:
     r"""Return the integral to the error it measures, [m] twice.
 
-    Two rules half a step apart differ by the error of either, and their mean, the rule of half the
-    step, has the square of it: where that is too much, the mean is the first of the next two.
+    Two rules half a step apart differ by the error of either, far more than their mean, the rule of
+    half the step: where that is too much, the mean is the first of the next two.
     """
     contour = _Contour.below(tokens, thresholds)
     tails, distance = np.full_like(thresholds, 0.5), np.full_like(thresholds, np.inf)
@@ -198,21 +198,31 @@ def _gil_pelaez(
         tails[unsure] = 0.5 + sums * (step / math.pi)
         further = distance[unsure] > agreement
         unsure, sums, contour = unsure[further], sums[further], contour.rows(further)
-    return np.clip(tails, 0.0, 1.0), _ROUNDING + distance**2
+    return np.clip(tails, 0.0, 1.0), _ROUNDING + distance
 
 
 def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
-    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ from a shifted start at a step in u, [m]."""
-    frequency = contour.linear_below(length) * math.exp(shift)
-    total, active = np.zeros_like(frequency), np.arange(frequency.size)
-    share = 1.0 / -math.expm1(-step)  # below the first node it is linear in ω: a geometric sum
+    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over nodes, both ways, [m]."""
+    middle = math.exp(shift) / (length * contour.size)
+    upward = _one_way(contour, length, middle, step)
+    return upward + _one_way(contour, length, middle * math.exp(-step), -step)
+
+
+def _one_way(contour: "_Contour", length: float, first: float, step: float) -> Array:
+    """Return the sum from one frequency up, until the power has gone, or down, until it is real."""
+    frequency, total = first, np.zeros(contour.terms.shape[0])
+    active = np.arange(total.size)
     while active.size:
         power = contour.power(frequency, length)
-        total[active] += share * np.imag(power)
-        left = (np.abs(power) > _NEGLIGIBLE) & (frequency < _HIGHEST)
+        imaginary = np.imag(power)
+        total[active] += imaginary
+        size = np.abs(power) if step > 0.0 else np.abs(imaginary)
+        left = (size > (_NEGLIGIBLE if step > 0.0 else _LINEAR)) & (frequency < _HIGHEST)
+        if step < 0.0:  # from here down it is linear in the frequency: a geometric sum
+            total[active[~left]] += imaginary[~left] / math.expm1(-step)
         if not left.all():
-            active, frequency, contour = active[left], frequency[left], contour.rows(left)
-        frequency, share = frequency * math.exp(step), 1.0
+            active, contour = active[left], contour.rows(left)
+        frequency *= math.exp(step)
     return total
 
 
@@ -228,13 +238,13 @@ class _Contour:
         masses: the complex weights of the nodes, [m, n].
         terms: $Y=e^s(v-c)$, where the rest of a value given its score is integrated out, [m, n]...
         squares: ... and makes $e^{2s}\rho$, [m, n].
-        sizes: $|E\,Y|$, $E\,Y^2$, $E|Y|^3$, [m, 3].
+        size: $E|v|e^s$, about, where frequencies start.
     """
 
     masses: np.ndarray
     terms: np.ndarray
     squares: np.ndarray
-    sizes: Array
+    size: float
 
     @staticmethod
     def below(tokens: ScoredValues, thresholds: Array) -> "_Contour":
@@ -254,35 +264,15 @@ class _Contour:
             (shares * np.exp(0.5 * (g**2 - z**2)) * slope).reshape(shape),
             (weights * (mu + beta * z - c)).reshape(shape),
             (weights**2 * rho).reshape(shape),
-            _sizes(tokens, thresholds, g, shares),
+            float(np.abs(tokens.values).max() + np.abs(tokens.slopes).max() + rho.max() ** 0.5),
         )
 
     def rows(self, kept: np.ndarray) -> "_Contour":
         """Return the same for some of the thresholds."""
-        return _Contour(*(getattr(self, f.name)[kept] for f in dataclasses.fields(self)))
+        return _Contour(self.masses[kept], self.terms[kept], self.squares[kept], self.size)
 
-    def linear_below(self, length: float) -> Array:
-        r"""Return a frequency below which $\mathrm{Im}\,\psi^L$ is linear to eleven digits, [m]."""
-        first, second, third = np.maximum(self.sizes.T, 1e-300)
-        bounds = (
-            1e-4 / (length * first),
-            np.sqrt(5e-8 / (length * second)),
-            np.cbrt(1e-11 / (length * third)),
-        )
-        return np.minimum.reduce(bounds)
-
-    def power(self, frequency: Array, length: float) -> np.ndarray:
+    def power(self, frequency: float, length: float) -> np.ndarray:
         r"""Return $\psi_c(\omega)^L$, [m]."""
-        w = frequency[:, None]
-        exponents = 1j * w * self.terms - 0.5 * w**2 * self.squares
+        exponents = 1j * frequency * self.terms - 0.5 * frequency**2 * self.squares
         change = np.einsum("mn,mn->m", self.masses, np.expm1(exponents))
         return np.exp(length * np.log1p(change))
-
-
-def _sizes(tokens: ScoredValues, thresholds: Array, g: Array, shares: Array) -> Array:
-    weights = np.exp(tokens.scores[:, None] + tokens.sharpness[:, None] * g)
-    values = tokens.values[:, None] + tokens.slopes[:, None] * g
-    y = weights * (values - thresholds[:, None, None])
-    squares = y**2 + weights**2 * tokens.rests[:, None]
-    moments = [(shares * part).sum(axis=(1, 2)) for part in (y, squares, squares**1.5)]
-    return np.abs(np.stack(moments, axis=1))

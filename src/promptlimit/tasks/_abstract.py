@@ -274,6 +274,19 @@ class AbstractTask(eqx.Module):
         formula = eqx.filter_eval_shape(self.closed_risk, attention, jnp.asarray(float(length)))
         return None if formula is None else _ClosedRisk(self, float(length))
 
+    def reported_risk(
+        self, attention: AbstractAttention, length: Number
+    ) -> AbstractExactRisk | None:
+        """Return what `risk` reports without simulation: `exact_risk`, or more where a task can.
+
+        Flows and training ask `exact_risk`, whose objective has a gradient; this one need not.
+
+        Args:
+            attention: whose risk.
+            length: $L$, which may be infinite.
+        """
+        return self.exact_risk(attention, length)
+
     def least_risk(self, length: Number, *, points: int) -> Averaged | None:  # noqa: ARG002
         """Return the risk that no predictor beats, for `bayes_risk`; None if not known.
 

@@ -1,6 +1,8 @@
 r"""Discrimination in context: tokens $(x, y)$ from two Gaussian classes, $y=\pm1$."""
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,12 +14,16 @@ from promptlimit._inputs import (
     ArrayLike,
     Number,
     float_array,
+    in_double,
     require_shape,
     require_weights,
 )
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
+from promptlimit.results import Risk
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged, Lengths
+from promptlimit.tasks._points import require_points
+from promptlimit.tasks._risk import require_fitting_task, require_lengths, risk_at_lengths
 
 
 class ScoreCoordinates(NamedTuple):
@@ -213,6 +219,80 @@ class Discrimination(AbstractTask):
 
         known = attention.single_head() is not None and math.isinf(length)
         return LimitRisk(self) if known else None
+
+    def reported_risk(
+        self, attention: AbstractAttention, length: Number
+    ) -> AbstractExactRisk | None:
+        """Return also the risk of a softmax head over L tokens, which has no gradient here."""
+        from promptlimit.tasks._discrimination_law import PromptRisk  # noqa: PLC0415  # as above
+
+        head = attention.single_head()
+        if head is None or head.kernel != "softmax" or math.isinf(length):
+            return self.exact_risk(attention, length)
+        return PromptRisk(self, float(length))
+
+    def third_order_risk(
+        self, attention: AbstractAttention, lengths: Lengths, *, points: int | None = None
+    ) -> Risk:
+        r"""Return the logistic risk to third order in the score's cumulants, of kind "asymptotic".
+
+        $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$ at each query, G normal with the exact mean
+        and variance of the score and $\kappa_3$ its exact third cumulant: much cheaper than the
+        exact risk, and within a per cent or so of it. Derived here.
+
+        Args:
+            attention: one softmax head.
+            lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+            points: queries, a power of two in each of eight replicates; a lattice of them in one or
+                two dimensions when None.
+
+        >>> import numpy as np, promptlimit as pl
+        >>> task = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
+        >>> print(f"{task.third_order_risk(task.bayes_head(), 100).value:.3f}")
+        0.527
+        """
+        from promptlimit.tasks._discrimination_law import third_order_risk  # noqa: PLC0415
+
+        risk = self._over_lengths(third_order_risk, attention, lengths, points)
+        return dataclasses.replace(risk, error=np.nan * risk.error, kind="asymptotic")
+
+    def error_rate(
+        self, attention: AbstractAttention, lengths: Lengths, *, points: int | None = None
+    ) -> Risk:
+        r"""Return $P(yf_L\le0)$, how often one softmax head is wrong over prompts of L tokens.
+
+        Exact but for the quadrature over queries, whose error it states.
+
+        Args:
+            attention: one softmax head.
+            lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+            points: queries, a power of two in each of eight replicates; a lattice of them in one or
+                two dimensions when None.
+
+        >>> import numpy as np, promptlimit as pl
+        >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
+        >>> print(f"{task.error_rate(task.bayes_head(), 100).value:.3f}")
+        0.162
+        """
+        from promptlimit.tasks._discrimination_law import error_rate  # noqa: PLC0415
+
+        return self._over_lengths(error_rate, attention, lengths, points)
+
+    def _over_lengths(
+        self, quantity: Callable, attention: AbstractAttention, lengths: Lengths, points: int | None
+    ) -> Risk:
+        with jax.enable_x64(True):
+            require_fitting_task("attention", attention, self)
+            head = attention.single_head()
+            if head is None or head.kernel != "softmax":
+                raise ValueError(
+                    f"`attention` must be one softmax head, got {type(attention).__name__}. Ask "
+                    "`risk` with a key for others."
+                )
+            count = None if points is None else require_points(points)
+            tokens, double = require_lengths(lengths), in_double(attention)
+            means = [quantity(self, double, float(length), count) for length in tokens.ravel()]
+        return risk_at_lengths(means, tokens, simulated=False)
 
     def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
         """Return the risk of the Bayes score: a prompt of any length tells nothing more."""

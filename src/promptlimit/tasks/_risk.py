@@ -127,7 +127,14 @@ def risk_gradient(
     """
     with jax.enable_x64(True):
         request = risk_request(
-            attention, task, lengths, kind=kind, key=key, points=points, samples=samples
+            attention,
+            task,
+            lengths,
+            kind=kind,
+            key=key,
+            points=points,
+            samples=samples,
+            differentiable=True,
         )
         if request.exact is None:
             slopes = [simulated_gradient(one, request.samples) for one in request.simulations]
@@ -234,6 +241,7 @@ def risk_request(
     key: PRNGKeyArray | None,
     points: int | None,
     samples: int | None,
+    differentiable: bool = False,
 ) -> RiskRequest:
     """Return the request, or say what does not fit; call inside `enable_x64`."""
     require_task(task)
@@ -245,7 +253,8 @@ def risk_request(
     require_choice("kind", kind, ("auto", "exact", "estimate"))
     predictor, law = in_double(attention), in_double(task)
     if kind != "estimate":
-        risks = [law.exact_risk(predictor, float(length)) for length in tokens.ravel()]
+        known = law.exact_risk if differentiable else law.reported_risk
+        risks = [known(predictor, float(length)) for length in tokens.ravel()]
         exact = [risk for risk in risks if risk is not None]
         if len(exact) == len(risks):
             return RiskRequest(predictor, law, tokens, exact, None, count, prompts)
