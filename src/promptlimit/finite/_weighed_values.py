@@ -104,7 +104,7 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
     rest = np.repeat(tokens.rests, g.size)
     y = (tokens.values[:, None] + tokens.slopes[:, None] * g).ravel() - tokens.limit
     sigma = float(tokens.sharpness.max())
-    longest = float(np.log(lengths.max()))
+    longest = float(np.log(np.where(np.isinf(lengths), 1.0, lengths).max()))
     tails = sigma * min(3.0 * sigma, longest / max(sigma, 1e-9) + _REACH)
     low, high = -longest - 18.0 - tails, 5.0 + _REACH * sigma - float(tokens.scores.min())
     u = np.arange(low, high, _RAY_STEP)

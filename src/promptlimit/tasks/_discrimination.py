@@ -50,7 +50,7 @@ class ScoreCoordinates(NamedTuple):
         r"""Return $f(x)$ for covariates [..., d], in double precision."""
         w, b, r, s, s0 = (np.asarray(part, np.float64) for part in self)
         x = np.asarray(covariates, np.float64)
-        return x @ w + b + r / (1.0 + np.exp(-(s0 + x @ s)))
+        return np.asarray(x @ w + b + r / (1.0 + np.exp(-(s0 + x @ s))))
 
 
 class Discrimination(AbstractTask):

@@ -25,7 +25,7 @@ from promptlimit.tasks._abstract import (
     merged,
     spread,
 )
-from promptlimit.tasks._discrimination import Discrimination
+from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
 
 _REACH = 5.0
 _STEP, _FINEST = 0.8, 0.06
@@ -117,17 +117,36 @@ def error_rate(
     task: Discrimination, attention: AbstractAttention, length: float, points: int | None
 ) -> Averaged:
     r"""Return $P(yf_L\le0)$, over prompts of L tokens and queries."""
+    if math.isinf(length):
+        return _limit_error_rate(task, task.coordinates(attention))
 
     def loss(tokens: ScoredValues, positive: float, _: bool) -> tuple[float, float]:
-        if math.isinf(length):
-            above = float(tokens.limit > 0.0)
-        else:
-            above = float(upper_tails(tokens, length, np.zeros(1), agreement=1e-4)[0][0])
+        above = float(upper_tails(tokens, length, np.zeros(1), agreement=1e-4)[0][0])
         return positive * (1.0 - above) + (1.0 - positive) * above, 0.0
 
-    return mean_over_queries(
-        task, attention, loss, points=points, edge=_edge(task, attention, length)
-    )
+    edge = _edge(task, attention, length)
+    return mean_over_queries(task, attention, loss, points=points, edge=edge)
+
+
+def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Averaged:
+    """Return the error rate of a score: given its gate it is normal, which leaves one integral.
+
+    Two rules of interleaved nodes; their distance is the error.
+    """
+    from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
+
+    w, b, r, s, s0 = (doubles(part) for part in coordinates)
+    scale = math.sqrt(float(s @ task.cov @ s))
+    shared = float(w @ task.cov @ s) / scale if scale > 0.0 else 0.0
+    rest = math.sqrt(max(float(w @ task.cov @ w) - shared**2, 0.0))
+    g = np.linspace(-8.5, 8.5, 2**15)
+    density = np.exp(-0.5 * g**2)
+    wrong = np.zeros_like(g)
+    for sign, share, mean in zip((1.0, -1.0), task.weights, task.means, strict=True):
+        score = mean @ w + b + shared * g + r / (1.0 + np.exp(-(s0 + mean @ s + scale * g)))
+        wrong += share * ndtr(-sign * score / max(rest, 1e-300))
+    rates = [float(density[k::2] @ wrong[k::2] / density[k::2].sum()) for k in (0, 1)]
+    return Averaged(sum(rates) / 2.0, abs(rates[0] - rates[1]), g.size)
 
 
 _NORMAL = np.linspace(-8.5, 8.5, 205)
@@ -241,7 +260,8 @@ def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) ->
     along = rise / np.linalg.norm(rise) if rise.any() else np.eye(rise.size)[0]
     basis = np.linalg.qr(np.column_stack([along, np.eye(rise.size)]))[0][:, : rise.size]
     centres = np.linalg.solve(root, task.means.T).T @ basis
-    steps = [min(max(edge, _FINEST), _STEP), _STEP][: rise.size]
+    usual = _STEP if rise.size > 1 else _STEP / 2.0
+    steps = [min(max(edge / 2.0, _FINEST), usual), usual][: rise.size]
     axes = [
         np.arange(low - _REACH, high + _REACH, step)
         for low, high, step in zip(centres.min(axis=0), centres.max(axis=0), steps, strict=True)

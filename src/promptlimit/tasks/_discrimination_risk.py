@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ _DIGITS = 1e-12
 _SHIFTS = (0.6180339887498949, 0.7548776662466927)
 """Multiples of these, less their whole part, lie evenly: where replicates put their nodes."""
 
-PlaneFunction = Callable[[Float[Array, "2"], Array], Array]
-"""A function of a point of the plane and of a parameter."""
+PlaneFunction = Callable[[Float[Array, "2"], Array], Any]
+"""A function of a point of the plane and of a parameter, to one array or several."""
 
 
 def normal_nodes(count: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +57,7 @@ def plane_mean(
     mean: Float[Array, "2"],
     cov: Float[Array, "2 2"],
     parameter: Array,
-) -> Array:
+) -> Any:
     r"""Return $E\,F(p;\theta)$ for $p\sim N(m,C)$, $C$ singular or not.
 
     Its derivatives are those of Price: $\partial_m=E\,\nabla F$ and $\partial_C=E\,\nabla^2F/2$,
@@ -65,27 +66,28 @@ def plane_mean(
     variances, axes = jnp.linalg.eigh(cov)
     root = axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]
     values = jax.vmap(function, in_axes=(0, None))(mean[None] + nodes[0] @ root.T, parameter)
-    return jnp.tensordot(nodes[1], values, axes=1)
+    return jax.tree.map(lambda array: jnp.tensordot(nodes[1], array, axes=1), values)
 
 
 @plane_mean.defjvp
 def _price(function: PlaneFunction, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    nodes, mean, cov, parameter = primals
-    _, d_mean, d_cov, d_parameter = tangents
-    slopes = plane_mean(jax.jacfwd(function), nodes, mean, cov, parameter)
-    curvatures = plane_mean(jax.jacfwd(jax.jacfwd(function)), nodes, mean, cov, parameter)
-    by_parameter = plane_mean(jax.jacfwd(function, argnums=1), nodes, mean, cov, parameter)
-    change = slopes @ d_mean + 0.5 * jnp.tensordot(curvatures, d_cov, axes=2)
-    return plane_mean(function, *primals), change + by_parameter * d_parameter
+    def with_derivatives(p: Array, parameter: Array) -> tuple[Array, Array]:
+        """Return F, and its derivatives in (m, C, θ) behind one another along a last axis."""
+        slope = jax.jacfwd(function)
+        by_cov = 0.5 * jax.jacfwd(slope)(p, parameter)
+        parts = slope(p, parameter), by_cov, jax.jacfwd(function, argnums=1)(p, parameter)
+        value = function(p, parameter)
+        return value, jnp.concatenate([part.reshape(*value.shape, -1) for part in parts], axis=-1)
+
+    value, slopes = plane_mean(with_derivatives, *primals)
+    change = jnp.concatenate([tangent.ravel() for tangent in tangents[1:]])
+    return value, slopes @ change
 
 
-def _loss_if_positive(p: Array, gain: Array) -> Array:
-    r"""Return $\log(1+e^{-p_1-r\sigma(p_2)})$."""
-    return jax.nn.softplus(-p[0] - gain * jax.nn.sigmoid(p[1]))
-
-
-def _loss_if_negative(p: Array, gain: Array) -> Array:
-    return jax.nn.softplus(p[0] + gain * jax.nn.sigmoid(p[1]))
+def _logistic(p: Array, parameter: Array) -> Array:
+    r"""Return $\log(1+e^{-y(p_1+r\sigma(p_2))})$, the parameter being $(r, y)$."""
+    gain, label = parameter
+    return jax.nn.softplus(-label * (p[0] + gain * jax.nn.sigmoid(p[1])))
 
 
 class LimitObjective(AbstractObjective):
@@ -105,10 +107,11 @@ class LimitObjective(AbstractObjective):
         directions = jnp.stack([w, s])
         cov = directions @ jnp.asarray(self.task.cov) @ directions.T
         means = jnp.asarray(self.task.means) @ directions.T + jnp.stack([b, s0])[None]
-        weights = jnp.asarray(self.task.weights)
-        positive = plane_mean(_loss_if_positive, self.nodes, means[0], cov, r)
-        negative = plane_mean(_loss_if_negative, self.nodes, means[1], cov, r)
-        return weights[0] * positive + weights[1] * negative
+        labels = jnp.array([1.0, -1.0])
+        losses = jax.vmap(
+            lambda mean, label: plane_mean(_logistic, self.nodes, mean, cov, jnp.stack([r, label]))
+        )(means, labels)
+        return jnp.asarray(self.task.weights) @ losses
 
 
 @dataclasses.dataclass(frozen=True)
