@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from promptlimit.finite import WeightInterpolant as WeightInterpolant
     from promptlimit.finite import WeightStatistics as WeightStatistics
     from promptlimit.finite import gradient_moments as gradient_moments
+    from promptlimit.finite import output_law as output_law
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import score_statistics as score_statistics
     from promptlimit.finite import weight_interpolant as weight_interpolant
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
     from promptlimit.results import OutsideDomainError as OutsideDomainError
+    from promptlimit.results import OutputLaw as OutputLaw
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
     from promptlimit.results import RequiredLength as RequiredLength
@@ -102,6 +104,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import CovariateRegression as CovariateRegression
     from promptlimit.tasks import Denoising as Denoising
     from promptlimit.tasks import InContextDenoising as InContextDenoising
+    from promptlimit.tasks import Discrimination as Discrimination
     from promptlimit.tasks import LinearRegression as LinearRegression
     from promptlimit.tasks import bayes_excess as bayes_excess
     from promptlimit.tasks import bayes_heads as bayes_heads
@@ -123,6 +126,7 @@ _HOME = {
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
     "Denoising": "tasks",
+    "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
     "Factored": "attention",
@@ -145,6 +149,7 @@ _HOME = {
     "MultiHead": "attention",
     "NotAnalyticError": "results",
     "OutsideDomainError": "results",
+    "OutputLaw": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",
@@ -187,6 +192,7 @@ _HOME = {
     "gradient_moments": "finite",
     "linear_optimum": "tasks",
     "output_gap": "concentration",
+    "output_law": "finite",
     "prompt_moments": "finite",
     "required_length": "concentration",
     "risk": "tasks",
