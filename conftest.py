@@ -84,6 +84,9 @@ _CACHE = Path(__file__).parent / ".pytest_cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
+gc.freeze()  # what is imported stays
+gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and few cycles
+
 
 _LONGEST = ("reproduction", "contract", "sgd", "gaps", "cli", "flow", "devices", "atlas")
 """Files that take longest, begun first, so that no worker ends long after another."""

@@ -236,7 +236,7 @@ def test_reproduce_writes_claims_and_figures(tmp_path: Path) -> None:
     )
     assert printed["verdict"] == "holds"
     drawn = sorted(path.name for path in (paper / "figures").iterdir())
-    assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "pdf", "png", "svg")]
+    assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "png", "svg")]
 
 
 @pytest.mark.slow

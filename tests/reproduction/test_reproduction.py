@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from promptlimit.reporting import FORMATS
+from promptlimit.reporting import QUICK_FORMATS
 from promptlimit.reproduction.large_prompt import PAPER
 
 pytestmark = pytest.mark.slow
@@ -70,7 +70,7 @@ def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
 def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
     quick: Reproduced, users_environment: dict[str, str]
 ) -> None:
-    drawn = {f"{recipe.name}.{kind}" for recipe in PAPER.figures for kind in FORMATS}
+    drawn = {f"{recipe.name}.{kind}" for recipe in PAPER.figures for kind in QUICK_FORMATS}
     before = files(quick.out)
     assert drawn <= {path.name for path in before}
     assert all(len(before[path]) > 5_000 for path in before if path.name in drawn)
@@ -86,6 +86,6 @@ def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
 
 def files(folder: Path) -> dict[Path, bytes]:
     """Return the claims, figures and pages of a reproduction, each with its bytes."""
-    kinds = [".json", ".npz", ".html", *(f".{kind}" for kind in FORMATS)]
+    kinds = [".json", ".npz", ".html", *(f".{kind}" for kind in QUICK_FORMATS)]
     inside = [path for path in folder.rglob("*") if "runs" not in path.parts]
     return {path: path.read_bytes() for path in inside if path.suffix in kinds}

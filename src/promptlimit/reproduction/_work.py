@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 from promptlimit.parallel import usable_cores
+from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
@@ -371,7 +372,8 @@ def _figure_outcome(
         )
         folder.save_figure(stored)
         stored = folder.figure(paper.name, figure.name) or stored  # as every later drawing sees it
-    stored, svg = drawn_figure(paper, stored, folder, drawing_hash(paper))
+    formats = QUICK_FORMATS if setting.quick else FORMATS
+    stored, svg = drawn_figure(paper, stored, folder, drawing_hash(paper), formats)
     return Outcome(stored, fresh, 0.0, svg, note)
 
 
