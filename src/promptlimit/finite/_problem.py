@@ -144,7 +144,7 @@ class Problem:
 
     @property
     def passed_by(self) -> Array:
-        """What the attention adds to its heads at the query, whatever the prompt; 0 to gradients."""
+        """What the attention adds to its heads, whatever the prompt; nothing to their gradients."""
         residual = None if self.wrt is not None else self._once("residual", self._ask_residual)
         return np.zeros(()) if residual is None else residual @ self.query
 

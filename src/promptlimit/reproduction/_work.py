@@ -146,7 +146,9 @@ def reproduce(
     theory = [work for work in wanted if not work.after_study]
     order = [*first, *reversed(theory)]  # the other process comes from the front
     listener.plan(_plan(order, setting, folder), {work.label: _USUAL[work.kind] for work in order})
-    outcomes = _together(order, _elsewhere(theory, first), setting, folder, listener)
+    stored = all(_seems_stored(work, setting, folder) for work in wanted)
+    elsewhere = [] if stored else _elsewhere(theory, first)  # to start is longer than to read
+    outcomes = _together(order, elsewhere, setting, folder, listener)
     broken = [outcomes[work.key] for work in order if work not in wanted]
     return [outcomes[work.key] for work in wanted] + [part for part in broken if part.problem]
 
