@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from promptlimit.reporting import QUICK_FORMATS
-from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.reproduction import papers
 
 pytestmark = pytest.mark.slow
+PAPERS = [paper for paper in papers() if paper.claims or paper.figures]
 
 
 class Reproduced(NamedTuple):
@@ -45,7 +46,9 @@ def reproduced(out: Path, environment: dict[str, str]) -> Reproduced:
 
 def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
     claims = quick.printed["claims"]
-    assert [claim["name"] for claim in claims] == [claim.name for claim in PAPER.claims]
+    assert [claim["name"] for claim in claims] == [
+        claim.name for paper in PAPERS for claim in paper.claims
+    ]
     news = [
         (claim["name"], [check for check in claim["checks"] if not check["passed"]])
         for claim in claims
@@ -62,15 +65,18 @@ def test_every_claim_has_a_control(quick: Reproduced) -> None:
 
 def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
     ended = [line for line in quick.log if line.endswith(" left") and " s, " in line]
-    for item in (*PAPER.claims, *PAPER.figures):
-        assert sum(line.startswith(f"reproduce: {item.name}: ") for line in ended) == 1
+    for paper in PAPERS:
+        place = f"{paper.name}/" if len(PAPERS) > 1 else ""
+        for item in (*paper.claims, *paper.figures):
+            assert sum(line.startswith(f"reproduce: {place}{item.name}: ") for line in ended) == 1
     assert ended[-1].endswith(", 0 left")
 
 
 def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
     quick: Reproduced, users_environment: dict[str, str]
 ) -> None:
-    drawn = {f"{recipe.name}.{kind}" for recipe in PAPER.figures for kind in QUICK_FORMATS}
+    figures = [figure for paper in PAPERS for figure in paper.figures]
+    drawn = {f"{figure.name}.{kind}" for figure in figures for kind in QUICK_FORMATS}
     before = files(quick.out)
     assert drawn <= {path.name for path in before}
     assert all(len(before[path]) > 5_000 for path in before if path.name in drawn)
