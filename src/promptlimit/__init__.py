@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
+    from promptlimit.results import OutsideDomainError as OutsideDomainError
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
     from promptlimit.results import RequiredLength as RequiredLength
@@ -98,7 +99,12 @@ if TYPE_CHECKING:
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
+    from promptlimit.tasks import Denoising as Denoising
+    from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
+    from promptlimit.tasks import bayes_excess as bayes_excess
+    from promptlimit.tasks import bayes_heads as bayes_heads
+    from promptlimit.tasks import bayes_layer as bayes_layer
     from promptlimit.tasks import bayes_risk as bayes_risk
     from promptlimit.tasks import linear_optimum as linear_optimum
     from promptlimit.tasks import risk as risk
@@ -114,6 +120,7 @@ _HOME = {
     "Affine": "measures",
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
+    "Denoising": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
     "Factored": "attention",
@@ -124,6 +131,7 @@ _HOME = {
     "Generated": "streaming",
     "GradientMoments": "results",
     "GradientReading": "attention",
+    "InContextDenoising": "tasks",
     "InputFileError": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
@@ -134,6 +142,7 @@ _HOME = {
     "Mixture": "measures",
     "MultiHead": "attention",
     "NotAnalyticError": "results",
+    "OutsideDomainError": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",
@@ -161,6 +170,9 @@ _HOME = {
     "WeightInterpolant": "finite",
     "WeightStatistics": "finite",
     "WriterError": "parallel",
+    "bayes_excess": "tasks",
+    "bayes_heads": "tasks",
+    "bayes_layer": "tasks",
     "bayes_risk": "tasks",
     "block_start": "dynamics",
     "fit_rate": "concentration",

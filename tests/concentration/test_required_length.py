@@ -130,9 +130,19 @@ BAD = [
     ),
     (
         {"attention": pl.MultiHead([HALF, HALF])},
-        "`attention` must be one head over known queries for a required length, got MultiHead over "
-        "Gaussian tokens at Gaussian queries. Simulate gap curves with output_gap(..., "
-        "kind='estimate').",
+        "`attention` must have a gap that is known without simulation, got MultiHead over Gaussian "
+        "tokens at Gaussian queries: several heads need the joint law of their weights (their "
+        "means add up). Pass a list of queries, where heads that share a tilt are one, or simulate "
+        "gap curves with output_gap(..., kind='estimate').",
+    ),
+    (
+        {
+            "attention": pl.MultiHead([HALF, pl.SoftmaxAttention([[0.3]], [[1.0]])]),
+            "queries": [[1.0], [2.0]],
+        },
+        "`attention` must have a gap that is known without simulation, got MultiHead over Gaussian "
+        "tokens at a list of queries: several heads need the joint law of their weights (their "
+        "means add up). Simulate gap curves with output_gap(..., kind='estimate').",
     ),
 ]
 
@@ -147,3 +157,16 @@ def test_bad_input_gets_one_clear_sentence(x64, changed, message):
 def test_a_limit_of_zero_has_an_absolute_answer(x64):
     flat = pl.SoftmaxAttention([[0.0]], [[1.0]])
     assert pl.required_length(flat, NORMAL, NORMAL, 0.1, absolute=True).exact == 100
+
+
+def test_several_heads_have_an_exact_answer_where_their_gap_does(x64):
+    """Of one tilt they are one head; beside one that averages, the gap brackets the answer."""
+    queries = [[0.8], [-0.3]]
+    shared = pl.MultiHead([HALF, pl.SoftmaxAttention(HALF.key_query, [[-0.4]])])
+    whole = HALF.with_value(0.6 * HALF.value)
+    needed = [pl.required_length(form, NORMAL, queries, 0.05) for form in (shared, whole)]
+    assert needed[0].exact == needed[1].exact
+    beside = pl.Layer([HALF, pl.SoftmaxAttention([[0.0]], [[1.0]])], [[0.7]])
+    length = number(pl.required_length(beside, NORMAL, queries, 0.05).exact)
+    gaps = pl.output_gap(beside, NORMAL, queries, [length - 1, length]).relative
+    assert gaps[1] <= 0.05 < gaps[0]

@@ -328,6 +328,18 @@ def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
     assert found == ends[0] - ends[1] > 0
 
 
+class Fixed(pl.AbstractAttention):
+    """An attention without parameters."""
+
+    token_dim, query_dim, output_dim = 3, 3, 3
+
+    def _attend(self, prompt, query):
+        return query
+
+    def _affine_limit(self, prompt):
+        return jnp.eye(3), jnp.zeros(3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -347,9 +359,8 @@ def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
             "`start` must take tokens of dimension 3 (what the task's prompts hold), got 4.",
         ),
         (
-            {"start": pl.MultiHead([START, START])},
-            "`start` must be one head, as its `single_head` says, got MultiHead. "
-            "Its arrays are what moves.",
+            {"start": Fixed()},
+            "`start` must hold an array, got Fixed without any. Its arrays are what moves.",
         ),
         ({"tolerance": 0.0}, "`tolerance` must be positive and finite, got 0.0."),
         (

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import inspect
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -293,8 +295,7 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
     [
         (
             {"lengths": [5, 0.5]},
-            "`lengths` must be whole numbers from 1, each once, got 0.5. "
-            "At infinite length there is nothing to sample: use gradient_flow.",
+            "`lengths` must be whole numbers from 1 or math.inf, each once, got 0.5.",
         ),
         ({"steps": 0}, "`steps` must be a whole number from 1 to 2147483647, got 0."),
         ({"sampling": "wishart"}, "`sampling` must be one of 'tokens', 'law', got 'wishart'."),
@@ -314,6 +315,8 @@ USUAL = {"start": start(), "task": LAWS["identity"], "lengths": 5, "key": KEY}
             "`samples` must be a whole number of at least 2, got 0. It counts prompts.",
         ),
         ({"learning_rate": -1.0}, "`learning_rate` must be positive and finite, got -1.0."),
+        ({"learning_rate": True}, "`learning_rate` must be positive and finite, got True."),
+        ({"steps": True}, "`steps` must be a whole number from 1 to 2147483647, got True."),
     ],
 )
 def test_bad_requests_are_refused(change: dict, message: str) -> None:
@@ -324,6 +327,19 @@ def test_bad_requests_are_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
         train()
     assert str(caught.value) == message
+
+
+def test_what_is_no_plan_and_what_is_no_rule_are_refused_where_types_are_not_checked() -> None:
+    message = "`plan` must be a TrainingPlan, got int. Pass TrainingPlan(steps=1000)."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        inspect.unwrap(pl.sgd)(start(), LAWS["identity"], 5, 20, key=KEY)  # pyright: ignore[reportArgumentType]
+    plan = object.__new__(pl.TrainingPlan)
+    message = (
+        "`optimiser` must be a rule of optax, called with its numbers as in optax.adam(1e-3), got "
+        "<function adam at "
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        inspect.unwrap(pl.TrainingPlan.__init__)(plan, 5, optimiser=optax.adam)
 
 
 def test_a_plan_is_changed_as_a_whole() -> None:
@@ -352,6 +368,10 @@ def test_descent_and_flow_from_one_start_are_compared_in_two_lines(kernel: str) 
     assert 0 < gap.parameters[-1] < 0.02 < flow.value[0] - flow.value[-1]
     with pytest.raises(ValueError, match="`length` must be one of 9, got 5"):
         trained.trajectory(5)
+    for name, index in (("start", 9), ("seed", -1)):
+        message = f"^`{name}` must be a whole number from 0 to 0, got {index}.$"
+        with pytest.raises(ValueError, match=message):
+            trained.trajectory(**{name: index})
 
 
 def test_a_start_keeps_its_kernel_for_every_seed() -> None:
@@ -362,8 +382,3 @@ def test_a_start_keeps_its_kernel_for_every_seed() -> None:
 
     with pytest.raises(ValueError, match="must return the same kernel for every key"):
         pl.sgd(either, LAWS["identity"], 5, pl.TrainingPlan(5), key=KEY, seeds=2)
-
-
-def test_infinite_lengths_are_for_the_flow() -> None:
-    with pytest.raises(ValueError, match="there is nothing to sample: use gradient_flow"):
-        pl.sgd(start(), LAWS["identity"], float("inf"), pl.TrainingPlan(5), key=KEY)

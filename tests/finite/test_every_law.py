@@ -188,14 +188,6 @@ def test_a_users_own_law_is_exact(x64, tilt):
     assert_allclose(found.mean[1], mean, atol=2e-3)
 
 
-def test_a_law_outside_its_domain_says_where_it_ends(x64):
-    message = "its log-Laplace transform is not finite at"
-    with pytest.raises(pl.KindUnavailableError, match=re.escape(message)):
-        pl.prompt_moments(
-            softmax_head([1.5, 0.2]), TwoSidedExponential(), np.ones(2), 10, kind="exact"
-        )
-
-
 @pytest.mark.parametrize(
     ("written", "reason"),
     [

@@ -96,6 +96,8 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
     form = "queries x keys x width 16 x 16 x {0}, values of {0}, not causal"
     for heads, options, message in (
         ([], {}, "or a list of heads (of lists for layers, of lists of lists for prompts), got list."),
+        ([head, [head]], {}, "of lists of lists for prompts), got list of lists and heads side by side."),
+        ([[head], [[head]]], {}, "of lists of lists for prompts), got list of lists and heads side by"),
         ([head], {"text_or_ids": "a"}, "`text_or_ids` must be left out for heads, which hold their"),
         ([head], {"window": 16}, "`window` must be left out for heads, which hold their prompts, got"),
         ([[head, head], [head]], {}, "`heads` must be 2 in every layer, got 1 in layer 1."),

@@ -99,6 +99,11 @@ def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     short.write_text("ä " * 99)
     with pytest.raises(CommandError, match="the text 'short' must be a text that"):
         command.heads(folder, [short], window=24)
+    (folder / "tokenizer.json").unlink()
+    message = f"^{folder.name} must hold tokenizer.json for a text to be read, but it does not$"
+    with pytest.raises(CommandError, match=message) as refusal:
+        command.heads(folder, [long], window=24)
+    assert refusal.value.hint.startswith("save the tokenizer beside the model")
 
 
 def test_windows_are_left_to_judge_replacements_by() -> None:

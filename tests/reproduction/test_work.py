@@ -1,19 +1,31 @@
 """Claims and figures: computed once, again when damaged or when the setting changes, anywhere."""
 
 import json
+import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from promptlimit.cli._progress import progress
-from promptlimit.reproduction import Claim, Figure, Paper, Part, Setting, WorkerLostError, _work
+from promptlimit.reproduction import (
+    Claim,
+    Figure,
+    Paper,
+    Part,
+    Setting,
+    WorkerLostError,
+    _processes,
+    _work,
+)
 from promptlimit.reproduction._work import Work, outcome, reproduce
 from promptlimit.reproduction.large_prompt import PAPER
 from promptlimit.results import Check, ReportFolder, StoredClaim, StoredFigure
@@ -144,12 +156,27 @@ def test_a_figure_without_its_arrays_is_computed_again(
     assert len(drawn) == 2
 
 
-def test_a_worker_that_was_killed_is_named_with_the_way_out() -> None:
-    future: Future = Future()
-    future.set_exception(BrokenProcessPool())
-    with pytest.raises(WorkerLostError, match="'identity, L = 10' was ended") as caught:
-        _work._awaited("identity, L = 10", future)
-    assert "same command" in str(caught.value)
+def test_a_worker_that_was_killed_is_named_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    names = ["identity, L = 10", "taken", "left"]
+    helper = _processes.Helper([(name, time.sleep, (60.0,)) for name in names], lambda *_: None)
+    assert helper.take("taken")
+    assert not helper.take("taken")
+    assert not helper.take("identity, L = 10")
+    pool = cast(ProcessPoolExecutor, helper._pool)
+    os.kill(next(iter(pool._processes)), signal.SIGKILL)
+    message = (
+        "the process that was to compute 'identity, L = 10' was ended from outside. Memory may "
+        "have run out; the same command goes on from what is stored."
+    )
+    with pytest.raises(WorkerLostError, match=f"^{re.escape(message)}$"):
+        helper.result("identity, L = 10", "identity, L = 10")
+    assert helper.result("left", "left") is None
+    helper.close()
+    assert broken == []
 
 
 def reproduced(
@@ -179,7 +206,7 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
     counted, pools = Counted(), []
     part = Part("identity, L = 10", lambda _: None, group="identity")
     monkeypatch.setattr(_work, "usable_cores", lambda: cores)
-    monkeypatch.setattr(_work, "_pool", lambda: pools.append(1) or ThreadPoolExecutor(1))
+    monkeypatch.setattr(_processes, "_pool", lambda: pools.append(1) or ThreadPoolExecutor(1))
     monkeypatch.setattr(Paper, "parts", lambda *_: (part,))
     form = re.compile(r"reproduce: (.+: .+), \d+\.\d s, (\d) left")
     stored = ""
@@ -208,7 +235,7 @@ def test_what_another_process_computed_is_told_before_it_is_waited_for(
     told = threading.Event()
     late = replace(LATE, decide=lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0), CONTROL])
     monkeypatch.setattr(_work, "usable_cores", lambda: 2)
-    monkeypatch.setattr(_work, "_pool", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(_processes, "_pool", lambda: ThreadPoolExecutor(1))
     with progress("reproduce") as shown:
         monkeypatch.setattr(shown, "_ended", lambda words: "made-up" in words and told.set())
         items = [(PAPER, [late, Counted().claim])]

@@ -195,6 +195,16 @@ def test_what_is_not_asked_for_is_not_unpacked_and_what_is_stored_whole_is_no_bo
     assert read_arrays(str(whole))["cov"].shape == (2**20,)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_arrays_of_other_names_are_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    write_zeros(path, {"cov": 2**20, "weights_of_a_model": 2**20}, {"weights_of_a_model": 2**50})
+    arrays = read_arrays(str(path), {"cov", "mean"})
+    assert {name: np.shape(array) for name, array in arrays.items()} == {
+        "cov": (2**17,),
+        "weights_of_a_model": (0,),
+    }
+
+
 def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_taken(
     tmp_path: Path,
 ) -> None:

@@ -236,6 +236,13 @@ def test_a_damaged_provenance_is_written_anew(path: Path) -> None:
     assert content["computed"].startswith("0 of 1")
 
 
+@pytest.mark.parametrize("name", ["provenance.json", f"{PAPER}/paper.json"])
+def test_what_should_be_a_file_and_is_a_folder_is_refused(path: Path, name: str) -> None:
+    (path / name).unlink(missing_ok=True)
+    (path / name).mkdir()
+    assert f"{path / name} must hold a JSON object, but it is no file. " in refusal(path)
+
+
 def test_numbers_of_figures_are_read_from_references() -> None:
     assert figure_numbers("Figure 10") == (10,)
     assert figure_numbers("Proposition 3.1 and Figures 2, 4-6") == (2, 4, 5, 6)

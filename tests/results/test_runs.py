@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -90,9 +91,12 @@ def test_what_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
     config = (path / "config.json").read_text()
     for content, reason in (
         (config.replace("10.0", "11.0"), "must be named by the hash of its configuration"),
-        ("{", "must be readable as JSON"),
-        ('{"a": NaN}', "must be readable as JSON"),
-        ("[]", "must hold an object, got list"),
+        ("{", "must hold a JSON object, but Expecting property name"),
+        ('{"a": NaN}', "must hold a JSON object, but it holds NaN, which is not a finite number"),
+        ("[]", "must hold a JSON object, but it is none"),
+        ("[" * 100_000, "must hold a JSON object, but it is nested too deep"),
+        ('{"a":' * 30 + "1" + "}" * 30, "must hold a JSON object, but it is nested too deep"),
+        (" " * 2**24 + "{}", "must hold a JSON object, but it is larger than 16 MB"),
     ):
         (path / "config.json").write_text(content)
         for read in (
@@ -137,6 +141,27 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
         f"{run.path / 'checkpoint.npz'} must be as it was written, but {reason}. Remove it to "
         "start again."
     )
+
+
+def test_a_damaged_checkpoint_is_refused_with_its_path_once(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, CONFIG)
+    run.checkpoint(ARRAYS)
+    file = run.path / "checkpoint.npz"
+    for content in (b"junk", file.read_bytes()[:50], b""):
+        file.write_bytes(content)
+        with pytest.raises(InputFileError) as caught:
+            run.resume()
+        assert str(caught.value) == (
+            f"{file} must be as it was written, but File is not a zip file. Remove it to start "
+            "again."
+        )
+
+
+def test_a_configuration_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.json").mkdir()
+    message = "must hold a JSON object, but it is no file. Choose another folder."
+    with pytest.raises(InputFileError, match=re.escape(message)):
+        require_configuration(tmp_path / "train.json", CONFIG)
 
 
 def test_a_changed_configuration_is_refused_with_its_differences(tmp_path: Path) -> None:

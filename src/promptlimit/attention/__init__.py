@@ -1,6 +1,7 @@
 """Attention on measures: the gradient of the log-Laplace transform, and its linearisation."""
 
 from promptlimit.attention._abstract import AbstractAttention as AbstractAttention
+from promptlimit.attention._abstract import array_names as array_names
 from promptlimit.attention._factored import Factored as Factored
 from promptlimit.attention._heads import AbstractHead as AbstractHead
 from promptlimit.attention._heads import GradientReading as GradientReading

@@ -2,10 +2,13 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
@@ -14,11 +17,15 @@ from promptlimit.measures import (
     Gaussian,
     compiled,
     full_precision,
+    has_nan,
     require_measure,
 )
 
 if TYPE_CHECKING:
     from promptlimit.attention._heads import AbstractHead, GradientReading
+
+
+AttentionT = TypeVar("AttentionT", bound="AbstractAttention")
 
 
 class AbstractAttention(eqx.Module):
@@ -64,9 +71,18 @@ class AbstractAttention(eqx.Module):
         Args:
             prompt: the measure $\mu$; wrap an array of tokens as `Empirical(tokens)`.
             query: the query $z$, shape `[query_dim]`.
+
+        Raises:
+            OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt;
+                NaN while jax traces.
         """
         _require_prompt(self, prompt)
-        return _output(self, prompt, _as_query(self, query))
+        point = _as_query(self, query)
+        output = _output(self, prompt, point)
+        if not prompt.finite_everywhere and has_nan(output):
+            with jax.default_matmul_precision("highest"):
+                self._attend(prompt, point)  # not compiled: the tilt that is read says why
+        return output
 
     @full_precision
     def affine_limit(
@@ -125,7 +141,11 @@ class AbstractAttention(eqx.Module):
             )
         require_choice("wrt", wrt, matrices)
         _require_prompt(self, prompt)
-        return _jacobian(self, prompt, _as_query(self, query), wrt)
+        point = _as_query(self, query)
+        jacobian = _jacobian(self, prompt, point, wrt)
+        if not prompt.finite_everywhere and has_nan(jacobian):
+            self(prompt, point)
+        return jacobian
 
     def heads_read(self) -> "tuple[AbstractHead, ...] | None":
         r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
@@ -154,6 +174,37 @@ class AbstractAttention(eqx.Module):
         """Return the names of this attention's own matrices, those `jacobian` can take."""
         fields = (field.name for field in dataclasses.fields(self))
         return [name for name in fields if eqx.is_array(getattr(self, name))]
+
+    def with_arrays(self: AttentionT, arrays: Mapping[str, ArrayLike]) -> AttentionT:
+        """Return this attention with other numbers in its arrays, in the precision they come in.
+
+        Args:
+            arrays: by the names of `array_names`, such as "value" or "heads[0].value"; what is not
+                named stays.
+
+        >>> import promptlimit as pl
+        >>> both = pl.MultiHead([pl.LinearAttention([[1.0]], [[1.0]])] * 2)
+        >>> print(both.with_arrays({"heads[1].value": [[5.0]]}).heads[1].value)
+        [[5.]]
+        """
+        moving, rest = eqx.partition(self, eqx.is_inexact_array)
+        leaves, structure = jax.tree.flatten(moving)
+        names = array_names(self)
+        for name in arrays:
+            require_choice("arrays", name, names)
+        with jax.enable_x64(True):
+            for place, name in enumerate(names):
+                if name in arrays:
+                    number = jnp.asarray(arrays[name])
+                    require_shape(name, number, leaves[place].shape, "that of the attention's own")
+                    leaves[place] = number
+        return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
+
+
+def array_names(attention: AbstractAttention) -> list[str]:
+    """Return the names of the arrays of an attention, "heads[0].value" for one inside another."""
+    arrays = eqx.filter(attention, eqx.is_inexact_array)
+    return [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
 
 
 @compiled

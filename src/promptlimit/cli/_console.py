@@ -135,9 +135,13 @@ def print_note(message: str) -> None:
 
 
 def require_folder(out: Path | None) -> None:
-    """Refuse an output folder that is a file, before any work is done."""
-    if out is not None and out.exists() and not out.is_dir():
-        raise UsageError(f"--out must be a folder, got the file {out}", "choose another folder")
+    """Refuse an output folder that is a file or lies below one, before any work is done."""
+    for place in () if out is None else (out, *out.parents):
+        if place.exists() and not place.is_dir():
+            below = "" if place == out else f"{out} below "
+            raise UsageError(
+                f"--out must be a folder, got {below}the file {place}", "choose another folder"
+            )
 
 
 def compile_sooner() -> None:

@@ -162,7 +162,7 @@ def _write(out: Path, report: dict[str, object], curves: "dict[str, np.ndarray]"
 def _distances(flow: "Trajectory", limit: "Trajectory") -> "np.ndarray":
     from promptlimit.dynamics import trajectory_gap
 
-    return trajectory_gap(flow, limit).merged
+    return trajectory_gap(flow, limit).value
 
 
 def _report(finite: "Sequence[Trajectory]", limit: "Trajectory") -> dict[str, object]:

@@ -15,6 +15,7 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     SeedOption,
+    UsageError,
     print_json,
     require_folder,
 )
@@ -185,7 +186,7 @@ def _from_heads(
 
 def _require_no_text(texts: list[Path]) -> None:
     if texts:
-        raise CommandError(
+        raise UsageError(
             f"--text must be left out for captured heads, which hold their prompts, got {texts[0]}",
             "promptlimit heads HEADS.npz",
         )
@@ -203,6 +204,11 @@ def _prompts(model: "Model", name: str, content: str, window: int | None) -> "np
     """Return a text cut into windows of token ids, or say which text cannot be."""
     from promptlimit.heads import windows_of
 
+    if model.tokenizer is None:
+        raise CommandError(
+            f"{model.name} must hold tokenizer.json for a text to be read, but it does not",
+            "save the tokenizer beside the model: tokenizer.save_pretrained(MODEL_DIR)",
+        )
     try:
         return windows_of(model, content, window=window)
     except ValueError as refusal:
@@ -219,7 +225,7 @@ def _read(there: int, most: int, *, judged: bool) -> int:
 
 def _folder(model_dir: Path | None, example: bool) -> Path:
     if example == (model_dir is not None):
-        raise CommandError(
+        raise UsageError(
             "MODEL_DIR or --example must be given, and not both", "promptlimit heads --example"
         )
     if model_dir is not None:
@@ -239,7 +245,7 @@ def _texts(paths: list[Path], example: bool, most: int) -> dict[str, str]:
 
         return {name: content[:most] for name, content in example_texts().items()}
     if not paths:
-        raise CommandError("--text must name a file", "promptlimit heads MODEL_DIR --text FILE")
+        raise UsageError("--text must name a file", "promptlimit heads MODEL_DIR --text FILE")
     texts: dict[str, str] = {}
     for path in paths:
         try:
@@ -254,7 +260,7 @@ def _texts(paths: list[Path], example: bool, most: int) -> dict[str, str]:
             ) from None
         name = path.stem.strip(".") or "text"
         if name in texts:
-            raise CommandError(f"--text must have different names, got {name} twice", "rename one")
+            raise UsageError(f"--text must have different names, got {name} twice", "rename one")
         texts[name] = content
     return texts
 

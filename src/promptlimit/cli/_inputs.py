@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("gaussian", "shifted", "tokens", "mixture", "rademacher", "cube", "sphere")
 
+PROMPTS = {
+    "gaussian": ("mean", "cov"),
+    "tokens": ("tokens", "weights"),
+    "rademacher": ("half_widths",),
+    "cube": ("half_widths",),
+    "sphere": ("radius",),
+}
+OF_PROMPTS = {name for names in PROMPTS.values() for name in names}
+MERGED = ("key_query", "value")
+FACTORS = ("key_weight", "query_weight", "value_weight", "output", "scale")
+QUERIES = {"query", "queries", "query_mean", "query_cov"}
+ARRAY_NAMES = frozenset({"prompt", *MERGED, *FACTORS, *OF_PROMPTS, *QUERIES})
+"""What arrays of a problem may be called."""
+
 _MATRICES = 8
 """How many matrices of its dimension a problem holds at least, beside what it computes."""
 
@@ -144,7 +158,7 @@ def read_files(
     arrays: dict[str, np.ndarray | str] = {}
     try:
         for source in files:
-            arrays.update(read_arrays(source))
+            arrays.update(read_arrays(source, ARRAY_NAMES))
     except InputFileError as refusal:
         hint = f"promptlimit {command} --help names what is read"
         raise CommandError(str(refusal), hint) from None
@@ -246,14 +260,14 @@ def covariance_arrays(text: str) -> "dict[str, np.ndarray]":
     from promptlimit.results import InputFileError, read_arrays
 
     hint = "--covariance kms:0.5"
+    names = {"covariance", "query_covariance"}
     single = Path(text).suffix.lower() in (".npy", ".csv")
     try:
-        arrays = read_arrays(f"covariance={text}" if single else text)
+        arrays = read_arrays(f"covariance={text}" if single else text, names)
     except InputFileError as refusal:
         raise CommandError(
             f"--covariance must be identity, kms:0.5, kms-as-coded:0.5 or a file: {refusal}", hint
         ) from None
-    names = {"covariance", "query_covariance"}
     if "covariance" not in arrays or not set(arrays) <= names:
         raise CommandError(
             f"{text} must hold covariance and perhaps query_covariance, got {', '.join(arrays)}",

@@ -8,6 +8,7 @@ import numpy as np
 
 from promptlimit._inputs import require_choice
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
+from promptlimit.cli._inputs import ARRAY_NAMES, FACTORS, MERGED, OF_PROMPTS, PROMPTS, QUERIES
 from promptlimit.measures import (
     AbstractMeasure,
     Empirical,
@@ -22,17 +23,6 @@ from promptlimit.results import Limits
 Arrays = Mapping[str, np.ndarray | str]
 Queries = AbstractMeasure | np.ndarray
 
-_PROMPTS = {
-    "gaussian": ("mean", "cov"),
-    "tokens": ("tokens", "weights"),
-    "rademacher": ("half_widths",),
-    "cube": ("half_widths",),
-    "sphere": ("radius",),
-}
-_OF_PROMPTS = {name for names in _PROMPTS.values() for name in names}
-_MERGED = ("key_query", "value")
-_FACTORS = ("key_weight", "query_weight", "value_weight", "output", "scale")
-_QUERIES = {"query", "queries", "query_mean", "query_cov"}
 _VECTORS = {"mean", "weights", "half_widths", "query", "query_mean"}
 _NUMBERS = {"scale", "radius"}
 _COV = [[1.0, 0.4], [0.4, 0.5]]
@@ -118,8 +108,8 @@ def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = Tru
         one_query: whether only `query` will do.
         with_law: whether a prompt must be described.
     """
-    known = {"prompt", *_MERGED, *_FACTORS, *_OF_PROMPTS}
-    known |= {"query"} if one_query else _QUERIES
+    known = {*ARRAY_NAMES} - QUERIES
+    known |= {"query"} if one_query else QUERIES
     for name in arrays:
         require_choice("array", name, sorted(known))
     shaped = {name: _shaped(name, value) for name, value in arrays.items()}
@@ -158,14 +148,14 @@ def _listing(arrays: Arrays) -> str:
 
 def _attention(arrays: Arrays) -> SoftmaxAttention | Factored:
     """Return the softmax head that merged matrices or factors describe."""
-    if not any(name in arrays for name in _FACTORS):
-        return SoftmaxAttention(*(_needed(arrays, name, "the attention") for name in _MERGED))
-    if both := [name for name in _MERGED if name in arrays]:
+    if not any(name in arrays for name in FACTORS):
+        return SoftmaxAttention(*(_needed(arrays, name, "the attention") for name in MERGED))
+    if both := [name for name in MERGED if name in arrays]:
         raise ValueError(
             f"`{both[0]}` must not be given together with factors such as `key_weight`. "
             "Pass either the merged matrices or the factors."
         )
-    key, query, value = (_needed(arrays, name, "the factored attention") for name in _FACTORS[:3])
+    key, query, value = (_needed(arrays, name, "the factored attention") for name in FACTORS[:3])
     output = _needed(arrays, "output", "the head") if "output" in arrays else None
     scale = _needed(arrays, "scale", "the head") if "scale" in arrays else np.ones(())
     if scale.ndim != 0:
@@ -176,7 +166,7 @@ def _attention(arrays: Arrays) -> SoftmaxAttention | Factored:
 def _law(arrays: Arrays, dim: int) -> AbstractMeasure:
     """Return the prompt that the arrays describe."""
     kind = _prompt_kind(arrays)
-    if stray := sorted((_OF_PROMPTS - {*_PROMPTS[kind]}) & set(arrays)):
+    if stray := sorted((OF_PROMPTS - {*PROMPTS[kind]}) & set(arrays)):
         raise ValueError(
             f"`{stray[0]}` must not be given for a prompt of kind '{kind}'. "
             "Leave it out, or name another prompt."
@@ -196,7 +186,7 @@ def _law(arrays: Arrays, dim: int) -> AbstractMeasure:
 def _prompt_kind(arrays: Arrays) -> str:
     if "prompt" in arrays:
         kind = str(arrays["prompt"])
-        require_choice("prompt", kind, _PROMPTS)
+        require_choice("prompt", kind, PROMPTS)
         return kind
     if "tokens" in arrays:
         return "tokens"
@@ -204,7 +194,7 @@ def _prompt_kind(arrays: Arrays) -> str:
         return "gaussian"
     raise ValueError(
         "`prompt` must be described by `cov` (with `mean`) or by `tokens`, or named as one of "
-        f"{', '.join(map(repr, _PROMPTS))}, got {_listing(arrays)}."
+        f"{', '.join(map(repr, PROMPTS))}, got {_listing(arrays)}."
     )
 
 

@@ -92,7 +92,7 @@ class _Watch:
 
     def __call__(self, at: "Progress") -> None:
         """Tell how far a cell is; its risk takes a while and is asked for now and then."""
-        self.passed(at.lengths[0])
+        self.passed(int(at.lengths[0]))
         ended, now = at.done == at.total, time.monotonic()
         if ended or (at.rate and now - self._looked > _BETWEEN_RISKS):
             self._error, self._looked = self._squared_error(2 * at.risk()), now

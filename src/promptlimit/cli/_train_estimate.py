@@ -71,7 +71,7 @@ def _finished(plan: Plan, out: Path) -> set[int]:
         done: list[Any] = [run.config for run in RunFolder.inside(out / "runs") if run.finished]
         cells = [{int(length) for length, _ in config["lengths"]} for config in done]
         return set().union(*(cell for cell in cells if cell <= set(plan.lengths)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 

@@ -338,6 +338,14 @@ def exponent(tau: float) -> float:
 def _tau(problem: Problem) -> float:
     read, gaussian = problem.reading, problem.gaussian
     if problem.queries.are_points and read is not None:
+        tilts = [read.at(query).tilt for query in problem.queries.points]
+        reason = next(filter(None, map(problem.leading_obstacle, tilts)), None)
+        if reason is not None:
+            raise ValueError(
+                f"`queries` must be such that the gap falls as 1/L for the rate to be known, got "
+                f"one where it does not: {reason}. Fit it: fit_rate(lengths, values) takes any gap "
+                "curve."
+            )
         return 0.0
     if read is None or gaussian is None:
         raise ValueError(

@@ -32,7 +32,7 @@ from promptlimit.finite import (
 )
 from promptlimit.measures import AbstractMeasure
 from promptlimit.parallel import in_chunks
-from promptlimit.results import GapCurve, Kind, KindUnavailableError
+from promptlimit.results import GapCurve, Kind, KindUnavailableError, OutsideDomainError
 
 DEFAULT_SAMPLES = 4096
 
@@ -266,12 +266,25 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
         chunks = in_chunks(_squares, (simulation, counts), chunk)
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
+    _require_limits(problem, squares[:, -1])
     for column in squares.T[:-1]:
         if warn_when_unreliable(column, effort):
             break
     cov = np.atleast_2d(np.cov(squares[:, :-1], rowvar=False)) / samples
     means = squares.mean(axis=0)
     return GapValues(means[:-1], np.sqrt(np.diag(cov)), cov, float(means[-1]), samples)
+
+
+def _require_limits(problem: Problem, squares: Array) -> None:
+    """Refuse queries at whose tilts the law of a token does not exist, from squares of limits."""
+    missing = int(np.isnan(squares).sum())
+    if missing and not problem.measure.finite_everywhere:
+        raise OutsideDomainError(
+            f"`queries` must ask for tilts at which the log-Laplace transform of "
+            f"{type(problem.measure).__name__} tokens is finite, got {problem.queries.name} of "
+            f"which {missing} of {squares.size} do not. Scale the queries or the key-query matrix "
+            "down."
+        )
 
 
 def _squares(shared: tuple[PromptSimulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:

@@ -49,6 +49,8 @@ def required_length(
     The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
     per cent. One answer for each way of knowing the gap: the exact one, the one that the leading
     order in 1/L suggests, and the one that is proved to suffice; a reader sees how loose each is.
+    Several heads have one at listed queries where they share a tilt, or where a softmax head stands
+    beside one of tilt zero; a residual matrix changes the limit, and not the gap.
 
     Args:
         attention: $T$.
@@ -84,10 +86,18 @@ def required_length(
     answers = {kind: answer(kind) for kind in ("exact", "asymptotic", "bound")}
     if not any(value is not None for value in answers.values()):
         raise ValueError(
-            f"`attention` must be one head over known queries for a required length, got "
-            f"{problem.subject}. Simulate gap curves with output_gap(..., kind='estimate')."
+            f"`attention` must have a gap that is known without simulation, got {problem.subject}: "
+            f"{GAPS.first(problem, 'exact')}. {_way_out(problem)} gap curves with "
+            "output_gap(..., kind='estimate')."
         )
     return RequiredLength(tolerance, absolute, wrt, **answers)
+
+
+def _way_out(problem: Problem) -> str:
+    """Return what to do: of listed queries, those where heads share a tilt are known."""
+    if problem.queries.are_points or problem.wrt is not None:
+        return "Simulate"
+    return "Pass a list of queries, where heads that share a tilt are one, or simulate"
 
 
 def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array:

@@ -30,33 +30,31 @@ class TrajectoryGap:
 
     Attributes:
         times: the shared times, [n].
-        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n].
-        parameters: the same over the matrices that moved, [n], or None where the two trajectories
-            do not move matrices of the same names and shapes.
+        merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n], or None where one of the trajectories is
+            not of one head.
+        parameters: the same over the arrays that moved, [n], or None where the two trajectories
+            do not move arrays of the same names and shapes.
+        value: `merged` where it is known, else `parameters`, [n].
     """
 
     times: np.ndarray
-    merged: np.ndarray
+    merged: np.ndarray | None
     parameters: np.ndarray | None
+    value: np.ndarray
 
 
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     r"""Return the squared distance between two trajectories at their common times.
 
-    Factors are not unique, $(K,Q)\to(RK,R^{-\top}Q)$ changes nothing, so compare them only between
-    flows from one start; the merged parameters of any two can be compared.
+    Factors are not unique, $(K,Q)\to(RK,R^{-\top}Q)$ changes nothing, and neither is the order of
+    heads, so compare parameters only between flows from one start; the merged parameters of any two
+    single heads can be compared.
 
     Args:
         a: one trajectory.
-        b: another, of a head with the same dimensions.
+        b: another, of a head with the same dimensions; where one of them is not one head, of the
+            same parameters.
     """
-    shapes = [(path.key_query.shape[1:], path.value_matrix.shape[1:]) for path in (a, b)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            "`b` must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
-                *shapes[0], *shapes[1]
-            )
-        )
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
         raise ValueError("`b` must share a time with `a`, got none. Ask for the same times.")
@@ -65,12 +63,34 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         difference = one[in_a] - other[in_b]
         return (difference**2).sum(axis=tuple(range(1, difference.ndim)))
 
-    merged = squared(a.key_query, b.key_query) + squared(a.value_matrix, b.value_matrix)
+    merged = None
+    if a.key_query is not None and b.key_query is not None:
+        _require_one_shape(a, b)
+        merged = np.sum(
+            [squared(*pair) for pair in zip(a.merged(), b.merged(), strict=True)], axis=0
+        )
     moved = [{name: x.shape[1:] for name, x in path.parameters.items()} for path in (a, b)]
     if moved[0] != moved[1]:
-        return TrajectoryGap(times, merged, None)
+        if merged is None:
+            raise ValueError(
+                f"`b` must move the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
+                f"where one of the two is not one head, got {', '.join(moved[1])}."
+            )
+        return TrajectoryGap(times, merged, None, merged)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
-    return TrajectoryGap(times, merged, np.sum(distances, axis=0))
+    parameters = np.sum(distances, axis=0)
+    return TrajectoryGap(times, merged, parameters, parameters if merged is None else merged)
+
+
+def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
+    """Refuse to compare heads whose matrices differ in shape."""
+    shapes = [tuple(matrix.shape[1:] for matrix in path.merged()) for path in (a, b)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            "`b` must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
+                *shapes[0], *shapes[1]
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,7 @@ def ball_gap(
         where = radius * reach[:, None] * directions
         head = SoftmaxAttention(jnp.zeros((dim, dim)), jnp.zeros((1, dim)))
         lengths = require_lengths([length, math.inf]).tolist()
-        risks = [risk for tokens in lengths if (risk := task.exact_risk(head, tokens)) is not None]
+        risks = [risk for tokens in lengths if (risk := task.smooth_risk(head, tokens)) is not None]
         if len(risks) < len(lengths):
             raise ValueError(
                 f"`task` must know the exact risk of one head, got {type(task).__name__}, which "

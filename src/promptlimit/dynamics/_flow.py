@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, Number, in_double, require_samples
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
 from promptlimit.dynamics._plan import require_positive
 from promptlimit.dynamics._requests import (
@@ -38,7 +38,6 @@ from promptlimit.tasks import (
     AbstractExactRisk,
     AbstractTask,
     Lengths,
-    array_names,
     require_lengths,
     require_points,
 )
@@ -140,7 +139,7 @@ def gradient_flow(
         head, law = in_double(start), in_double(task)
         requests = []
         for length in tokens.ravel().tolist():
-            usual = _usual_solver(law.exact_risk(head, length), tolerance)
+            usual = _usual_solver(law.smooth_risk(head, length), tolerance)
             request = FlowRequest(
                 task=law,
                 start=head,
@@ -265,17 +264,17 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: what was saved up to the end, then the last state."""
     descent = attempt.descent
     states = _states(request, descent)
-    key_query, value, risks, norms = map(np.asarray, state_moments(attempt.risk, states))
+    moments = jax.tree.map(np.asarray, state_moments(attempt.risk, states))
     return Trajectory(
         times=request.times,
         parameters=dict(
             zip(array_names(request.start), request.reading.arrays(states), strict=True)
         ),
-        key_query=key_query,
-        value_matrix=value,
-        value=risks,
-        gradient_norms=norms,
-        error=_error(request, attempt, states, risks),
+        key_query=moments.key_query,
+        value_matrix=moments.value,
+        value=moments.risk,
+        gradient_norms=moments.gradient_norm,
+        error=_error(request, attempt, states, moments.risk),
         arrived=float(descent.end) if bool(descent.arrived) else None,
         kind=request.kind,
         length=request.length,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 import optax
@@ -49,7 +49,12 @@ class TrainingPlan:
         require_count(steps=self.steps, batch=self.batch)
         require_choice("sampling", self.sampling, ("tokens", "law"))
         require_samples(self.samples)
-        require_positive(learning_rate=float(self.learning_rate))
+        require_positive(learning_rate=self.learning_rate)
+        if self.optimiser is not None and not hasattr(self.optimiser, "update"):
+            raise ValueError(
+                "`optimiser` must be a rule of optax, called with its numbers as in "
+                f"optax.adam(1e-3), got {self.optimiser!r}."
+            )
         if self.label is not None and (self.optimiser is None or self.label == "sgd"):
             raise ValueError(
                 "`label` must name another rule than plain descent, which is 'sgd', and come with "
@@ -116,14 +121,16 @@ def flow_time(steps: Number, learning_rate: float) -> float:
 def require_count(**counts: int) -> None:
     """Refuse numbers that do not count anything, or more than a counter counts."""
     for name, value in counts.items():
-        if not (isinstance(value, Integral) and 1 <= value <= LAST_STEP):
+        counts_any = isinstance(value, Integral) and not isinstance(value, bool)
+        if not (counts_any and 1 <= value <= LAST_STEP):
             raise ValueError(f"`{name}` must be a whole number from 1 to {LAST_STEP}, got {value}.")
 
 
-def require_positive(**numbers: float) -> None:
-    """Refuse numbers that are not positive and finite."""
+def require_positive(**numbers: Number) -> None:
+    """Refuse what is not a positive and finite number."""
     for name, value in numbers.items():
-        if not 0.0 < value < np.inf:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (is_number and 0.0 < value < np.inf):
             raise ValueError(f"`{name}` must be positive and finite, got {value}.")
 
 

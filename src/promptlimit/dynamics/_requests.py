@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal, TypeAlias, cast
@@ -16,16 +17,20 @@ from numpy.typing import NDArray
 from promptlimit._configuration import description
 from promptlimit._inputs import ArrayLike, in_double
 from promptlimit._version import __version__
-from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.attention import AbstractAttention, KernelName, array_names
 from promptlimit.dynamics._plan import TrainingPlan
-from promptlimit.dynamics._risks import StateReading, kernel_of, simulated_objective
-from promptlimit.results import Kind
+from promptlimit.dynamics._risks import (
+    StateReading,
+    is_one_head,
+    kernel_of,
+    simulated_objective,
+)
+from promptlimit.results import Kind, Length
 from promptlimit.tasks import (
     AbstractExactRisk,
     AbstractObjective,
     AbstractTask,
     Batches,
-    array_names,
     kind_of,
     require_fitting_task,
     require_task,
@@ -37,7 +42,7 @@ Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttentio
 Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
 """Attentions, [start][seed]."""
 
-Cell: TypeAlias = tuple[tuple[int, int | None], ...]
+Cell: TypeAlias = tuple[tuple[Length, int | None], ...]
 """The members of one program: a length each, and a seed where seeds have prompts of their own."""
 
 
@@ -61,7 +66,7 @@ class FlowRequest:
     @functools.cached_property
     def exact(self) -> AbstractExactRisk | None:
         """The risk, where it is had without simulation."""
-        return self.task.exact_risk(self.start, self.length)
+        return self.task.smooth_risk(self.start, self.length)
 
     @functools.cached_property
     def reading(self) -> StateReading:
@@ -102,7 +107,7 @@ class TrainingRequest:
 
     starts: Starts
     task: AbstractTask
-    lengths: tuple[int, ...]
+    lengths: tuple[Length, ...]
     plan: TrainingPlan
     key: PRNGKeyArray
     own_prompts: bool
@@ -114,48 +119,75 @@ class TrainingRequest:
         return len(self.starts[0])
 
     @property
-    def kernels(self) -> tuple[KernelName, ...]:
-        """The kernel of each start."""
+    def kernels(self) -> tuple[str, ...]:
+        """The kernel of each start that is one head, and the names of others."""
         return tuple(kernel_of(start[0]) for start in self.starts)
+
+    @property
+    def kind(self) -> Kind:
+        """What the risks will be."""
+        return kind_of(self.lengths, simulated=not self.is_exact)
 
     @functools.cached_property
     def is_exact(self) -> bool:
         """Whether the risks of all runs are had without simulation."""
         with jax.enable_x64(True):
             task, starts = in_double(self.task), [in_double(start[0]) for start in self.starts]
-            risks = (task.exact_risk(start, n) for start in starts for n in self.lengths)
+            risks = (task.smooth_risk(start, n) for start in starts for n in self.lengths)
             return all(risk is not None for risk in risks)
+
+    @property
+    def members(self) -> Cell:
+        """All that runs, in the order of lengths."""
+        seeds: Sequence[int | None] = range(self.seeds) if self.own_prompts else [None]
+        return tuple((length, seed) for length in self.lengths for seed in seeds)
 
     @property
     def cells(self) -> list[Cell]:
         """What runs in one program each: lengths, and seeds that have prompts of their own.
 
-        A cell is a tuple of (length, seed), the seed None where all seeds share their prompts.
+        A cell is a tuple of (length, seed), the seed None where all seeds share their prompts. An
+        infinite length has a cell of its own: its prompts are not made of tokens.
         """
-        seeds: Sequence[int | None] = range(self.seeds) if self.own_prompts else [None]
-        members = [(length, seed) for length in self.lengths for seed in seeds]
-        return [tuple(members)] if self.packed else [(member,) for member in members]
+        if not self.packed:
+            return [(member,) for member in self.members]
+        finite = tuple(member for member in self.members if math.isfinite(member[0]))
+        infinite = tuple(member for member in self.members if math.isinf(member[0]))
+        return [cell for cell in (finite, infinite) if cell]
 
-    def batches(self, cell: Cell) -> Batches:
-        """What the prompts of a cell come from, and the heads that meet them."""
-        per_start = self.seeds if cell[0][1] is None else 1
+    def runs_per_start(self, cell: Cell) -> int:
+        """How many runs of a cell come from one start."""
+        return self.seeds if cell[0][1] is None else 1
+
+    def keys(self, cell: Cell) -> tuple[PRNGKeyArray, ...]:
+        """The randomness of prompts, one a member of a cell."""
         shared = jax.random.fold_in(self.key, 0)
         seeds = [seed for _, seed in cell]
-        keys = [shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds]
+        return tuple(shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds)
+
+    def batches(self, cell: Cell) -> Batches | None:
+        """What a task that draws prompts in a way of its own is told of a cell.
+
+        None where prompts are infinite, or the starts not one head each: it knows of neither.
+        """
+        lengths = [length for length, _ in cell]
+        if not all(is_one_head(start[0]) for start in self.starts) or math.inf in lengths:
+            return None
+        kernels = cast(tuple[KernelName, ...], self.kernels)
         return Batches(
-            lengths=tuple(length for length, _ in cell),
-            keys=tuple(keys),
+            lengths=tuple(map(int, lengths)),
+            keys=self.keys(cell),
             size=int(self.plan.batch),
-            kernels=tuple(kernel for kernel in self.kernels for _ in range(per_start)),
+            kernels=tuple(kernel for kernel in kernels for _ in range(self.runs_per_start(cell))),
             sampling=cast(Literal["tokens", "law"], self.plan.sampling),
         )
 
     def objective(
-        self, start: AbstractAttention, length: int, max_sharpness: float, shift: int
+        self, start: AbstractAttention, length: Length, max_sharpness: float, shift: int
     ) -> AbstractObjective:
         """Return the risk, or for `shift` 1 the same risk on independent points or prompts."""
         task, tokens, plan = in_double(self.task), float(length), self.plan
-        exact = task.exact_risk(in_double(start), tokens) if self.is_exact else None
+        exact = task.smooth_risk(in_double(start), tokens) if self.is_exact else None
         if exact is not None:
             return exact.objective(points=plan.points, replicate=shift, max_sharpness=max_sharpness)
         key = jax.random.fold_in(self.key, 1 + shift)
@@ -169,7 +201,7 @@ class TrainingRequest:
             "version": __version__,
             "task": description(self.task),
             "starts": description(self.starts),
-            "lengths": list(self.lengths) if cell is None else [list(member) for member in cell],
+            "lengths": description(self.lengths if cell is None else cell),
             "steps": int(plan.steps),
             "record": plan.recorded_steps.tolist(),
             "batch": int(plan.batch),
@@ -218,7 +250,16 @@ def _require_alike(starts: Starts) -> None:
             "`start` must hold attentions whose arrays have the same names and shapes, got "
             f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
         )
-    if len({StateReading(attention, np.float32) for attention in _different(everyone)}) > 1:
+    different = _different(everyone)
+    if not all(map(is_one_head, different)):
+        # Each start has a program of its own; the seeds of one share it.
+        if any(len(_different(row)) > 1 for row in starts):
+            raise ValueError(
+                "`start` must return attentions that differ in their arrays alone, got others for "
+                "other keys. Pass one function for each."
+            )
+        return
+    if len({StateReading(attention, np.float32) for attention in different}) > 1:
         raise ValueError(
             "`start` must hold attentions that make U and V of their arrays in one way, got "
             "several, such as two scales of the scores. Train them in calls of their own, with the "
@@ -246,23 +287,35 @@ def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttentio
     return [attention for attention, _ in rests]
 
 
-def require_whole_lengths(lengths: object) -> tuple[int, ...]:
-    """Return the lengths as whole numbers, or say what is wrong with them."""
+def require_training_lengths(lengths: object) -> tuple[Length, ...]:
+    """Return the lengths as whole numbers or infinity, or say what is wrong with them."""
     several: list[Any] = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
-    bad = [length for length in several if not isinstance(length, Integral) or int(length) < 1]
+    bad = [length for length in several if not _counts_tokens(length)]
     if bad or not several or len(set(several)) < len(several):
         what = bad[0] if bad else several
         raise ValueError(
-            f"`lengths` must be whole numbers from 1, each once, got {what}. "
-            "At infinite length there is nothing to sample: use gradient_flow."
+            f"`lengths` must be whole numbers from 1 or math.inf, each once, got {what}."
         )
-    return tuple(int(length) for length in several)
+    return tuple(math.inf if length == math.inf else int(length) for length in several)
+
+
+def _counts_tokens(length: object) -> bool:
+    whole = isinstance(length, Integral) or (isinstance(length, float) and math.isinf(length))
+    return whole and cast(float, length) >= 1
 
 
 def require_law(request: TrainingRequest) -> None:
     """Refuse to sample in law where the task does not know how."""
-    known = request.task.batch_gradient(request.batches(request.cells[0])) is not None
-    if request.plan.sampling == "law" and not known:
+    if request.plan.sampling == "tokens":
+        return
+    batches = request.batches(request.cells[0])
+    if batches is None:
+        names = ", ".join(dict.fromkeys(request.kernels))
+        raise ValueError(
+            f"`sampling` must be 'tokens' where starts are not one head each or a length is "
+            f"infinite, got 'law' for {names} at lengths {list(request.lengths)}."
+        )
+    if request.task.batch_gradient(batches) is None:
         raise ValueError(
             f"`sampling` must be 'tokens' for {type(request.task).__name__}, got 'law'. "
             "Its `batch_gradient` does not know that law."
@@ -286,15 +339,13 @@ def require_times(times: ArrayLike) -> NDArray[np.float64]:
 
 
 def require_start(start: AbstractAttention, task: AbstractTask) -> None:
-    """Refuse what is no task, no head, or a head that does not fit the task's tokens."""
+    """Refuse what is no task, no attention that fits the task's tokens, or one that cannot move."""
     require_task(task)
     require_fitting_task("start", start, task)
-    with jax.enable_x64(True):  # for starts in double precision
-        head = start.single_head()
-    if head is None:
+    if not array_names(start):
         raise ValueError(
-            f"`start` must be one head, as its `single_head` says, got {type(start).__name__}. "
-            "Its arrays are what moves."
+            f"`start` must hold an array, got {type(start).__name__} without any. Its arrays are "
+            "what moves."
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._inputs import in_double
-from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
 
@@ -20,37 +20,45 @@ _CHUNK = 16
 
 
 class StateReading:
-    """How the arrays of a head make U and V; two that are the same program are equal.
+    """How arrays make an attention, and U and V where it is one head.
 
-    Parameters move, and the kernel stays beside them: what is compiled for a softmax head serves a
-    linear one.
+    Parameters move, and the rest stays beside them. Of one head, two readings are equal where they
+    are the same program: what is compiled for a softmax head serves a linear one. Of others, where
+    arrays of the same shapes lie in the same places.
 
     Attributes:
         shapes: of the arrays, in their order.
+        is_one_head: whether they make U and V.
     """
 
     def __init__(self, attention: AbstractAttention, dtype: Any):
         moving, self._rest = eqx.partition(attention, eqx.is_inexact_array)
         leaves, self._structure = jax.tree.flatten(moving)
         self.shapes: list[tuple[int, ...]] = [leaf.shape for leaf in leaves]
-        avals = [jax.ShapeDtypeStruct(shape, dtype) for shape in self.shapes]
-        self._program = jax.jit(lambda *arrays: self(arrays)).lower(*avals).as_text()
+        self.is_one_head = is_one_head(attention)
+        self._program: Any = (self._structure, tuple(self.shapes))
+        if self.is_one_head:
+            avals = [jax.ShapeDtypeStruct(shape, dtype) for shape in self.shapes]
+            self._program = jax.jit(lambda *arrays: self(arrays)).lower(*avals).as_text()
 
     def __call__(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
-        """Return U and V; differentiable."""
+        """Return U and V of one head; differentiable."""
         head = merged(self.attention(arrays))
         return head.key_query, head.value
 
-    def attention(self, arrays: Sequence[Array]) -> AbstractAttention:
-        """Return the attention with these arrays."""
-        return eqx.combine(jax.tree.unflatten(self._structure, arrays), self._rest)
+    def attention(
+        self, arrays: Sequence[Array], rest: AbstractAttention | None = None
+    ) -> AbstractAttention:
+        """Return the attention with these arrays, and with what stays: its own, or `rest`."""
+        moving = jax.tree.unflatten(self._structure, arrays)
+        return eqx.combine(moving, self._rest if rest is None else rest)
 
     def arrays(self, state: Any) -> list[Any]:
         """Return the arrays that lie behind one another along the last axis."""
         parts, first = [], 0
         for shape in self.shapes:
             last = first + math.prod(shape)
-            parts.append(state[..., first:last].reshape(*state.shape[:-1], *shape))
+            parts.append(state[..., first:last].reshape((*state.shape[:-1], *shape)))
             first = last
         return parts
 
@@ -61,10 +69,26 @@ class StateReading:
         return hash(self._program)
 
 
-def kernel_of(start: AbstractAttention) -> KernelName:
-    """Return the kernel of a start in whatever precision."""
+def is_one_head(attention: AbstractAttention) -> bool:
+    """Return whether an attention in whatever precision is one head."""
     with jax.enable_x64(True):
-        return merged(start).kernel
+        return attention.single_head() is not None
+
+
+def kernel_of(start: AbstractAttention) -> str:
+    """Return the kernel of one head, in whatever precision; of others the type and its kernels.
+
+    >>> import promptlimit as pl
+    >>> head = pl.LinearAttention([[1.0]], [[1.0]])
+    >>> kernel_of(head), kernel_of(pl.Layer([head, head]))
+    ('linear', 'Layer(linear, linear)')
+    """
+    with jax.enable_x64(True):
+        head, heads = start.single_head(), start.heads_read()
+    if head is not None:
+        return head.kernel
+    name = type(start).__name__
+    return name if heads is None else f"{name}({', '.join(one.kernel for one in heads)})"
 
 
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
@@ -91,7 +115,7 @@ class RiskOfState(eqx.Module):
         arrays, of_matrices = self.reading.arrays(state), self.objective.of_matrices
         if of_matrices is not None:
             return of_matrices(*self.reading(arrays))
-        return self.objective(self.reading.attention(arrays))
+        return self.objective(self.reading.attention(arrays, self.attention))
 
     def gradient(self, state: Float[Array, " n"]) -> Float[Array, " n"]:
         r"""Return $\nabla R_L$ as a vector."""
@@ -159,10 +183,10 @@ def _prompts(
 
 
 class StateMoments(NamedTuple):
-    """Merged parameters and costs at each state, [n, ...]."""
+    """Costs at each state, [n, ...], and merged parameters where they are those of one head."""
 
-    key_query: np.ndarray | Array
-    value: np.ndarray | Array
+    key_query: np.ndarray | Array | None
+    value: np.ndarray | Array | None
     risk: np.ndarray | Array
     gradient_norm: np.ndarray | Array
 
@@ -193,7 +217,8 @@ def _in_chunks(
 @eqx.filter_jit
 def _state_moments(risk: RiskOfState, states: Array) -> StateMoments:
     def at(state: Array) -> StateMoments:
-        key_query, value = risk.reading(risk.reading.arrays(state))
+        reading = risk.reading
+        key_query, value = reading(reading.arrays(state)) if reading.is_one_head else (None, None)
         cost, slope = jax.value_and_grad(risk)(state)
         return StateMoments(key_query, value, cost, jnp.linalg.norm(slope))
 
@@ -225,15 +250,17 @@ def training_moments(
     with jax.enable_x64(True):
         head = in_double(start)
         reading = StateReading(head, np.float64)
-        columns: list[Any] = []
+        moments, second = None, None
         for widest in SHARPNESS_RANGES:
             risk, other = (
                 risk_of_state(objectives(widest, shift), reading, head) for shift in (0, 1)
             )
-            columns = [*state_moments(risk, safe), state_risks(other, safe)]
-            if np.isfinite(np.asarray(columns[2])[well]).all():
+            moments, second = state_moments(risk, safe), state_risks(other, safe)
+            if np.isfinite(np.asarray(moments.risk)[well]).all():
                 break
-    *moments, second = (np.array(column) for column in columns)
-    for column in (*moments, second):
-        column[~well] = np.nan
-    return StateMoments(*moments), np.abs(second - moments[2])
+
+    def of_the_well(column: np.ndarray) -> np.ndarray:
+        return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
+
+    known: StateMoments = jax.tree.map(of_the_well, moments)
+    return known, np.abs(of_the_well(np.asarray(second)) - known.risk)

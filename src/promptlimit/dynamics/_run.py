@@ -22,7 +22,7 @@ from promptlimit.dynamics._step import (
     start_arrays,
 )
 from promptlimit.parallel import agreed, crew, from_writer, on_crew, spread
-from promptlimit.results import Progress, RunFolder, Watcher
+from promptlimit.results import Length, Progress, RunFolder, Watcher
 
 _SECONDS = 0.5  # between two looks from outside
 
@@ -93,7 +93,7 @@ def records_of_cell(
         pace.seen(step)
 
 
-def _current_risk(request: TrainingRequest, length: int, parameters: Any) -> float:
+def _current_risk(request: TrainingRequest, length: Length, parameters: Any) -> float:
     """Return the risk of the first run of a cell."""
     leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
     start = request.starts[0][0]

@@ -10,24 +10,25 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._inputs import Number
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
 from promptlimit.dynamics._requests import (
     Cell,
     Start,
     TrainingRequest,
     require_law,
-    require_whole_lengths,
+    require_training_lengths,
     starts_of_seeds,
 )
 from promptlimit.dynamics._risks import training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
 from promptlimit.parallel import from_writer
 from promptlimit.results import RunFolder, Training, Watcher, masked, unmasked
-from promptlimit.tasks import AbstractTask, array_names
+from promptlimit.tasks import AbstractTask
 
 _PREFIX = "parameters."
-_CURVES = ("key_query", "value_matrix", "value", "gradient_norms", "error")
+_CURVES = ("value", "gradient_norms", "error")
+_MOMENTS = ("key_query", "value_matrix", *_CURVES)
 
 
 def sgd(
@@ -86,8 +87,13 @@ def sgd(
     >>> print(pl.trajectory_gap(trained.trajectory(), flow).merged.max() < 0.02)
     True
     """
+    if not isinstance(plan, TrainingPlan):
+        raise ValueError(
+            f"`plan` must be a TrainingPlan, got {type(plan).__name__}. Pass "
+            "TrainingPlan(steps=1000)."
+        )
     require_count(seeds=seeds, every=every)
-    tokens = require_whole_lengths(lengths)
+    tokens = require_training_lengths(lengths)
     start_key, prompt_key = jax.random.split(key)
     starts = starts_of_seeds(start, task, seeds, start_key)
     if seeds > 1 and not own_prompts:
@@ -160,10 +166,11 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
             flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
             objectives = functools.partial(request.objective, start, length)
             moments, error = training_moments(objectives, start, flat)
-            rows.append([np.asarray(column) for column in (*moments, error)])
+            rows.append((*moments, error))
     curves = {
         name: np.stack(columns).reshape(*shape, count, *columns[0].shape[1:])
-        for name, columns in zip(_CURVES, zip(*rows, strict=True), strict=True)
+        for name, columns in zip(_MOMENTS, zip(*rows, strict=True), strict=True)
+        if not any(column is None for column in columns)
     }
     names = array_names(request.starts[0][0])
     parameters = {_PREFIX + name: leaf for name, leaf in zip(names, leaves, strict=True)}
@@ -172,7 +179,9 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
 
 def _training(request: TrainingRequest, cells: list[dict[str, np.ndarray]]) -> Training:
     """Return all cells side by side; seeds with prompts of their own become one axis again."""
-    arrays = {name: np.concatenate([cell[name] for cell in cells]) for name in cells[0]}
+    members = [member for cell in request.cells for member in cell]
+    order = [members.index(member) for member in request.members]
+    arrays = {name: np.concatenate([cell[name] for cell in cells])[order] for name in cells[0]}
     if request.own_prompts:
         lengths, seeds = len(request.lengths), request.seeds
         arrays = {
@@ -189,8 +198,10 @@ def _training(request: TrainingRequest, cells: list[dict[str, np.ndarray]]) -> T
             for name, array in arrays.items()
             if name.startswith(_PREFIX)
         },
+        key_query=arrays.get("key_query"),
+        value_matrix=arrays.get("value_matrix"),
         **{name: arrays[name] for name in _CURVES},
         diverged=arrays["diverged"].astype(np.int64),
-        kind="exact" if request.is_exact else "estimate",
+        kind=request.kind,
         config=request.config(),
     )

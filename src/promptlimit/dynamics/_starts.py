@@ -116,7 +116,8 @@ def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
     $U=\begin{pmatrix}A&*\\u_{21}^\top&*\end{pmatrix}$ and $v=(v_{21},b)$, the last row of V. From a
     block start both stay 0: their gradients are odd in w.
     """
-    below, beside = trajectory.key_query[:, -1, :-1], trajectory.value_matrix[:, -1, :-1]
+    key_query, value = trajectory.merged()
+    below, beside = key_query[:, -1, :-1], value[:, -1, :-1]
     return np.abs(np.concatenate([below, beside], axis=1)).max(axis=1)
 
 
@@ -126,7 +127,8 @@ def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
     $R_\infty$ sees only $bA$, so $(A,b)\to(A/\lambda,\lambda b)$ changes nothing, and gradient flow
     keeps what belongs to that symmetry.
     """
-    A, b = trajectory.key_query[:, :-1, :-1], trajectory.value_matrix[:, -1, -1]
+    key_query, value = trajectory.merged()
+    A, b = key_query[:, :-1, :-1], value[:, -1, -1]
     return (A**2).sum(axis=(1, 2)) - b**2
 
 

@@ -1,5 +1,6 @@
 """One step of training, and many: the gradient of a batch, and an optax rule that follows it."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,7 +65,8 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Tra
 
 def batch_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
     """Return the gradient of twice the task's loss over a step's batch, for each head."""
-    own = request.task.batch_gradient(request.batches(cell))
+    batches = request.batches(cell)
+    own = None if batches is None else request.task.batch_gradient(batches)
     return _over_drawn_prompts(request, cell) if own is None else _through_heads(request, own)
 
 
@@ -81,16 +83,16 @@ def _through_heads(request: TrainingRequest, own: BatchGradient) -> Gradient:
 
 def _over_drawn_prompts(request: TrainingRequest, cell: Cell) -> Gradient:
     """Return the gradient over prompts that the task draws itself; a program for each start."""
-    batches = request.batches(cell)
+    lengths = [float(length) for length, _ in cell]
     keys = [
-        jax.random.fold_in(key, length)
-        for key, length in zip(batches.keys, batches.lengths, strict=True)
+        jax.random.fold_in(key, 0 if math.isinf(length) else int(length))
+        for key, length in zip(request.keys(cell), lengths, strict=True)
     ]
     readings = [StateReading(start[0], np.float32) for start in request.starts]
-    per_start = len(batches.kernels) // len(request.starts)
+    per_start, size = request.runs_per_start(cell), int(request.plan.batch)
 
-    def of_member(arrays: list[Array], key: PRNGKeyArray, length: int) -> list[Array]:
-        loss = simulated_objective(request.task, float(length), samples=batches.size, key=key)
+    def of_member(arrays: list[Array], key: PRNGKeyArray, length: float) -> list[Array]:
+        loss = simulated_objective(request.task, length, samples=size, key=key)
         slopes = []
         for number, reading in enumerate(readings):
             own = slice(number * per_start, (number + 1) * per_start)
@@ -101,7 +103,7 @@ def _over_drawn_prompts(request: TrainingRequest, cell: Cell) -> Gradient:
     def gradient(parameters: list[Array], step: Array) -> list[Array]:
         rows = [
             of_member([leaf[i] for leaf in parameters], jax.random.fold_in(key, step), length)
-            for i, (key, length) in enumerate(zip(keys, batches.lengths, strict=True))
+            for i, (key, length) in enumerate(zip(keys, lengths, strict=True))
         ]
         return [jnp.stack(leaves) for leaves in zip(*rows, strict=True)]
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from promptlimit.finite._cross_moments import MixtureTokens as MixtureTokens
+    from promptlimit.finite._cross_moments import cross_moment as cross_moment
     from promptlimit.finite._gradient_moments import GRADIENT_MOMENTS as GRADIENT_MOMENTS
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._interpolant import WeightInterpolant as WeightInterpolant
@@ -30,6 +32,10 @@ if TYPE_CHECKING:
     from promptlimit.finite._rules import Rule as Rule
     from promptlimit.finite._score_statistics import ScoreStatistics as ScoreStatistics
     from promptlimit.finite._score_statistics import score_statistics as score_statistics
+    from promptlimit.finite._selection import Selection as Selection
+    from promptlimit.finite._selection import selection as selection
+    from promptlimit.finite._selection_table import SelectionTable as SelectionTable
+    from promptlimit.finite._selection_table import selection_tables as selection_tables
     from promptlimit.finite._simulation import PromptSimulation as PromptSimulation
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._simulation import chunk_of_prompts as chunk_of_prompts
@@ -44,6 +50,7 @@ _HOME = {
     "Effort": "_rules",
     "GRADIENT_MOMENTS": "_gradient_moments",
     "MAX_SHARPNESS": "_weight_statistics",
+    "MixtureTokens": "_cross_moments",
     "PROMPT_MOMENTS": "_prompt_moments",
     "PromptSimulation": "_simulation",
     "Problem": "_problem",
@@ -54,17 +61,22 @@ _HOME = {
     "Reading": "_problem",
     "Rule": "_rules",
     "ScoreStatistics": "_score_statistics",
+    "Selection": "_selection",
+    "SelectionTable": "_selection_table",
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
     "checked_problem": "_problem",
     "chunk_of_prompts": "_simulation",
+    "cross_moment": "_cross_moments",
     "first_obstacle": "_problem",
     "gradient_moments": "_gradient_moments",
     "known": "_problem",
     "prompt_moments": "_prompt_moments",
     "score_law": "_lines",
     "score_statistics": "_score_statistics",
+    "selection": "_selection",
+    "selection_tables": "_selection_table",
     "softmax_moments": "_softmax_moments",
     "tabulate": "_interpolant_table",
     "tokens_that_fit": "_simulation",

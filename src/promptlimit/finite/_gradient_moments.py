@@ -131,6 +131,11 @@ def _gaussian_spread(problem: Problem) -> str | None:
     )
 
 
+def _leading_spread_obstacle(problem: Problem) -> str | None:
+    obstacle = _spread_obstacle("softmax", problem)
+    return obstacle or problem.leading_obstacle(known(problem.head).tilt)
+
+
 def _zero(problem: Problem, _effort: Effort) -> GradientRows:
     return GradientRows(np.zeros_like(problem.lengths), np.zeros_like(problem.lengths))
 
@@ -223,7 +228,7 @@ GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
             "asymptotic",
             "a score matrix of a softmax head, any tokens",
             "leading order in 1/L",
-            partial(_spread_obstacle, "softmax"),
+            _leading_spread_obstacle,
             partial(_spread, _leading_softmax_spread),
         ),
         Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array
-from promptlimit.measures import AbstractMeasure, GaussianParts, compiled
+from promptlimit.measures import AbstractMeasure, GaussianParts, compiled, outside_domain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,8 @@ def tilted_moments(measure: AbstractMeasure, tilt: Array) -> TiltedMoments:
     """Return the log-Laplace transform of any measure and its two derivatives at a tilt."""
     with jax.enable_x64(True):
         value, mean, cov = _transforms(measure, jnp.asarray(tilt))
+    if not (np.isfinite(value) or measure.finite_everywhere):
+        raise outside_domain(measure, tilt, float(value))
     return TiltedMoments(float(value), np.asarray(mean, np.float64), np.asarray(cov, np.float64))
 
 

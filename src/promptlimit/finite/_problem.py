@@ -17,8 +17,18 @@ from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._lines import score_law
 from promptlimit.finite._prompts import AbstractScoreLaw
 from promptlimit.finite._queries import Queries, checked_queries
-from promptlimit.measures import AbstractMeasure, GaussianParts, require_measure
-from promptlimit.results import AccuracyError, KindUnavailableError, NotAnalyticError
+from promptlimit.measures import (
+    AbstractMeasure,
+    GaussianParts,
+    require_in_domain,
+    require_measure,
+)
+from promptlimit.results import (
+    AccuracyError,
+    KindUnavailableError,
+    NotAnalyticError,
+    OutsideDomainError,
+)
 
 Known = TypeVar("Known")
 
@@ -242,6 +252,22 @@ class Problem:
             self.law_along(tilt)
         except NotAnalyticError as error:
             return f"of {type(self.measure).__name__} tokens {error}"
+        return None
+
+    def leading_obstacle(self, tilt: Array) -> str | None:
+        r"""Return why softmax at a tilt has no leading order in 1/L; None if it has.
+
+        That order is made of the second moments of the weights, $e^{\Lambda(2t)}$.
+        """
+        with jax.enable_x64(True):
+            require_in_domain(self.measure, tilt)
+            try:
+                require_in_domain(self.measure, 2.0 * tilt)
+            except OutsideDomainError:
+                return (
+                    f"of {type(self.measure).__name__} tokens the weights have no second moment "
+                    "(the log-Laplace transform is not finite at twice the tilt)"
+                )
         return None
 
     @contextlib.contextmanager

@@ -96,12 +96,12 @@ def finite_length(problem: Problem) -> str | None:
     return None if infinite else "a length is finite"
 
 
-def _head_obstacle(kernel: KernelName | None, problem: Problem) -> str | None:
+def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a problem is not of one head, of this kernel."""
     head = problem.head
     if head is None:
         return problem.no_head
-    return None if kernel in (None, head.kernel) else f"it is no {kernel} head"
+    return None if kernel == head.kernel else f"it is no {kernel} head"
 
 
 def _softmax_over_gaussian(problem: Problem) -> str | None:
@@ -144,6 +144,13 @@ def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
     law, values = problem.law_along(first.tilt), (first.value, second.value)
     with problem.named():
         return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
+
+
+def _leading_obstacle(problem: Problem) -> str | None:
+    head = problem.head
+    if head is None:
+        return problem.no_head
+    return problem.leading_obstacle(head.tilt) if head.kernel == "softmax" else None
 
 
 def _limit(problem: Problem, _effort: Effort) -> MomentRows:
@@ -197,10 +204,15 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
 def _of_heads(
     compute: Callable[[Problem, Effort], MomentRows],
 ) -> Callable[[Problem, Effort], MomentRows]:
-    """Return a computation about the heads as one about the attention: its residual is added."""
+    """Return a computation about the heads as one about the attention: its residual is added.
+
+    A gradient in a matrix of a head does not see the residual.
+    """
 
     def moments(problem: Problem, effort: Effort) -> MomentRows:
         rows = compute(problem, effort)
+        if problem.wrt is not None:
+            return rows
         return dataclasses.replace(rows, limit=rows.limit + problem.passed_by)
 
     return moments
@@ -242,7 +254,7 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             "asymptotic",
             "one head, any tokens",
             "leading order in 1/L",
-            partial(_head_obstacle, None),
+            _leading_obstacle,
             _of_heads(_leading_order),
         ),
         Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),

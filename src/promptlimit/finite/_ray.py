@@ -17,8 +17,8 @@ from jaxtyping import Array as JaxArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.measures import AbstractMeasure, GaussianParts
-from promptlimit.results import NotAnalyticError
+from promptlimit.measures import AbstractMeasure, GaussianParts, outside_domain
+from promptlimit.results import NotAnalyticError, OutsideDomainError
 
 Complex = NDArray[np.complex128]
 
@@ -120,6 +120,9 @@ class Ray:
         grid, finite = POINTS, np.isfinite(self.on_points)
         inside = (grid >= 0.0) & (grid <= 1.0)
         if not finite[inside].all():
+            at_tilt = float(np.real(self.on_points[np.searchsorted(grid, 1.0)]))
+            if not (np.isfinite(at_tilt) or self.measure.finite_everywhere):
+                raise outside_domain(self.measure, self.tilt, at_tilt)
             at = grid[inside][~finite[inside]][0]
             raise NotAnalyticError(
                 f"its log-Laplace transform is not finite at {at:.3g} times the tilt"
@@ -150,7 +153,7 @@ class Ray:
         """
         try:
             low, high = self.domain  # finite from 0 to 1, at least
-        except NotAnalyticError:
+        except (NotAnalyticError, OutsideDomainError):
             raise
         except (TypeError, ValueError, NotImplementedError) as error:
             raise NotAnalyticError(

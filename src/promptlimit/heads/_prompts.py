@@ -16,6 +16,7 @@ from promptlimit.results import InputFileError, read_arrays, write_bytes
 
 _MEMORY = 512 * 2**20
 _ARRAYS = ("queries", "keys", "values")
+_STORED = {*_ARRAYS, "scales", "causal", "rotary", "parity", "name", "model_type", "layer_names"}
 HeadLists = Sequence[Head] | Sequence[Sequence[Head]] | Sequence[Sequence[Sequence[Head]]]
 """Heads of one layer; of several layers; or of several layers over several prompts."""
 
@@ -66,7 +67,7 @@ class CapturedHeads:
     @classmethod
     def load(cls, path: str | Path) -> "CapturedHeads":
         """Return what `save` wrote, or say why a file cannot be used."""
-        stored = read_arrays(str(path))
+        stored = read_arrays(str(path), _STORED)
         numbers = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
         words = {name: value for name, value in stored.items() if isinstance(value, str)}
         for name, ndim in (*((name, 5) for name in _ARRAYS), ("scales", 2), ("causal", 0)):
@@ -191,18 +192,26 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
 
 def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
     """Return heads of one layer, or of one prompt, as those of one prompt of one layer."""
-    depth, inner = 0, heads
-    while depth < 3 and isinstance(inner, Sequence) and not isinstance(inner, str) and inner:
-        depth, inner = depth + 1, inner[0]
-    if depth == 0 or not isinstance(inner, Head):
+    depths = _depths(heads)
+    if len(depths) != 1 or not depths <= {1, 2, 3}:
+        mixed = " of lists and heads side by side" if len(depths) > 1 else ""
         raise ValueError(
             "`model` must be a model from `load`, what `capture` returns, or a list of heads (of "
-            f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}."
+            f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}{mixed}."
         )
     nested: Any = heads
-    for _ in range(3 - depth):
+    for _ in range(3 - min(depths)):
         nested = [nested]
     return nested
+
+
+def _depths(heads: object, depth: int = 0) -> set[int]:
+    """Return how deep in lists heads lie; 0 stands for what is neither a head nor a list of any."""
+    if isinstance(heads, Head):
+        return {depth}
+    if depth == 3 or isinstance(heads, str) or not isinstance(heads, Sequence) or not heads:
+        return {0}
+    return set[int]().union(*(_depths(part, depth + 1) for part in heads))
 
 
 def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:

@@ -1,16 +1,19 @@
 """What every prompt promises: a log-Laplace transform, its two derivatives, and samples."""
 
 import abc
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._inputs import float_array, promoted, require_shape
+from promptlimit._inputs import ArrayLike, float_array, is_traced, promoted, require_shape
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
+from promptlimit.results import OutsideDomainError
 
 
 class AbstractMeasure(eqx.Module):
@@ -69,12 +72,15 @@ class AbstractMeasure(eqx.Module):
         """Return `length` independent tokens, one a row."""
 
     def tilted_mean(self, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
-        r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$."""
-        return _gradient(self, self._as_tilt(tilt))
+        r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$.
+
+        Where $\Lambda_\mu(t)$ is not finite there is none: an error, and NaN while jax traces.
+        """
+        return self._tilted(_gradient, self._as_tilt(tilt))
 
     def tilted_cov(self, tilt: Float[Array, " d"]) -> Float[Array, "d d"]:
         r"""Return $\nabla^2\Lambda_\mu(t)$, the covariance of $e^{\langle t,z\rangle}\mu$."""
-        return _hessian(self, self._as_tilt(tilt))
+        return self._tilted(_hessian, self._as_tilt(tilt))
 
     @property
     def mean(self) -> Float[Array, " d"]:
@@ -102,6 +108,22 @@ class AbstractMeasure(eqx.Module):
         return None
 
     @property
+    def finite_everywhere(self) -> bool:
+        r"""Whether $\Lambda_\mu(t)$ is finite at every tilt, as for bounded or Gaussian tokens.
+
+        False, the default, has each tilt looked at. True saves that.
+        """
+        return False
+
+    def _tilted(
+        self, derivative: Callable[["AbstractMeasure", Array], Array], tilt: Float[Array, " d"]
+    ) -> Array:
+        moments = derivative(self, tilt)
+        if not self.finite_everywhere and has_nan(moments):
+            require_in_domain(self, tilt)
+        return moments
+
+    @property
     def _origin(self) -> Float[Array, " d"]:
         """The zero tilt, in the dtype of the measure's own parameters."""
         dtypes = self._dtypes()
@@ -119,9 +141,53 @@ class AbstractMeasure(eqx.Module):
 
 @compiled
 def _gradient(measure: AbstractMeasure, tilt: Array) -> Array:
-    return jax.grad(measure.log_laplace)(tilt)
+    transform, slope = jax.value_and_grad(measure.log_laplace)(tilt)
+    return slope if measure.finite_everywhere else slope * _one_or_nan(transform)
 
 
 @compiled
 def _hessian(measure: AbstractMeasure, tilt: Array) -> Array:
-    return jax.hessian(measure.log_laplace)(tilt)
+    curvature = jax.hessian(measure.log_laplace)(tilt)
+    if measure.finite_everywhere:
+        return curvature
+    return curvature * _one_or_nan(measure.log_laplace(tilt))
+
+
+@compiled
+def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
+    return measure.log_laplace(tilt)
+
+
+def _one_or_nan(transform: Array) -> Array:
+    """Return 1, or NaN where the transform is not finite: its formula may have derivatives there.
+
+    A factor of the first derivative makes NaN of the next ones as well.
+    """
+    return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
+
+
+def has_nan(array: Array) -> bool:
+    """Return whether an entry is NaN; False while jax traces."""
+    return not is_traced(array) and bool(np.isnan(np.asarray(array)).any())
+
+
+def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
+    """Refuse a tilt at which the log-Laplace transform is not finite; not while jax traces."""
+    if measure.finite_everywhere:
+        return
+    transform = _transform(measure, jnp.asarray(tilt))
+    if not is_traced(transform) and not np.isfinite(np.asarray(transform)).all():
+        raise outside_domain(measure, tilt, float(transform))
+
+
+def outside_domain(
+    measure: AbstractMeasure, tilt: ArrayLike, transform: float
+) -> OutsideDomainError:
+    """Return the error that says at which tilt a law has no transform."""
+    entries = [f"{entry:.4g}" for entry in np.asarray(tilt)]
+    words = ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])
+    return OutsideDomainError(
+        f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens is "
+        f"finite, got [{words}], where it is {transform:g}. Scale the query or the key-query "
+        "matrix down."
+    )

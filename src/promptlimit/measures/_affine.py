@@ -65,6 +65,11 @@ class Affine(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.matrix.shape[0]
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """Whether the measure it is an image of is."""
+        return self.measure.finite_everywhere
+
     @full_precision
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\langle b,t\rangle + \Lambda_\mu(A^\top t)$."""

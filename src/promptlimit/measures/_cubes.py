@@ -36,6 +36,11 @@ class Rademacher(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.half_widths.shape[0]
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """True: tokens are bounded."""
+        return True
+
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\sum_i\log\cosh(a_it_i)$."""
         require_shape("tilt", tilt, (self.dim,), "the measure's dimension")
@@ -77,6 +82,11 @@ class UniformCube(AbstractMeasure):
     def dim(self) -> int:
         """The dimension $d$ of a token."""
         return self.half_widths.shape[0]
+
+    @property
+    def finite_everywhere(self) -> bool:
+        """True: tokens are bounded."""
+        return True
 
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\sum_i\log\big(\sinh(a_it_i)/(a_it_i)\big)$."""

@@ -72,6 +72,11 @@ class Empirical(AbstractMeasure):
         """The number of tokens $L$."""
         return self.tokens.shape[0]
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """True: tokens are finitely many."""
+        return True
+
     @full_precision
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_i w_i e^{\langle z_i,t\rangle}$."""

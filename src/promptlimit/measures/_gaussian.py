@@ -58,6 +58,11 @@ class Gaussian(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.location.shape[0]
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """True: the transform is a polynomial."""
+        return True
+
     @full_precision
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\langle m,t\rangle + t^\top\Gamma t/2$."""

@@ -61,6 +61,11 @@ class Mixture(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.components[0].dim
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """Whether the components are."""
+        return all(measure.finite_everywhere for measure in self.components)
+
     @full_precision
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log\sum_c \pi_c e^{\Lambda_c(t)}$.

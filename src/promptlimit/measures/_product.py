@@ -38,6 +38,11 @@ class Product(AbstractMeasure):
         """The dimension $d$ of a token, the sum of the components'."""
         return sum(measure.dim for measure in self.components)
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """Whether the components are."""
+        return all(measure.finite_everywhere for measure in self.components)
+
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\sum_i\Lambda_i(t_i)$."""
         ends = np.cumsum([measure.dim for measure in self.components])[:-1]

@@ -48,6 +48,11 @@ class UniformSphere(AbstractMeasure):
         """The dimension $d$ of a token."""
         return self.space_dim
 
+    @property
+    def finite_everywhere(self) -> bool:
+        """True: tokens are bounded."""
+        return True
+
     @full_precision
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\log{}_0F_1(;d/2;r^2\langle t,t\rangle/4)$."""

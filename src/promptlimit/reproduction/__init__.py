@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from promptlimit.reproduction._paper import paper_at as paper_at
     from promptlimit.reproduction._paper import papers as papers
     from promptlimit.reproduction._pictures import write_page as write_page
+    from promptlimit.reproduction._processes import WorkerLostError as WorkerLostError
     from promptlimit.reproduction._work import Outcome as Outcome
-    from promptlimit.reproduction._work import WorkerLostError as WorkerLostError
     from promptlimit.reproduction._work import decide as decide
     from promptlimit.reproduction._work import reproduce as reproduce
     from promptlimit.reproduction._work import run_facts as run_facts
@@ -31,7 +31,8 @@ _HOMES = {
         ("Claim", "Figure", "Paper", "Part", "Setting", "paper_at", "papers"), "_paper"
     ),
     "write_page": "_pictures",
-    **dict.fromkeys(("Outcome", "WorkerLostError", "decide", "reproduce", "run_facts"), "_work"),
+    "WorkerLostError": "_processes",
+    **dict.fromkeys(("Outcome", "decide", "reproduce", "run_facts"), "_work"),
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES, globals())

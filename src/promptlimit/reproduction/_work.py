@@ -1,20 +1,13 @@
 """Claims and figures: read where they are stored, else computed, on several cores side by side."""
 
-import functools
-import multiprocessing
 import os
-import signal
-import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import jax
 
@@ -24,6 +17,7 @@ from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
 from promptlimit.reproduction._pictures import drawn_figure
+from promptlimit.reproduction._processes import Helper, only_cpu
 from promptlimit.results import (
     Check,
     ClaimResult,
@@ -40,8 +34,8 @@ _USUAL = {"part": 5.0, "claim": 2.0, "figure": 1.0}
 """How long one takes, beside the others."""
 
 
-class WorkerLostError(OSError):
-    """A process that computed for this one was ended from outside."""
+Key: TypeAlias = tuple[str, str, str]
+"""Paper, kind and name."""
 
 
 @runtime_checkable
@@ -66,7 +60,7 @@ class Work(NamedTuple):
     label: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         """What tells it from all others."""
         return self.paper.name, self.kind, self.item.name
 
@@ -195,94 +189,47 @@ def _together(
     setting: Setting,
     folder: ReportFolder,
     listener: Listener,
-) -> dict[tuple[str, str, str], Outcome]:
+) -> dict[Key, Outcome]:
     """Do the work in order; what another process has begun is waited for when its turn comes."""
-    pools = [_pool() for _ in elsewhere]
+    by_key = {work.key: work for work in order}
+
+    def tell(key: Hashable, result: Outcome) -> None:
+        _tell(by_key[cast(Key, key)].label, result, listener)
+
+    helpers: list[Helper[Outcome]] = []
+    here = replace(setting, tell=listener.at)
     try:
-        with _only_cpu():
-            delegated = {
-                work.key: pool.submit(outcome, work, setting, folder)
-                for pool, queue in zip(pools, elsewhere, strict=True)
-                for work in queue
-            }
+        with only_cpu():
             for queue in elsewhere:
-                for work in queue:
-                    tell = functools.partial(_tell_ended, work.label, listener)
-                    delegated[work.key].add_done_callback(tell)
-            here = replace(setting, tell=listener.at)
-            return {
-                work.key: _in_turn(work, delegated.get(work.key), here, folder, listener)
-                for work in order
-            }
+                tasks = [(work.key, outcome, (work, setting, folder)) for work in queue]
+                helpers.append(Helper(tasks, tell))
+            return {work.key: _in_turn(work, helpers, here, folder, listener) for work in order}
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for helper in helpers:
+            helper.close()
 
 
 def _in_turn(
-    work: Work, future: Future | None, setting: Setting, folder: ReportFolder, listener: Listener
+    work: Work,
+    helpers: Sequence[Helper[Outcome]],
+    setting: Setting,
+    folder: ReportFolder,
+    listener: Listener,
 ) -> Outcome:
     listener.at(work.label)
-    if future is None or future.cancel():  # nobody else has begun it
+    result = None
+    if not any(helper.take(work.key) for helper in helpers):
+        ends = (helper.result(work.key, work.label) for helper in helpers)
+        result = next((end for end in ends if end is not None), None)
+    if result is None:  # nobody else has begun it
         result = outcome(work, setting, folder)
-    else:
-        result = _awaited(work.label, future)
     _tell(work.label, result, listener)  # even if it is told: the callback may come too late
     return result
-
-
-def _tell_ended(label: str, listener: Listener, future: Future) -> None:
-    """Tell what another process has done; what went wrong is told where it is waited for."""
-    if not future.cancelled() and future.exception() is None:
-        _tell(label, future.result(), listener)
 
 
 def _tell(label: str, result: Outcome, listener: Listener) -> None:
     stored = result.stored is not None and not result.fresh
     listener.end(label, outcome=result.words, seconds=result.seconds, stored=stored)
-
-
-def _awaited(label: str, future: Future) -> Outcome:
-    try:
-        return future.result()
-    except BrokenProcessPool as problem:
-        raise WorkerLostError(
-            f"the process that was to compute '{label}' was ended from outside. Memory may have "
-            "run out; the same command goes on from what is stored."
-        ) from problem
-
-
-def _pool() -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(
-        1, mp_context=context, initializer=_set_up_worker, initargs=(os.getpid(),)
-    )
-
-
-def _set_up_worker(parent: int) -> None:
-    """Let this process end when the one that started it is gone, and not by a Ctrl-C of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
-
-
-def _end_without(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)  # nobody is left to tell; files are written whole or not at all
-
-
-@contextmanager
-def _only_cpu() -> Iterator[None]:
-    """Let processes started now see no accelerator: its memory belongs to this one."""
-    before = os.environ.get("JAX_PLATFORMS")
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["JAX_PLATFORMS"]
-        else:
-            os.environ["JAX_PLATFORMS"] = before
 
 
 def outcome(work: Work, setting: Setting, folder: ReportFolder) -> Outcome:

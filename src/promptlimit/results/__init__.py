@@ -25,7 +25,9 @@ from promptlimit.results._heads import HeadReplacement as HeadReplacement
 from promptlimit.results._kinds import AccuracyError as AccuracyError
 from promptlimit.results._kinds import Kind as Kind
 from promptlimit.results._kinds import KindUnavailableError as KindUnavailableError
+from promptlimit.results._kinds import Length as Length
 from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
+from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
@@ -36,6 +38,7 @@ from promptlimit.results._rates import RateStatus as RateStatus
 from promptlimit.results._report_folder import ReportFolder as ReportFolder
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
+from promptlimit.results._risks import TunedLayers as TunedLayers
 from promptlimit.results._run_folder import OPAQUE as OPAQUE
 from promptlimit.results._run_folder import ConfigurationError as ConfigurationError
 from promptlimit.results._run_folder import RunBusyError as RunBusyError

@@ -66,6 +66,12 @@ def length_axes(lengths: object) -> tuple[str, ...]:
     return ("length",) if count == 1 else tuple(f"length_{i}" for i in range(count))
 
 
+def parameter_axes(name: str, count: int) -> tuple[str, ...]:
+    """Return names for the axes of a parameter: the rows and columns of a matrix, or numbers."""
+    words = ("row", "column") if count <= 2 else tuple(f"axis_{i}" for i in range(count))
+    return tuple(f"{name}.{word}" for word in words[:count])
+
+
 def dataset(
     variables: Variables,
     coordinates: Mapping[str, Any],

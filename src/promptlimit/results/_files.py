@@ -8,7 +8,7 @@ import os
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,13 @@ def write_json(path: Path, value: object) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def read_arrays(source: str) -> dict[str, np.ndarray | str]:
+def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
     """Return the named arrays a command-line source stands for.
 
     Args:
         source: `FILE.npz` or `FILE.json`, which hold named arrays, or `NAME=FILE` for one array
             from any format.
+        names: those that are of use; others in an archive are not unpacked, and come back empty.
     """
     name, separator, location = source.partition("=")
     path = Path(location if separator else source)
@@ -76,8 +77,8 @@ def read_arrays(source: str) -> dict[str, np.ndarray | str]:
         known = ", ".join((*_ONE_ARRAY, *_MANY_ARRAYS))
         raise InputFileError(f"{path} must end in one of {known}, got '{path.suffix}'.")
     try:
-        only = name if separator else None
-        content = _read_npz(path, only) if suffix == ".npz" else _READERS[suffix](path)
+        wanted = {name} if separator else names
+        content = _read_npz(path, wanted) if suffix == ".npz" else _READERS[suffix](path)
     except Exception as problem:  # a damaged or hostile file may raise anything
         reason = str(problem) or type(problem).__name__
         raise InputFileError(f"{path} must be readable as {suffix}, but {reason}") from None
@@ -103,11 +104,11 @@ def _read_npy(path: Path) -> np.ndarray:
     return _numeric(path.stem, np.load(path, allow_pickle=False))
 
 
-def _read_npz(path: Path, only: str | None = None) -> dict[str, np.ndarray | str]:
-    """Return the arrays of an archive, or one of them; the names alone if that is not there."""
+def _read_npz(path: Path, wanted: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
+    """Return the arrays of an archive, those that are not wanted empty."""
     _require_magic(path, b"PK", "an archive saved by numpy.savez.")
     with path.open("rb") as file:
-        arrays = _unpacked(file, path.stat().st_size, only)
+        arrays = unpacked_arrays(file, path.stat().st_size, wanted)
     return {
         name: str(array) if array.dtype.kind == "U" and array.ndim == 0 else _numeric(name, array)
         for name, array in arrays.items()
@@ -117,15 +118,15 @@ def _read_npz(path: Path, only: str | None = None) -> dict[str, np.ndarray | str
 def numbers_in_archive(path: Path, content: bytes) -> dict[str, np.ndarray]:
     """Return the arrays of an .npz archive whose bytes were already read, or say what is wrong."""
     try:
-        arrays = _unpacked(io.BytesIO(content), len(content))
+        arrays = unpacked_arrays(io.BytesIO(content), len(content))
         return {name: _numeric(name, array) for name, array in arrays.items()}
     except Exception as problem:  # a damaged or hostile file may raise anything
         reason = str(problem) or type(problem).__name__
         raise InputFileError(f"{path} must be readable as .npz, but {reason}") from None
 
 
-def _unpacked(
-    file: io.BytesIO | io.BufferedReader, size: int, only: str | None = None
+def unpacked_arrays(
+    file: io.BytesIO | io.BufferedReader, size: int, names: Collection[str] | None = None
 ) -> dict[str, np.ndarray]:
     """Return the arrays of an archive; what they unpack to is known before anything is unpacked.
 
@@ -134,13 +135,11 @@ def _unpacked(
     Args:
         file: the archive.
         size: its bytes.
-        only: the one array to unpack; where there is none of that name, all are empty.
+        names: of the arrays to unpack, all when None; the others come back empty.
     """
     with zipfile.ZipFile(file) as archive:
         members = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-        if only is not None and only not in members:
-            return {name: np.zeros(0) for name in members}
-        wanted = members if only is None else {only: members[only]}
+        wanted = {n: entry for n, entry in members.items() if names is None or n in names}
         total = sum(entry.file_size for entry in wanted.values())
         if total > max(_UNPACKED, size):
             raise ValueError(
@@ -151,7 +150,7 @@ def _unpacked(
         for name, entry in wanted.items():
             with archive.open(entry) as stream:
                 _require_plain(name, stream, entry.file_size)
-        arrays: dict[str, np.ndarray] = {}
+        arrays = {name: np.zeros(0) for name in members}
         for name, entry in wanted.items():
             with archive.open(entry) as stream:
                 arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)

@@ -5,17 +5,28 @@ What is wrong is a `ValueError` with the rest of a sentence: "it is ...", "its '
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _LARGEST, _DEEPEST = 1_000_000, 20
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """Return the object a file holds."""
+def json_object(
+    path: Path,
+    largest: int = _LARGEST,
+    parse_constant: Callable[[str], float] | None = None,
+) -> dict[str, Any]:
+    """Return the object a file holds.
+
+    Args:
+        path: the file.
+        largest: how many bytes it may have.
+        parse_constant: what becomes of NaN and infinities; the numbers themselves when None.
+    """
     try:
-        content = json.loads(limited_bytes(path, _LARGEST).decode("utf-8-sig"))
+        text = limited_bytes(path, largest).decode("utf-8-sig")
+        content = json.loads(text, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except UnicodeDecodeError:

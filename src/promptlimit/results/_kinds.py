@@ -1,6 +1,6 @@
 """Every number says what it is; what is not good enough, or cannot be had, is refused."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 """What a value is.
@@ -17,9 +17,17 @@ class AccuracyError(ArithmeticError):
     """A quadrature measured its own error and found it too large to return a number."""
 
 
+class OutsideDomainError(ValueError):
+    """A tilt at which the log-Laplace transform of a law is not finite: it has no tilted law."""
+
+
 class KindUnavailableError(ValueError):
     """A kind of number that cannot be had for a problem; others may."""
 
 
 class NotAnalyticError(KindUnavailableError):
     """A log-Laplace transform that cannot be continued to complex tilts; says why."""
+
+
+Length: TypeAlias = float | int
+"""The number of tokens of a prompt: whole, or infinite. Run-time checks take no int for a float."""

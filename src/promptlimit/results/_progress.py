@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from promptlimit.results._kinds import Length
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -21,7 +23,7 @@ class Progress:
     done: int
     total: int | None
     rate: float
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Length, ...] = ()
     risk: Callable[[], float] = lambda: math.nan
 
     @property

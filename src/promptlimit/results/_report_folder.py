@@ -272,7 +272,7 @@ def _kept(problems: list[str], read: Any, *where: Any) -> Any:
 
 
 def _read_paper(name: str, path: Path) -> StoredPaper:
-    if not path.is_file():
+    if not path.exists():
         return StoredPaper(name, name.replace("_", " ").capitalize())
     content = _object(path)
     with _Refusing(path, "a paper's words"):
@@ -345,7 +345,7 @@ def _pictures(path: Path) -> tuple[str, ...]:
 
 
 def _read_provenance(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     content = _object(path)
     with _Refusing(path, "where the results come from"):

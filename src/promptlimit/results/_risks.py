@@ -96,3 +96,76 @@ class RiskGradient:
     kind: Kind
     lengths: float | np.ndarray
     samples: int | np.ndarray
+
+
+@dataclass(frozen=True)
+class TunedLayers:
+    r"""The best layer $cz+vA_L$ of a denoising task at one length or along many.
+
+    Numbers for one length; for many, arrays of the shape of `lengths`.
+
+    Attributes:
+        lengths: $L$, the number of tokens of a prompt.
+        gate: $u$, the inverse temperature in units of the Bayes gate's: $U=(u/s)I$.
+        gain: $v$, of $V=vI$.
+        residual: $c$, of $C=cI$.
+        mse: the mean squared distance to the Bayes predictor.
+        error: of `mse`, in its units, measured.
+        kind: "exact", or "limit" when all lengths are infinite.
+        query_variance: $s$, of a query within its component.
+        dim: $d$.
+    """
+
+    lengths: float | np.ndarray
+    gate: float | np.ndarray
+    gain: float | np.ndarray
+    residual: float | np.ndarray
+    mse: float | np.ndarray
+    error: float | np.ndarray
+    kind: Kind
+    query_variance: float
+    dim: int
+
+    @property
+    def value(self) -> float | np.ndarray:
+        """The excess that `error` is of."""
+        return self.mse
+
+    def matrices(self, place: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return U, V and C at one of the lengths, as `SoftmaxAttention` and `Layer` take them.
+
+        Args:
+            place: which of the lengths, in their order.
+        """
+        gate, gain, residual = (
+            float(np.ravel(column)[place]) for column in (self.gate, self.gain, self.residual)
+        )
+        eye = np.eye(self.dim)
+        return gate / self.query_variance * eye, gain * eye, residual * eye
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw gate, gain and residual against the length.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the lines, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="length L", y="best gate, gain and residual")
+        drawn.set_xscale("log")
+        for name in ("gate", "gain", "residual"):
+            column = np.ravel(getattr(self, name))
+            draw_curve(
+                drawn,
+                np.ravel(self.lengths),
+                column,
+                np.zeros_like(column),
+                **{"marker": "o", "label": name, **style},
+            )
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` by length."""
+        axes = length_axes(self.lengths)
+        names = ("gate", "gain", "residual", "mse", "error")
+        variables: Variables = {name: (axes, np.asarray(getattr(self, name))) for name in names}
+        return dataset(variables, {"length": (axes, np.asarray(self.lengths))}, {"kind": self.kind})

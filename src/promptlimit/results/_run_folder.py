@@ -24,11 +24,15 @@ from promptlimit._packages import package_versions
 from promptlimit.results._files import (
     InputFileError,
     numbers_in_archive,
+    unpacked_arrays,
     write_bytes,
     write_json,
 )
+from promptlimit.results._json import json_object, limited_bytes
 
 _AGAIN = "Delete that folder and run it again."
+_LARGEST = 2**24
+"""Bytes of a configuration, which may hold matrices."""
 
 OPAQUE = "without a name"
 """Key of a part of a configuration that has no name to be told from others by."""
@@ -156,8 +160,8 @@ class RunFolder:
         if not self._checkpoint.is_file():
             return None
         try:
-            with np.load(self._checkpoint, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+            with self._checkpoint.open("rb") as file:
+                arrays = unpacked_arrays(file, self._checkpoint.stat().st_size)
             if like is not None:
                 _require_alike(arrays, like)
             return arrays
@@ -218,13 +222,10 @@ def require_configuration(path: Path, config: Configuration) -> None:
         path: the file, `config.json` or of another name.
         config: plain numbers, strings, lists and mappings.
     """
-    if not path.is_file():
+    if not path.exists():
         write_json(path, config)
         return
-    try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise InputFileError(f"{path} must be readable as JSON. Choose another folder.") from None
+    there = _stored_config(path, "Choose another folder.")
     differing = differences(there, json.loads(json.dumps(config)))
     if differing:
         listing = "\n".join(f"  {line}" for line in differing)
@@ -292,22 +293,24 @@ def _process(holder: Path) -> str:
 
 def _config(path: Path) -> dict[str, object]:
     _require_files(path, "config.json")
-    file = path / "config.json"
+    return _stored_config(path / "config.json", _AGAIN)
+
+
+def _stored_config(path: Path, way_out: str) -> dict[str, object]:
     try:
-        config = json.loads(_text(file), parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise InputFileError(f"{file} must be readable as JSON. {_AGAIN}") from None
-    if not isinstance(config, dict):
-        raise InputFileError(f"{file} must hold an object, got {type(config).__name__}.")
-    return config
+        return json_object(path, _LARGEST, parse_constant=_no_constant)
+    except ValueError as problem:
+        raise InputFileError(f"{path} must hold a JSON object, but {problem}. {way_out}") from None
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a finite number")
+    raise ValueError(f"it holds {name}, which is not a finite number")
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except ValueError:
+        return limited_bytes(path, _LARGEST).decode()
+    except UnicodeDecodeError:
         raise InputFileError(f"{path} must be text. {_AGAIN}") from None
+    except ValueError as problem:
+        raise InputFileError(f"{path} must be text, but {problem}. {_AGAIN}") from None

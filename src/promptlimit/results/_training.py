@@ -3,13 +3,21 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, stretch
-from promptlimit.results._kinds import Kind
-from promptlimit.results._trajectory import Trajectory
+from promptlimit.results._curves import (
+    Variables,
+    axes_for,
+    dataset,
+    draw_curve,
+    parameter_axes,
+    stretch,
+)
+from promptlimit.results._kinds import Kind, Length
+from promptlimit.results._trajectory import HasArraysT, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,27 +34,31 @@ class Training:
         steps: after how many steps, [n].
         times: of the flow that these steps correspond to, $2k\eta$, [n]; the steps themselves when
             the optimiser is not plain descent.
-        lengths: $L$, the prompt lengths.
-        kernels: "softmax" or "linear", one a start.
-        parameters: the matrices that moved, by name, each [length, start, seed, step, ...].
-        key_query: the merged $U$, [length, start, seed, step, dim, dim].
-        value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim].
-        value: the risk $R_L$, half the mean squared error, [length, start, seed, step]; NaN after a
+        lengths: $L$, the prompt lengths, whole numbers or infinity.
+        kernels: "softmax" or "linear", one a start; for a start that is not one head its type and
+            the kernels of its heads, such as "Layer(softmax, linear)".
+        parameters: the arrays that moved, by name, each [length, start, seed, step, ...].
+        key_query: the merged $U$, [length, start, seed, step, dim, dim]; None where a start is not
+            one head.
+        value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
+            for `key_query`.
+        value: the risk $R_L$, the mean loss of the task, [length, start, seed, step]; NaN after a
             run has diverged, or where the sharpness is beyond weight statistics.
-        gradient_norms: $\|\nabla R_L\|$ in the matrices that moved.
+        gradient_norms: $\|\nabla R_L\|$ in the arrays that moved.
         error: of `value`: how far they are from those on an independent set of points or prompts.
         diverged: after how many steps a run was infinite, -1 for never, [length, start, seed].
-        kind: of the risks: "exact", or "estimate" where prompts are simulated.
+        kind: of the risks: "exact", "limit" where all lengths are infinite, or "estimate" where
+            prompts are simulated.
         config: all that decides the runs, as plain numbers and strings.
     """
 
     steps: np.ndarray
     times: np.ndarray
-    lengths: tuple[int, ...]
+    lengths: tuple[Length, ...]
     kernels: tuple[str, ...]
     parameters: Mapping[str, np.ndarray]
-    key_query: np.ndarray
-    value_matrix: np.ndarray
+    key_query: np.ndarray | None
+    value_matrix: np.ndarray | None
     value: np.ndarray
     gradient_norms: np.ndarray
     error: np.ndarray
@@ -54,7 +66,7 @@ class Training:
     kind: Kind
     config: Mapping[str, object]
 
-    def trajectory(self, length: int | None = None, start: int = 0, seed: int = 0) -> Trajectory:
+    def trajectory(self, length: Length | None = None, start: int = 0, seed: int = 0) -> Trajectory:
         """Return one run, for `trajectory_gap`.
 
         Args:
@@ -66,28 +78,54 @@ class Training:
         if length not in self.lengths:
             known = ", ".join(map(str, self.lengths))
             raise ValueError(f"`length` must be one of {known}, got {length}.")
+        _, starts, seeds = self.diverged.shape
+        for name, index, count in (("start", start, starts), ("seed", seed, seeds)):
+            if isinstance(index, bool) or not (isinstance(index, Integral) and 0 <= index < count):
+                raise ValueError(
+                    f"`{name}` must be a whole number from 0 to {count - 1}, got {index}."
+                )
         place = (self.lengths.index(length), start, seed)
-        which = {"length": length, "start": start, "seed": seed}
+        which = {"length": _plain(length), "start": start, "seed": seed}
+        kind = "limit" if self.kind == "exact" and math.isinf(length) else self.kind
         times = self.times.tolist()
         return Trajectory(
             times=self.times,
             parameters={name: array[place] for name, array in self.parameters.items()},
-            key_query=self.key_query[place],
-            value_matrix=self.value_matrix[place],
+            key_query=None if self.key_query is None else self.key_query[place],
+            value_matrix=None if self.value_matrix is None else self.value_matrix[place],
             value=self.value[place],
             gradient_norms=self.gradient_norms[place],
             error=self.error[place],
             arrived=None,
-            kind=self.kind,
+            kind=kind,
             length=float(length),
-            config={**self.config, **which, "times": times, "kind": self.kind},
+            config={**self.config, **which, "times": times, "kind": kind},
         )
+
+    def attention(
+        self,
+        like: HasArraysT,
+        length: Length | None = None,
+        start: int = 0,
+        seed: int = 0,
+        place: int = -1,
+    ) -> HasArraysT:
+        """Return the attention of one run at one of the steps.
+
+        Args:
+            like: an attention of the arrays that moved, such as the start.
+            length: one of `lengths`; the first when None.
+            start: which start, from 0.
+            seed: which seed, from 0.
+            place: which of `steps`, the last by default.
+        """
+        return self.trajectory(length, start, seed).attention(like, place)
 
     def as_json(self) -> dict[str, object]:
         """Return steps, outcomes and curves as plain numbers; what is not finite is null."""
         runs = [
             {
-                "length": length,
+                "length": _finite(length),
                 "kernel": kernel,
                 "seed": seed,
                 **_outcome(int(self.diverged[i, j, seed])),
@@ -106,7 +144,7 @@ class Training:
         }
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the risk of every run against steps: a colour a length, dashes for linear heads.
+        """Draw the risk of every run against steps: a colour a length, dashes for a linear head.
 
         Args:
             ax: matplotlib's axes; new ones when None.
@@ -118,7 +156,7 @@ class Training:
             kernel = self.kernels[j]
             own = {
                 "color": f"C{i}",
-                "linestyle": "-" if kernel == "softmax" else "--",
+                "linestyle": "--" if kernel == "linear" else "-",
                 "label": f"L = {self.lengths[i]}, {kernel}" if seed == 0 else None,
             }
             place = (i, j, seed)
@@ -130,10 +168,12 @@ class Training:
         names = ("value", "error", "gradient_norms")
         variables: Variables = {name: (_AXES, getattr(self, name)) for name in names}
         variables["diverged"] = (_AXES[:3], self.diverged)
-        variables["key_query"] = ((*_AXES, "token", "query"), self.key_query)
-        variables["value_matrix"] = ((*_AXES, "output", "token"), self.value_matrix)
+        if self.key_query is not None:
+            variables["key_query"] = ((*_AXES, "token", "query"), self.key_query)
+            variables["value_matrix"] = ((*_AXES, "output", "token"), self.value_matrix)
         for name, array in self.parameters.items():
-            variables[f"parameters.{name}"] = ((*_AXES, f"{name}.row", f"{name}.column"), array)
+            axes = parameter_axes(name, array.ndim - len(_AXES))
+            variables[f"parameters.{name}"] = ((*_AXES, *axes), array)
         places = {"length": list(self.lengths), "step": self.steps}
         kernels, times = ("start", list(self.kernels)), ("step", self.times)
         return dataset(variables, {**places, "kernel": kernels, "time": times}, {"kind": self.kind})
@@ -145,8 +185,13 @@ def _outcome(diverged: int) -> dict[str, object]:
     return {"outcome": "diverged", "diverged": diverged}
 
 
-def _finite(number: float) -> float | None:
+def _finite(number: Length) -> Length | None:
     return number if math.isfinite(number) else None
+
+
+def _plain(number: Length) -> Length | str:
+    """Return a number for a configuration, which is JSON: infinity by its name."""
+    return number if math.isfinite(number) else str(number)
 
 
 def masked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,11 +4,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, stretch
+from promptlimit.results._curves import (
+    Variables,
+    axes_for,
+    dataset,
+    draw_curve,
+    parameter_axes,
+    stretch,
+)
 from promptlimit.results._files import InputFileError
 from promptlimit.results._kinds import Kind
 from promptlimit.results._run_folder import RunFolder
@@ -18,19 +25,34 @@ if TYPE_CHECKING:
 
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
+_MERGED = ("key_query", "value_matrix")
+
+
+@runtime_checkable
+class HasArrays(Protocol):
+    """What can be given other arrays by their names, as an attention can."""
+
+    def with_arrays(self, arrays: Mapping[str, Any], /) -> Any:
+        """Return the same with these arrays."""
+        ...
+
+
+HasArraysT = TypeVar("HasArraysT", bound=HasArrays)
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    r"""The parameters of one head along training, at n times.
+    r"""The parameters of an attention along training, at n times.
 
     Attributes:
         times: when, [n]; the last may be infinite, which is the time of arrival and after.
-        parameters: the matrices that moved, by name, each [n, rows, columns].
-        key_query: the merged $U$, [n, token_dim, query_dim].
-        value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim].
+        parameters: the arrays that moved, by name, such as "value" or "heads[0].value", each
+            [n, ...].
+        key_query: the merged $U$, [n, token_dim, query_dim]; None where there is more than one head
+            or a residual.
+        value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
         value: the risk $R_L$ at each time, [n].
-        gradient_norms: $\|\nabla R_L\|$ in the matrices that moved, [n].
+        gradient_norms: $\|\nabla R_L\|$ in the arrays that moved, [n].
         error: of `value`, [n]: how far they are from the same risks on a second, independent set
             of points or prompts; 0 for a closed form.
         arrived: when the gradient fell below the threshold, after which nothing moves; None when
@@ -42,8 +64,8 @@ class Trajectory:
 
     times: np.ndarray
     parameters: Mapping[str, np.ndarray]
-    key_query: np.ndarray
-    value_matrix: np.ndarray
+    key_query: np.ndarray | None
+    value_matrix: np.ndarray | None
     value: np.ndarray
     gradient_norms: np.ndarray
     error: np.ndarray
@@ -52,12 +74,43 @@ class Trajectory:
     length: float
     config: Mapping[str, object]
 
+    def merged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the merged U and V of one head at all times, or say that there are none."""
+        if self.key_query is None or self.value_matrix is None:
+            raise ValueError(
+                "`key_query` and `value_matrix` must be those of one head, got a trajectory of "
+                f"{', '.join(self.parameters)}. Its arrays are in `parameters`."
+            )
+        return self.key_query, self.value_matrix
+
+    def attention(self, start: HasArraysT, place: int = -1) -> HasArraysT:
+        """Return the attention at one of the times: `start` with the parameters it had there.
+
+        Args:
+            start: what the trajectory started from, or another attention with the same arrays.
+            place: which of `times`, the last by default.
+
+        >>> import math, jax.numpy as jnp, promptlimit as pl
+        >>> task = pl.LinearRegression(jnp.eye(2))
+        >>> start = pl.block_start(task, 0.5)
+        >>> flow = pl.gradient_flow(start, task, math.inf, [0.0, math.inf])
+        >>> print(f"{pl.risk(flow.attention(start), task, math.inf).value:.9f}")
+        0.000000000
+        """
+        if not -self.times.size <= place < self.times.size:
+            raise ValueError(
+                f"`place` must be one of {self.times.size} times, from 0 or from the end, "
+                f"got {place}."
+            )
+        return start.with_arrays({name: array[place] for name, array in self.parameters.items()})
+
     def save(self, folder: str | Path) -> Path:
         """Write the trajectory into a folder of its own inside `folder`, and return that.
 
         The folder's name is the hash of the configuration: the same training is written once.
         """
-        arrays = {name: getattr(self, name) for name in ("key_query", "value_matrix", *_CURVES)}
+        named = {name: getattr(self, name) for name in (*_MERGED, *_CURVES)}
+        arrays = {name: array for name, array in named.items() if array is not None}
         arrays |= {_PREFIX + name: array for name, array in self.parameters.items()}
         arrays["arrived"] = np.array([] if self.arrived is None else [self.arrived])
         return RunFolder(folder, self.config).save(arrays)
@@ -100,10 +153,12 @@ class Trajectory:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of risks, errors, gradient norms and matrices by time."""
         variables: Variables = {name: (("time",), getattr(self, name)) for name in _CURVES}
-        variables["key_query"] = (("time", "token", "query"), self.key_query)
-        variables["value_matrix"] = (("time", "output", "token"), self.value_matrix)
+        if self.key_query is not None:
+            variables["key_query"] = (("time", "token", "query"), self.key_query)
+            variables["value_matrix"] = (("time", "output", "token"), self.value_matrix)
         for name, array in self.parameters.items():
-            variables[_PREFIX + name] = (("time", f"{name}.row", f"{name}.column"), array)
+            axes = parameter_axes(name, array.ndim - 1)
+            variables[_PREFIX + name] = (("time", *axes), array)
         known = {"kind": self.kind, "length": self.length}
         return dataset(variables, {"time": self.times}, known)
 
@@ -126,14 +181,16 @@ def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) 
         if name.startswith(_PREFIX)
     }
     for name, array in arrays.items():
-        axes = 1 if name in _CURVES else 3
+        axes = 1 if name in _CURVES else 3 if name in _MERGED else array.ndim
         if name != "arrived" and (array.ndim != axes or array.shape[:1] != times.shape):
             raise ValueError(f"'{name}' does not have one entry for each time")
+    if ("key_query" in arrays) != ("value_matrix" in arrays):
+        raise ValueError("it has one of key_query and value_matrix, which come together")
     return Trajectory(
         times=times,
         parameters=parameters,
-        key_query=arrays["key_query"],
-        value_matrix=arrays["value_matrix"],
+        key_query=arrays.get("key_query"),
+        value_matrix=arrays.get("value_matrix"),
         **{name: arrays[name] for name in _CURVES},
         arrived=float(arrays["arrived"][0]) if arrays["arrived"].size else None,
         kind=cast(Kind, kind),

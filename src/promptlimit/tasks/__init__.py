@@ -10,7 +10,16 @@ from promptlimit.tasks._abstract import BatchGradient as BatchGradient
 from promptlimit.tasks._abstract import Lengths as Lengths
 from promptlimit.tasks._abstract import MatrixRisk as MatrixRisk
 from promptlimit.tasks._abstract import merged as merged
+from promptlimit.tasks._bayes import bayes_excess as bayes_excess
 from promptlimit.tasks._bayes import bayes_risk as bayes_risk
+from promptlimit.tasks._denoising import Denoising as Denoising
+from promptlimit.tasks._denoising import InContextDenoising as InContextDenoising
+from promptlimit.tasks._denoising_heads import bayes_heads as bayes_heads
+from promptlimit.tasks._denoising_heads import bayes_layer as bayes_layer
+from promptlimit.tasks._denoising_points import QueryPoints as QueryPoints
+from promptlimit.tasks._denoising_points import query_points as query_points
+from promptlimit.tasks._denoising_risk import LimitMap as LimitMap
+from promptlimit.tasks._denoising_risk import limit_map as limit_map
 from promptlimit.tasks._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks._optimum import linear_optimum as linear_optimum
 from promptlimit.tasks._points import Nodes as Nodes
@@ -22,7 +31,6 @@ from promptlimit.tasks._regression import LinearRegression as LinearRegression
 from promptlimit.tasks._regression import require_regression as require_regression
 from promptlimit.tasks._regression_risk import LinearRisk as LinearRisk
 from promptlimit.tasks._regression_risk import risk_function as risk_function
-from promptlimit.tasks._risk import array_names as array_names
 from promptlimit.tasks._risk import kind_of as kind_of
 from promptlimit.tasks._risk import require_fitting_task as require_fitting_task
 from promptlimit.tasks._risk import require_lengths as require_lengths

@@ -75,6 +75,10 @@ class AbstractExactRisk(abc.ABC):
     def is_closed_form(self) -> bool:
         """Whether it is without error, and no points are needed."""
 
+    def is_smooth(self, attention: AbstractAttention) -> bool:  # noqa: ARG002
+        """Return whether `objective` is known for this attention; values may be known alone."""
+        return True
+
     @abc.abstractmethod
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
         """Return the risk to descend.
@@ -117,6 +121,19 @@ class AbstractExactRisk(abc.ABC):
         if self.is_closed_form:
             return Averaged(values[0], 0.0, 0)
         return Averaged(float(np.mean(values)), spread(np.array(values)), count * len(values))
+
+    def excess(
+        self,
+        attention: AbstractAttention,  # noqa: ARG002
+        *,
+        tolerance: float,  # noqa: ARG002
+        points: int | None,  # noqa: ARG002
+    ) -> Averaged | None:
+        """Return the risk less that of Bayes, not as a difference, for `bayes_excess`.
+
+        None, the default, where it is not known so. The arguments are those of `value`.
+        """
+        return None
 
     def tabulate(  # noqa: B027  # there is nothing to prepare by default
         self, attention: AbstractAttention, lengths: Sequence[float], max_sharpness: float | None
@@ -273,6 +290,22 @@ class AbstractTask(eqx.Module):
         """
         formula = eqx.filter_eval_shape(self.closed_risk, attention, jnp.asarray(float(length)))
         return None if formula is None else _ClosedRisk(self, float(length))
+
+    def exact_risks(
+        self, attention: AbstractAttention, lengths: Sequence[float]
+    ) -> "list[AbstractExactRisk | None]":
+        """Return `exact_risk` at several lengths; tasks that find them together override it.
+
+        Args:
+            attention: whose risks.
+            lengths: which may be infinite.
+        """
+        return [self.exact_risk(attention, length) for length in lengths]
+
+    def smooth_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return `exact_risk` where its objective is known too: what flows and slopes need."""
+        exact = self.exact_risk(attention, length)
+        return exact if exact is not None and exact.is_smooth(attention) else None
 
     def least_risk(self, length: Number, *, points: int) -> Averaged | None:  # noqa: ARG002
         """Return the risk that no predictor beats, for `bayes_risk`; None if not known.

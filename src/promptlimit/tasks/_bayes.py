@@ -1,15 +1,17 @@
-"""The risk no predictor can beat: ridge regression, the posterior mean of the weights."""
+"""The risk no predictor can beat, ridge regression's for one, and how far others lie above it."""
 
 import math
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit.attention import AbstractAttention
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import REPLICATES, AbstractTask, Averaged, Lengths, spread
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._regression import LinearRegression
-from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths
+from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths, risk_request
 
 _SEED = 20_240_207
 
@@ -41,6 +43,48 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
             "Give it a method `least_risk`."
         )
     return risk_at_lengths(known, tokens, simulated=False)
+
+
+def bayes_excess(
+    attention: AbstractAttention,
+    task: AbstractTask,
+    lengths: Lengths,
+    *,
+    tolerance: float = 1e-3,
+    points: int | None = None,
+) -> Risk:
+    r"""Return the risk of an attention less the least risk, without taking the difference.
+
+    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` twice that: exact where it is 1e-30.
+
+    Args:
+        attention: $T$.
+        task: the law of prompts and queries, and the loss.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+        tolerance: the relative error at which points are enough.
+        points: a power of two in each of eight replicates, in place of the tolerance.
+
+    >>> import math, numpy as np, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> best_linear = pl.LinearAttention(5.5 / 9.5**2 * np.eye(2), np.eye(2))
+    >>> print(f"{pl.bayes_excess(best_linear, task, math.inf).mse:.4f}")
+    1.6415
+    """
+    with jax.enable_x64(True):
+        request = risk_request(
+            attention, task, lengths, kind="exact", key=None, points=points, samples=None
+        )
+        parts = [
+            exact.excess(request.attention, tolerance=tolerance, points=request.points)
+            for exact in request.exact or ()
+        ]
+    known = [part for part in parts if part is not None]
+    if len(known) < request.lengths.size:
+        raise ValueError(
+            f"`task` must know the excess of {type(attention).__name__} over Bayes, got "
+            f"{type(task).__name__}, which does not. Subtract `bayes_risk` from `risk`."
+        )
+    return risk_at_lengths(known, request.lengths, simulated=False)
 
 
 def ridge_risk(task: LinearRegression, length: float, points: int) -> Averaged:

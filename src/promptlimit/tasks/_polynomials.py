@@ -7,6 +7,7 @@ $\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -205,3 +206,98 @@ def linear_risk(
     means = averages(task, key_query, value_row)
     finite = (means.square + means.product) / length
     return 0.5 * (task.noise_variance + means.misfit + finite)
+
+
+@eqx.filter_jit
+def linear_heads_risk(
+    task: LinearRegression,
+    length: float | Float[Array, ""],
+    key_query: Float[Array, "heads tokens tokens"],
+    value_row: Float[Array, "heads tokens"],
+    residual_row: Float[Array, " tokens"],
+) -> Float[Array, ""]:
+    r"""Return the risk of $\langle r,q\rangle+\sum_hv_h^\top\hat\Gamma U_hq$ at $q=(x_q,0)$.
+
+    Linear heads that read the same tokens beside a residual, r its last row; at infinity softmax
+    heads too. With $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the prediction has the mean
+    $c=\langle r,q\rangle+\sum_hc_{hh}$ over prompts, and by Isserlis' theorem (derived here)
+
+    $$2R_L=s^2+E(c-y)^2+\frac1L\sum_{h,g}E\big[c_{hg}c_{gh}
+    +v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g\big].$$
+    """
+    q = _joint_forms(task, key_query, value_row)
+    dim = q.A.shape[-1]
+    own = _QueryForm(*(jnp.einsum("hh...->...", part) for part in q.reads))
+    eye = jnp.eye(dim, dtype=own.B.dtype)
+    misfit = _QueryForm(own.a + residual_row[:dim], own.B - eye, own.m)
+    crossed = _QueryForm(*(jnp.swapaxes(part, 0, 1) for part in q.reads))
+    finite = _mean_product(q, q.reads, crossed) + _mean_of_norms(q)
+    return 0.5 * (task.noise_variance + _mean_product(q, misfit, misfit) + finite / length)
+
+
+class _QueryForm(NamedTuple):
+    r"""The form $\langle a+Bw+n\,m,\ x_q\rangle$, or many; n as in `averages`."""
+
+    a: Float[Array, "*many d"]
+    B: Float[Array, "*many d d"]
+    m: Float[Array, "*many d"]
+
+
+class _JointForms(NamedTuple):
+    r"""Several heads at once, symbols as in `averages`; `reads` are the $c_{hg}$, h before g."""
+
+    S: Array
+    H: Array
+    A: Array
+    u: Array
+    v1: Array
+    b: Array
+    reads: _QueryForm
+    prior: float
+    n1: Array
+    n2: Array
+
+
+def _joint_forms(task: LinearRegression, key_query: Array, value_row: Array) -> _JointForms:
+    r"""Return the symbols: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
+    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
+    prior, dim = task.prior_variance, S.shape[0]
+    A, u = key_query[:, :dim, :dim], key_query[:, dim, :dim]
+    v1, b = value_row[:, :dim], value_row[:, dim]
+    n1 = prior * jnp.trace(S) + task.noise_variance
+    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    Sv = v1 @ S
+    reads = _QueryForm(
+        a=jnp.einsum("gij,hi->hgj", A, Sv),
+        B=jnp.einsum("h,gij,ik->hgjk", b, A, S) + jnp.einsum("gj,hk->hgjk", u, Sv),
+        m=jnp.einsum("h,gj->hgj", b, u),
+    )
+    return _JointForms(S, H, A, u, v1, b, reads, prior, n1, n2)
+
+
+def _mean_product(q: _JointForms, f: _QueryForm, g: _QueryForm) -> Array:
+    """Return the mean of the product of two forms, added up over the axes before the last."""
+
+    def weighed(one: Array, other: Array) -> Array:
+        return jnp.einsum("...i,ij,...j->", one, q.H, other)
+
+    total = weighed(f.a, g.a) + q.n1 * (weighed(f.a, g.m) + weighed(f.m, g.a))
+    total += q.n2 * weighed(f.m, g.m)
+    return total + q.prior * weighed(jnp.swapaxes(f.B, -1, -2), jnp.swapaxes(g.B, -1, -2))
+
+
+def _mean_of_norms(q: _JointForms) -> Array:
+    r"""Return $\sum_{hg}E\,v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g$.
+
+    As `Averages.product`, with $\alpha_{hg}=v_h^\top Sv_g$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
+    $\gamma_{hg}=u_h^\top Hu_g$; what is odd in w is $(b_gv_h+b_hv_g)^\top Sw$ and
+    $(A_hHu_g+A_gHu_h)^\top Sw$.
+    """
+    alpha, gamma = q.v1 @ q.S @ q.v1.T, q.u @ q.H @ q.u.T
+    beta = jnp.einsum("hij,ik,gkl,jl->hg", q.A, q.S, q.A, q.H)
+    bb = q.b[:, None] * q.b[None, :]
+    value = jnp.einsum("g,hi->hgi", q.b, q.v1)
+    tilt = jnp.einsum("hij,jk,gk->hgi", q.A, q.H, q.u)
+    value, tilt = (odd + jnp.swapaxes(odd, 0, 1) for odd in (value, tilt))
+    even = alpha * beta + (alpha * gamma + bb * beta) * q.n1 + bb * gamma * q.n2
+    return jnp.sum(even) + q.prior * jnp.sum((value @ q.S) * (tilt @ q.S))

@@ -112,12 +112,11 @@ class LinearRegression(AbstractRegression):
         return self.covariance.shape[0] + 1
 
     def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk of one head: a polynomial, or for softmax a mean over points."""
+        """Return the risk of heads: a polynomial, or for one softmax head a mean over points."""
         # Its modules hold this class in their signatures.
-        from promptlimit.tasks._regression_risk import RegressionRisk  # noqa: PLC0415
+        from promptlimit.tasks._regression_risk import regression_risk  # noqa: PLC0415
 
-        head = attention.single_head()
-        return None if head is None else RegressionRisk(self, float(length), head.kernel)
+        return regression_risk(attention, self, float(length))
 
     def least_risk(self, length: Number, *, points: int) -> Averaged:
         """Return the risk of the posterior mean of w."""

@@ -1,4 +1,4 @@
-"""The exact risk of one head on Gaussian regression: as a function, for values, and for flows."""
+"""The exact risk of heads on Gaussian regression: as a function, for values, and for flows."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from promptlimit.tasks._abstract import (
     merged,
 )
 from promptlimit.tasks._points import node_sets, require_points
-from promptlimit.tasks._polynomials import linear_risk
+from promptlimit.tasks._polynomials import linear_heads_risk, linear_risk
 from promptlimit.tasks._quadrature import first_range, replicate_risks, softmax_risk
 from promptlimit.tasks._radial import is_radial, radial_risk
 from promptlimit.tasks._regression import LinearRegression, require_regression
@@ -188,3 +188,63 @@ class RegressionRisk(AbstractExactRisk):
     def _regressor(self, attention: AbstractAttention) -> Regressor:
         head = merged(attention)
         return Regressor(self.task, self.length, head.key_query, head.value[-1])
+
+
+class LinearHeadsObjective(AbstractObjective):
+    """The risk of heads that read the prompt's second moment, beside a residual: a polynomial.
+
+    Attributes:
+        task: the regression.
+        length: $L$, the number of tokens of a prompt.
+    """
+
+    task: LinearRegression
+    length: Float[Array, ""]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the risk of the heads that the attention is the sum of."""
+        heads, residual = attention.heads_read(), attention.residual_read()
+        if heads is None:
+            raise AssertionError("an attention does not forget its heads")
+        key_query = jnp.stack([head.key_query for head in heads])
+        value_row = jnp.stack([head.value[-1] for head in heads])
+        row = jnp.zeros_like(value_row[0]) if residual is None else residual[-1]
+        return linear_heads_risk(self.task, self.length, key_query, value_row, row)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearHeadsRisk(AbstractExactRisk):
+    """The risk of several linear heads at one length, of softmax heads too at infinity.
+
+    Attributes:
+        task: the regression.
+        length: the number of tokens of a prompt.
+    """
+
+    task: LinearRegression
+    length: float
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Whether the risk is a polynomial: always."""
+        return True
+
+    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
+        """Return the risk to descend."""
+        return LinearHeadsObjective(self.task, jnp.asarray(self.length, jnp.float64))
+
+
+def regression_risk(
+    attention: AbstractAttention, task: LinearRegression, length: float
+) -> AbstractExactRisk | None:
+    """Return the exact risk: of one head, or of several where a polynomial is; None if not known.
+
+    Several softmax heads over finitely many tokens need the joint law of their weights.
+    """
+    head, heads = attention.single_head(), attention.heads_read()
+    if head is not None:
+        return RegressionRisk(task, length, head.kernel)
+    if heads is None:
+        return None
+    linear = all(one.kernel == "linear" for one in heads)
+    return LinearHeadsRisk(task, length) if linear or math.isinf(length) else None

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax
-import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import in_double, require_choice, require_samples
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.results import Kind, Risk, RiskGradient
 from promptlimit.tasks._abstract import (
     REPLICATES,
@@ -54,9 +53,11 @@ def risk(
     | linear | any | closed form |
     | softmax | infinite | the same closed form |
     | softmax | finite | mean over $(w, x_q)$; one integral where law and head are isotropic |
+    | several linear heads, a residual | any | closed form |
+    | heads of either kernel, a residual | infinite | the same closed form |
 
-    Several heads, and tasks that know no more than how to draw, are simulated with a `key`. For the
-    risk as a function to differentiate, see `risk_function` and `risk_gradient`.
+    Other sums of heads, and tasks that know no more than how to draw, are simulated with a `key`.
+    For the risk as a function to differentiate, see `risk_function` and `risk_gradient`.
 
     Args:
         attention: $T$; on regressions its last output coordinate predicts.
@@ -127,7 +128,14 @@ def risk_gradient(
     """
     with jax.enable_x64(True):
         request = risk_request(
-            attention, task, lengths, kind=kind, key=key, points=points, samples=samples
+            attention,
+            task,
+            lengths,
+            kind=kind,
+            key=key,
+            points=points,
+            samples=samples,
+            slopes=True,
         )
         if request.exact is None:
             slopes = [simulated_gradient(one, request.samples) for one in request.simulations]
@@ -150,12 +158,6 @@ def risk_gradient(
         return RiskGradient(value, error, request.kind, request.lengths.item(), samples_used[0])
     counts = np.array(samples_used).reshape(shape)
     return RiskGradient(value, error, request.kind, request.lengths, counts)
-
-
-def array_names(attention: AbstractAttention) -> list[str]:
-    """Return the names of the arrays of an attention, "heads[0].value" for one inside another."""
-    arrays = eqx.filter(attention, eqx.is_inexact_array)
-    return [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
 
 
 def _exact_gradient(
@@ -234,8 +236,12 @@ def risk_request(
     key: PRNGKeyArray | None,
     points: int | None,
     samples: int | None,
+    slopes: bool = False,
 ) -> RiskRequest:
-    """Return the request, or say what does not fit; call inside `enable_x64`."""
+    """Return the request, or say what does not fit; call inside `enable_x64`.
+
+    With `slopes`, exact risks that cannot be differentiated count as not known.
+    """
     require_task(task)
     require_fitting_task("attention", attention, task)
     tokens = require_lengths(lengths)
@@ -245,7 +251,9 @@ def risk_request(
     require_choice("kind", kind, ("auto", "exact", "estimate"))
     predictor, law = in_double(attention), in_double(task)
     if kind != "estimate":
-        risks = [law.exact_risk(predictor, float(length)) for length in tokens.ravel()]
+        risks = law.exact_risks(predictor, tokens.ravel().tolist())
+        if slopes:
+            risks = [one if one is not None and one.is_smooth(predictor) else None for one in risks]
         exact = [risk for risk in risks if risk is not None]
         if len(exact) == len(risks):
             return RiskRequest(predictor, law, tokens, exact, None, count, prompts)

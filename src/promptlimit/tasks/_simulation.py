@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 from promptlimit.parallel import Program, in_chunks
+from promptlimit.results import OutsideDomainError
 from promptlimit.tasks._abstract import AbstractTask, Averaged
 
 DEFAULT_SAMPLES = 2**14
@@ -66,6 +67,12 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
             sums[i] = sums[i] + (column - origin[i]).sum(axis=0)
             squares[i] = squares[i] + ((column - origin[i]) ** 2).sum(axis=0)
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
+    if math.isinf(simulation.length) and any(np.isnan(mean).any() for mean in means):
+        raise OutsideDomainError(
+            "`attention` must ask for tilts at which the log-Laplace transform of every prompt of "
+            f"{type(simulation.task).__name__} is finite, got a loss that is not a number. Scale "
+            "its key-query matrix down, or ask for finite lengths."
+        )
     errors = [
         np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
         for square, total in zip(squares, sums, strict=True)

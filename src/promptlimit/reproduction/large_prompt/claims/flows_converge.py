@@ -30,9 +30,10 @@ def decide(setting: Setting) -> Sequence[Check]:
     tables_at_hand()
     limit = gradient_flow(first, task, np.inf, TIMES)
     flows = [gradient_flow(first, task, length, TIMES, points=POINTS) for length in lengths]
-    gaps = np.array([trajectory_gap(flow, limit).merged for flow in flows])
+    gaps = np.array([trajectory_gap(flow, limit).value for flow in flows])
     farthest = gaps[:, :-1].max(axis=1)
-    norms = np.sqrt((limit.key_query**2 + limit.value_matrix**2).sum(axis=(1, 2)))
+    U, V = limit.merged()
+    norms = np.sqrt((U**2 + V**2).sum(axis=(1, 2)))
     radius = 2 * float(norms[:_SHORT].max())
     bands = [
         limit_band(

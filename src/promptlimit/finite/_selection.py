@@ -1,0 +1,178 @@
+r"""Which component of a mixture a finite prompt selects, exactly and for all lengths at once.
+
+Tokens come from $\sum_k\pi_kN(m_k,S)$, components of one covariance, and a softmax head reads them
+at a tilt t. Its weights see a token through its component and one coordinate g, standard normal
+inside the component: the score is $\langle m_k,t\rangle+\sigma g$, $\sigma^2=t'St$. Let $N_k$ be
+the weight on component k, $\alpha_k$ its limit, and $B=\sum_lp_lg_l-\sigma$. What the head reads,
+$\sum_lp_lz_l$, is then off its limit by
+
+    sum_k (N_k - alpha_k) m_k + S^{1/2} (e B + across),   e = S^{1/2} t / sigma,
+
+where, given the weights, `across` is normal of covariance $S_2(I-ee')$, $S_2=\sum_lp_l^2$. So all
+first and second moments follow from those of $N_k$, $B$ and $S_2$, which depend on $\sigma$, the
+$\langle m_k,t\rangle$, the weights and L alone (derived here).
+
+With the scores normalised to $E\,e^s=1$, $x=s+u$, $\varphi(u)=E\,e^{-e^x}$ and
+$a_j[F]=E[F\,e^{jx}e^{-e^x}]$, for F and G of one token, centred under the tilted law,
+
+    E sum p F            = L int a_1[F] phi^{L-1} du
+    E sum p F  sum p G   = L int a_2[FG] phi^{L-1} du + L(L-1) int a_1[F] a_1[G] phi^{L-2} du.
+
+Under the tilted law component k has mass $\alpha_k$ and $h=g-\sigma$ is standard normal in each, so
+that $a_1[h]=-\sigma a_2[1]$ by Stein, and $a_1[1_k-\alpha_k]$ is a difference of
+$E_k(1-e^{-e^x})$ between components: no digits are lost however long the prompt.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy.special import ndtri, ndtri_exp
+
+from promptlimit._arrays import Array
+
+_STEP = 1.0 / 3.0
+"""In u, and in g over the sharpness: both integrals are then right to 1e-10."""
+
+_WIDEST_STEP = 0.7
+_REACH = 8.6
+"""Standard deviations beyond which a normal law has no mass that counts."""
+
+_LEFT = 15.0
+"""How far below -log L the integrals over u begin: integrands fall like e^{2u} there."""
+
+_NEGLIGIBLE = 33.0
+"""Minus the logarithm of what may be left out on the right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    r"""First and second moments of what the weights select, at n tilts and l lengths.
+
+    Attributes:
+        masses: $E(N_k-\alpha_k)$, [n, l, k].
+        products: $E(N_k-\alpha_k)(N_j-\alpha_j)$, [n, l, k, k].
+        along: $E(N_k-\alpha_k)B$, [n, l, k].
+        score: $E\,B^2$, [n, l].
+        participation: $E\,S_2$, [n, l].
+    """
+
+    masses: Array
+    products: Array
+    along: Array
+    score: Array
+    participation: Array
+
+
+def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
+    r"""Return the moments of selection for tokens whose components share their covariance.
+
+    Args:
+        sharpness: $\sigma$, [n].
+        shifts: $\langle m_k,t\rangle$, [n, k].
+        weights: $\pi_k$, [k], positive.
+        lengths: L, [l]: from 1 on, or infinite.
+    """
+    count, kinds, size = sharpness.size, weights.size, lengths.size
+    moments = Selection(
+        np.zeros((count, size, kinds)),
+        np.zeros((count, size, kinds, kinds)),
+        np.zeros((count, size, kinds)),
+        np.zeros((count, size)),
+        np.zeros((count, size)),
+    )
+    arrays = [getattr(moments, field.name) for field in dataclasses.fields(moments)]
+    drawn, alone = np.isfinite(lengths) & (lengths > 1.0), lengths == 1.0
+    for place in range(count):
+        tilt = _Tilt(float(sharpness[place]), shifts[place], weights)
+        for which, rows in ((alone, tilt.one_token), (drawn, tilt.prompts)):
+            if which.any():
+                for array, row in zip(arrays, rows(lengths[which]), strict=True):
+                    array[place, which] = row
+    return moments
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tilt:
+    r"""One tilt: $\sigma$, $\langle m_k,t\rangle$ and $\pi_k$."""
+
+    sharpness: float
+    shifts: Array
+    weights: Array
+
+    @property
+    def gates(self) -> tuple[Array, float]:
+        r"""$\alpha_k$, and $\log\sum_k\pi_ke^{\langle m_k,t\rangle}$."""
+        logs = np.log(self.weights) + self.shifts
+        top = float(logs.max())
+        total = top + math.log(np.exp(logs - top).sum())
+        return np.exp(logs - total), total
+
+    def one_token(self, _: Array) -> tuple[Array, ...]:
+        """Return the moments of one token, which has all the weight."""
+        alpha, _ = self.gates
+        away = np.eye(alpha.size) - alpha
+        mean = self.weights - alpha
+        products = np.einsum("j,jk,jl->kl", self.weights, away, away)
+        score = np.array(1.0 + self.sharpness**2)
+        return mean, products, -self.sharpness * mean, score, np.array(1.0)
+
+    def prompts(self, lengths: Array) -> tuple[Array, ...]:
+        """Return the moments of prompts of at least two tokens, by trapezoidal rules."""
+        sigma, (alpha, total) = self.sharpness, self.gates
+        offsets = self.shifts - total - 0.5 * sigma**2
+        u = self._places(offsets, lengths)
+        drop, heat, heat_along, heat_square, gone = self._transforms(offsets, u)
+        log_phi = np.log1p(-np.minimum(gone, 1.0 - 1e-16))
+        one = _STEP * lengths[:, None] * np.exp((lengths - 1.0)[:, None] * log_phi)
+        pairs = lengths * (lengths - 1.0)
+        two = _STEP * pairs[:, None] * np.exp((lengths - 2.0)[:, None] * log_phi)
+        scale = np.exp(u)
+        drift = scale * alpha[:, None] * (drop - alpha @ drop)  # a_1[1_k - alpha_k]
+        square = scale * (alpha @ heat)  # a_2[1]
+        fall = -sigma * square  # a_1[h]
+        away = np.eye(alpha.size) - alpha[:, None]  # [k, j]: 1_k - alpha_k in component j
+        inside = np.einsum("kj,ij,j,ju->uki", away, away, alpha, scale * heat, optimize=True)
+        products = np.tensordot(one, inside, axes=1)
+        products += np.einsum("nu,ku,iu->nki", two, drift, drift, optimize=True)
+        along = one @ (away @ (alpha[:, None] * scale * heat_along)).T + (two * fall) @ drift.T
+        score = one @ (scale * (alpha @ heat_square)) + two @ fall**2
+        return one @ drift.T, products, along, score, one @ square
+
+    def _places(self, offsets: Array, lengths: Array) -> Array:
+        """Return the nodes in u that these lengths need."""
+        shortest, longest = float(lengths.min()), float(lengths.max())
+        # All tokens below a score: phi^L is negligible, whichever components they are of ...
+        last = -float(offsets.min()) - self.sharpness * float(ndtri_exp(-_NEGLIGIBLE / shortest))
+        share = _NEGLIGIBLE / (shortest * self.weights)
+        if (share < 0.5).any():  # ... or because enough of one component lie above it
+            likely = share < 0.5
+            scores = offsets[likely] - self.sharpness * ndtri(share[likely])
+            last = min(last, -float(scores.max()))
+        first = -math.log(longest) - _LEFT - self.sharpness
+        return np.arange(first, max(last, first) + 4.0, _STEP)
+
+    def _transforms(self, offsets: Array, u: Array) -> tuple[Array, Array, Array, Array, Array]:
+        r"""Return, at every u, means over each component, tilted, and $1-\varphi$.
+
+        The means are of $e^{-e^x}$, less 1 where $u\le0$ so that no digits are lost, and of
+        $e^xe^{-e^x}$ times 1, h and h squared, [k, u].
+        """
+        sigma = self.sharpness
+        step = min(_WIDEST_STEP, _STEP / sigma) if sigma > 0.0 else _WIDEST_STEP
+        g = np.arange(-_REACH, sigma + _REACH + step, step)
+        h = g - sigma
+        tilted, plain = (step / math.sqrt(2 * math.pi) * np.exp(-0.5 * y * y) for y in (h, g))
+        both, powers = np.stack([tilted, plain], axis=1), tilted[:, None] * h[:, None] ** [0, 1, 2]
+        grown = np.exp(sigma * g)
+        drop, heat, gone = np.empty((offsets.size, u.size)), [], np.zeros(u.size)
+        small = u <= 0.0
+        for k, offset in enumerate(offsets):
+            rate = np.exp(u + offset)[:, None] * grown  # e^x
+            change = np.concatenate([np.expm1(-rate[small]), np.exp(-rate[~small])])
+            drop[k], apart = (change @ both).T
+            gone += self.weights[k] * np.where(small, -apart, 1.0 - apart)
+            rate[small] *= 1.0 + change[small]
+            rate[~small] *= change[~small]
+            heat.append((rate @ powers).T)
+        return drop, *np.moveaxis(np.stack(heat), 1, 0), gone

@@ -1,0 +1,174 @@
+r"""The moments of selection between two components, as differentiable functions inside jit.
+
+Flows and trainings ask for them at ever new tilts. For two components they depend on two numbers:
+with tokens whitened, the tilt's part a along the line between the means and the size b of its part
+across, $\sigma^2=a^2+b^2$. They are even in b, so that $b^2$ is the variable, and smooth where the
+tilt vanishes. Quintic splines on a lattice that is fine near zero and coarse far out.
+"""
+
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.finite._selection import Selection, selection
+
+_ORDER = 5
+_STEP = 0.2
+_BEND = 3.0
+"""Steps grow in proportion beyond this size of a coordinate."""
+
+_BEYOND = 3
+"""Lattice points outside the range asked for: a spline has its ends there."""
+
+_PADDING = 12
+"""Points more, by extrapolation, so that how a spline ends is not felt."""
+
+_TINY = 1e-16
+
+
+class SelectionNumbers(NamedTuple):
+    r"""What weights select between two components, N of the first; smooth where the tilt vanishes.
+
+    Attributes:
+        participation: $E\,S_2$.
+        mass: $E(N-\alpha)$.
+        square: $E(N-\alpha)^2$.
+        pull: $E(N-\alpha)B/\sigma$.
+        stretch: $(E\,B^2-E\,S_2)/\sigma^2$.
+    """
+
+    participation: Array
+    mass: Array
+    square: Array
+    pull: Array
+    stretch: Array
+
+
+class SelectionTable(eqx.Module):
+    r"""The moments of selection at one length, as functions of a and $b^2$.
+
+    Beyond the range all values are NaN.
+
+    Attributes:
+        coefficients: of the splines, [5, points along, points across].
+        reach: the largest sharpness.
+    """
+
+    coefficients: Float[Array, "5 along across"]
+    reach: float = eqx.field(static=True)
+
+    def __call__(self, along: Float[Array, ""], across: Float[Array, ""]) -> SelectionNumbers:
+        """Return the moments.
+
+        Args:
+            along: $a$.
+            across: $b^2$.
+        """
+        inside = along**2 + across <= self.reach**2
+        a = along + jnp.where(inside, 0.0, jnp.nan).astype(along.dtype)
+        size = jnp.sqrt(jnp.where(across >= 0.0, across, 0.0) + _TINY)
+        last = _places(self.reach)
+        rows, row_weights = _basis(_bent(a) / _STEP + last, self.coefficients.shape[1])
+        columns, column_weights = _basis(_bent(size) / _STEP + _BEYOND, self.coefficients.shape[2])
+        patch = self.coefficients[:, rows[:, None], columns]
+        log_share, *ratios = jnp.einsum("kij,i,j->k", patch, row_weights, column_weights)
+        share = jnp.exp(log_share)
+        return SelectionNumbers(share, *(share * ratio for ratio in ratios))
+
+
+def _bent(coordinate: Array) -> Array:
+    return _BEND * jnp.arcsinh(coordinate / _BEND)
+
+
+def _places(reach: float) -> int:
+    """Return how many steps lie between zero and the end of the lattice."""
+    return int(np.ceil(_BEND * np.arcsinh(reach / _BEND) / _STEP)) + _BEYOND
+
+
+def _basis(place: Array, size: int) -> tuple[Array, Array]:
+    """Return the six lattice points about a place, and the quintic B-splines there."""
+    first = jnp.clip(jnp.floor(jnp.nan_to_num(place)).astype(jnp.int32) - 2, 0, size - 6)
+    offset = place - first.astype(place.dtype) - 2.0
+    # The cardinal spline by its truncated powers: sum_k (-1)^k C(6,k) (y - k)_+^5 / 5!.
+    shifts = jnp.arange(6, dtype=place.dtype)
+    arguments = offset + 5.0 - shifts
+    knots = jnp.arange(7, dtype=place.dtype)
+    signs = jnp.array([1.0, -6.0, 15.0, -20.0, 15.0, -6.0, 1.0], dtype=place.dtype)
+    powers = jnp.maximum(arguments[:, None] - knots, 0.0) ** _ORDER
+    return first + jnp.arange(6), powers @ signs / 120.0
+
+
+@functools.lru_cache(maxsize=32)
+def _coefficients(
+    separation: float, weights: tuple[float, float], lengths: tuple[float, ...], reach: float
+) -> np.ndarray:
+    """Return the coefficients at several lengths, [lengths, 5, along, across]."""
+    # Loading ndimage takes a while; only tables need it.
+    from scipy.ndimage import spline_filter1d  # noqa: PLC0415
+
+    last = _places(reach)
+    line = _BEND * np.sinh(_STEP * np.arange(last + 1) / _BEND)
+    alike = weights[0] == weights[1]
+    along = line if alike else np.concatenate([-line[:0:-1], line])
+    a, b = (grid.ravel() for grid in np.meshgrid(along, line, indexing="ij"))
+    shifts = np.stack([a * separation, np.zeros_like(a)], axis=1)
+    moments = selection(np.hypot(a, b), shifts, np.array(weights), np.array(lengths))
+    numbers = _ratios(moments, np.hypot(a, b))
+    numbers[:, (a == 0.0) & (b == 0.0)] = _ratios_at_rest(weights, lengths)
+    table = np.moveaxis(numbers.reshape(5, along.size, line.size, len(lengths)), 3, 0)
+    if alike:  # the components change places with the sign of a
+        signs = np.array([1.0, -1.0, 1.0, -1.0, 1.0])[:, None, None]
+        table = np.concatenate([signs * table[:, :, :0:-1], table], axis=2)
+    padded = np.moveaxis(_extended(np.moveaxis(table, 2, 3)[..., ::-1])[..., ::-1], 3, 2)
+    padded = np.moveaxis(_extended(np.moveaxis(padded, 2, 3)), 3, 2)
+    padded = spline_filter1d(padded, _ORDER, axis=2, mode="mirror")[:, :, _PADDING:-_PADDING]
+    mirrored = spline_filter1d(_extended(padded), _ORDER, axis=3, mode="mirror")[..., :-_PADDING]
+    return np.concatenate([mirrored[..., _BEYOND:0:-1], mirrored], axis=3)
+
+
+def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
+    """Return what is tabulated, [5, n, lengths]: a logarithm, and ratios to the participation."""
+    share, sigma = moments.participation, np.maximum(sharpness, _TINY)[:, None]
+    return np.stack(
+        [
+            np.log(share),
+            moments.masses[..., 0] / share,
+            moments.products[..., 0, 0] / share,
+            moments.along[..., 0] / (sigma * share),
+            (moments.score / share - 1.0) / sigma**2,
+        ]
+    )
+
+
+def _ratios_at_rest(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
+    """Return the same where the tilt vanishes, from two small ones across: they are even there."""
+    small = np.array([0.02, 0.04])
+    moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
+    near, far = np.moveaxis(_ratios(moments, small), 1, 0)
+    return ((4.0 * near - far) / 3.0)[:, None]
+
+
+def _extended(table: np.ndarray) -> np.ndarray:
+    """Return a table with more points at the end of its last axis, on the quintic through six."""
+    known = np.vander(np.arange(-5.0, 1.0), 6)
+    ahead = np.vander(np.arange(1.0, _PADDING + 1.0), 6) @ np.linalg.inv(known)
+    return np.concatenate([table, table[..., -6:] @ ahead.T], axis=-1)
+
+
+def selection_tables(
+    separation: float, weights: tuple[float, float], lengths: tuple[float, ...], reach: float
+) -> tuple[SelectionTable, ...]:
+    r"""Return the moments of selection between two components, one table a length.
+
+    Args:
+        separation: $|m_1-m_2|$ over the standard deviation of a token within its component.
+        weights: $\pi_1$ and $\pi_2$.
+        lengths: finite ones; several are tabulated in the time of the most demanding.
+        reach: the largest sharpness.
+    """
+    tables = _coefficients(float(separation), weights, lengths, float(reach))
+    return tuple(SelectionTable(jnp.asarray(table), float(reach)) for table in tables)

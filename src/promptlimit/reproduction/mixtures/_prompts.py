@@ -1,0 +1,40 @@
+"""Long prompts of mixtures in NumPy, and weighted means over their tokens with their errors."""
+
+import numpy as np
+
+
+def random_parts(
+    rng: np.random.Generator, components: int, dim: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return weights, means and unequal covariances of a random mixture."""
+    weights = rng.dirichlet(np.full(components, 4.0))
+    roots = 0.5 * rng.normal(size=(components, dim, dim))
+    means = 1.5 * rng.normal(size=(components, dim))
+    return weights / weights.sum(), means, roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(dim)
+
+
+def long_prompt(
+    rng: np.random.Generator,
+    weights: np.ndarray,
+    means: np.ndarray,
+    covariances: np.ndarray,
+    length: int,
+) -> np.ndarray:
+    """Return so many tokens of a Gaussian mixture."""
+    counts = rng.multinomial(length, weights)
+    parts = [
+        mean + rng.normal(size=(count, mean.size)) @ np.linalg.cholesky(covariance).T
+        for count, mean, covariance in zip(counts, means, covariances, strict=True)
+    ]
+    return np.concatenate(parts)
+
+
+def weighted_mean(values: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return $\sum_ip_iv_i$ with $p=\mathrm{softmax}(\text{scores})$, and its standard error.
+
+    To leading order the error of the ratio is $\{\sum_ip_i^2(v_i-\bar v)^2\}^{1/2}$.
+    """
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    mean = shares @ values
+    return mean, np.sqrt(shares**2 @ (values - mean) ** 2)

@@ -1,0 +1,73 @@
+"""Claim 14: the Bayes denoiser is an affine shrinkage and a gated sum of the means."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.results import Check
+from promptlimit.tasks import Denoising
+
+_QUERIES = 20
+_STEP = 1e-30
+
+
+def random_task(rng: np.random.Generator, within: float, noise: float) -> Denoising:
+    """Return three means of different norms in three dimensions."""
+    weights = np.array([0.5, 0.3, 0.2])
+    means = rng.normal(size=(3, 3)) * np.array([[1.0], [2.0], [0.5]])
+    return Denoising(means, weights, within_variance=within, noise_variance=noise)
+
+
+def tweedie(task: Denoising, query: np.ndarray) -> np.ndarray:
+    r"""Return $z+x\nabla\log p_Z(z)$, the gradient by steps along the imaginary axis."""
+    s, slopes = task.query_variance, []
+    for axis in np.eye(query.size):
+        away = query + 1j * _STEP * axis - task.means
+        logits = np.log(task.weights) - np.sum(away**2, axis=1) / (2 * s)
+        top = logits.real.max()
+        slopes.append(np.log(np.sum(np.exp(logits - top))).imag / _STEP)
+    return query + task.noise_variance * np.array(slopes)
+
+
+def without_offsets(task: Denoising, query: np.ndarray) -> np.ndarray:
+    """Return the predictor whose gate forgets the norms of the means."""
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    gate = task.weights * np.exp(task.means @ query / s)
+    return g / s * query + x / s * (gate / gate.sum() @ task.means)
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the formula against Tweedie's, its limits, and a gate without offsets."""
+    rng = np.random.default_rng(setting.seed)
+    task = random_task(rng, 0.8, 1.7)
+    queries = 2.0 * rng.normal(size=(_QUERIES, 3))
+
+    def distance(law: Denoising, targets: Sequence[np.ndarray]) -> float:
+        bayes = np.stack([np.asarray(law.bayes(z)) for z in queries])
+        return float(np.abs(bayes - np.stack(targets)).max())
+
+    little, much = random_task(rng, 0.8, 1e-9), random_task(rng, 0.8, 1e9)
+    prior = much.weights @ much.means
+    lost = distance(task, [without_offsets(task, z) for z in queries])
+    return [
+        Check(
+            "largest distance from z + ξ²∇log p(z)",
+            distance(task, [tweedie(task, z) for z in queries]),
+            "<=",
+            1e-10,
+        ),
+        Check("noise 1e-9: distance from the query", distance(little, list(queries)), "<=", 1e-7),
+        Check("noise 1e9: from the prior mean", distance(much, [prior] * _QUERIES), "<=", 1e-7),
+        Check("a gate without offsets: largest distance", lost, ">=", 1e-2, role="control"),
+    ]
+
+
+CLAIM = Claim(
+    number=14,
+    name="bayes-denoiser",
+    statement="The Bayes denoiser is ΓS⁻¹z + ξ²S⁻¹Σβₖmₖ, β the softmax of "
+    "log π + ⟨m, S⁻¹z⟩ − ⟨m, S⁻¹m⟩/2.",
+    reference="Equations 10 and 11, Appendix C.2",
+    decide=decide,
+)

@@ -1,0 +1,290 @@
+r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more of them to clean."""
+
+import math
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, require_weights
+from promptlimit.attention import AbstractAttention
+from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
+
+
+class Denoising(AbstractTask):
+    r"""The denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
+
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The prompt holds noisy
+    tokens, the query is one more, and the loss is $\frac12|f(Z)-X|^2$, so that `mse` is the squared
+    error without a factor. The law is the same for all prompts: weights may know it, and the least
+    risk does not depend on the length. The task keeps its numbers in double precision.
+
+    Args:
+        means: $m_k$, one a row, shape `[components, d]`; at least two.
+        weights: $\pi_k$, positive, with sum one.
+        within_variance: $g=\gamma^2$, of a clean token within its component; may be 0.
+        noise_variance: $x=\xi^2$, of what is added; may be 0 where g is not.
+        clean_prompt: whether the prompt holds clean tokens; the query stays noisy.
+
+    >>> import math, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> print(f"{pl.bayes_risk(task, math.inf).mse:.6f}", task.bayes([1.5, 1.5]))
+    2.990055 [1.5 1.5]
+    """
+
+    means: Float[np.ndarray, "components d"]
+    weights: Float[np.ndarray, " components"]
+    within_variance: float = eqx.field(static=True)
+    noise_variance: float = eqx.field(static=True)
+    clean_prompt: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        means: ArrayLike,
+        weights: ArrayLike,
+        *,
+        within_variance: Number,
+        noise_variance: Number,
+        clean_prompt: bool = False,
+    ):
+        self.means, self.weights = _mixture_arrays(means, weights)
+        self.within_variance = _variance("within_variance", within_variance)
+        self.noise_variance = _variance("noise_variance", noise_variance)
+        if self.query_variance == 0.0:
+            raise ValueError(
+                "`noise_variance` must be positive where `within_variance` is 0, got 0.0. Without "
+                "either there is nothing to remove."
+            )
+        self.clean_prompt = bool(clean_prompt)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.means.shape[1]
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query, a token's."""
+        return self.token_dim
+
+    @property
+    def query_variance(self) -> float:
+        r"""The variance $s=g+x$ of a query within its component."""
+        return self.within_variance + self.noise_variance
+
+    @property
+    def token_variance(self) -> float:
+        r"""The variance of the prompt's tokens within a component: $s$, or $g$ of clean ones."""
+        return self.within_variance if self.clean_prompt else self.query_variance
+
+    @property
+    def token_law(self) -> Mixture:
+        """The law of a token of the prompt."""
+        return self._mixture(self.token_variance)
+
+    @property
+    def query_law(self) -> Mixture:
+        """The law of the query $Z$."""
+        return self._mixture(self.query_variance)
+
+    @property
+    def pair_law(self) -> Mixture:
+        r"""The law of $(Z, X)$ on $\mathbb R^{2d}$: what is asked, and its answer."""
+        g, s, dtype = self.within_variance, self.query_variance, jnp.result_type(float)
+        blocks = jnp.array([[s, g], [g, g]], dtype)
+        covariance = jnp.kron(blocks, jnp.eye(self.token_dim, dtype=dtype))
+        means = jnp.tile(jnp.asarray(self.means, dtype), (1, 2))
+        weights = jnp.asarray(self.weights, dtype)
+        return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
+
+    @full_precision
+    def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
+        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ (10).
+
+        The gate is $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$ (11).
+        One query a call, for `vmap` and `grad`.
+
+        Args:
+            query: $z$, shape `[d]`.
+        """
+        z = float_array("query", query, rank=1)
+        require_shape("query", z, (self.token_dim,), "that of a token")
+        g, x, s = self.within_variance, self.noise_variance, self.query_variance
+        means = jnp.asarray(self.means, z.dtype)
+        offsets = jnp.log(jnp.asarray(self.weights, z.dtype)) - jnp.sum(means**2, axis=1) / (2 * s)
+        gate = jax.nn.softmax(offsets + means @ z / s)
+        return (g / s) * z + (x / s) * (gate @ means)
+
+    def draw(self, *, key: PRNGKeyArray) -> tuple[Mixture, Mixture]:  # noqa: ARG002  # one law for all
+        """Return the law of a token, and that of the pair asked about."""
+        return self.token_law, self.pair_law
+
+    def masked(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
+        """Return the noisy half of a pair."""
+        return token[: self.token_dim]
+
+    def loss(self, output: Float[Array, " d"], token: Float[Array, " pair"]) -> Float[Array, ""]:
+        r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
+        return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
+
+    def closed_risk(
+        self, attention: AbstractAttention, length: Float[Array, ""]
+    ) -> Float[Array, ""] | None:
+        """Return the risk of linear heads."""
+        # Its modules hold this class in their signatures.
+        from promptlimit.tasks._denoising_prompt_risk import linear_denoising_risk  # noqa: PLC0415
+
+        heads = attention.heads_read()
+        if heads is None or any(head.kernel != "linear" for head in heads):
+            return None
+        return linear_denoising_risk(self, heads, attention.residual_read(), length)
+
+    def exact_risks(
+        self, attention: AbstractAttention, lengths: Sequence[float]
+    ) -> list[AbstractExactRisk | None]:
+        """Return the risks of heads that say so: linear, or softmax."""
+        from promptlimit.tasks._denoising_prompt_risk import PromptRisk  # noqa: PLC0415
+        from promptlimit.tasks._denoising_risk import FixedLimitRisk  # noqa: PLC0415
+
+        _require_outputs(attention, self.token_dim)
+        heads = attention.heads_read()
+        kernels = {head.kernel for head in heads or ()}
+        if kernels == {"linear"}:
+            return [super(Denoising, self).exact_risk(attention, length) for length in lengths]
+        together = tuple(sorted({length for length in lengths if math.isfinite(length)}))
+        known: dict = {}
+        finite = kernels == {"softmax"}
+        return [
+            FixedLimitRisk(self)
+            if math.isinf(length)
+            else (PromptRisk(self, length, together, known) if finite else None)
+            for length in lengths
+        ]
+
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk at one length, as `exact_risks` does."""
+        return self.exact_risks(attention, [float(length)])[0]
+
+    def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
+        """Return the risk of `bayes`, at every length: the law is known without the prompt."""
+        from promptlimit.tasks._denoising_points import bayes_denoising_risk  # noqa: PLC0415  # as above
+
+        return bayes_denoising_risk(self, points)
+
+    def _mixture(self, variance: float) -> Mixture:
+        dtype = jnp.result_type(float)
+        covariance = variance * jnp.eye(self.token_dim, dtype=dtype)
+        means, weights = jnp.asarray(self.means, dtype), jnp.asarray(self.weights, dtype)
+        return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
+
+
+class InContextDenoising(AbstractTask):
+    r"""The denoising of a token of a mixture that only the prompt tells (section 4.4).
+
+    As `Denoising`, but each prompt has its own means $Qm_k$, Q orthogonal and drawn uniformly:
+    weights cannot know them, and the prompt must be read.
+
+    Args:
+        means: $m_k$ before they are turned, one a row, shape `[components, d]`.
+        weights: $\pi_k$, positive, with sum one.
+        within_variance: $g=\gamma^2$, of a clean token within its component.
+        noise_variance: $x=\xi^2$, of what is added.
+
+    >>> import jax, promptlimit as pl
+    >>> task = pl.InContextDenoising(
+    ...     [[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4
+    ... )
+    >>> prompt, asked = task.draw(key=jax.random.key(0))
+    >>> print(prompt.dim, asked.dim)
+    2 4
+    """
+
+    fixed: Denoising
+
+    def __init__(
+        self,
+        means: ArrayLike,
+        weights: ArrayLike,
+        *,
+        within_variance: Number,
+        noise_variance: Number,
+    ):
+        self.fixed = Denoising(
+            means, weights, within_variance=within_variance, noise_variance=noise_variance
+        )
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension $d$ of a token."""
+        return self.fixed.token_dim
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query, a token's."""
+        return self.fixed.token_dim
+
+    def draw(self, *, key: PRNGKeyArray) -> tuple[Affine, Affine]:
+        """Return the law of a token, and that of the pair asked about, both turned by one Q."""
+        dtype = jnp.result_type(float)
+        turn = jax.random.orthogonal(key, self.token_dim, dtype=dtype)
+        both = jnp.kron(jnp.eye(2, dtype=dtype), turn)
+        return Affine(self.fixed.token_law, turn), Affine(self.fixed.pair_law, both)
+
+    def masked(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
+        """Return the noisy half of a pair."""
+        return self.fixed.masked(token)
+
+    def loss(self, output: Float[Array, " d"], token: Float[Array, " pair"]) -> Float[Array, ""]:
+        r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
+        return self.fixed.loss(output, token)
+
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk over infinite prompts; at finite lengths it is simulated."""
+        from promptlimit.tasks._denoising_risk import TurnedLimitRisk  # noqa: PLC0415  # as above
+
+        _require_outputs(attention, self.token_dim)
+        return TurnedLimitRisk(self.fixed) if math.isinf(length) else None
+
+    def least_risk(self, length: Number, *, points: int) -> Averaged | None:
+        """Return the risk of a predictor that knows the means, which infinite prompts tell."""
+        return self.fixed.least_risk(length, points=points) if math.isinf(length) else None
+
+
+def _require_outputs(attention: AbstractAttention, dim: int) -> None:
+    """Refuse an attention whose outputs are no tokens."""
+    if attention.output_dim != dim:
+        raise ValueError(
+            f"`attention` must have outputs of dimension {dim} (that of a clean token), got "
+            f"{attention.output_dim}."
+        )
+
+
+def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return means and weights in double precision, or say what is wrong with them."""
+    with jax.enable_x64(True):
+        centres = float_array("means", means, rank=2)
+        if centres.shape[0] < 2:
+            raise ValueError(
+                f"`means` must have at least two rows, got {centres.shape[0]}. With one component "
+                "there is nothing to select: the best denoiser is affine."
+            )
+        if centres.shape[1] == 0:
+            raise ValueError("`means` must have at least one column, got none.")
+        shares = float_array("weights", weights, rank=1)
+        require_shape("weights", shares, centres.shape[:1], "one weight a row of `means`")
+        require_weights("weights", shares)
+    if (zero := np.flatnonzero(np.asarray(shares) == 0.0)).size:
+        raise ValueError(
+            f"`weights` must be positive, got 0 at index {zero[0]}. Leave that component out."
+        )
+    return np.asarray(centres, np.float64), np.asarray(shares, np.float64)
+
+
+def _variance(name: str, value: Number) -> float:
+    if not 0.0 <= value < math.inf:
+        raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
+    return float(value)

@@ -1,0 +1,128 @@
+"""Attentions that denoise as Bayes does over infinite prompts: two heads, or one and a residual."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit.attention import Layer, MultiHead, SoftmaxAttention
+from promptlimit.tasks._denoising import Denoising, InContextDenoising
+
+_EQUAL = 1e-10
+"""How far norms may be apart, relatively, to be equal."""
+
+Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+def bayes_heads(task: Denoising) -> MultiHead:
+    r"""Return two heads that are the Bayes predictor over an infinite prompt (Theorem 4.1).
+
+    For two means of equal norm, noisy prompts, and any weights. With $a=x/s$, $\delta=m_1-m_2$
+    and $P$ the projection on the span of the means, head i has
+    $V_i=a\,\Pi_i+\frac a2(I-P)$, $\Pi_i$ the projection on $m_i$ along $m_j$, and
+    $U_i=\frac g{xs}I+\frac{x-g}{xs}\,m_j\delta^\top/\langle m_j,\delta\rangle$. Opposite means span
+    a line, and take one more direction, so that d must be at least 2.
+
+    Args:
+        task: the mixture.
+
+    >>> import math, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> print(pl.bayes_excess(pl.bayes_heads(task), task, math.inf).value < 1e-12)
+    True
+    """
+    _require_equal_norms(task, "Theorem 4.1")
+    _require_theorem(task)
+    first, second = task.means
+    opposite = np.linalg.norm(first + second) <= _EQUAL * np.linalg.norm(first)
+    pairs = _opposite_heads(task) if opposite else _spanning_heads(task)
+    return MultiHead([SoftmaxAttention(key_query, value) for key_query, value in pairs])
+
+
+def _spanning_heads(task: Denoising) -> Matrices:
+    """Return (U, V) of both heads for means that span a plane."""
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    a, eye, delta = x / s, np.eye(task.token_dim), task.means[0] - task.means[1]
+    dual = np.linalg.pinv(task.means).T  # <dual_i, m_j> = 1 where i = j, else 0
+    outside = eye - task.means.T @ dual
+    pairs = []
+    for own, other in ((0, 1), (1, 0)):
+        kept = task.means[other]
+        tilt = (g * eye + (x - g) * np.outer(kept, delta) / (kept @ delta)) / (x * s)
+        pairs.append((tilt, a * np.outer(task.means[own], dual[own]) + 0.5 * a * outside))
+    return pairs
+
+
+def _opposite_heads(task: Denoising) -> Matrices:
+    r"""Return (U, V) of both heads for the means $\pm m$.
+
+    With $e=m/|m|$ and a unit vector n across it, $U=(I\pm ne^\top)/s$ and
+    $V=\frac a2ee^\top+\frac{1-a}2(I-ee^\top)\pm\frac{g-x}{2s}en^\top$.
+    """
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    a, eye = x / s, np.eye(task.token_dim)
+    e = task.means[0] / np.linalg.norm(task.means[0])
+    across = eye[np.argmin(np.abs(e))]
+    n = across - (across @ e) * e
+    n /= np.linalg.norm(n)
+    along = np.outer(e, e)
+    return [
+        (
+            (eye + sign * np.outer(n, e)) / s,
+            0.5 * (a * along + (1 - a) * (eye - along) + sign * (g - x) / s * np.outer(e, n)),
+        )
+        for sign in (1.0, -1.0)
+    ]
+
+
+def bayes_layer(task: Denoising | InContextDenoising) -> Layer:
+    r"""Return the head with a residual that is Bayes for every mixture of equal norms (4.4).
+
+    $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with $U=I/s$, $V=I$. It knows nothing of the
+    means. Over prompts of noisy tokens $c=1-2a$; over clean ones, whose own pull is weaker,
+    $c=(g/s)^2$.
+
+    Args:
+        task: any number of components, with means of one norm.
+
+    >>> import promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> f, query = pl.bayes_layer(task), [2.0, 1.0]
+    >>> print(f"{f(task.token_law, query)[0]:.4f} {task.bayes(query)[0]:.4f}")
+    1.9496 1.9496
+    """
+    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    _require_equal_norms(fixed, "Proposition 4.4")
+    g, s, eye = fixed.within_variance, fixed.query_variance, np.eye(fixed.token_dim)
+    a = fixed.noise_variance / s
+    residual = g / s - a * fixed.token_variance / s
+    return Layer(SoftmaxAttention(eye / s, a * eye), residual * eye)
+
+
+def _require_equal_norms(task: Denoising, theorem: str) -> None:
+    """Refuse means of different norms: their offsets in the gate of Bayes no head supplies."""
+    norms = np.linalg.norm(task.means, axis=1)
+    if np.ptp(norms) > _EQUAL * norms.max():
+        raise ValueError(
+            f"`task` must have means of equal norms for {theorem}, got norms from "
+            f"{norms.min():.6g} to {norms.max():.6g}."
+        )
+
+
+def _require_theorem(task: Denoising) -> None:
+    """Refuse what else Theorem 4.1 does not speak of."""
+    if task.weights.size != 2:
+        raise ValueError(
+            f"`task` must have two components for Theorem 4.1, got {task.weights.size}. "
+            "`bayes_layer` takes any number of equal norm."
+        )
+    if task.clean_prompt or task.noise_variance == 0.0 or task.token_dim == 1:
+        wrong = (
+            "clean prompts" if task.clean_prompt
+            else "noise_variance 0" if task.noise_variance == 0.0
+            else "dimension 1"
+        )  # fmt: skip
+        raise ValueError(
+            "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
+            f"{wrong}. `bayes_layer` has a residual and takes it."
+        )
+    if not np.any(task.means[0] != task.means[1]):
+        raise ValueError("`task` must have two different means for Theorem 4.1, got one twice.")

@@ -1,0 +1,131 @@
+r"""Points for averages over the query of a denoising task, and what its Bayes predictor says there.
+
+Up to two dimensions they form a lattice: on normals the trapezoidal rule converges faster than any
+power of its step, and lattices shifted against each other show by how much they are off. In more
+dimensions they are scrambled Sobol' points.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit.tasks._abstract import REPLICATES, Averaged, spread
+from promptlimit.tasks._denoising import Denoising
+
+_SEED = 20_261_001
+_RADIUS = 8.0
+"""How far lattices go, in standard deviations: $e^{-32}$ of a plane lies outside."""
+
+_LATTICE_DIM = 2
+_GOLDEN = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
+
+
+class QueryPoints(NamedTuple):
+    r"""Queries $z_i$ with weights of sum one, so that $E\,h(Z)\approx\sum_iw_ih(z_i)$.
+
+    Attributes:
+        points: $z_i$, [n, d].
+        weights: $w_i$, [n].
+        bayes: $f^*(z_i)$, [n, d].
+    """
+
+    points: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    bayes: NDArray[np.float64]
+
+
+def query_points(
+    task: Denoising, count: int, *, replicate: int = 0, radius: float = _RADIUS
+) -> QueryPoints:
+    """Return so many queries, the same number about each mean.
+
+    Args:
+        task: whose queries.
+        count: of points over all components, rounded down to a multiple of their number.
+        replicate: which of the point sets that differ by a shift, or by a scrambling.
+        radius: how far lattices go from each mean, in standard deviations of a query.
+    """
+    share = max(1, count // task.weights.size)
+    nodes, masses = normal_rule(task.token_dim, share, replicate=replicate, radius=radius)
+    points = task.means[:, None] + math.sqrt(task.query_variance) * nodes
+    weights = task.weights[:, None] * masses
+    flat = points.reshape(-1, task.token_dim)
+    return QueryPoints(flat, weights.ravel(), bayes_predictions(task, flat))
+
+
+def normal_rule(
+    dim: int, count: int, *, replicate: int = 0, radius: float = _RADIUS
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return so many nodes [n, dim], and weights [n] of sum one, for means over N(0, I)."""
+    if dim == 0:
+        return np.zeros((1, 0)), np.ones(1)
+    if dim > _LATTICE_DIM:
+        return _sobol_normals(dim, count, replicate), np.full(count, 1.0 / count)
+    volume = {1: 2 * radius, 2: math.pi * radius**2}[dim]
+    step = (volume / count) ** (1 / dim)
+    steps = np.arange(-math.ceil(radius / step) - 1, math.ceil(radius / step) + 2)
+    axes = [step * (steps + replicate * shift % 1.0) for shift in _GOLDEN[:dim]]
+    nodes = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dim)
+    squares = np.sum(nodes**2, axis=1)
+    nearest = np.sort(np.argsort(squares, kind="stable")[:count])
+    masses = np.exp(-0.5 * squares[nearest])
+    return nodes[nearest], masses / masses.sum()
+
+
+def _sobol_normals(dim: int, count: int, replicate: int) -> NDArray[np.float64]:
+    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
+    from scipy.special import ndtri  # noqa: PLC0415
+    from scipy.stats import qmc  # noqa: PLC0415
+
+    sequence = qmc.Sobol(dim, rng=np.random.default_rng([_SEED, replicate]))
+    uniforms = sequence.random_base2(math.ceil(math.log2(count)))[:count]
+    return ndtri(np.clip(uniforms, 2.0**-53, 1 - 2.0**-53))
+
+
+def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
+    s = task.query_variance
+    half_squares = 0.5 * np.sum(task.means**2, axis=1)
+    return softmax_rows(np.log(task.weights) + (queries @ task.means.T - half_squares) / s)
+
+
+def softmax_rows(logits: Any) -> Any:
+    """Return the softmax of each row, of NumPy or of jax."""
+    shares = logits.__array_namespace__().exp(logits - logits.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def bayes_predictions(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Return $f^*(z)=\frac gsz+\frac xs\sum_k\beta_km_k$ in NumPy, [n, d], for queries [n, d]."""
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    return (g / s) * queries + (x / s) * gates(task, queries) @ task.means
+
+
+def bayes_denoising_risk(task: Denoising, points: int) -> Averaged:
+    r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
+
+    $C_\beta$ is the covariance of the means under the posterior of the component. The gate
+    sees the query along differences of means only, so that two components are one integral in every
+    dimension.
+    """
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    centred = task.means - task.means[0]
+    basis = span(centred)
+    values = np.zeros(REPLICATES)
+    for replicate in range(REPLICATES):
+        nodes, masses = normal_rule(basis.shape[0], points, replicate=replicate)
+        scatter = 0.0
+        for weight, mean in zip(task.weights, task.means, strict=True):
+            shares = gates(task, mean + math.sqrt(s) * nodes @ basis)
+            variance = shares @ np.sum(centred**2, axis=1) - np.sum((shares @ centred) ** 2, axis=1)
+            scatter += weight * float(masses @ variance)
+        values[replicate] = 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
+    return Averaged(float(values.mean()), spread(values), points * REPLICATES)
+
+
+def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return an orthonormal basis of what the rows span, one vector a row."""
+    _, lengths, axes = np.linalg.svd(rows, full_matrices=False)
+    return axes[lengths > 1e-12 * max(lengths.max(initial=0.0), np.finfo(float).tiny)]

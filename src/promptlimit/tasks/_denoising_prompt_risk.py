@@ -1,0 +1,235 @@
+r"""The risk of denoising over prompts of L tokens: its value, and what flows descend.
+
+Values are those of `_denoising_prompts`. Flows follow one softmax head beside a residual between
+two components, over fixed queries and tables of selection. Linear heads have a closed form.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit.attention import AbstractAttention, AbstractHead
+from promptlimit.finite import SelectionTable, selection_tables
+from promptlimit.tasks._abstract import (
+    USUAL_POINTS,
+    AbstractExactRisk,
+    AbstractObjective,
+    Averaged,
+)
+from promptlimit.tasks._denoising import Denoising
+from promptlimit.tasks._denoising_points import bayes_denoising_risk, query_points
+from promptlimit.tasks._denoising_prompts import (
+    TiltedHeads,
+    prompt_excess,
+    query_rule,
+    tilted_heads,
+)
+
+_STEPS = (0.65, 0.5, 0.36)
+"""Of lattices of queries, in standard deviations, until two halves agree."""
+
+_QUERY_RADIUS = 6.0
+"""Standard deviations of a query that flows see."""
+
+_REACH_SHARE = 0.5
+"""How far tables of selection go, as a share of those of one Gaussian: they have two axes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptRisk(AbstractExactRisk):
+    """The risk of softmax heads over prompts of L tokens of one mixture.
+
+    Attributes:
+        task: the mixture.
+        length: L.
+        together: the lengths whose values are asked for together, this one among them.
+        known: those values, shared by the risks of these lengths.
+    """
+
+    task: Denoising
+    length: float
+    together: tuple[float, ...]
+    known: dict[object, tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @property
+    def is_closed_form(self) -> bool:
+        """False: it is a mean over queries."""
+        return False
+
+    def excess(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return half the mean squared distance to the Bayes predictor, for all lengths at once."""
+        heads = tilted_heads(attention)
+        if heads is None:
+            raise ValueError("`attention` must be a sum of softmax heads that says so.")
+        key = tolerance, points, *(array.tobytes() for array in heads)
+        if key not in self.known:
+            self.known[key] = _excesses(self.task, heads, self.together, tolerance, points)
+        values, errors, count = self.known[key]
+        place = self.together.index(self.length)
+        return Averaged(0.5 * float(values[place]), 0.5 * float(errors[place]), count)
+
+    def value(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return the risk of Bayes and the excess together."""
+        excess = self.excess(attention, tolerance=tolerance, points=points)
+        least = bayes_denoising_risk(self.task, USUAL_POINTS)
+        error = math.hypot(excess.error, least.error)
+        return Averaged(excess.value + least.value, error, excess.points)
+
+    def is_smooth(self, attention: AbstractAttention) -> bool:
+        """Return whether it is one head between two components, the case of the tables."""
+        heads = attention.heads_read()
+        return heads is not None and len(heads) == 1 and self.task.weights.size == 2
+
+    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> "PromptObjective":
+        """Return the risk to descend: fixed queries, and selection from tables."""
+        task, reach = self.task, _REACH_SHARE * max_sharpness
+        queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
+        (table,) = _tables(task, (self.length,), reach)
+        least = bayes_denoising_risk(task, USUAL_POINTS).value
+        arrays = (jnp.asarray(array) for array in (*queries, task.means))
+        logit = math.log(task.weights[0] / task.weights[1])
+        return PromptObjective(
+            table, *arrays, jnp.asarray(logit), jnp.asarray(task.token_variance), jnp.asarray(least)
+        )
+
+
+def _tables(
+    task: Denoising, lengths: tuple[float, ...], reach: float
+) -> tuple[SelectionTable, ...]:
+    first, second = task.means
+    separation = float(np.linalg.norm(first - second)) / math.sqrt(task.token_variance)
+    weights = float(task.weights[0]), float(task.weights[1])
+    return selection_tables(separation, weights, lengths, reach)
+
+
+def _excesses(
+    task: Denoising,
+    heads: TiltedHeads,
+    lengths: tuple[float, ...],
+    tolerance: float,
+    points: int | None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return excesses, their errors and how many queries it took."""
+    steps = _STEPS if points is None else (_STEPS[0] * math.sqrt(512 / points),)
+    values, errors, count = np.zeros(0), np.zeros(0), 0
+    for step in steps:
+        rule = query_rule(task, heads, step)
+        values, errors = prompt_excess(task, heads, np.array(lengths), rule)
+        count = len(rule.points)
+        if (errors <= tolerance * np.abs(values)).all():
+            break
+    return values, errors, count
+
+
+class PromptObjective(AbstractObjective):
+    r"""The risk of one softmax head beside a residual, over L tokens of two components.
+
+    Attributes:
+        table: the moments of selection at L.
+        points: $z_i$.
+        weights: $w_i$, of sum one.
+        bayes: $f^*(z_i)$.
+        means: $m_1$ and $m_2$.
+        logit: $\log\pi_1/\pi_2$.
+        variance: of a token within its component.
+        least: the risk of Bayes.
+    """
+
+    table: SelectionTable
+    points: Float[Array, "points d"]
+    weights: Float[Array, " points"]
+    bayes: Float[Array, "points d"]
+    means: Float[Array, "2 d"]
+    logit: Float[Array, ""]
+    variance: Float[Array, ""]
+    least: Float[Array, ""]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the risk, differentiable in the arrays of the attention."""
+        head, residual = _only_head(attention), attention.residual_read()
+        excess = jax.vmap(lambda z, target: self._excess(head, residual, z, target))
+        return self.least + 0.5 * self.weights @ excess(self.points, self.bayes)
+
+    def sharpness(self, attention: AbstractAttention) -> float:
+        """Return what part of its tables it asks for, in the units of other tables."""
+        tilts = self.points @ _only_head(attention).key_query.T
+        largest = jnp.sqrt(self.variance * jnp.max(jnp.sum(tilts**2, axis=1)))
+        return float(largest) / _REACH_SHARE
+
+    def _excess(
+        self, head: AbstractHead, residual: Array | None, query: Array, target: Array
+    ) -> Array:
+        r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ there."""
+        tilt, s, (first, second) = head.key_query @ query, self.variance, self.means
+        apart = first - second
+        shift = tilt @ apart
+        along = jnp.sqrt(s) * shift / jnp.linalg.norm(apart)
+        share, mass, square, pull, stretch = self.table(along, s * (tilt @ tilt) - along**2)
+        seen, drawn = head.value @ apart, head.value @ tilt
+        limit = jax.nn.sigmoid(self.logit + shift) * seen + head.value @ second + s * drawn
+        missed = limit - target + (0.0 if residual is None else residual @ query)
+        bias = mass * seen - share * s * drawn
+        spread = square * (seen @ seen) + 2.0 * s * pull * (seen @ drawn)
+        spread += s * s * stretch * (drawn @ drawn) + s * share * jnp.sum(head.value**2)
+        return missed @ missed + 2.0 * missed @ bias + spread
+
+
+def _only_head(attention: AbstractAttention) -> AbstractHead:
+    heads = attention.heads_read()
+    if heads is None or len(heads) != 1:
+        raise ValueError("`attention` must be one head, beside a residual or not.")
+    return heads[0]
+
+
+def linear_denoising_risk(
+    task: Denoising,
+    heads: Sequence[AbstractHead],
+    residual: Float[Array, "d d"] | None,
+    length: Float[Array, ""],
+) -> Float[Array, ""]:
+    r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ a mean of $zz^\top$.
+
+    With $M=E\,zz^\top$ over tokens and $A=C+\sum_hV_hMU_h$ (derived here),
+
+        E|f_L - X|^2 = E|AZ - X|^2 + (1/L) sum_{h,j} tr(K_hj U_j E[ZZ'] U_h')
+        K_hj = sum_k pi_k {(mm'+G)(m'Pm + tr PG) + 2m(GP_sm)' + 2(GP_sm)m' + 2GP_sG} - M P M
+
+    for $P=V_h'V_j$, $P_s$ its symmetric part, $m=m_k$ and $G$ the covariance of a token within a
+    component.
+    """
+    dtype = heads[0].value.dtype
+    means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
+    eye, outer = jnp.eye(task.token_dim, dtype=dtype), (means.T * weights) @ means
+    g, t = task.within_variance, task.token_variance
+    second, asked = outer + t * eye, outer + task.query_variance * eye
+    matrix = jnp.zeros_like(eye) if residual is None else residual
+    matrix = matrix + sum(head.value @ second @ head.key_query for head in heads)
+    clean = outer + g * eye
+    bias = jnp.sum(matrix @ asked * matrix) - 2.0 * jnp.sum(matrix * clean) + jnp.trace(clean)
+
+    def covariance(left: AbstractHead, right: AbstractHead) -> Array:
+        plain = left.value.T @ right.value
+        p = 0.5 * (plain + plain.T)
+        pulled = means @ p  # (P m_k)', one a row
+        sizes = jnp.sum(pulled * means, axis=1) + t * jnp.trace(p)
+        tilted = (means.T * (weights * sizes)) @ means + t * eye * (weights @ sizes)
+        crossed = t * (means.T * weights) @ pulled
+        return tilted + 2.0 * (crossed + crossed.T) + 2.0 * t * t * p - second @ plain @ second
+
+    spread = sum(
+        jnp.sum(covariance(left, right) * (left.key_query @ asked @ right.key_query.T))
+        for left in heads
+        for right in heads
+    )
+    return 0.5 * (bias + spread / length)

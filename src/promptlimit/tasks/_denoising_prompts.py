@@ -1,0 +1,314 @@
+r"""The risk of softmax heads that denoise over prompts of L tokens, exactly.
+
+The layer is $f_L(z)=Cz+\sum_hV_hA_L^h$, $A_L^h$ what head h reads of the prompt. With
+$\varepsilon_h=A_L^h-A^h$ its error about the limit, and prompt and query independent,
+
+$$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon_h\rangle
++\sum_{h,j}E\langle V_h\varepsilon_h,V_j\varepsilon_j\rangle\Big\}$$
+
+(derived here). Heads of one tilt are merged; the terms of one head follow from the moments of
+selection, those of two heads from a double integral, or vanish where $V_h^\top V_j=0$.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, roots_genlaguerre, roots_legendre
+
+from promptlimit._arrays import Array, doubles
+from promptlimit.attention import AbstractAttention
+from promptlimit.finite import MixtureTokens, Selection, cross_moment, selection
+from promptlimit.tasks._denoising import Denoising
+from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
+
+_REACH = 7.5
+"""Standard deviations of a query that lattices cover."""
+
+_NEGLIGIBLE = 1e-13
+_SELDOM = 1e-6
+"""Weight of a query below which the cross moments of two heads, the most work, are left out."""
+
+_SAME = 1e-12
+_RADII = 10
+_ANGLES = 24
+
+
+class TiltedHeads(NamedTuple):
+    r"""Softmax heads beside a residual, those of one tilt merged.
+
+    Attributes:
+        tilts: $U_h$, [heads, d, d].
+        values: $V_h$, [heads, d, d].
+        residual: $C$, [d, d].
+    """
+
+    tilts: Array
+    values: Array
+    residual: Array
+
+
+def tilted_heads(attention: AbstractAttention) -> TiltedHeads | None:
+    """Return the softmax heads of an attention; None where it has others, or does not say."""
+    heads, residual = attention.heads_read(), attention.residual_read()
+    if heads is None or any(head.kernel != "softmax" for head in heads):
+        return None
+    merged: dict[bytes, list[Array]] = {}
+    for head in heads:
+        tilt, value = doubles(head.key_query) + 0.0, doubles(head.value)
+        place = merged.setdefault(tilt.tobytes(), [tilt, np.zeros_like(value)])
+        place[1] = place[1] + value
+    tilts, values = (np.stack(column) for column in zip(*merged.values(), strict=True))
+    dim = tilts.shape[1]
+    return TiltedHeads(
+        tilts, values, np.zeros((dim, dim)) if residual is None else doubles(residual)
+    )
+
+
+class QueryRule(NamedTuple):
+    """Queries and weights for their average, in two halves that each are such a rule.
+
+    Attributes:
+        points: [n, d].
+        weights: of sum one, [n].
+        half: which of the two, 0 or 1, [n].
+        doubt: the error of the whole in units of the distance of the halves; a lattice is much
+            closer than its halves are.
+    """
+
+    points: Array
+    weights: Array
+    half: NDArray[np.int64]
+    doubt: float = 0.25
+
+
+def query_rule(task: Denoising, heads: TiltedHeads, step: float) -> QueryRule:
+    """Return queries for the average of what these heads do.
+
+    Up to two dimensions they are a lattice. In more, heads that act alike in all directions across
+    the means see of a query its place among the means and its size across: a lattice beside radii.
+    Other heads take Sobol' points.
+
+    Args:
+        task: whose queries.
+        heads: what reads the prompt.
+        step: of lattices, in standard deviations of a query.
+    """
+    dim, sd = task.token_dim, math.sqrt(task.query_variance)
+    matrices = [*heads.tilts, *heads.values, heads.residual]
+    if dim <= 2:
+        return _lattice(task, np.eye(dim), np.zeros((1, dim)), np.ones(1), step)
+    if task.weights.size == 2 and all(_is_scalar(matrix) for matrix in matrices):
+        return _polar_rule(task, step)
+    among = span(task.means)
+    if len(among) <= 2 and all(_acts_alike_across(matrix, among) for matrix in matrices):
+        freedom = dim - len(among)
+        squares, masses = roots_genlaguerre(_RADII, 0.5 * freedom - 1.0)
+        outside = np.linalg.svd(among)[2][len(among)]
+        radii = sd * np.sqrt(2.0 * squares)[:, None] * outside
+        return _lattice(task, among, radii, masses / masses.sum(), step)
+    count = 2 ** max(9, round(11 - math.log2(step / 0.65)))
+    halves = [query_points(task, count, replicate=half) for half in (0, 1)]
+    points, weights = (np.concatenate([part[i] for part in halves]) for i in (0, 1))
+    half = np.repeat([0, 1], [len(part.points) for part in halves])
+    return QueryRule(points, weights / 2, half, doubt=1.0)
+
+
+def _is_scalar(matrix: Array) -> bool:
+    return bool(np.abs(matrix - matrix[0, 0] * np.eye(len(matrix))).max() <= _SAME)
+
+
+def _acts_alike_across(matrix: Array, among: Array) -> bool:
+    """Return whether a matrix is a number across a span, and mixes nothing into it."""
+    across = np.eye(len(matrix)) - among.T @ among
+    number = np.trace(across @ matrix) / np.trace(across)
+    kept = (
+        np.abs(across @ matrix - number * across).max(),
+        np.abs(matrix @ across - number * across).max(),
+    )
+    return max(kept) <= _SAME * max(1.0, float(np.abs(matrix).max()))
+
+
+def _density(task: Denoising, points: Array, centres: Array) -> Array:
+    """Return the density of the query at places among the means, given with their centres."""
+    s = task.query_variance
+    squares = ((points[:, None] - centres) ** 2).sum(axis=2)
+    scale = (2 * math.pi * s) ** (-0.5 * points.shape[1])
+    return scale * np.exp(-squares / (2 * s)) @ task.weights
+
+
+def _lattice(task: Denoising, basis: Array, extra: Array, masses: Array, step: float) -> QueryRule:
+    """Return a lattice in the span of a basis, beside extra points with masses across it."""
+    size = step * math.sqrt(task.query_variance)
+    centres = task.means @ basis.T
+    lines, numbers = [], []
+    for low, high in zip(centres.min(axis=0), centres.max(axis=0), strict=True):
+        reach = _REACH * math.sqrt(task.query_variance)
+        index = np.arange(math.floor((low - reach) / size), math.ceil((high + reach) / size) + 1)
+        lines.append(size * index)
+        numbers.append(index)
+    places, steps = (
+        np.stack(np.meshgrid(*part, indexing="ij"), axis=-1).reshape(-1, len(basis))
+        for part in (lines, numbers)
+    )
+    weights = size ** len(basis) * _density(task, places, centres)
+    points = (places @ basis)[:, None] + extra
+    both = (weights[:, None] * masses).ravel()
+    half = np.repeat(steps.sum(axis=1) % 2, len(masses))
+    return _pruned(points.reshape(-1, basis.shape[1]), both, half)
+
+
+def _pruned(points: Array, weights: Array, half: NDArray[np.int64]) -> QueryRule:
+    kept = weights > _NEGLIGIBLE
+    return QueryRule(points[kept], weights[kept] / weights[kept].sum(), half[kept])
+
+
+def _polar_rule(task: Denoising, step: float) -> QueryRule:
+    r"""Return queries for heads that are numbers: few pairs $(\langle z,e\rangle,|z|)$.
+
+    e points from mean to mean. In the plane of the midpoint's part n across e and of the size r of
+    all else, angles cost nothing, since tilts do not see them.
+    """
+    s, dim = task.query_variance, task.token_dim
+    sd, (first, second) = math.sqrt(s), task.means
+    e = (first - second) / np.linalg.norm(first - second)
+    across = first - (first @ e) * e
+    shift = float(np.linalg.norm(across))
+    n = across / shift if shift > _SAME else np.linalg.svd(e[None])[2][1]
+    w = np.linalg.svd(np.stack([e, n]))[2][2]
+    index = np.arange(
+        math.floor((min(first @ e, second @ e) - _REACH * sd) / (step * sd)),
+        math.ceil((max(first @ e, second @ e) + _REACH * sd) / (step * sd)) + 1,
+    )
+    line = step * sd * index
+    along = step * sd * _density(task, line[:, None], (task.means @ e)[:, None])
+    centre = math.hypot(shift, math.sqrt((dim - 2) * s))
+    low, high = max(0.0, centre - _REACH * sd), centre + _REACH * sd
+    nodes, masses = roots_legendre(max(8, round((high - low) / (step * sd) * 1.6)))
+    radius = low + 0.5 * (high - low) * (nodes + 1)
+    angle = math.pi * (np.arange(_ANGLES) + 0.5) / _ANGLES
+    x, r = radius[:, None] * np.cos(angle), radius[:, None] * np.sin(angle)
+    freedom = dim - 2
+    log_density = (freedom - 1) * np.log(r) - ((x - shift) ** 2 + r**2) / (2 * s)
+    log_density -= (0.5 * freedom - 1) * math.log(2) + gammaln(0.5 * freedom)
+    log_density -= 0.5 * freedom * math.log(s) + 0.5 * math.log(2 * math.pi * s)
+    polar = np.exp(log_density) * radius[:, None] * (math.pi / _ANGLES)
+    polar *= (0.5 * (high - low) * masses)[:, None]
+    points = line[:, None, None, None] * e + x[:, :, None] * n + r[:, :, None] * w
+    weights = along[:, None, None] * polar
+    half = np.broadcast_to((index % 2)[:, None, None], weights.shape)
+    return _pruned(points.reshape(-1, dim), weights.ravel(), half.ravel())
+
+
+def prompt_excess(
+    task: Denoising, heads: TiltedHeads, lengths: Array, rule: QueryRule
+) -> tuple[Array, Array]:
+    r"""Return $E|f_L-f^*|^2$ at each length, and its error by the two halves of the rule.
+
+    Args:
+        task: the mixture.
+        heads: what reads the prompt.
+        lengths: L, [l]; from 1 on, or infinite.
+        rule: queries, from `query_rule`.
+    """
+    tokens = MixtureTokens(
+        task.means, task.weights, math.sqrt(task.token_variance) * np.eye(task.token_dim)
+    )
+    readings = [
+        head_reading(task, tilt, value, lengths, rule.points)
+        for tilt, value in zip(heads.tilts, heads.values, strict=True)
+    ]
+    outputs = rule.points @ heads.residual.T + sum(reading.limit for reading in readings)
+    missed = outputs - bayes_predictions(task, rule.points)
+    bias = sum(reading.bias for reading in readings)
+    terms = (missed**2).sum(axis=1)[:, None] + 2.0 * np.einsum("ni,nli->nl", missed, bias)
+    terms = terms + sum(reading.square for reading in readings)
+    lost = np.zeros(lengths.size)
+    for i, j in zip(*np.triu_indices(len(readings), 1), strict=True):
+        values = heads.values[i], heads.values[j]
+        if np.abs(values[0].T @ values[1]).max() > _SAME * np.abs(values).max() ** 2:
+            seen = rule.weights > _SELDOM
+            crossed = 2.0 * _crossed(tokens, heads, (int(i), int(j)), lengths, rule.points[seen])
+            terms[seen] += crossed
+            lost += rule.weights[~seen].sum() * np.abs(crossed).max(axis=0)
+    whole = rule.weights @ terms
+    halves = [
+        (rule.weights * (rule.half == part)) @ terms / rule.weights[rule.half == part].sum()
+        for part in (0, 1)
+    ]
+    return whole, rule.doubt * np.abs(halves[0] - halves[1]) + lost
+
+
+class HeadReading(NamedTuple):
+    r"""What one head reads at n queries: its limit, $VE\varepsilon$ and $E|V\varepsilon|^2$."""
+
+    limit: Array
+    bias: Array
+    square: Array
+
+
+def head_reading(
+    task: Denoising, tilt: Array, value: Array, lengths: Array, queries: Array
+) -> HeadReading:
+    """Return what one head reads at queries [n, d]: U = `tilt`, V = `value`."""
+    variance, means = task.token_variance, task.means
+    tilts = queries @ tilt.T
+    sizes = np.linalg.norm(tilts, axis=1)
+    shifts = tilts @ means.T
+    moments = _unique_selection(math.sqrt(variance) * sizes, shifts, task.weights, lengths)
+    directions = np.divide(
+        tilts, sizes[:, None], out=np.zeros_like(tilts), where=sizes[:, None] > 0
+    )
+    seen, along = means @ value.T, directions @ value.T
+    gates = softmax_rows(np.log(task.weights) + shifts)
+    share = moments.participation
+    bias = moments.masses @ seen - variance * share[..., None] * (tilts @ value.T)[:, None]
+    square = np.einsum("nlij,ij->nl", moments.products, seen @ seen.T)
+    square += 2.0 * math.sqrt(variance) * np.einsum("nlk,nk->nl", moments.along, along @ seen.T)
+    square += variance * (moments.score - share) * (along**2).sum(axis=1)[:, None]
+    square += variance * share * np.sum(value**2)
+    return HeadReading((gates @ means + variance * tilts) @ value.T, bias, square)
+
+
+def _unique_selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
+    """Return the moments of selection, those of equal tilts once: shifts count up to a constant."""
+    relative = shifts - shifts[:, :1]
+    rows = np.round(np.column_stack([sharpness, relative]), 10)
+    unique, places = np.unique(rows, axis=0, return_inverse=True)
+    key = unique.tobytes(), weights.tobytes(), lengths.tobytes(), unique.shape[1]
+    moments = _cached_selection(*key)
+    columns = (
+        getattr(moments, field.name)[places.ravel()] for field in dataclasses.fields(moments)
+    )
+    return Selection(*columns)
+
+
+@functools.lru_cache(maxsize=4)
+def _cached_selection(rows: bytes, weights: bytes, lengths: bytes, width: int) -> Selection:
+    table = np.frombuffer(rows).reshape(-1, width)
+    return selection(table[:, 0], table[:, 1:], np.frombuffer(weights), np.frombuffer(lengths))
+
+
+def _crossed(
+    tokens: MixtureTokens,
+    heads: TiltedHeads,
+    pair: tuple[int, int],
+    lengths: Array,
+    queries: Array,
+) -> Array:
+    """Return the cross moments of two heads at n queries, [n, l]."""
+    i, j = pair
+    rows = [
+        cross_moment(
+            tokens,
+            (heads.tilts[i] @ query, heads.tilts[j] @ query),
+            (heads.values[i], heads.values[j]),
+            lengths,
+            spacing="coarse",
+        )
+        for query in queries
+    ]
+    return np.array(rows)

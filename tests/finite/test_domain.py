@@ -1,0 +1,193 @@
+"""A law has no tilted law where its log-Laplace transform is not finite: nothing believes one."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+
+KEY = jax.random.key(0)
+
+
+class TwoSidedExponential(pl.AbstractMeasure):
+    """Tokens of density exp(-|z|) / 2: a transform for |t| < 1, whose slope goes on beyond."""
+
+    @property
+    def dim(self):
+        return 1
+
+    def log_laplace(self, tilt):
+        return -jnp.log1p(-(tilt[0] ** 2))
+
+    def sample(self, length, *, key):
+        return jax.random.laplace(key, (length, 1))
+
+
+class Named(pl.AbstractTask):
+    """Queries and tokens of one law, the query seen whole."""
+
+    law: pl.AbstractMeasure
+    token_dim = 1
+
+    def draw(self, *, key):
+        return self.law, pl.Empirical(jnp.array([[1.5], [0.1]]))
+
+    def masked(self, token):
+        return token
+
+    def loss(self, output, token):
+        return 0.5 * jnp.sum((output - token) ** 2)
+
+
+class Silent(pl.AbstractAttention):
+    """An attention that does not say which heads it is."""
+
+    token_dim = 1
+    query_dim = 1
+    output_dim = 1
+
+    def _attend(self, prompt, query):
+        return 2.0 * prompt.tilted_mean(query)
+
+    def _affine_limit(self, prompt):
+        raise NotImplementedError
+
+
+LAW = TwoSidedExponential()
+HEAD = pl.SoftmaxAttention([[1.0]], [[1.0]])
+BEYOND = [1.5]
+
+
+def sentence(name="TwoSidedExponential", tilt="[1.5]", value="nan"):
+    return re.escape(
+        f"`tilt` must lie where the log-Laplace transform of {name} tokens is finite, got {tilt}, "
+        f"where it is {value}. Scale the query or the key-query matrix down."
+    )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: LAW.tilted_mean(jnp.array(BEYOND)),
+        lambda: LAW.tilted_cov(jnp.array(BEYOND)),
+        lambda: HEAD(LAW, jnp.array(BEYOND)),
+        lambda: HEAD.jacobian(LAW, jnp.array(BEYOND), wrt="key_query"),
+        lambda: Silent()(LAW, jnp.array(BEYOND)),
+        lambda: pl.Layer(HEAD)(LAW, jnp.array(BEYOND)),
+        lambda: pl.prompt_moments(HEAD, LAW, BEYOND, math.inf),
+        lambda: pl.prompt_moments(HEAD, LAW, BEYOND, 10),
+        lambda: pl.prompt_moments(HEAD, LAW, BEYOND, 10, kind="asymptotic"),
+        lambda: pl.prompt_moments(HEAD, LAW, BEYOND, 10, kind="estimate", key=KEY, samples=4),
+        lambda: pl.prompt_moments(Silent(), LAW, BEYOND, 10, key=KEY, samples=4),
+        lambda: pl.gradient_moments(HEAD, LAW, BEYOND, 10, wrt="value", kind="asymptotic"),
+        lambda: pl.gradient_moments(HEAD, LAW, BEYOND, 10, wrt="key_query", key=KEY, samples=4),
+        lambda: pl.output_gap(HEAD, LAW, [[0.1], BEYOND], [10]),
+        lambda: pl.gap_exponent(HEAD, LAW, [[0.1], BEYOND]),
+        lambda: pl.required_length(HEAD, LAW, [BEYOND], 0.1),
+        lambda: pl.score_statistics(LAW, jnp.array(BEYOND), [10]),
+    ],
+)
+def test_a_tilt_outside_the_domain_is_refused_wherever_a_law_is_read(ask):
+    with pytest.raises(pl.OutsideDomainError, match=f"^{sentence()}$"):
+        ask()
+
+
+@pytest.mark.parametrize(
+    ("law", "tilt", "words"),
+    [
+        (pl.Mixture([0.5, 0.5], [LAW, pl.Gaussian([0.0], [[1.0]])]), BEYOND, "Mixture"),
+        (pl.Affine(LAW, [[2.0]], [1.0]), [0.75], "Affine"),
+        (pl.Product([LAW, LAW]), [1.5, 0.25], "Product"),
+    ],
+)
+def test_what_is_made_of_a_law_ends_where_it_does(law, tilt, words):
+    assert not law.finite_everywhere
+    point = "[" + ", ".join(map(str, tilt)) + "]"
+    with pytest.raises(pl.OutsideDomainError, match=sentence(words, point)):
+        law.tilted_mean(jnp.array(tilt))
+    assert np.isfinite(law.tilted_mean(0.1 * jnp.array(tilt))).all()
+
+
+def test_an_infinite_transform_is_outside_too():
+    class Infinite(TwoSidedExponential):
+        def log_laplace(self, tilt):
+            inside = jnp.abs(tilt[0]) < 1
+            return jnp.where(inside, super().log_laplace(jnp.where(inside, tilt, 0.0)), jnp.inf)
+
+    with pytest.raises(pl.OutsideDomainError, match=sentence("Infinite", value="inf")):
+        Infinite().tilted_mean(jnp.array(BEYOND))
+
+
+def test_where_jax_traces_it_is_nan_and_so_are_its_derivatives():
+    queries = jnp.array([BEYOND, [0.5]])
+    outputs = jax.vmap(lambda query: HEAD(LAW, query))(queries)
+    assert_allclose(outputs[:, 0], [np.nan, 2 * 0.5 / (1 - 0.25)], rtol=1e-6)
+    slopes = jax.vmap(lambda query: HEAD.jacobian(LAW, query, wrt="key_query"))(queries)
+    curvature = (2 + 2 * 0.25) / (1 - 0.25) ** 2
+    assert_allclose(slopes[:, 0, 0, 0], [np.nan, 0.5 * curvature], rtol=1e-6)
+
+
+def test_linear_attention_reads_a_law_at_zero_alone():
+    assert_allclose(pl.LinearAttention([[1.0]], [[1.0]])(LAW, jnp.array(BEYOND)), [3.0])
+
+
+def test_without_a_second_moment_of_the_weights_there_is_no_leading_order():
+    reason = (
+        "of TwoSidedExponential tokens the weights have no second moment (the log-Laplace "
+        "transform is not finite at twice the tilt)"
+    )
+    message = (
+        "`kind` must be 'exact' or 'estimate' for SoftmaxAttention over TwoSidedExponential "
+        f"tokens, got 'asymptotic': {reason}."
+    )
+    with pytest.raises(pl.KindUnavailableError, match=f"^{re.escape(message)}$"):
+        pl.prompt_moments(HEAD, LAW, [0.6], 10, kind="asymptotic")
+    with pytest.raises(pl.KindUnavailableError, match=re.escape(reason)):
+        pl.gradient_moments(HEAD, LAW, [0.6], 10, wrt="key_query", kind="asymptotic")
+    message = (
+        "`queries` must be such that the gap falls as 1/L for the rate to be known, got one where "
+        f"it does not: {reason}. Fit it: fit_rate(lengths, values) takes any gap curve."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.gap_exponent(HEAD, LAW, [[0.1], [0.6]])
+    assert pl.gap_exponent(HEAD, LAW, [[0.1], [0.4]]).value == 1.0
+    needed = pl.required_length(HEAD, LAW, [[0.6]], 0.5)
+    assert needed.asymptotic is None
+    assert needed.exact is not None
+
+
+def test_queries_drawn_outside_the_domain_are_counted():
+    message = (
+        "`queries` must ask for tilts at which the log-Laplace transform of TwoSidedExponential "
+        "tokens is finite, got Gaussian queries of which 16 of 16 do not. Scale the queries or "
+        "the key-query matrix down."
+    )
+    queries = pl.Gaussian([9.0], [[1.0]])
+    with pytest.raises(pl.OutsideDomainError, match=f"^{re.escape(message)}$"):
+        pl.output_gap(HEAD, LAW, queries, [4], key=KEY, samples=16)
+
+
+def test_a_risk_over_infinite_prompts_says_that_it_has_none():
+    message = (
+        "`attention` must ask for tilts at which the log-Laplace transform of every prompt of "
+        "Named is finite, got a loss that is not a number. Scale its key-query matrix down, or "
+        "ask for finite lengths."
+    )
+    for quantity in (pl.risk, pl.risk_gradient):
+        with pytest.raises(pl.OutsideDomainError, match=f"^{re.escape(message)}$"):
+            quantity(HEAD, Named(LAW), math.inf, key=KEY, samples=16)
+    assert pl.risk(HEAD, Named(LAW), 4, key=KEY, samples=16).value > 0.0
+
+
+def test_a_law_that_says_it_is_finite_everywhere_is_believed():
+    class Believed(TwoSidedExponential):
+        @property
+        def finite_everywhere(self):
+            return True
+
+    assert_allclose(Believed().tilted_mean(jnp.array(BEYOND)), [3.0 / (1 - 2.25)], rtol=1e-6)

@@ -1,0 +1,160 @@
+"""Claims on denoising: planted errors turn them red, and what they are decided by is right."""
+
+import importlib
+from types import ModuleType
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from promptlimit.reporting import render
+from promptlimit.reproduction import Setting, decide
+from promptlimit.reproduction.mixtures import PAPER
+from promptlimit.reproduction.mixtures._denoising import HeadFit, figure_law
+from promptlimit.reproduction.mixtures._denoising_training import (
+    DenoisingTraining,
+    TwoHeads,
+    denoising_training,
+)
+from promptlimit.reproduction.mixtures._iteration import attractor
+from promptlimit.tasks import query_points
+
+CLAIMS = {claim.name: claim for claim in PAPER.claims}
+QUICK = Setting(quick=True)
+
+
+def module_of(name: str) -> ModuleType:
+    return importlib.import_module(f"{PAPER.package}.claims.{name.replace('-', '_')}")
+
+
+def evenly_mixed(weights, components):
+    return pl.Mixture(np.full(len(components), 1 / len(components)), components)
+
+
+def heads_of_half_the_noise(task):
+    wrong = pl.Denoising(
+        task.means,
+        task.weights,
+        within_variance=task.within_variance + 0.1,
+        noise_variance=task.noise_variance,
+    )
+    return pl.bayes_heads(wrong)
+
+
+def layer_without_residual(task):
+    right = pl.bayes_layer(task)
+    return pl.Layer(right.heads, 0.0 * right.residual)
+
+
+def stuck(seed, *, quick):
+    right = denoising_training(seed, quick=quick)
+    return DenoisingTraining(right.steps, right.softmax + 0.1257, right.linear)
+
+
+class Blurred(HeadFit):
+    """Fits that stop early."""
+
+    def best(self, starts, rng, steps=400):
+        return super().best(starts, rng, steps=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "function", "planted"),
+    [
+        ("gated-experts", "Mixture", evenly_mixed),
+        ("any-alignment", "long_prompt", lambda rng, *law: 0.5 + rng.normal(size=(law[-1], 2))),
+        ("two-heads", "bayes_heads", heads_of_half_the_noise),
+        ("one-head", "HeadFit", Blurred),
+        ("linear-stays-above", "limit_excess", lambda *given: 1.65),
+        ("degenerate-mixture", "bayes_heads", heads_of_half_the_noise),
+        ("iterated-denoising", "attractor", lambda strength: 1.001 * attractor(strength)),
+        ("one-layer-for-all", "bayes_layer", layer_without_residual),
+        ("trained-heads", "denoising_training", stuck),
+        ("noise-regimes", "attractor", lambda strength: 0.0),
+    ],
+)
+def test_a_planted_error_turns_the_claim_red(name, function, planted, monkeypatch):
+    assert decide(CLAIMS[name], QUICK).verdict == "holds"
+    monkeypatch.setattr(module_of(name), function, planted)
+    assert decide(CLAIMS[name], QUICK).verdict == "does not hold"
+
+
+@pytest.mark.slow
+def test_a_gate_without_offsets_turns_the_bayes_denoiser_red(monkeypatch):
+    module, claim = module_of("bayes-denoiser"), CLAIMS["bayes-denoiser"]
+    assert decide(claim, QUICK).verdict == "holds"
+    monkeypatch.setattr(pl.Denoising, "bayes", module.without_offsets)
+    assert decide(claim, QUICK).verdict != "holds"
+
+
+def test_claims_on_denoising_have_their_numbers_and_no_evidence_to_give():
+    numbers = {1, 2, 14, 15, 16, 17, 18, 19, 20, 22, 23}
+    own = [claim for claim in PAPER.claims if claim.number in numbers]
+    assert {claim.number for claim in own} == numbers
+    assert all(claim.expected == "holds" and not claim.evidence for claim in own)
+
+
+def test_slopes_of_fits_and_of_training_are_those_of_differences():
+    rng, step = np.random.default_rng(0), 1e-6
+    task = figure_law()
+    queries = query_points(task, 20).points
+    fit = HeadFit(task, heads=2)
+    theta, way = rng.normal(size=(2, 16))
+    moved = [fit._output(theta + sign * way, queries)[0].ravel() for sign in (step, -step)]
+    jacobian = fit._jacobian(theta, queries, np.ones((len(queries), 1)))
+    assert_allclose((moved[0] - moved[1]) / (2 * step), jacobian @ way, rtol=1e-6, atol=1e-6)
+    starts, ways = 0.3 * rng.normal(size=(2, 2, 3, 2, 2, 2))
+    batch = rng.normal(size=(3, 5, 2))
+    target = rng.normal(size=(3, 5, 2))
+    tilts, values = TwoHeads(task, starts).slopes(batch, target)
+    losses = []
+    for sign in (step, -step):
+        outputs, _, _ = TwoHeads(task, starts + sign * ways).outputs(batch)
+        losses.append(np.sum((outputs - target) ** 2, axis=-1).mean(axis=-1))
+    right = np.sum(tilts * ways[0], axis=(2, 3, 4)) + np.sum(values * ways[1], axis=(2, 3, 4))
+    assert_allclose((losses[0] - losses[1]) / (2 * step), right, rtol=1e-6)
+
+
+def test_heads_that_train_are_the_librarys(x64):
+    task, rng = figure_law(), np.random.default_rng(1)
+    starts = 0.3 * rng.normal(size=(2, 1, 2, 2, 2))
+    queries = rng.normal(size=(1, 3, 2))
+    outputs, _, _ = TwoHeads(task, starts).outputs(queries)
+    for kernel, row in zip((pl.SoftmaxAttention, pl.LinearAttention), outputs, strict=True):
+        heads = pl.MultiHead([kernel(u, v) for u, v in zip(*starts[:, 0], strict=True)])
+        right = [heads(task.token_law, z) for z in queries[0]]
+        assert_allclose(row[0], right, rtol=1e-12)
+
+
+def made_up(name: str) -> dict[str, np.ndarray]:
+    if name == "trained_heads":
+        curve = np.geomspace(10.0, 1e-5, 6)[None] * np.array([[1.0], [2.0]])
+        levels = {"least_linear": np.array(1.64), "least_affine": np.array(0.126)}
+        return {"steps": np.arange(6.0), "softmax": curve, "linear": 2 + curve, **levels}
+    (figure,) = (item for item in PAPER.figures if item.drawing == name)
+    return dict(figure.compute(QUICK))
+
+
+@pytest.mark.parametrize(
+    ("name", "series"),
+    [
+        ("trained_heads", ["two softmax heads", "two linear heads"]),
+        ("iterated_denoising", ["first step", "later steps", "limits"]),
+    ],
+)
+def test_figures_draw_alike_and_name_their_series(name, series):
+    data = made_up(name)
+    (drawn,), (again,) = (render(PAPER.draw(name, data), "svg") for _ in range(2))
+    assert drawn == again
+    assert all(f'id="series:{label}"'.encode() in drawn for label in series)
+
+
+def test_the_limits_of_iterated_denoising_are_where_paths_end():
+    data = made_up("iterated_denoising")
+    for name in ("weak", "strong"):
+        ends, limits = data[f"{name}.paths"][-1], data[f"{name}.limits"]
+        away = np.linalg.norm(ends[:, None] - limits, axis=-1)
+        assert away.min(axis=1).max() < 1e-9
+        assert (len(limits) == 2) == (data[f"{name}.noise"] < 3)
