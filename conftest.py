@@ -10,9 +10,11 @@ import gc
 import inspect
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import hypothesis
@@ -36,12 +38,15 @@ hypothesis.settings.register_profile("same examples", derandomize=True, database
 if not THOROUGH:
     hypothesis.settings.load_profile("same examples")
 
-_FIRST = 100
-"""Calls of a function whose annotations are checked; of later ones, each so many-th.
+_FIRST, _FIRST_INSIDE, _LATER = 20, 5, 100
+"""Calls of a function whose annotations are checked; fewer of one that another function defines;
+of later calls, each so many-th.
 
 Inner loops call small functions a million times; checking each of those calls doubles the time of
-the whole test suite and finds nothing that the first ones do not.
+the whole test suite and finds nothing that the first ones do not. A function inside another is a
+new one at each call of that, and its check is compiled anew: it is counted by its code.
 """
+_CALLS: defaultdict[CodeType, Iterator[int]] = defaultdict(functools.partial(itertools.count, 1))
 
 
 def _sampled(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,13 +57,14 @@ def _sampled(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
             return functools.partial(decorate, typechecker=typechecker)
         if THOROUGH or not inspect.isfunction(fn):
             return jaxtyped(fn, typechecker=typechecker)
-        calls = itertools.count(1)
+        calls = _CALLS[fn.__code__]
+        first = _FIRST_INSIDE if "<locals>" in fn.__qualname__ else _FIRST
         checked = functools.cache(lambda: jaxtyped(fn, typechecker=typechecker))
 
         @functools.wraps(fn)
         def some_calls_checked(*args: Any, **kwargs: Any) -> Any:
             number = next(calls)
-            this_one = number <= _FIRST or number % _FIRST == 0
+            this_one = number <= first or number % _LATER == 0
             return (checked() if this_one else fn)(*args, **kwargs)
 
         return some_calls_checked
@@ -77,6 +83,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _CACHE = Path(__file__).parent / ".pytest_cache" / "jax"
 jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+gc.freeze()  # what is imported stays
+gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and few cycles
 
 
 _LONGEST = ("reproduction", "contract", "sgd", "gaps", "cli", "flow", "devices", "atlas")

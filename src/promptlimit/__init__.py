@@ -88,8 +88,8 @@ if TYPE_CHECKING:
     from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
-    from promptlimit.results import OutsideDomainError as OutsideDomainError
     from promptlimit.results import OutputLaw as OutputLaw
+    from promptlimit.results import OutsideDomainError as OutsideDomainError
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
     from promptlimit.results import RequiredLength as RequiredLength
@@ -103,8 +103,8 @@ if TYPE_CHECKING:
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
     from promptlimit.tasks import Denoising as Denoising
-    from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import Discrimination as Discrimination
+    from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
     from promptlimit.tasks import bayes_excess as bayes_excess
     from promptlimit.tasks import bayes_heads as bayes_heads

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import promptlimit
-from promptlimit.reproduction import Setting, _fingerprint, engine_hash, item_hash
+from promptlimit.reproduction import Setting, _fingerprint, engine_hash, item_hash, papers
 from promptlimit.reproduction._fingerprint import drawing_hash
 from promptlimit.reproduction.large_prompt import PAPER
 
@@ -45,7 +45,8 @@ def forget() -> Iterator[None]:
 
 def seen_by(file: str) -> set[str]:
     """Return which hashes a file is part of."""
-    if file.startswith(("cli/", "reproduction/another/")):
+    others = [paper.name for paper in papers() if paper != PAPER]
+    if file.startswith(("cli/", *(f"reproduction/{name}/" for name in ("another", *others)))):
         return set()
     if file.startswith(("reporting/", "reproduction/large_prompt/drawings/")):
         return {"drawing"}

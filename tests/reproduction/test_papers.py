@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from promptlimit.reporting import FORMATS
+from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_page
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
@@ -183,14 +183,22 @@ def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
         return [b"a picture"] * len(formats)
 
     monkeypatch.setattr(_pictures, "render", render)
-    for drawn_by, lost in (("one", ""), ("one", ""), ("one", "png"), ("other", "")):
+    for drawn_by, lost, formats in (
+        ("one", "", FORMATS),
+        ("one", "", FORMATS),
+        ("one", "png", FORMATS),
+        ("other", "", QUICK_FORMATS),
+        ("other", "", QUICK_FORMATS),
+        ("other", "", FORMATS),
+    ):
         if lost:
             (folder.path / "coins" / "figures" / f"gaps.{lost}").unlink()
         again = folder.figure("coins", "gaps")
         assert again is not None
-        again, svg = drawn_figure(paper, again, folder, drawn_by)
+        again, svg = drawn_figure(paper, again, folder, drawn_by, formats)
         assert (svg, again.drawn_by) == (b"a picture", drawn_by)
-    assert rendered == [FORMATS, ("svg",), FORMATS, FORMATS]
+        assert again.pictures == tuple(sorted(formats))
+    assert rendered == [FORMATS, ("svg",), FORMATS, QUICK_FORMATS, ("svg",), FORMATS]
 
 
 def test_arrays_that_do_not_fit_a_drawing_cost_the_page_one_figure(tmp_path: Path) -> None:

@@ -203,10 +203,10 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
     capsys: pytest.CaptureFixture[str],
     drawn: list[StoredFigure],
 ) -> None:
-    counted = Counted()
+    counted, pools = Counted(), []
     part = Part("identity, L = 10", lambda _: None, group="identity")
     monkeypatch.setattr(_work, "usable_cores", lambda: cores)
-    monkeypatch.setattr(_processes, "_pool", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(_processes, "_pool", lambda: pools.append(1) or ThreadPoolExecutor(1))
     monkeypatch.setattr(Paper, "parts", lambda *_: (part,))
     form = re.compile(r"reproduce: (.+: .+), \d+\.\d s, (\d) left")
     stored = ""
@@ -225,6 +225,7 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
             f"made_up: {'stored' if stored else 'drawn'}",
         ]
         stored = ", stored"
+        assert len(pools) == cores - 1  # none for what is stored
     assert len(drawn) == 2
 
 

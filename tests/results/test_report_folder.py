@@ -51,6 +51,15 @@ def test_what_is_written_is_read_back(path: Path) -> None:
     assert report.provenance["computed"] == "all 4 items"
 
 
+def test_pictures_of_another_drawing_go(tmp_path: Path) -> None:
+    folder, drawn = ReportFolder(tmp_path), figure("gaps")
+    folder.save_figure(drawn)
+    for endings in (("pdf", "png"), ("png", "svg")):
+        drawn = folder.save_pictures(drawn, dict.fromkeys(endings, b"a picture"), "abc")
+        assert drawn.pictures == endings
+    assert folder.figure(drawn.paper, "gaps").pictures == ("png", "svg")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_read_back(tmp_path: Path, value: float) -> None:
     checks = (Check("a number", value, ">=", 0.0),)

@@ -1,6 +1,8 @@
 """Results become pictures and pages. Nothing is computed here, and jax is not imported."""
 
 from promptlimit.reporting._drawing import FORMATS as FORMATS
+from promptlimit.reporting._drawing import QUICK_FORMATS as QUICK_FORMATS
+from promptlimit.reporting._drawing import Format as Format
 from promptlimit.reporting._drawing import draw as draw
 from promptlimit.reporting._drawing import render as render
 from promptlimit.reporting._theme import CONTRAST as CONTRAST

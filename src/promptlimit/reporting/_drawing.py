@@ -13,6 +13,8 @@ from promptlimit.reporting._theme import theme
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
+QUICK_FORMATS: tuple[Format, ...] = ("png", "svg")
+"""Those of a first look: the fonts of a .pdf take longer than all else of a drawing."""
 
 _MARGIN = 0.1  # inches around what is drawn
 
@@ -37,7 +39,9 @@ def render(figure: Figure, *formats: Format) -> list[bytes]:
     It is laid out once, so that no format moves it for the next.
     """
     with theme():
-        figure.draw_without_rendering()
+        layout = figure.get_layout_engine()
+        if layout is not None:
+            layout.execute(figure)
         figure.set_layout_engine(None)
         inked = figure.get_tightbbox().padded(_MARGIN)
         return [_file(figure, ending, inked) for ending in formats]

@@ -1,15 +1,19 @@
 """Figures drawn from their stored arrays, and the page that shows them; no jax is needed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from promptlimit.reporting import FORMATS, render, report_page
+from promptlimit.reporting import FORMATS, Format, render, report_page
 from promptlimit.reproduction._paper import Paper, papers
 from promptlimit.results import ReportFolder, StoredFigure, StoredReport
 
 
 def drawn_figure(
-    paper: Paper, figure: StoredFigure, folder: ReportFolder, drawn_by: str
+    paper: Paper,
+    figure: StoredFigure,
+    folder: ReportFolder,
+    drawn_by: str,
+    formats: Sequence[Format] = FORMATS,
 ) -> tuple[StoredFigure, bytes]:
     """Return the figure with its pictures on disk, and the one for the page.
 
@@ -18,12 +22,13 @@ def drawn_figure(
         figure: the figure, stored already.
         folder: where its pictures go, unless this code has drawn them all before.
         drawn_by: the hash of this code.
+        formats: of the pictures, "svg" among them.
     """
     picture = paper.draw(figure.drawing, figure.arrays)
-    if figure.drawn_by == drawn_by and set(FORMATS) <= set(figure.pictures):
+    if figure.drawn_by == drawn_by and set(formats) <= set(figure.pictures):
         return figure, render(picture, "svg")[0]
-    files = render(picture, *FORMATS)
-    pictures: dict[str, bytes] = dict(zip(FORMATS, files, strict=True))
+    files = render(picture, *formats)
+    pictures: dict[str, bytes] = dict(zip(formats, files, strict=True))
     return folder.save_pictures(figure, pictures, drawn_by), pictures["svg"]
 
 

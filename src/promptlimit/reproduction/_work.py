@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 import jax
 
 from promptlimit.parallel import usable_cores
+from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
@@ -139,7 +140,9 @@ def reproduce(
     theory = [work for work in wanted if not work.after_study]
     order = [*first, *reversed(theory)]  # the other process comes from the front
     listener.plan(_plan(order, setting, folder), {work.label: _USUAL[work.kind] for work in order})
-    outcomes = _together(order, _elsewhere(theory, first), setting, folder, listener)
+    stored = all(_seems_stored(work, setting, folder) for work in wanted)
+    elsewhere = [] if stored else _elsewhere(theory, first)  # to start is longer than to read
+    outcomes = _together(order, elsewhere, setting, folder, listener)
     broken = [outcomes[work.key] for work in order if work not in wanted]
     return [outcomes[work.key] for work in wanted] + [part for part in broken if part.problem]
 
@@ -318,7 +321,8 @@ def _figure_outcome(
         )
         folder.save_figure(stored)
         stored = folder.figure(paper.name, figure.name) or stored  # as every later drawing sees it
-    stored, svg = drawn_figure(paper, stored, folder, drawing_hash(paper))
+    formats = QUICK_FORMATS if setting.quick else FORMATS
+    stored, svg = drawn_figure(paper, stored, folder, drawing_hash(paper), formats)
     return Outcome(stored, fresh, 0.0, svg, note)
 
 

@@ -83,8 +83,13 @@ class ReportFolder:
     def save_pictures(
         self, figure: StoredFigure, pictures: Mapping[str, bytes], drawn_by: str
     ) -> StoredFigure:
-        """Write the pictures of a stored figure by their endings; return the figure with them."""
+        """Write the pictures of a stored figure by their endings; return the figure with them.
+
+        Pictures of other endings are of another drawing: they go.
+        """
         words = self._file(figure.paper, "figures", figure.name)
+        for ending in set(_PICTURES) - set(pictures):
+            words.with_suffix(f".{ending}").unlink(missing_ok=True)
         for ending, content in pictures.items():
             write_bytes(words.with_suffix(f".{ending}"), content)
         figure = replace(figure, drawn_by=drawn_by, pictures=_pictures(words))

@@ -142,25 +142,28 @@ def same_batch_gradient_gap(
 
 def gradient_noise(
     task: LinearRegression,
-    head: Factored,
+    heads: Sequence[Factored],
     length: int,
     *,
     key: PRNGKeyArray,
     batch: int = 128,
     batches: int = 32,
-) -> float:
-    r"""Return the trace of the covariance of the gradient of $R$ on a batch, estimated.
+) -> np.ndarray:
+    r"""Return the trace of the covariance of the gradient of $R$ on a batch, one for each head.
+
+    Estimated on batches that the heads share: those of both kernels run one program with
+    `same_batch_gradient_gap`.
 
     Args:
         task: the law of prompts and queries.
-        head: where the gradient is taken.
+        heads: where the gradient is taken.
         length: $L$.
         key: randomness.
         batch: prompts in a batch.
         batches: how many the estimate is from.
     """
-    (gradients,) = _batch_gradients(task, [head], length, jax.random.split(key, batches), batch)
-    return float(gradients.var(axis=0, ddof=1).sum())
+    gradients = _batch_gradients(task, heads, length, jax.random.split(key, batches), batch)
+    return np.array([rows.var(axis=0, ddof=1).sum() for rows in gradients])
 
 
 def _batch_gradients(

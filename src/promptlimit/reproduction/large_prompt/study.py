@@ -281,17 +281,17 @@ def noise_rise(setting: Setting, law: str) -> np.ndarray:
     half of it, that is $\eta\,\mathrm{tr}\,C_R$.
     """
     task, start = protocol_task(law), shown_start(setting, law)
-    rises = []
-    for kernel in KERNELS:
-        row = []
-        for length in NOISE_LENGTHS:
+    traces = []
+    for length in NOISE_LENGTHS:
+        heads = []
+        for kernel in KERNELS:
             last = flow(setting, law, kernel, length, start).parameters
             first = random_start(setting, start, kernel)
-            head = Factored(kernel, *(last[name][-1] for name in _FACTORS), scale=first.scale)
-            key = jax.random.fold_in(jax.random.key(setting.seed), 2_000 + length)
-            row.append(RATE * gradient_noise(task, head, length, key=key, batch=BATCH))
-        rises.append(row)
-    return np.array(rises)
+            factors = (last[name][-1] for name in _FACTORS)
+            heads.append(Factored(kernel, *factors, scale=first.scale))
+        key = jax.random.fold_in(jax.random.key(setting.seed), 2_000 + length)
+        traces.append(gradient_noise(task, heads, length, key=key, batch=BATCH))
+    return RATE * np.stack(traces, axis=1)
 
 
 _FACTORS = ("key_weight", "query_weight", "value_weight", "output")
