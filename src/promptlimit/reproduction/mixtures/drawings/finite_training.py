@@ -20,15 +20,17 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         if "best" in data:
             axis.axhline(float(data["best"][place]), color=INK, dashes=(4, 2), linewidth=0.9)
         for name, label, colour in _STARTS:
-            axis.plot(times, data[f"{name}_flow"][:, place], color=colour, label=f"flow, {label}")
-            axis.plot(
-                steps,
-                data[f"{name}_descent"][:, place],
-                "o",
-                color=colour,
-                markersize=3.5,
-                label=f"descent, {label}",
-            )
+            for kind, at, style in (("flow", times, "-"), ("descent", steps, "o")):
+                if (array := data.get(f"{name}_{kind}")) is not None:
+                    words_of_line = f"{kind}, {label}"
+                    axis.plot(
+                        at,
+                        array[:, place],
+                        style,
+                        color=colour,
+                        markersize=3.5,
+                        label=words_of_line,
+                    )
         axis.set_xscale("log")
         axis.set_xlabel("time of the flow")
         axis.set_title(words, fontsize=10)

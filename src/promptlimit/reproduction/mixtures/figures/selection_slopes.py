@@ -52,7 +52,7 @@ FIGURE = Figure(
     name="selection_slopes",
     title="The golden-ratio exponent, and why fits miss it",
     reference="derived here",
-    caption="A head with the gate of Bayes over noisy prompts has sharpness at least 1, so that its "
+    caption="A head with the gate of Bayes over noisy prompts has sharpness 1 or more, so that its "
     "excess falls like L to the power −0.618 at best, whatever the dimension, the means and "
     "the noise. Dots: local slopes of the exact excess at the law of Figure 2. Curve: the "
     "law with the query's mean and dimension in it; over practical lengths it reads 0.44. "
