@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from promptlimit.finite import WeightInterpolant as WeightInterpolant
     from promptlimit.finite import WeightStatistics as WeightStatistics
     from promptlimit.finite import gradient_moments as gradient_moments
+    from promptlimit.finite import output_law as output_law
     from promptlimit.finite import prompt_moments as prompt_moments
     from promptlimit.finite import score_statistics as score_statistics
     from promptlimit.finite import weight_interpolant as weight_interpolant
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
+    from promptlimit.results import OutputLaw as OutputLaw
     from promptlimit.results import OutsideDomainError as OutsideDomainError
     from promptlimit.results import PromptMoments as PromptMoments
     from promptlimit.results import RateFit as RateFit
@@ -95,17 +97,20 @@ if TYPE_CHECKING:
     from promptlimit.results import RiskGradient as RiskGradient
     from promptlimit.results import RunBusyError as RunBusyError
     from promptlimit.results import StreamedAttention as StreamedAttention
+    from promptlimit.results import TunedLayers as TunedLayers
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
     from promptlimit.tasks import CovariateRegression as CovariateRegression
     from promptlimit.tasks import Denoising as Denoising
+    from promptlimit.tasks import Discrimination as Discrimination
     from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
     from promptlimit.tasks import bayes_excess as bayes_excess
     from promptlimit.tasks import bayes_heads as bayes_heads
     from promptlimit.tasks import bayes_layer as bayes_layer
     from promptlimit.tasks import bayes_risk as bayes_risk
+    from promptlimit.tasks import best_layer as best_layer
     from promptlimit.tasks import linear_optimum as linear_optimum
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
@@ -121,6 +126,7 @@ _HOME = {
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
     "Denoising": "tasks",
+    "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
     "Factored": "attention",
@@ -143,6 +149,7 @@ _HOME = {
     "MultiHead": "attention",
     "NotAnalyticError": "results",
     "OutsideDomainError": "results",
+    "OutputLaw": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",
@@ -163,6 +170,7 @@ _HOME = {
     "TrainingPlan": "dynamics",
     "Trajectory": "dynamics",
     "TrajectoryGap": "dynamics",
+    "TunedLayers": "results",
     "UniformCube": "measures",
     "UniformSphere": "measures",
     "UnreliableErrorWarning": "finite",
@@ -174,6 +182,7 @@ _HOME = {
     "bayes_heads": "tasks",
     "bayes_layer": "tasks",
     "bayes_risk": "tasks",
+    "best_layer": "tasks",
     "block_start": "dynamics",
     "fit_rate": "concentration",
     "flow_time": "dynamics",
@@ -183,6 +192,7 @@ _HOME = {
     "gradient_moments": "finite",
     "linear_optimum": "tasks",
     "output_gap": "concentration",
+    "output_law": "finite",
     "prompt_moments": "finite",
     "required_length": "concentration",
     "risk": "tasks",

@@ -331,7 +331,17 @@ def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
 class Fixed(pl.AbstractAttention):
     """An attention without parameters."""
 
-    token_dim, query_dim, output_dim = 3, 3, 3
+    @property
+    def token_dim(self):
+        return 3
+
+    @property
+    def query_dim(self):
+        return 3
+
+    @property
+    def output_dim(self):
+        return 3
 
     def _attend(self, prompt, query):
         return query

@@ -239,7 +239,18 @@ class Gated(pl.AbstractAttention):
     gate: jax.Array
     shift: jax.Array
     mask: jax.Array
-    token_dim, query_dim, output_dim = 2, 2, 2
+
+    @property
+    def token_dim(self):
+        return 2
+
+    @property
+    def query_dim(self):
+        return 2
+
+    @property
+    def output_dim(self):
+        return 2
 
     def _attend(self, prompt, query):
         gate = self.mask.astype(query.dtype) * self.gate

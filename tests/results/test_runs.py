@@ -218,6 +218,9 @@ def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     short = trajectory(value=np.ones(3), config={**CONFIG, "n": 3})
     with pytest.raises(InputFileError, match="'value' does not have one entry for each time"):
         Trajectory.load(short.save(tmp_path))
+    half = trajectory(key_query=None, config={**CONFIG, "n": 4})
+    with pytest.raises(InputFileError, match="but it has one of key_query and value_matrix, which"):
+        Trajectory.load(half.save(tmp_path))
 
 
 def test_json_has_no_infinities() -> None:

@@ -140,6 +140,11 @@ def test_excess_and_risk_are_those_of_a_tensor_rule(task, x64):
 def test_the_gap_of_the_best_linear_map_at_figure_2():
     best = pl.LinearAttention(5.5 / 9.5**2 * np.eye(2), np.eye(2))
     assert_allclose(pl.bayes_excess(best, FIGURE, INF).mse, 1.64152, atol=5e-6)
+    lengths = np.array([1, 10, 1000])
+    finite = pl.bayes_excess(best, FIGURE, lengths)
+    assert (finite.kind, pl.bayes_excess(best, FIGURE, INF).kind) == ("exact", "limit")
+    above = pl.risk(best, FIGURE, lengths).mse - pl.bayes_risk(FIGURE, lengths).mse
+    assert_allclose(finite.mse, above, rtol=1e-10)
     points, weights, _ = query_points(FIGURE, 64, replicate=3)
     assert points.shape == (64, 2)
     assert_allclose(weights.sum(), 1.0, rtol=1e-14)

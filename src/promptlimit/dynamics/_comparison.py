@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
-from promptlimit.results import Trajectory
+from promptlimit.results import OfOneHead, Trajectory
 from promptlimit.tasks import (
     SHARPNESS_RANGES,
     AbstractObjective,
@@ -38,7 +38,7 @@ class TrajectoryGap:
     """
 
     times: np.ndarray
-    merged: np.ndarray | None
+    merged: OfOneHead
     parameters: np.ndarray | None
     value: np.ndarray
 

@@ -98,14 +98,14 @@ def gradient_flow(
     r"""Return the trajectory of $\theta'=-\nabla R_L(\theta)$, $\theta$ the arrays of `start`.
 
     Where the task knows its `exact_risk`, no prompt is simulated: on `LinearRegression`, at every
-    length, the risk is the closed form of linear attention and of $L=\infty$, or the exact softmax
-    risk of `risk_function`. On other tasks it is the mean loss over `samples` prompts, drawn once
-    from `key`. The flow stops where the gradient says that it has arrived; later times repeat that
-    state.
+    length, the risk is the closed form of linear heads and of $L=\infty$, or for one softmax head
+    the exact risk of `risk_function`. Otherwise it is the mean loss over `samples` prompts, drawn
+    once from `key`. The flow stops where the gradient says that it has arrived; later times repeat
+    that state.
 
     Args:
-        start: $\theta(0)$: a `SoftmaxAttention`, `LinearAttention` or `Factored`, or another
-            attention that is one head.
+        start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead` or a
+            `Layer`.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. For many, one trajectory a length
             comes back, as a tuple.

@@ -21,7 +21,9 @@ class TrainingPlan:
         steps: how many.
         batch: how many prompts a step has.
         learning_rate: $\eta$ of plain descent.
-        optimiser: another rule, from optax; one such rule for each run.
+        optimiser: another rule, from optax; one such rule for each run, which sees the gradient of
+            that run alone: `optax.chain(optax.clip_by_global_norm(10.0), optax.sgd(2e-3))` clips
+            each by its own norm. The gradient is that of twice the task's loss.
         label: the name of that rule with its numbers, such as "adam 0.001", for the configuration
             of a run in a folder: runs of one label are taken for one another.
         record: after which steps to record; about ten a decade when None.
@@ -98,10 +100,10 @@ class TrainingPlan:
 
 
 def flow_time(steps: Number, learning_rate: float) -> float:
-    r"""Return the time of the flow that SGD steps on the mean squared error correspond to.
+    r"""Return the time of the flow that SGD steps on twice the risk correspond to.
 
-    The experiments minimise $2R$, the mean squared error, where flows descend $R$: k steps at rate
-    $\eta$ are the time $2k\eta$.
+    The experiments minimise $2R$, the mean squared error of a regression, where flows descend $R$:
+    k steps at rate $\eta$ are the time $2k\eta$. `sgd` does so on every task, whatever its loss.
 
     Args:
         steps: k, how many.

@@ -47,22 +47,22 @@ def sgd(
 ) -> Training:
     r"""Return the parameters and the exact risks along gradient descent on batches of prompts.
 
-    Each step draws a batch of fresh prompts and descends their mean squared error, twice the task's
-    loss, as the paper's experiments do (section 6). All starts and seeds meet the same prompts:
-    step k's batch is a function of (key, length, k) alone. On `LinearRegression` training runs in
-    a layout made for it, its `batch_gradient`, in single precision, and risks are exact; other
-    tasks draw their own prompts. Where a task has no `exact_risk`, risks are estimated on other
-    prompts.
+    Each step draws a batch of fresh prompts and descends twice the mean of the task's loss: of a
+    regression the mean squared error, as the paper's experiments do (section 6). All starts and
+    seeds meet the same prompts: step k's batch is a function of (key, length, k) alone. One head on
+    `LinearRegression` trains in a layout made for it, the task's `batch_gradient`, in single
+    precision; other attentions and other tasks train on prompts that the task draws. At an infinite
+    length a prompt is its law, and the queries are what is drawn. Where a task has no `exact_risk`,
+    risks are estimated on other prompts.
 
     Inside `spread` the seeds of a length are shared out over the devices, and agree with one device
     to rounding; seeds with prompts of their own run on one.
 
     Args:
-        start: a `SoftmaxAttention`, `LinearAttention` or `Factored`, or another attention that is
-            one head; or a function of a key that returns one, called once a seed; or several of
-            these, trained on the same prompts.
+        start: any attention, its arrays are what moves; or a function of a key that returns one,
+            called once a seed; or several of these, trained on the same prompts.
         task: the law of prompts and queries, and the loss.
-        lengths: $L$, one or several whole numbers.
+        lengths: $L$, one or several whole numbers; `math.inf` too.
         plan: how many steps of which rule, on which batches, and what is recorded.
         key: randomness.
         seeds: how many runs from each start.

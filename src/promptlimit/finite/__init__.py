@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from promptlimit.finite._interpolant_table import tabulate as tabulate
     from promptlimit.finite._lines import RayLaw as RayLaw
     from promptlimit.finite._lines import score_law as score_law
+    from promptlimit.finite._output_law import OUTPUT_LAW as OUTPUT_LAW
+    from promptlimit.finite._output_law import output_law as output_law
     from promptlimit.finite._problem import Problem as Problem
     from promptlimit.finite._problem import Reading as Reading
     from promptlimit.finite._problem import checked_problem as checked_problem
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
     from promptlimit.finite._softmax_moments import softmax_moments as softmax_moments
+    from promptlimit.finite._weighed_values import ScoredValues as ScoredValues
+    from promptlimit.finite._weighed_values import deviation_moments as deviation_moments
+    from promptlimit.finite._weighed_values import upper_tails as upper_tails
     from promptlimit.finite._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
     from promptlimit.finite._weight_statistics import WeightStatistics as WeightStatistics
     from promptlimit.finite._weight_statistics import weight_statistics as weight_statistics
@@ -51,6 +56,7 @@ _HOME = {
     "GRADIENT_MOMENTS": "_gradient_moments",
     "MAX_SHARPNESS": "_weight_statistics",
     "MixtureTokens": "_cross_moments",
+    "OUTPUT_LAW": "_output_law",
     "PROMPT_MOMENTS": "_prompt_moments",
     "PromptSimulation": "_simulation",
     "Problem": "_problem",
@@ -63,15 +69,18 @@ _HOME = {
     "ScoreStatistics": "_score_statistics",
     "Selection": "_selection",
     "SelectionTable": "_selection_table",
+    "ScoredValues": "_weighed_values",
     "UnreliableErrorWarning": "_simulation",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
     "checked_problem": "_problem",
     "chunk_of_prompts": "_simulation",
     "cross_moment": "_cross_moments",
+    "deviation_moments": "_weighed_values",
     "first_obstacle": "_problem",
     "gradient_moments": "_gradient_moments",
     "known": "_problem",
+    "output_law": "_output_law",
     "prompt_moments": "_prompt_moments",
     "score_law": "_lines",
     "score_statistics": "_score_statistics",
@@ -80,6 +89,7 @@ _HOME = {
     "softmax_moments": "_softmax_moments",
     "tabulate": "_interpolant_table",
     "tokens_that_fit": "_simulation",
+    "upper_tails": "_weighed_values",
     "warn_when_unreliable": "_simulation",
     "weight_interpolant": "_interpolant",
     "weight_statistics": "_weight_statistics",

@@ -41,6 +41,9 @@ _REACH = 8.6
 _LEFT = 15.0
 """How far below -log L the integrals over u begin: integrands fall like e^{2u} there."""
 
+_LARGEST = 700.0
+"""What an exponent may be."""
+
 _NEGLIGIBLE = 33.0
 """Minus the logarithm of what may be left out on the right."""
 
@@ -164,11 +167,13 @@ class _Tilt:
         h = g - sigma
         tilted, plain = (step / math.sqrt(2 * math.pi) * np.exp(-0.5 * y * y) for y in (h, g))
         both, powers = np.stack([tilted, plain], axis=1), tilted[:, None] * h[:, None] ** [0, 1, 2]
-        grown = np.exp(sigma * g)
         drop, heat, gone = np.empty((offsets.size, u.size)), [], np.zeros(u.size)
         small = u <= 0.0
         for k, offset in enumerate(offsets):
-            rate = np.exp(u + offset)[:, None] * grown  # e^x
+            if sigma * g[-1] + u[-1] + offset < _LARGEST:
+                rate = np.exp(u + offset)[:, None] * np.exp(sigma * g)  # e^x
+            else:
+                rate = np.exp(np.minimum((u + offset)[:, None] + sigma * g, _LARGEST))
             change = np.concatenate([np.expm1(-rate[small]), np.exp(-rate[~small])])
             drop[k], apart = (change @ both).T
             gone += self.weights[k] * np.where(small, -apart, 1.0 - apart)

@@ -74,7 +74,7 @@ class SelectionTable(eqx.Module):
         last = _places(self.reach)
         rows, row_weights = _basis(_bent(a) / _STEP + last, self.coefficients.shape[1])
         columns, column_weights = _basis(_bent(size) / _STEP + _BEYOND, self.coefficients.shape[2])
-        patch = self.coefficients[:, rows[:, None], columns]
+        patch = self.coefficients[:, rows[:, None], columns[None]]
         log_share, *ratios = jnp.einsum("kij,i,j->k", patch, row_weights, column_weights)
         share = jnp.exp(log_share)
         return SelectionNumbers(share, *(share * ratio for ratio in ratios))
@@ -98,8 +98,8 @@ def _basis(place: Array, size: int) -> tuple[Array, Array]:
     arguments = offset + 5.0 - shifts
     knots = jnp.arange(7, dtype=place.dtype)
     signs = jnp.array([1.0, -6.0, 15.0, -20.0, 15.0, -6.0, 1.0], dtype=place.dtype)
-    powers = jnp.maximum(arguments[:, None] - knots, 0.0) ** _ORDER
-    return first + jnp.arange(6), powers @ signs / 120.0
+    powers = jnp.maximum(arguments[:, None] - knots[None], 0.0) ** _ORDER
+    return first + jnp.arange(6, dtype=jnp.int32), powers @ signs / 120.0
 
 
 @functools.lru_cache(maxsize=32)

@@ -28,6 +28,9 @@ from promptlimit.results._kinds import KindUnavailableError as KindUnavailableEr
 from promptlimit.results._kinds import Length as Length
 from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
 from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
+from promptlimit.results._laws import OutputLaw as OutputLaw
+from promptlimit.results._laws import mean_under_tail as mean_under_tail
+from promptlimit.results._laws import sinh_thresholds as sinh_thresholds
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
@@ -51,4 +54,5 @@ from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training
 from promptlimit.results._training import masked as masked
 from promptlimit.results._training import unmasked as unmasked
+from promptlimit.results._trajectory import OfOneHead as OfOneHead
 from promptlimit.results._trajectory import Trajectory as Trajectory

@@ -17,7 +17,7 @@ from promptlimit.results._curves import (
     stretch,
 )
 from promptlimit.results._kinds import Kind, Length
-from promptlimit.results._trajectory import HasArraysT, Trajectory
+from promptlimit.results._trajectory import HasArraysT, OfOneHead, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,8 +57,8 @@ class Training:
     lengths: tuple[Length, ...]
     kernels: tuple[str, ...]
     parameters: Mapping[str, np.ndarray]
-    key_query: np.ndarray | None
-    value_matrix: np.ndarray | None
+    key_query: OfOneHead
+    value_matrix: OfOneHead
     value: np.ndarray
     gradient_norms: np.ndarray
     error: np.ndarray

@@ -4,7 +4,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, get_args, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
 
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
 _MERGED = ("key_query", "value_matrix")
+
+OfOneHead: TypeAlias = np.ndarray | Any
+"""An array, or None where there is not one head; `Any` spares those who know that there is."""
 
 
 @runtime_checkable
@@ -64,8 +76,8 @@ class Trajectory:
 
     times: np.ndarray
     parameters: Mapping[str, np.ndarray]
-    key_query: np.ndarray | None
-    value_matrix: np.ndarray | None
+    key_query: OfOneHead
+    value_matrix: OfOneHead
     value: np.ndarray
     gradient_norms: np.ndarray
     error: np.ndarray

@@ -12,6 +12,7 @@ from promptlimit.tasks._abstract import MatrixRisk as MatrixRisk
 from promptlimit.tasks._abstract import merged as merged
 from promptlimit.tasks._bayes import bayes_excess as bayes_excess
 from promptlimit.tasks._bayes import bayes_risk as bayes_risk
+from promptlimit.tasks._best_layer import best_layer as best_layer
 from promptlimit.tasks._denoising import Denoising as Denoising
 from promptlimit.tasks._denoising import InContextDenoising as InContextDenoising
 from promptlimit.tasks._denoising_heads import bayes_heads as bayes_heads
@@ -20,6 +21,9 @@ from promptlimit.tasks._denoising_points import QueryPoints as QueryPoints
 from promptlimit.tasks._denoising_points import query_points as query_points
 from promptlimit.tasks._denoising_risk import LimitMap as LimitMap
 from promptlimit.tasks._denoising_risk import limit_map as limit_map
+from promptlimit.tasks._discrimination import Discrimination as Discrimination
+from promptlimit.tasks._discrimination import ScoreCoordinates as ScoreCoordinates
+from promptlimit.tasks._discrimination import block_head as block_head
 from promptlimit.tasks._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks._optimum import linear_optimum as linear_optimum
 from promptlimit.tasks._points import Nodes as Nodes

@@ -289,7 +289,7 @@ class AbstractTask(eqx.Module):
             length: $L$, which may be infinite.
         """
         formula = eqx.filter_eval_shape(self.closed_risk, attention, jnp.asarray(float(length)))
-        return None if formula is None else _ClosedRisk(self, float(length))
+        return None if formula is None else ClosedRisk(self, float(length))
 
     def exact_risks(
         self, attention: AbstractAttention, lengths: Sequence[float]
@@ -345,15 +345,22 @@ class _ClosedObjective(AbstractObjective):
 
 
 @dataclasses.dataclass(frozen=True)
-class _ClosedRisk(AbstractExactRisk):
-    """The exact risk of a task that has a formula for it."""
+class ClosedRisk(AbstractExactRisk):
+    """The exact risk of a task that has a formula for it.
+
+    Attributes:
+        task: whose `closed_risk` it is.
+        length: L.
+    """
 
     task: AbstractTask
     length: float
 
     @property
     def is_closed_form(self) -> bool:
+        """True: a formula has no points."""
         return True
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
+        """Return the formula at the length."""
         return _ClosedObjective(self.task, jnp.asarray(self.length, jnp.float64))

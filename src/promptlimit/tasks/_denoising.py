@@ -148,13 +148,16 @@ class Denoising(AbstractTask):
     ) -> list[AbstractExactRisk | None]:
         """Return the risks of heads that say so: linear, or softmax."""
         from promptlimit.tasks._denoising_prompt_risk import PromptRisk  # noqa: PLC0415
-        from promptlimit.tasks._denoising_risk import FixedLimitRisk  # noqa: PLC0415
+        from promptlimit.tasks._denoising_risk import (  # noqa: PLC0415
+            FixedLimitRisk,
+            LinearDenoisingRisk,
+        )
 
         _require_outputs(attention, self.token_dim)
         heads = attention.heads_read()
         kernels = {head.kernel for head in heads or ()}
         if kernels == {"linear"}:
-            return [super(Denoising, self).exact_risk(attention, length) for length in lengths]
+            return [LinearDenoisingRisk(self, length) for length in lengths]
         together = tuple(sorted({length for length in lengths if math.isfinite(length)}))
         known: dict = {}
         finite = kernels == {"softmax"}
@@ -243,11 +246,24 @@ class InContextDenoising(AbstractTask):
         return self.fixed.loss(output, token)
 
     def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk over infinite prompts; at finite lengths it is simulated."""
-        from promptlimit.tasks._denoising_risk import TurnedLimitRisk  # noqa: PLC0415  # as above
+        """Return the risk at one length, as `exact_risks` does."""
+        return self.exact_risks(attention, [float(length)])[0]
 
-        _require_outputs(attention, self.token_dim)
-        return TurnedLimitRisk(self.fixed) if math.isinf(length) else None
+    def exact_risks(
+        self, attention: AbstractAttention, lengths: Sequence[float]
+    ) -> list[AbstractExactRisk | None]:
+        """Return the risks: at finite lengths of heads that act alike in all directions."""
+        from promptlimit.tasks._denoising_prompt_risk import TurnedPromptRisk  # noqa: PLC0415
+        from promptlimit.tasks._denoising_risk import TurnedLimitRisk, turns_freely  # noqa: PLC0415
+
+        fixed = self.fixed.exact_risks(attention, lengths)
+        free = turns_freely(attention)
+        return [
+            TurnedLimitRisk(self.fixed)
+            if math.isinf(length)
+            else (None if one is None or not free else TurnedPromptRisk(one))
+            for one, length in zip(fixed, lengths, strict=True)
+        ]
 
     def least_risk(self, length: Number, *, points: int) -> Averaged | None:
         """Return the risk of a predictor that knows the means, which infinite prompts tell."""

@@ -104,6 +104,44 @@ class PromptRisk(AbstractExactRisk):
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class TurnedPromptRisk(AbstractExactRisk):
+    """The risk where each prompt turns the mixture, of heads to which that makes no difference.
+
+    It has a value and no slopes: a head moves to where turning does make one.
+
+    Attributes:
+        fixed: the risk on the mixture that is not turned.
+    """
+
+    fixed: AbstractExactRisk
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Whether that of the fixed mixture is one."""
+        return self.fixed.is_closed_form
+
+    def is_smooth(self, attention: AbstractAttention) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
+
+    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
+        """Return the objective of the fixed mixture, for values alone."""
+        return self.fixed.objective(points=points, replicate=replicate, max_sharpness=max_sharpness)
+
+    def excess(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged | None:
+        """Return the excess on the fixed mixture."""
+        return self.fixed.excess(attention, tolerance=tolerance, points=points)
+
+    def value(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return the risk on the fixed mixture."""
+        return self.fixed.value(attention, tolerance=tolerance, points=points)
+
+
 def _tables(
     task: Denoising, lengths: tuple[float, ...], reach: float
 ) -> tuple[SelectionTable, ...]:
@@ -198,7 +236,7 @@ def linear_denoising_risk(
     residual: Float[Array, "d d"] | None,
     length: Float[Array, ""],
 ) -> Float[Array, ""]:
-    r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ a mean of $zz^\top$.
+    r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ mean of $zz^\top$.
 
     With $M=E\,zz^\top$ over tokens and $A=C+\sum_hV_hMU_h$ (derived here),
 
@@ -210,7 +248,7 @@ def linear_denoising_risk(
     """
     dtype = heads[0].value.dtype
     means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
-    eye, outer = jnp.eye(task.token_dim, dtype=dtype), (means.T * weights) @ means
+    eye, outer = jnp.eye(task.token_dim, dtype=dtype), means.T @ (weights[:, None] * means)
     g, t = task.within_variance, task.token_variance
     second, asked = outer + t * eye, outer + task.query_variance * eye
     matrix = jnp.zeros_like(eye) if residual is None else residual
@@ -223,8 +261,8 @@ def linear_denoising_risk(
         p = 0.5 * (plain + plain.T)
         pulled = means @ p  # (P m_k)', one a row
         sizes = jnp.sum(pulled * means, axis=1) + t * jnp.trace(p)
-        tilted = (means.T * (weights * sizes)) @ means + t * eye * (weights @ sizes)
-        crossed = t * (means.T * weights) @ pulled
+        tilted = means.T @ ((weights * sizes)[:, None] * means) + t * eye * (weights @ sizes)
+        crossed = t * means.T @ (weights[:, None] * pulled)
         return tilted + 2.0 * (crossed + crossed.T) + 2.0 * t * t * p - second @ plain @ second
 
     spread = sum(

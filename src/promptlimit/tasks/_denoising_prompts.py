@@ -125,11 +125,8 @@ def _acts_alike_across(matrix: Array, among: Array) -> bool:
     """Return whether a matrix is a number across a span, and mixes nothing into it."""
     across = np.eye(len(matrix)) - among.T @ among
     number = np.trace(across @ matrix) / np.trace(across)
-    kept = (
-        np.abs(across @ matrix - number * across).max(),
-        np.abs(matrix @ across - number * across).max(),
-    )
-    return max(kept) <= _SAME * max(1.0, float(np.abs(matrix).max()))
+    mixed = np.abs([across @ matrix - number * across, matrix @ across - number * across])
+    return bool(mixed.max() <= _SAME * max(1.0, float(np.abs(matrix).max())))
 
 
 def _density(task: Denoising, points: Array, centres: Array) -> Array:

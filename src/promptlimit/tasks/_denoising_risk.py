@@ -27,6 +27,7 @@ from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractObjective,
     Averaged,
+    ClosedRisk,
     spread,
 )
 from promptlimit.tasks._denoising import Denoising
@@ -164,6 +165,28 @@ class FixedLimitRisk(AbstractLimitRisk):
         return _excess_of(objective, attention)
 
 
+@dataclasses.dataclass(frozen=True)
+class LinearDenoisingRisk(ClosedRisk):
+    """The risk of linear heads at one length, in closed form, with its excess over Bayes.
+
+    Attributes:
+        task: the mixture.
+    """
+
+    task: Denoising
+
+    def excess(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return that over the infinite prompt, and what L tokens add, which is in 1/L."""
+        limit = FixedLimitRisk(self.task).excess(attention, tolerance=tolerance, points=points)
+        one, never = (
+            ClosedRisk(self.task, length).value(attention, tolerance=tolerance, points=points).value
+            for length in (1.0, math.inf)
+        )
+        return limit._replace(value=limit.value + (one - never) / self.length)
+
+
 class TurnedLimitRisk(AbstractLimitRisk):
     """The risk over infinite prompts of a mixture that is turned anew for each."""
 
@@ -184,7 +207,7 @@ class TurnedLimitRisk(AbstractLimitRisk):
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
         """Return that of the fixed mixture where turning makes no difference, else a mean."""
-        if _turns_freely(attention):
+        if turns_freely(attention):
             return FixedLimitRisk(self.task).excess_on(attention, points, replicate)
         objective = self.objective(points=points, replicate=replicate, max_sharpness=0.0)
         return _excess_of(objective, attention)
@@ -293,7 +316,7 @@ def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: i
     return 0.5 * excess
 
 
-def _turns_freely(attention: AbstractAttention) -> bool:
+def turns_freely(attention: AbstractAttention) -> bool:
     """Return whether all matrices are multiples of the identity: turning then changes nothing."""
     heads, residual = attention.heads_read(), attention.residual_read()
     if heads is None:

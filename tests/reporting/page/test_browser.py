@@ -146,6 +146,44 @@ def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened
     assert area(figure.locator(".frame > svg")) > 400 * 200
 
 
+def test_the_labels_of_ticks_stay_in_sight_and_of_one_size(opened: Page) -> None:
+    figure = opened.locator("#made_up-figure-gaps")
+    frame, labels = figure.locator(".frame"), figure.locator(".frame .tick")
+
+    def seen() -> list[tuple[str, float]]:
+        edges = frame.bounding_box()
+        boxes = [(label.inner_html(), label.bounding_box()) for label in labels.all()]
+        return [
+            (words, box["height"])
+            for words, box in boxes
+            if edges and box
+            and edges["x"] <= box["x"] and box["x"] + box["width"] <= edges["x"] + edges["width"]
+            and edges["y"] <= box["y"] and box["y"] + box["height"] <= edges["y"] + edges["height"]
+        ]  # fmt: skip
+
+    whole = dict(seen())
+    assert len(whole) == labels.count() > 4
+    for _ in range(3):
+        figure.get_by_role("button", name="Zoom in").click()
+    closer = dict(seen())
+    assert 1 < len(closer) < len(whole)
+    assert all(0.9 < closer[words] / whole[words] < 1.7 for words in closer)  # all else: 3.4
+    sides = [label.evaluate("node => node.getBoundingClientRect().x") for label in labels.all()]
+    left, bottom = frame.evaluate(
+        "node => [node.getBoundingClientRect().left, node.getBoundingClientRect().bottom]"
+    )
+    assert any(0 <= side - left < 8 for side in sides)  # those of the vertical axis
+    below = [label.evaluate("n => n.getBoundingClientRect().bottom") for label in labels.all()]
+    assert any(0 <= bottom - edge < 12 for edge in below)  # those of the horizontal axis
+
+
+def test_in_print_a_section_begins_on_a_page_of_its_own(opened: Page) -> None:
+    opened.emulate_media(media="print")
+    breaks = "element => getComputedStyle(element).breakBefore"
+    assert opened.locator("#made_up-figures").evaluate(breaks) == "page"
+    assert opened.locator("#made_up-claims").evaluate(breaks) == "auto"
+
+
 def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
     style = "element => getComputedStyle(element).{}"
     drawing = opened.locator("#made_up-figure-gaps .frame > svg")
@@ -167,6 +205,14 @@ def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
     assert look() == by_day
     opened.emulate_media(color_scheme="dark")
     assert look() == by_day  # the reader has chosen
+
+
+@pytest.mark.parametrize("opened", [390], indirect=True)
+def test_the_menu_is_whole_on_a_small_screen(opened: Page) -> None:
+    menu = opened.locator(".bar nav")
+    assert menu.evaluate("node => node.scrollWidth <= node.clientWidth")
+    for link in menu.locator("a").all():
+        expect(link).to_be_in_viewport(ratio=1.0)
 
 
 @pytest.mark.parametrize("opened", [375, 820], indirect=True)

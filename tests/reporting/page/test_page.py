@@ -62,7 +62,7 @@ def test_the_page_holds_every_part(folder: Path, drawing: bytes) -> None:
         "Gaps & <risks>, Nobody, 2026, example.org/1",
         "2 of 2 verdicts as on record",
         "not in this folder: 17 of the paper’s 19 claims",
-        "The gap falls like L^-1 for τ² < 1/2 & more slowly beyond.",
+        "The gap falls like L−1 for τ² < 1/2 & more slowly beyond.",
         "Proposition 3.1 and Figure 1 · see Both gaps against the length",
         "−0.98 ± 0.012",
         "≤ −0.9",

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from promptlimit.reporting._theme import FAINT
-
-_COLOURS = "viridis"
+from promptlimit.reporting._theme import FAINT, shades
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
@@ -17,13 +14,13 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(8.6, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     layers, heads = data["r2_gaussian"].shape
-    colours = mpl.colormaps[_COLOURS](np.repeat(np.linspace(0, 1, max(layers, 2))[:layers], heads))
+    colours = list(np.repeat(shades(layers), heads))
     tokens = data["effective_tokens_predicted"].ravel(), data["effective_tokens"].ravel()
     _diagonal(left, np.concatenate(tokens))
     left.scatter(*tokens, c=colours, s=20, linewidths=0.4, edgecolors="white", zorder=3)
     left.set_xlabel("predicted for Gaussian tokens")
     left.set_ylabel("measured")
-    left.set_title("effective tokens (lighter: later layer)")
+    left.set_title("effective tokens (green: later layers)")
     predicted = data["error_predicted"].ravel()
     own, corpus = 1.0 - data["r2_gaussian"].ravel(), 1.0 - data["r2_corpus"].ravel()
     _diagonal(right, np.concatenate([predicted, own, corpus]))

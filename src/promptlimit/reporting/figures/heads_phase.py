@@ -2,19 +2,18 @@
 
 from collections.abc import Mapping
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import BoundaryNorm
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
-from promptlimit.reporting._theme import FAINT, INK
+from promptlimit.reporting._theme import FAINT, INK, shades
 
 _LOWEST = -0.5
 _SHOWN = 1e-6
 """Heads of smaller sharpness lie below the picture."""
-_COLOURS = "viridis"
+_COLOURS = ListedColormap(shades(256))
 _REGIMES = ("#0072b2", "#b8930b", "#d55e00")
 """Laid on thinly, so that words on them can be read on a light and on a dark page."""
 
@@ -37,7 +36,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         0.7 * max(sharpness.min(), _SHOWN), 1.4 * max(sharpness.max(), 3 * np.log(window))
     )
     bar = figure.colorbar(
-        ScalarMappable(norm, mpl.colormaps[_COLOURS]), ax=[plane, *panels], pad=0.01,
+        ScalarMappable(norm, _COLOURS), ax=[plane, *panels], pad=0.01,
         ticks=np.arange(0, layers, max(1, layers // 8)),
     )  # fmt: skip
     bar.set_label("layer")

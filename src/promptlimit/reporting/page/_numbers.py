@@ -1,8 +1,12 @@
-"""Numbers as a reader writes them."""
+"""Numbers and formulas as a reader writes them."""
 
 import math
+import re
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
+
+_BELOW = re.compile(r"(?<![^\W\d_])([^\W\d_]|∇)_(\w)(?!\w)")
+_ABOVE = re.compile(r"\^(-?\|[^|]+\||\([^()]+\)|-?\w+)")
 
 
 def measured(value: float, error: float | None) -> Markup:
@@ -46,6 +50,20 @@ def _is_plain(value: float, least: float) -> bool:
 
 def _signed(text: str) -> Markup:
     return Markup("{}").format(text.replace("-", "−"))
+
+
+def formula(text: str) -> Markup:
+    """Return text with what follows `_` and `^` below and above the line.
+
+    >>> print(formula("R_L - R* = 2^-|i-j| of key_query"))
+    R<sub>L</sub> − R* = 2<sup>−|i−j|</sup> of key_query
+    """
+
+    def above(match: re.Match[str]) -> str:
+        return f"<sup>{match[1].removeprefix('(').removesuffix(')').replace('-', '−')}</sup>"
+
+    lowered = _BELOW.sub(r"\1<sub>\2</sub>", str(escape(text)))
+    return Markup(_ABOVE.sub(above, lowered).replace(" - ", " − "))  # noqa: S704  # escaped
 
 
 def two_digits(value: float) -> str:

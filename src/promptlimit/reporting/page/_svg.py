@@ -1,7 +1,8 @@
 """A drawing of our own, made to stand inside a page.
 
 The page forbids inline styles and holds several drawings: style declarations become attributes, and
-ids that are referred to get a prefix of their own. All others go, but for those that name a series.
+ids that are referred to get a prefix of their own. All others go, but for those that name a series,
+axes or ticks, whose labels stay in sight when a reader looks closer.
 """
 
 import re
@@ -92,6 +93,10 @@ def _refer(node: ET.Element, names: dict[str, str]) -> None:
     name = node.attrib.pop("id", "")
     if name in names:
         node.set("id", names[name])
+    if name.startswith(("xtick_", "ytick_")):
+        node.set("data-tick", name[0])
+    if name.startswith("axes_"):
+        node.set("data-axes", "")
     if name == PAINTED:
         node.set("class", PAINTED)
     if name.startswith(SERIES):

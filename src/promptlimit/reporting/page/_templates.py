@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from promptlimit.reporting.page._numbers import duration, measured, number, two_digits
+from promptlimit.reporting.page._numbers import duration, formula, measured, number, two_digits
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
@@ -108,6 +108,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     "duration": duration,
     "facts": facts,
+    "formula": lambda text: formula(str(_printable(text))),
     "measured": measured,
     "number": number,
     "source_hash": _source_hash,

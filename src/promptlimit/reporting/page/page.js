@@ -84,6 +84,33 @@ function chips(svg) {
 }
 
 // --- a closer look -------------------------------------------------------------------------------
+function ticksOf(svg) {
+  // The labels of ticks, above all that is drawn; where they are, and the axes they belong to.
+  return [...svg.querySelectorAll("[data-tick]")].flatMap((group) => {
+    const text = group.querySelector("text"), axes = group.closest("[data-axes]");
+    if (!text || !axes) return [];
+    const paper = axes.querySelector("path").getBBox();
+    const label = document.createElementNS("http://www.w3.org/2000/svg", "g");
+    label.classList.add("tick");
+    label.append(text.parentNode === group ? text : text.parentNode);
+    svg.append(label);
+    return [{ label, axis: group.dataset.tick, place: label.getBBox(), paper }];
+  });
+}
+
+function pin({ label, axis, place, paper }, box, scale) {
+  // Keep a label at its size, and inside of what is seen as long as some of its axes are.
+  const gap = 3 / scale, isAcross = axis === "x";
+  const x = isAcross ? place.x + place.width / 2 : place.x + place.width;
+  const y = isAcross ? place.y : place.y + place.height / 2;
+  const left = box.x + gap - (x - place.width / scale);
+  const down = box.y + box.height - gap - (y + place.height / scale);
+  const inside = (from, size, start, length) => from < start + length && start < from + size;
+  const seen = inside(paper.x, paper.width, box.x, box.width) && inside(paper.y, paper.height, box.y, box.height);
+  const dx = seen && !isAcross ? Math.max(0, left) : 0, dy = seen && isAcross ? Math.min(0, down) : 0;
+  label.setAttribute("transform", `translate(${x + dx} ${y + dy}) scale(${1 / scale}) translate(${-x} ${-y})`);
+}
+
 class View {
   // The part of a drawing that is seen: its viewBox, kept inside the whole.
   constructor(frame, svg) {
@@ -91,6 +118,7 @@ class View {
     this.svg = svg;
     this.whole = svg.viewBox.baseVal;
     this.whole = { x: this.whole.x, y: this.whole.y, width: this.whole.width, height: this.whole.height };
+    this.ticks = ticksOf(svg);
     this.reset();
   }
   get scale() { return this.whole.width / this.box.width; }
@@ -102,6 +130,7 @@ class View {
     this.box = box;
     this.svg.setAttribute("viewBox", `${box.x} ${box.y} ${box.width} ${box.height}`);
     this.frame.classList.toggle("zoomed", this.scale > 1.001);
+    for (const tick of this.ticks) pin(tick, box, this.scale);
   }
   point(event) {
     // Where on the drawing a pointer is, as shares of what is seen.

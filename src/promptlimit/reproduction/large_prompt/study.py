@@ -34,7 +34,7 @@ ISOTROPIC, ANISOTROPIC = ("identity",), ("kms", "kms-as-coded")
 LAWS = (*ISOTROPIC, *ANISOTROPIC)
 KERNELS = ("softmax", "linear")
 DIM, RATE, BATCH, STEPS = 5, 1e-3, 128, 300_000
-TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 47)])
+TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 185)])  # as dense as a line is smooth
 STEPS_AT = TIMES / (2 * RATE)
 """The steps of the paper's protocol at these times."""
 NOISE_LENGTHS = (10, 100)

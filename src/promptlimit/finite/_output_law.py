@@ -1,0 +1,301 @@
+"""The law of one coordinate of an attention's output over prompts of L tokens."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from numbers import Integral
+
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit.attention import AbstractAttention
+from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
+from promptlimit.finite._prompt_moments import finite_length
+from promptlimit.finite._rules import Effort, Quantity, Rule
+from promptlimit.finite._simulation import output_errors, simulated_lengths
+from promptlimit.finite._weighed_values import ScoredValues, deviation_moments, upper_tails
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import OutputLaw, sinh_thresholds
+
+_STEP = 0.15
+"""Between thresholds, in asinh of their distance from the mean in standard deviations."""
+
+_SHARPEST = 9.0
+
+
+class AbstractScalarLaws(abc.ABC):
+    """The laws of one number at several lengths.
+
+    Attributes:
+        limit: the number for an infinite prompt.
+        moments: bias, variance and third central moment, [lengths, 3].
+    """
+
+    limit: float
+    moments: Array
+
+    @abc.abstractmethod
+    def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
+        """Return the upper tail at one of the lengths, and its errors."""
+
+    @abc.abstractmethod
+    def hull(self, place: int) -> tuple[float, float]:
+        """Return between which values all probability lies."""
+
+    def samples(self, place: int) -> int:  # noqa: ARG002
+        """Return how many prompts were simulated at a length."""
+        return 0
+
+
+ReadLaws = Callable[[int], AbstractScalarLaws]
+"""From a coordinate of the output to its laws."""
+
+
+def output_law(
+    attention: AbstractAttention,
+    measure: AbstractMeasure,
+    query: ArrayLike,
+    lengths: ArrayLike,
+    *,
+    thresholds: ArrayLike | None = None,
+    coordinate: int = -1,
+    kind: str = "auto",
+    key: PRNGKeyArray | None = None,
+    samples: int | None = None,
+) -> OutputLaw:
+    r"""Return the law of $f_L$, one coordinate of $T[\hat\mu_L](z)$, over prompts.
+
+    The probability that $f_L$ exceeds a threshold is that of a sum of independent terms to be
+    positive: one integral over its characteristic function, at a cost free of L. With it come exact
+    error rates of a classifier, and the mean of any loss (`OutputLaw.expectation`). All ways there
+    are: `print(promptlimit.finite.OUTPUT_LAW.table())`.
+
+    Args:
+        attention: $T$.
+        measure: $\mu$, the law of a token.
+        query: $z$, shape `[query_dim]`.
+        lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
+        thresholds: $c$, increasing; when None, as many as `expectation` needs, at each length.
+        coordinate: of the output, the last one by default.
+        kind: "auto", "exact", "asymptotic" (normal, with a third cumulant) or "estimate".
+        key: randomness, for `estimate`.
+        samples: prompts to simulate, 65536 when None.
+
+    >>> import promptlimit as pl
+    >>> head = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
+    >>> tokens = pl.Gaussian([0.0], [[1.0]])
+    >>> law = pl.output_law(head, tokens, [1.0], [10, 1e6], thresholds=[0.0, 1.0])
+    >>> print(law.kind, law.value.round(5))
+    exact [[0.96248 0.31578]
+     [1.      0.49853]]
+    """
+    shaped = checked_lengths(lengths, name="lengths")
+    problem = checked_problem(attention, measure, shaped.ravel(), query=query)
+    own = None if thresholds is None else _require_thresholds(thresholds)
+    place = _require_coordinate(coordinate, attention.output_dim)
+    effort = Effort(key, 2**16 if samples is None else samples)
+    rule = OUTPUT_LAW.choose(problem, kind, effort)
+    with problem.named():
+        laws = rule.compute(problem, effort)(place)
+        grids = [_thresholds(laws, i, own) for i in range(shaped.size)]
+        tails = [laws.tail(i, grid) for i, grid in enumerate(grids)]
+    size = max(grid.size for grid in grids)
+    shape = (*shaped.shape, size)
+    columns = [_padded(rows, size, shape) for rows in (grids, *zip(*tails, strict=True))]
+    bias, variance, third = (column.reshape(shaped.shape) for column in laws.moments.T)
+    counts = np.array([laws.samples(i) for i in range(shaped.size)])
+    moments = np.asarray(laws.limit + bias), variance, third
+    c, value, error = columns
+    return OutputLaw(
+        shaped, c, value, *moments, laws.limit, rule.kind, error, counts.reshape(shaped.shape)
+    )
+
+
+def _require_thresholds(thresholds: ArrayLike) -> Array:
+    values = np.atleast_1d(doubles(thresholds))
+    if values.ndim != 1 or not np.isfinite(values).all() or (np.diff(values) <= 0.0).any():
+        raise ValueError(
+            f"`thresholds` must be finite numbers that increase, got {values.tolist()}."
+        )
+    return values
+
+
+def _require_coordinate(coordinate: int, count: int) -> int:
+    if not isinstance(coordinate, Integral) or not -count <= coordinate < count:
+        raise ValueError(
+            f"`coordinate` must be a whole number from {-count} to {count - 1} (the output has "
+            f"{count}), got {coordinate}."
+        )
+    return int(coordinate)
+
+
+def _thresholds(laws: AbstractScalarLaws, place: int, own: Array | None) -> Array:
+    if own is not None:
+        return own
+    bias, variance, _ = laws.moments[place]
+    if variance <= 0.0:
+        return np.array([laws.limit])
+    return sinh_thresholds(laws.limit + bias, math.sqrt(variance), laws.hull(place), _STEP)
+
+
+def _padded(rows: tuple[Array, ...] | list[Array], size: int, shape: tuple[int, ...]) -> Array:
+    """Return rows of one size: the last threshold, where no probability is left, repeated."""
+    full = [np.concatenate([row, np.repeat(row[-1:], size - row.size)]) for row in rows]
+    return np.stack(full).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ExactLaws(AbstractScalarLaws):
+    """Laws by quadrature over the score and value of a token."""
+
+    tokens: ScoredValues
+    lengths: Array
+    limit: float
+    moments: Array
+
+    @staticmethod
+    def of(tokens: ScoredValues, lengths: Array) -> "_ExactLaws":
+        first, second, third = deviation_moments(tokens, lengths).T
+        central = third - 3.0 * first * second + 2.0 * first**3
+        variance = np.maximum(second - first**2, 0.0)
+        moments = np.stack([first, variance, central], axis=1)
+        return _ExactLaws(tokens, lengths, tokens.limit, moments)
+
+    def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
+        length = float(self.lengths[place])
+        if math.isinf(length):
+            return (thresholds < self.limit) * 1.0, np.zeros_like(thresholds)
+        tail, error = map(doubles, upper_tails(self.tokens, length, thresholds))
+        bias, variance, _ = self.moments[place]
+        away = thresholds - self.limit - bias
+        far = variance / (variance + away**2)  # Cantelli: no more probability lies beyond
+        beyond = far < error
+        values = np.where(beyond, away < 0.0, tail), np.where(beyond, far, error)
+        return doubles(values[0]), doubles(values[1])
+
+    def hull(self, place: int) -> tuple[float, float]:  # noqa: ARG002
+        return self.tokens.hull
+
+
+@dataclasses.dataclass(frozen=True)
+class _ThirdOrderLaws(_ExactLaws):
+    r"""Normal laws of the exact mean and variance, and the exact third cumulant to first order.
+
+    $P(f_L>c)=\Phi(-z)+\frac{\kappa_3}{6\,\mathrm{sd}^3}(z^2-1)\varphi(z)$ (Edgeworth).
+    """
+
+    def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
+        from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
+
+        bias, variance, third = self.moments[place]
+        if variance <= 0.0:
+            return super().tail(place, thresholds)
+        z = (thresholds - self.limit - bias) / math.sqrt(variance)
+        density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
+        skew = third / (6.0 * variance**1.5)
+        return ndtr(-z) + skew * (z**2 - 1.0) * density, np.full_like(z, np.nan)
+
+    def hull(self, place: int) -> tuple[float, float]:
+        """Return where the normal ends."""
+        bias, variance, _ = self.moments[place]
+        reach = 9.0 * math.sqrt(variance)
+        return self.limit + bias - reach, self.limit + bias + reach
+
+
+@dataclasses.dataclass(frozen=True)
+class _SimulatedLaws(AbstractScalarLaws):
+    """Laws of simulated prompts: what they said, in order."""
+
+    outputs: list[Array]
+    limit: float
+    moments: Array
+
+    @staticmethod
+    def of(outputs: list[Array], limit: float) -> "_SimulatedLaws":
+        moments = [
+            (row.mean() - limit, row.var(), ((row - row.mean()) ** 3).mean()) for row in outputs
+        ]
+        return _SimulatedLaws([np.sort(row) for row in outputs], limit, np.array(moments))
+
+    def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
+        row = self.outputs[place]
+        share = 1.0 - np.searchsorted(row, thresholds, side="right") / row.size
+        return share, np.sqrt(share * (1.0 - share) / row.size)
+
+    def hull(self, place: int) -> tuple[float, float]:
+        row = self.outputs[place]
+        return float(row[0]), float(row[-1])
+
+    def samples(self, place: int) -> int:
+        size = self.outputs[place].size
+        return 0 if size == 1 else size
+
+
+def _obstacle(problem: Problem) -> str | None:
+    """Return why scores and values are no Gaussians of one softmax head."""
+    head = problem.head
+    if head is None:
+        return problem.no_head
+    if head.kernel != "softmax":
+        return "it is no softmax head"
+    parts = problem.parts
+    if parts is None or parts.covs is None:
+        return "the tokens are no mixture of Gaussians"
+    sharpness = float(np.sqrt(np.einsum("i,kij,j->k", head.tilt, parts.covs, head.tilt).max()))
+    return first_obstacle(
+        (sharpness > _SHARPEST, f"the sharpness {sharpness:.4g} exceeds {_SHARPEST:g}")
+    )
+
+
+def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> ReadLaws:
+    head, parts = known(problem.head), known(problem.parts)
+
+    def read(coordinate: int) -> AbstractScalarLaws:
+        tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
+        passed = problem.passed_by[coordinate]
+        moved = dataclasses.replace(tokens, values=tokens.values + passed)
+        exact = _ExactLaws.of(moved, problem.lengths)
+        return laws(exact.tokens, exact.lengths, exact.limit, exact.moments)
+
+    return read
+
+
+def _limit(problem: Problem, _effort: Effort) -> ReadLaws:
+    limit = problem.limit()
+    count = problem.lengths.size
+    return lambda i: _SimulatedLaws.of([limit[i : i + 1 or None]] * count, float(limit[i]))
+
+
+def _estimate(problem: Problem, effort: Effort) -> ReadLaws:
+    limit = problem.limit()
+    outputs = [limit[None]] * problem.lengths.size
+    for place, (_, deviation, _) in simulated_lengths(problem, effort, output_errors, limit, None):
+        outputs[place] = limit + deviation
+    return lambda i: _SimulatedLaws.of([rows[:, i] for rows in outputs], float(limit[i]))
+
+
+OUTPUT_LAW: Quantity[ReadLaws] = Quantity(
+    "output_law",
+    [
+        Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
+        Rule(
+            "exact",
+            "one softmax head, tokens from a mixture of Gaussians, sharpness to 9",
+            "an integral over the characteristic function (Gil-Pelaez)",
+            _obstacle,
+            partial(_of_gaussians, _ExactLaws),
+        ),
+        Rule(
+            "asymptotic",
+            "the same",
+            "normal, with exact mean, variance and third cumulant",
+            _obstacle,
+            partial(_of_gaussians, _ThirdOrderLaws),
+        ),
+        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
+    ],
+)
+"""The ways to have `output_law`."""

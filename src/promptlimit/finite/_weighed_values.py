@@ -1,0 +1,278 @@
+r"""The law of a softmax mean of scalars over L tokens: three moments, and its tails, exactly.
+
+A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law; L of
+them make $f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$. Scores are normalised, $E\,e^s=1$, so that the limit
+is $f=E\,ve^s$. The cost does not depend on L. Derived here.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.measures import GaussianParts
+
+_REACH = 8.5
+"""Where a standard normal ends in double precision."""
+
+_RAY_STEP = 0.3
+r"""Of the trapezoid rule in log x, $1/D=\int e^{-xD}dx$: its error is $e^{-\pi^2/0.3}$."""
+
+_FIRST_STEP, _LAST_STEP = 0.34, 0.04
+"""In log frequency: that of the first rule, and where halving it ends."""
+
+_BLUR = 0.1
+"""Of values that their scores decide, in units of their slope: it is extrapolated to zero."""
+
+_ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredValues:
+    r"""Scores $s=c_k+\sigma_kg$ and values $v=\mu_k+\beta_kg+\sqrt{\rho_k}\,g'$ by component k.
+
+    Attributes:
+        weights: $\pi_k$, [k].
+        scores: $c_k$, [k], shifted so that $\sum_k\pi_ke^{c_k+\sigma_k^2/2}=1$.
+        sharpness: $\sigma_k$, [k].
+        values: $\mu_k$, [k].
+        slopes: $\beta_k$, [k].
+        rests: $\rho_k$, [k], the variance of a value given its score.
+    """
+
+    weights: Array
+    scores: Array
+    sharpness: Array
+    values: Array
+    slopes: Array
+    rests: Array
+
+    @staticmethod
+    def along(parts: GaussianParts, tilt: Array, row: Array) -> "ScoredValues":
+        r"""Return those of tokens z from Gaussian parts: $\langle t,z\rangle$ and row times z."""
+        covs = parts.all_covs()
+        sigma = np.sqrt(np.maximum(np.einsum("i,kij,j->k", tilt, covs, tilt), 0.0))
+        spread = np.maximum(np.einsum("i,kij,j->k", row, covs, row), 0.0)
+        shared = np.einsum("i,kij,j->k", tilt, covs, row)
+        slopes = np.divide(shared, sigma, out=np.zeros_like(sigma), where=sigma > 0.0)
+        rests = np.maximum(spread - slopes**2, 0.0)
+        rests[rests < 1e-14 * spread] = 0.0
+        scores = parts.means @ tilt
+        masses = np.log(parts.weights) + scores + 0.5 * sigma**2
+        top = masses.max()
+        scores = scores - top - math.log(np.exp(masses - top).sum())
+        return ScoredValues(parts.weights, scores, sigma, parts.means @ row, slopes, rests)
+
+    @property
+    def limit(self) -> float:
+        r"""$f=\sum_k\alpha_k(\mu_k+\beta_k\sigma_k)$, $\alpha_k=\pi_ke^{c_k+\sigma_k^2/2}$."""
+        gates = self.weights * np.exp(self.scores + 0.5 * self.sharpness**2)
+        return float(gates @ (self.values + self.slopes * self.sharpness))
+
+    @property
+    def hull(self) -> tuple[float, float]:
+        """The values between which, to double precision, every value and so every mean lies."""
+        spread = _REACH * np.sqrt(self.slopes**2 + self.rests)
+        return float((self.values - spread).min()), float((self.values + spread).max())
+
+    def nodes(self, tilts: float) -> tuple[Array, Array]:
+        r"""Return nodes g and weights of the standard normal, also where it is tilted n times."""
+        sigma = float(self.sharpness.max())
+        top = min(_REACH + tilts * sigma, 37.0)
+        step = min(0.15, 0.4 / max(sigma, 1e-9))
+        count = math.ceil((top + _REACH) / step)
+        g = np.linspace(-_REACH, top, count + 1)
+        return g, np.exp(-0.5 * g**2) * ((top + _REACH) / count / math.sqrt(2.0 * math.pi))
+
+
+def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
+    r"""Return $E(f_L-f)^j$ for j = 1, 2, 3, [lengths, 3].
+
+    With $y=v-f$, $\phi(u)=E\exp(-e^{s+u})$ and $A_{kj}(u)=E\,y^je^{k(s+u)}\exp(-e^{s+u})$,
+
+        E(f_L-f)   = L ∫ A_11 φ^(L-1) du
+        E(f_L-f)^2 = L ∫ A_22 φ^(L-1) + (L-1) A_11^2 φ^(L-2) du
+        E(f_L-f)^3 = L/2 ∫ A_33 φ^(L-1) + 3 (L-1) A_22 A_11 φ^(L-2) + (L-1)(L-2) A_11^3 φ^(L-3) du,
+
+    from $x^n/D^n$ as an integral over $x=e^u$. For $u\le0$, where $E\,ye^s=0$ would cancel,
+    $A_{11}=E\,ye^{s+u}(\exp(-e^{s+u})-1)$.
+    """
+    g, normal = tokens.nodes(3.0)
+    scores = (tokens.scores[:, None] + tokens.sharpness[:, None] * g).ravel()
+    shares = (tokens.weights[:, None] * normal).ravel()
+    rest = np.repeat(tokens.rests, g.size)
+    y = (tokens.values[:, None] + tokens.slopes[:, None] * g).ravel() - tokens.limit
+    sigma = float(tokens.sharpness.max())
+    longest = float(np.log(np.where(np.isinf(lengths), 1.0, lengths).max()))
+    tails = sigma * min(3.0 * sigma, longest / max(sigma, 1e-9) + _REACH)
+    low, high = -longest - 18.0 - tails, 5.0 + _REACH * sigma - float(tokens.scores.min())
+    u = np.arange(low, high, _RAY_STEP)
+    exponents = np.exp(np.minimum(scores[:, None] + u, 200.0))  # e^200 has no share left
+    left = np.exp(-exponents)
+    lost = np.expm1(-exponents)
+    first = exponents * np.where(u <= 0.0, lost, left)
+    a11 = (shares * y) @ first
+    a22 = (shares * (y**2 + rest)) @ (exponents**2 * left)
+    a33 = (shares * (y**3 + 3.0 * y * rest)) @ (exponents**3 * left)
+    phi = np.where(u <= 0.0, 1.0, np.maximum(shares @ left, 1e-300))
+    log_phi = np.where(u <= 0.0, np.log1p(np.where(u <= 0.0, shares @ lost, 0.0)), np.log(phi))
+    return np.stack([_ray_sums(n, a11, a22, a33, log_phi) for n in lengths.tolist()])
+
+
+def _ray_sums(length: float, a11: Array, a22: Array, a33: Array, log_phi: Array) -> Array:
+    if math.isinf(length):
+        return np.zeros(3)
+    powers = [np.exp(max(length - j, 0.0) * log_phi) for j in (1, 2, 3)]
+    two, three = length - 1.0, (length - 1.0) * (length - 2.0)
+    first = a11 * powers[0]
+    second = a22 * powers[0] + two * a11**2 * powers[1]
+    third = a33 * powers[0] + 3.0 * two * a22 * a11 * powers[1] + three * a11**3 * powers[2]
+    return length * _RAY_STEP * np.array([first.sum(), second.sum(), 0.5 * third.sum()])
+
+
+def upper_tails(
+    tokens: ScoredValues, length: float, thresholds: Array, *, agreement: float = 1e-7
+) -> tuple[Array, Array]:
+    r"""Return $P(f_L>c)$ at some thresholds, and the numerical error of each.
+
+    $f_L>c$ where $\sum_ie^{s_i}(v_i-c)>0$, a sum of independent terms: by Gil-Pelaez
+
+        P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)),
+
+    the trapezoid rule in $\log\omega$. One token is a mixture of Gaussians and takes no integral.
+    Where a score decides its value ($\rho_k=0$) the law of one term has an edge and $\psi_c$ falls
+    as slowly as $\omega^{-1/2}$: values are then blurred by a little, $\epsilon$, and by half of
+    it, and the tail, even in $\epsilon$, is extrapolated to none.
+
+    Args:
+        tokens: their scores and values.
+        length: $L$, finite.
+        thresholds: $c$, [m].
+        agreement: the distance of two rules of quadrature at which no third is asked.
+    """
+    if length == 1.0:
+        return _one_token(tokens, thresholds), np.zeros_like(thresholds)
+    edged = tokens.rests < (0.5 * _BLUR * tokens.slopes) ** 2
+    if not edged.any():
+        return _gil_pelaez(tokens, length, thresholds, agreement)
+    blur = np.where(edged, (_BLUR * tokens.slopes) ** 2, 0.0)
+    (wide, _), (narrow, error) = (
+        _gil_pelaez(
+            dataclasses.replace(tokens, rests=tokens.rests + part * blur),
+            length,
+            thresholds,
+            agreement,
+        )
+        for part in (1.0, 0.25)
+    )
+    tails = np.clip(narrow + (narrow - wide) / 3.0, 0.0, 1.0)
+    return tails, error + _BLUR**2 * np.abs(narrow - wide)
+
+
+def _one_token(tokens: ScoredValues, thresholds: Array) -> Array:
+    from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
+
+    spread = np.sqrt(tokens.slopes**2 + tokens.rests)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distance = (tokens.values - thresholds[:, None]) / spread
+    return np.nan_to_num(ndtr(distance), nan=0.0) @ tokens.weights
+
+
+def _gil_pelaez(
+    tokens: ScoredValues, length: float, thresholds: Array, agreement: float
+) -> tuple[Array, Array]:
+    r"""Return the integral to the error it measures, [m] twice.
+
+    Two rules half a step apart differ by the error of either, far more than their mean, the rule of
+    half the step: where that is too much, the mean is the first of the next two.
+    """
+    contour = _Contour.below(tokens, thresholds)
+    tails, distance = np.full_like(thresholds, 0.5), np.full_like(thresholds, np.inf)
+    unsure, step = np.arange(thresholds.size), _FIRST_STEP
+    sums = _frequency_sum(contour, length, step, 0.0)
+    while unsure.size and step > _LAST_STEP:
+        between = _frequency_sum(contour, length, step, 0.5 * step)
+        distance[unsure] = np.abs(sums - between) * (step / math.pi)
+        sums, step = sums + between, 0.5 * step
+        tails[unsure] = 0.5 + sums * (step / math.pi)
+        further = distance[unsure] > agreement
+        unsure, sums, contour = unsure[further], sums[further], contour.rows(further)
+    return np.clip(tails, 0.0, 1.0), _ROUNDING + distance
+
+
+def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
+    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over nodes, both ways, [m]."""
+    middle = math.exp(shift) / (length * contour.size)
+    upward = _one_way(contour, length, middle, step)
+    return upward + _one_way(contour, length, middle * math.exp(-step), -step)
+
+
+def _one_way(contour: "_Contour", length: float, first: float, step: float) -> Array:
+    """Return the sum from one frequency up, until the power has gone, or down, until it is real."""
+    frequency, total = first, np.zeros(contour.terms.shape[0])
+    active = np.arange(total.size)
+    while active.size:
+        power = contour.power(frequency, length)
+        imaginary = np.imag(power)
+        total[active] += imaginary
+        size = np.abs(power) if step > 0.0 else np.abs(imaginary)
+        left = (size > (_NEGLIGIBLE if step > 0.0 else _LINEAR)) & (frequency < _HIGHEST)
+        if step < 0.0:  # from here down it is linear in the frequency: a geometric sum
+            total[active[~left]] += imaginary[~left] / math.expm1(-step)
+        if not left.all():
+            active, contour = active[left], contour.rows(left)
+        frequency *= math.exp(step)
+    return total
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contour:
+    r"""What $\psi_c$ integrates, along $g+i\eta(g)$, for some thresholds: [m, nodes].
+
+    The phase $e^s(v-c)$ of a component rises in g above $g_1=(c-\mu)/\beta-1/\sigma$ and falls
+    below (for $\beta>0$); $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ has its sign, so
+    that the exponential falls along the contour instead of turning.
+
+    Attributes:
+        masses: the complex weights of the nodes, [m, n].
+        terms: $Y=e^s(v-c)$, where the rest of a value given its score is integrated out, [m, n]...
+        squares: ... and makes $e^{2s}\rho$, [m, n].
+        size: $E|v|e^s$, about, where frequencies start.
+    """
+
+    masses: np.ndarray
+    terms: np.ndarray
+    squares: np.ndarray
+    size: float
+
+    @staticmethod
+    def below(tokens: ScoredValues, thresholds: Array) -> "_Contour":
+        g, normal = tokens.nodes(2.0)
+        c = thresholds[:, None, None]
+        sigma, beta = tokens.sharpness[:, None], tokens.slopes[:, None]
+        mu, rho = tokens.values[:, None], tokens.rests[:, None]
+        soft, steep = np.maximum(sigma, 1e-8), np.maximum(1.0, sigma)
+        rise = (beta * (g + 1.0 / soft) + mu - c) / np.maximum(np.abs(beta), 1e-12)
+        height, lean = np.minimum(0.5 / soft, 0.7), np.tanh(steep * rise)
+        z = g + 1j * height * lean
+        slope = 1.0 + 1j * height * steep * (1.0 - lean**2) * np.sign(beta)
+        shares = tokens.weights[:, None] * normal
+        weights = np.exp(tokens.scores[:, None] + sigma * z)
+        shape = thresholds.size, -1
+        return _Contour(
+            (shares * np.exp(0.5 * (g**2 - z**2)) * slope).reshape(shape),
+            (weights * (mu + beta * z - c)).reshape(shape),
+            (weights**2 * rho).reshape(shape),
+            float(np.abs(tokens.values).max() + np.abs(tokens.slopes).max() + rho.max() ** 0.5),
+        )
+
+    def rows(self, kept: np.ndarray) -> "_Contour":
+        """Return the same for some of the thresholds."""
+        return _Contour(self.masses[kept], self.terms[kept], self.squares[kept], self.size)
+
+    def power(self, frequency: float, length: float) -> np.ndarray:
+        r"""Return $\psi_c(\omega)^L$, [m]."""
+        exponents = 1j * frequency * self.terms - 0.5 * frequency**2 * self.squares
+        change = np.einsum("mn,mn->m", self.masses, np.expm1(exponents))
+        return np.exp(length * np.log1p(change))

@@ -1,0 +1,73 @@
+"""Claim 4: the Bayes score, and that one head has it."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from scipy.special import expit
+
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.mixtures._discrimination import C1, Classes
+from promptlimit.results import Check
+from promptlimit.tasks import Discrimination, bayes_risk, risk
+
+
+def _tasks(seed: int) -> list[Discrimination]:
+    """Return classes of every case: balanced or not, opposite means or not, d from 1 to 3."""
+    rng = np.random.default_rng(seed)
+    tilted = np.array([[1.0, 0.4], [0.4, 0.7]])
+    means = rng.normal(size=(2, 3))
+    return [
+        Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2)),
+        Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5], np.eye(2)),
+        Discrimination([[1.0, 0.5], [-1.0, -0.5]], [0.5, 0.5], tilted),
+        Discrimination([[1.0], [-1.0]], [0.3, 0.7], [[0.5]]),
+        Discrimination(means, [0.5, 0.5], np.diag([1.0, 0.5, 2.0])),
+    ]
+
+
+def _slope_of_squares(classes: Classes) -> float:
+    """Return the gradient norm, in (w, b), of the squared loss at the Bayes score."""
+    x, weights, best = classes.rule
+    wrong = weights * (best - (2.0 * expit(best) - 1.0))
+    return float(np.linalg.norm(np.append(wrong @ x, wrong.sum())))
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return the excess of the constructed heads, and the curvature that makes Bayes unique."""
+    with jax.enable_x64(True):
+        excesses = [
+            risk(task.bayes_head(), task, math.inf).value - bayes_risk(task, math.inf).value
+            for task in _tasks(setting.seed)
+        ]
+    bayes = np.concatenate([C1.bayes[0], [C1.bayes[1], 0.0], np.zeros(2)])
+    affine = C1.curvature(bayes)[:3, :3]
+    return [
+        Check("excess of one head in five laws, largest", np.abs(excesses).max(), "<=", 1e-12),
+        Check("gradient at the Bayes score", np.linalg.norm(C1.slope(bayes)), "<=", 1e-14),
+        Check(
+            "least curvature among affine scores at Bayes",
+            np.linalg.eigvalsh(affine)[0],
+            ">=",
+            0.01,
+        ),
+        Check(
+            "gradient of the squared loss there, whose target is 2η - 1",
+            _slope_of_squares(C1),
+            ">=",
+            0.1,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=4,
+    name="bayes-score",
+    statement="The logistic risk has one minimiser, ⟨w*, x⟩ + b* with w* = Γ⁻¹(m₁ - m₋₁) and "
+    "b* = s₀ - (⟨m₁, Γ⁻¹m₁⟩ - ⟨m₋₁, Γ⁻¹m₋₁⟩)/2, and one softmax head over an infinite prompt has "
+    "that score.",
+    reference="(5), Appendices B.2 and B.4",
+    decide=decide,
+)

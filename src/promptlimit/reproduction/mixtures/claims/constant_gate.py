@@ -1,0 +1,76 @@
+"""Claim 11: at a constant gate the Hessian has d further zeros, and the flow is algebraic."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.mixtures._discrimination import (
+    C1,
+    THREE,
+    Classes,
+    constant_gate,
+    nullity,
+    parameters,
+    without_gain,
+)
+from promptlimit.results import Check
+
+_BALANCED = dataclasses.replace(C1, positive=0.5)
+_OPENED = np.array([0.3, 0.2])
+
+
+def along_the_valley(classes: Classes, theta: Array) -> Array:
+    """Return the head with its gate opened by s, and w moved by -r σ'(s₀) s to make up for it."""
+    U, _, v, label = classes.split(theta)
+    gain, p = classes.coordinates(theta)[classes.dim + 1], classes.positive
+    moved = U + np.outer(-gain * p * (1.0 - p) * _OPENED, v) / (v @ classes.cov @ v)
+    return parameters(moved, (_OPENED - moved @ classes.difference) / 2.0, v, float(label))
+
+
+def exponents(classes: Classes, theta: Array, end: float) -> tuple[float, float]:
+    """Return the local exponents in time of |s| and of the excess at the end of a flow."""
+    times = np.array([0.0, end / 4.0, end])
+    states = classes.flow(along_the_valley(classes, theta), times)
+    rows = [classes.coordinates(state) for state in states[1:]]
+    gates = [float(np.linalg.norm(row[classes.dim + 2 :])) for row in rows]
+    excesses = [classes.excess(row) for row in rows]
+    return tuple(-float(np.log(pair[1] / pair[0]) / np.log(4.0)) for pair in (gates, excesses))
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return dimensions, and the exponents that the excess of the flow has in time."""
+    end = 1e7 if setting.quick else 1e8
+    balanced = parameters(np.eye(2), np.array([-0.5, 0.5]), np.array([1.0, -1.0]), 1.0)
+    gate, excess = exponents(C1, constant_gate(C1), end)
+    slow_gate, slow_excess = exponents(_BALANCED, balanced, end)
+    extra = [nullity(c, constant_gate(c)) - c.dim**2 for c in (C1, THREE)]
+    beside = nullity(C1, without_gain(C1)) - 5
+    return [
+        Check("zeros of the Hessian beyond d², less d, d = 2", abs(extra[0] - 2), "<=", 0.0),
+        Check("the same, d = 3", abs(extra[1] - 3), "<=", 0.0),
+        Check("|s| falls like t^-1/2, π = 0.6 (derived here)", abs(gate - 0.5), "<=", 0.02),
+        Check("its excess like t^-2", abs(excess - 2.0), "<=", 0.05),
+        Check("|s| falls like t^-1/4, π = 1/2 (derived here)", abs(slow_gate - 0.25), "<=", 0.01),
+        Check("its excess like t^-3/2", abs(slow_excess - 1.5), "<=", 0.03),
+        Check(
+            "zeros beyond the tangent space where r = 0 and s ≠ 0: none, and so no such valley",
+            beside,
+            "<=",
+            0.0,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=11,
+    name="constant-gate",
+    statement="At minimisers with s = 0 and r ≠ 0 the Hessian has d zeros more than the tangent "
+    "space has dimensions. The rate the paper leaves open there: |s| falls like t^-1/2 and the "
+    "excess like t^-2, and at π = 1/2 like t^-1/4 and t^-3/2 (derived here).",
+    reference="Section 3.3",
+    decide=decide,
+)

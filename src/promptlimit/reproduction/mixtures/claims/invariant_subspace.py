@@ -1,0 +1,100 @@
+"""Claim 12: opposite means at π = 1/2, the invariant subspace and what it conserves."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.special import expit
+
+from promptlimit._arrays import Array
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.mixtures._discrimination import Classes, followed, parameters
+from promptlimit.results import Check
+
+_MEAN = np.array([1.0, 0.0, 0.7, 0.0, 0.0])
+_COV = np.diag([1.0, 1.0, 2.0, 2.0, 0.5])
+_INSIDE = np.array([False, True, False, True, True])
+"""The orthogonal complement of K, the span of m, Γm, Γ²m, ...: here three of the axes."""
+
+_NORMAL = np.linspace(-8.5, 8.5, 120)
+_SHARES = np.exp(-0.5 * _NORMAL**2) / np.exp(-0.5 * _NORMAL**2).sum()
+
+
+def risk_slope(w: Array) -> Array:
+    """Return -E[σ(-T)] m + E[σ'(T)] Γw, T ~ N(w'm, w'Γw)."""
+    score = w @ _MEAN + np.sqrt(w @ _COV @ w) * _NORMAL
+    wrong = _SHARES @ expit(-score)
+    return -wrong * _MEAN + (_SHARES @ (expit(score) * expit(-score))) * (_COV @ w)
+
+
+def gradient(state: Array) -> Array:
+    """Return the gradient in (U_11, v_21) on the subspace, where w = U_11 Γ v_21 is all."""
+    U, v = state[:25].reshape(5, 5), state[25:]
+    slope = risk_slope(U @ (_COV @ v))
+    return np.concatenate([np.outer(slope, _COV @ v).ravel(), _COV @ (U.T @ slope)])
+
+
+def leaving(theta: Array) -> float:
+    """Return how much of the gradient in all parameters leads out of the subspace."""
+    classes = Classes(np.stack([_MEAN, -_MEAN]), 0.5, _COV, nodes=5)
+    U, u, v, label = classes.split(classes.gradient(theta))
+    outside = [U[:, ~_INSIDE].ravel(), u, v[~_INSIDE], [label]]
+    return float(np.abs(np.concatenate(outside)).max())
+
+
+def _limit(v: Array) -> tuple[Array, Array]:
+    """Return where the flow from U_11 = 0 ends when Γv = λv (derived here)."""
+    best = 2.0 * np.linalg.solve(_COV, _MEAN)
+    size = float(np.linalg.norm(v))
+    scale = float(v @ _COV @ v) / size**2
+    root = np.sqrt(size**4 + 4.0 * (best @ best) / scale**2)
+    beta = np.sqrt((size**2 + root) / 2.0)
+    return np.outer(best, v) / (size * scale * beta), beta * v / size
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return what leaves the subspace, the drift of the balance, and the ends of flows."""
+    rng = np.random.default_rng(setting.seed)
+    inside = parameters(
+        rng.normal(size=(5, 5)) * _INSIDE, np.zeros(5), rng.normal(size=5) * _INSIDE, 0.0
+    )
+    tilted = inside.copy()
+    tilted[-6:-1] = np.array([0.7, 0.3, -1.0, 0.0, 0.2])  # perpendicular to m, not to Γm
+    times = np.array([0.0, 1.0, 10.0, 100.0, 200.0])
+    v = rng.normal(size=5) * _INSIDE
+    states = followed(gradient, np.concatenate([np.zeros(25), v]), times, rtol=1e-12)
+    balance = np.sum(states[:, :25] ** 2, axis=1) - np.sum(states[:, 25:] ** 2, axis=1)
+    slopes = [np.linalg.norm(gradient(state)) for state in states]
+    own = np.array([0.0, 0.5, 0.0, 0.0, 0.0])
+    end = followed(
+        gradient, np.concatenate([np.zeros(25), own]), np.array([0.0, 400.0]), rtol=1e-11
+    )[-1]
+    U, last = _limit(own)
+    return [
+        Check("gradient out of the subspace at a random point of it", leaving(inside), "<=", 1e-13),
+        Check("drift of ‖U₁₁‖² - |v₂₁|² along a flow", np.ptp(balance), "<=", 1e-8),
+        Check("gradient at t = 200 over that at t = 10", slopes[-1] / slopes[2], "<=", 1e-3),
+        Check(
+            "end of a flow from an eigenvector, against the closed form (derived here)",
+            np.abs(end - np.concatenate([U.ravel(), last])).max(),
+            "<=",
+            1e-5,
+        ),
+        Check(
+            "gradient out of it when v₂₁ is perpendicular to m alone",
+            leaving(tilted),
+            ">=",
+            1e-3,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=12,
+    name="invariant-subspace",
+    statement="For m₁ = -m₋₁ and π = 1/2 the heads with u₁₂ = 0, v₂₂ = 0, v₂₁ ⟂ K and U₁₁ = 0 on "
+    "K, K the span of m, Γm, Γ²m, ..., are kept by the flow, which conserves ‖U₁₁‖² - |v₂₁|² and "
+    "converges exponentially from U₁₁ = 0, v₂₁ ≠ 0.",
+    reference="Theorem 3.6",
+    decide=decide,
+)

@@ -1,0 +1,54 @@
+"""Claim 13: when the span of m, Γm, Γ²m, ... is everything."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.results import Check
+
+
+def _rank(eigenvalues: Array, mean: Array, axes: Array) -> int:
+    """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m, Γ with these axes."""
+    cov = axes @ np.diag(eigenvalues) @ axes.T
+    columns = [axes @ mean]
+    for _ in range(len(mean) - 1):
+        columns.append(cov @ columns[-1])
+    return int(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return what ranks miss of d when the condition holds, and when it does not."""
+    rng = np.random.default_rng(setting.seed)
+    axes = np.linalg.qr(rng.normal(size=(5, 5)))[0]
+    distinct, mean = np.array([0.5, 1.0, 1.5, 2.0, 2.5]), np.array([1.0, -1.0, 0.5, 0.8, -0.6])
+    repeated = np.array([0.5, 1.0, 1.0, 2.0, 2.5])
+    missing = mean * np.array([1.0, 1.0, 0.0, 1.0, 1.0])
+    return [
+        Check("d less the dimension of K", 5 - _rank(distinct, mean, axes), "<=", 0.0),
+        Check(
+            "the same with an eigenvalue repeated",
+            5 - _rank(repeated, mean, axes),
+            ">=",
+            1.0,
+            role="control",
+        ),
+        Check(
+            "the same with m perpendicular to an eigenspace",
+            5 - _rank(distinct, missing, axes),
+            ">=",
+            1.0,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=13,
+    name="krylov-space",
+    statement="K is all of R^d if and only if Γ has d distinct eigenvalues and m meets every "
+    "eigenspace.",
+    reference="Proposition B.35",
+    decide=decide,
+)

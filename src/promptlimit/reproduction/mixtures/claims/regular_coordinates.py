@@ -1,0 +1,54 @@
+"""Claim 6: where the map from parameters to effective coordinates is regular."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.mixtures._discrimination import C1, THREE, Classes
+from promptlimit.results import Check
+
+_OPPOSITE = dataclasses.replace(C1, means=np.array([[1.0, 0.5], [-1.0, -0.5]]))
+
+
+def _rank(classes: Classes, theta: Array) -> int:
+    return int(np.linalg.matrix_rank(classes.jacobian(theta), tol=1e-10))
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return ranks of the Jacobian at random parameters, and where the lemma lets them fall."""
+    rng = np.random.default_rng(setting.seed)
+    theta, larger = rng.normal(size=9), rng.normal(size=16)
+    still = theta.copy()
+    still[6:8] = 0.0
+    tied = _OPPOSITE.jacobian(theta)
+    return [
+        Check("2d + 2 less the rank, d = 2", 6 - _rank(C1, theta), "<=", 0.0),
+        Check("2d + 2 less the rank, d = 3", 8 - _rank(THREE, larger), "<=", 0.0),
+        Check(
+            "opposite means: 2δb + δr, which they tie to zero",
+            np.abs(2.0 * tied[2] + tied[3]).max(),
+            "<=",
+            1e-14,
+        ),
+        Check("6 less the rank at v₂₁ = 0", 6 - _rank(C1, still), ">=", 1.0, role="control"),
+        Check(
+            "6 less the rank for opposite means",
+            6 - _rank(_OPPOSITE, theta),
+            ">=",
+            1.0,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=6,
+    name="regular-coordinates",
+    statement="The map from parameters to effective coordinates has rank 2d + 2 if and only if "
+    "m₁ ≠ -m₋₁ and v₂₁ ≠ 0.",
+    reference="Lemma 3.2",
+    decide=decide,
+)

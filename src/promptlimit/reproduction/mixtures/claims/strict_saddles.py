@@ -1,0 +1,120 @@
+"""Claim 7: critical points that are no minimisers are strict saddles."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import brentq, minimize
+
+from promptlimit._arrays import Array
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.mixtures._discrimination import (
+    C1,
+    Classes,
+    constant_gate,
+    parameters,
+    without_gain,
+)
+from promptlimit.results import Check
+
+_OPPOSITE = dataclasses.replace(C1, means=np.array([[1.0, 0.5], [-1.0, -0.5]]), positive=0.5)
+
+
+def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
+    """Return the critical point with v_21 = 0, a v_22 and an s, by its U_11.
+
+    Γ U_11' g_w = -(g_b m_- + g_r dm) makes the gradient in v_21 vanish.
+    """
+    zeta = np.concatenate([np.zeros(2), [-label, 2.0 * label], gate])
+    slope = classes.slope(zeta)
+    rest = slope[2] * classes.means[1] + slope[3] * classes.difference
+    U = -np.outer(slope[:2], np.linalg.solve(classes.cov, rest)) / (slope[:2] @ slope[:2])
+    return parameters(U, (gate - U @ classes.difference) / 2.0, np.zeros(2), label)
+
+
+def _silent_saddle() -> Array:
+    """Return the one with v_22 = 0, f = 0: the slope in v_22 vanishes for some s."""
+
+    def slope(size: float) -> float:
+        values = C1.slope(np.concatenate([np.zeros(4), size * np.array([1.0, -0.4])]))
+        return float(2.0 * values[3] - values[2])
+
+    size = brentq(slope, -6.0, 0.0) if slope(-6.0) * slope(0.0) < 0.0 else brentq(slope, 0.0, 6.0)
+    return _with_still_values(C1, 0.0, size * np.array([1.0, -0.4]))
+
+
+def _best_without_values() -> Array:
+    """Return the one whose v_22 and s are the best there are with v_21 = 0."""
+
+    def zeta(point: Array) -> Array:
+        return np.concatenate([np.zeros(2), [-point[0], 2.0 * point[0]], point[1:]])
+
+    def slope(point: Array) -> Array:
+        values = C1.slope(zeta(point))
+        return np.concatenate([[2.0 * values[3] - values[2]], values[4:]])
+
+    start = np.array([1.0, 1.0, -1.0])
+    found = minimize(lambda p: C1.excess(zeta(p)), start, jac=slope, options={"gtol": 1e-12})
+    return _with_still_values(C1, float(found.x[0]), found.x[1:])
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return gradients and least eigenvalues at saddles, and where opposite means lead."""
+    saddles = [_silent_saddle(), _best_without_values()]
+    rng = np.random.default_rng(setting.seed)
+    starts = 0.5 * rng.normal(size=(2 if setting.quick else 5, 9))
+    ends = [_OPPOSITE.flow(start, np.array([0.0, 3e4]), rtol=1e-6)[-1] for start in starts]
+    balanced = dataclasses.replace(C1, positive=0.5)
+    minima = [without_gain(C1), constant_gate(C1)]
+    return [
+        Check(
+            "gradient at two saddles, largest",
+            max(np.linalg.norm(C1.gradient(saddle)) for saddle in saddles),
+            "<=",
+            1e-9,
+        ),
+        Check(
+            "their least eigenvalues, the larger one",
+            max(np.linalg.eigvalsh(C1.hessian(saddle))[0] for saddle in saddles),
+            "<=",
+            -1e-3,
+        ),
+        Check(
+            "opposite means at π = 1/2, where the hypothesis is not needed (derived here): excess "
+            "of flows from random starts, largest",
+            max(_OPPOSITE.excess(_OPPOSITE.coordinates(end)) for end in ends),
+            "<=",
+            1e-4,
+        ),
+        Check(
+            "the origin at π = 1/2, a critical point there: gradient",
+            np.linalg.norm(balanced.gradient(np.zeros(9))),
+            "<=",
+            1e-14,
+        ),
+        Check(
+            "least eigenvalue at two minimisers: no saddles, as they must not be",
+            min(np.linalg.eigvalsh(C1.hessian(point))[0] for point in minima),
+            ">=",
+            -1e-12,
+            role="control",
+        ),
+        Check(
+            "the origin at π = 0.6, where it is none: gradient",
+            np.linalg.norm(C1.gradient(np.zeros(9))),
+            ">=",
+            1e-2,
+            role="control",
+        ),
+    ]
+
+
+CLAIM = Claim(
+    number=7,
+    name="strict-saddles",
+    statement="If m₁ ≠ -m₋₁ every critical point of the risk in the parameters is a global "
+    "minimiser or a strict saddle. At π = 1/2 opposite means are no exception: the hypothesis is "
+    "not needed there (derived here).",
+    reference="Theorem 3.3",
+    decide=decide,
+)

@@ -1,0 +1,147 @@
+r"""The best head at each length: how cool its gate, how large its gain, what passes it by.
+
+The layers are $f_L(z)=cz+vA_L$, $A_L$ what a softmax head of $U=(u/s)I$ reads of the prompt. At
+infinite length and equal norms the best is $u=1$, $v=a$, $c=1-2a$, which is Bayes (Proposition 4.4
+of the sequel); a finite prompt asks for a cooler gate. The excess is quadratic in $(v,c)$, which
+are solved for, and u is searched.
+"""
+
+import jax
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from promptlimit._arrays import Array
+from promptlimit.results import TunedLayers
+from promptlimit.tasks._abstract import Lengths
+from promptlimit.tasks._denoising import Denoising, InContextDenoising
+from promptlimit.tasks._denoising_points import bayes_predictions
+from promptlimit.tasks._denoising_prompts import (
+    QueryRule,
+    TiltedHeads,
+    head_reading,
+    prompt_excess,
+    query_rule,
+)
+from promptlimit.tasks._risk import require_lengths
+
+_COARSE, _FINE = 0.9, 0.5
+_FIRST_LOOKS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
+"""Gates among which the least is looked for first; hotter ones are not."""
+
+_NEAR = (0.02, 0.004)
+"""Widths of the parabolas that end the search."""
+
+
+def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedLayers:
+    r"""Return the best $cz+vA_L$ at each length, A read at tilt $(u/s)z$: its u, v, c and excess.
+
+    Such a layer acts alike in all directions, so that it does on a mixture turned anew for each
+    prompt what it does on the fixed one. Exact: no prompt is drawn. Gates are searched from 0 to
+    1.6; in one dimension, where a gate only tells signs, hotter ones can be better still.
+
+    Args:
+        task: the mixture.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Some ten seconds
+            each.
+
+    >>> import math, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> best = pl.best_layer(task, math.inf)
+    >>> print(f"{best.gate:.2f} {best.gain:.2f} {best.residual:.2f}")
+    1.00 0.80 -0.60
+    """
+    if not isinstance(task, Denoising | InContextDenoising):
+        raise ValueError(f"`task` must be a denoising task, got {type(task).__name__}.")
+    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    tokens = require_lengths(lengths)
+    with jax.enable_x64(True):
+        rows = [_best(fixed, float(length)) for length in tokens.ravel()]
+    columns = (np.array(column).reshape(tokens.shape) for column in zip(*rows, strict=True))
+    gate, gain, residual, mse, error = (
+        column if tokens.ndim else column.item() for column in columns
+    )
+    return TunedLayers(
+        lengths=tokens if tokens.ndim else tokens.item(),
+        gate=gate,
+        gain=gain,
+        residual=residual,
+        mse=mse,
+        error=error,
+        kind="limit" if np.isinf(tokens).all() else "exact",
+        query_variance=fixed.query_variance,
+        dim=fixed.token_dim,
+    )
+
+
+def _best(task: Denoising, length: float) -> tuple[float, float, float, float, float]:
+    """Return u, v, c, the excess and its error: looks on few queries, then a parabola on many."""
+    coarse = _scalar_rule(task, _COARSE)
+
+    def excess(gate: float, rule: QueryRule) -> float:
+        return _solved(task, gate, length, rule)[2]
+
+    looks = [excess(gate, coarse) for gate in _FIRST_LOOKS]
+    place = int(np.argmin(looks))
+    ends = _FIRST_LOOKS[max(place - 1, 0)], _FIRST_LOOKS[min(place + 1, len(looks) - 1)]
+    search = minimize_scalar(
+        lambda gate: excess(gate, coarse), bounds=ends, method="bounded", options={"xatol": 1e-3}
+    )
+    fine, gate = _scalar_rule(task, _FINE), float(search.x)
+    for widest in _NEAR:
+        width = min(widest, 0.5 * gate)
+        values = [excess(near, fine) for near in (gate - width, gate, gate + width)]
+        bend = values[0] - 2 * values[1] + values[2]
+        if bend > 0.0:
+            gate += float(np.clip(0.5 * width * (values[0] - values[2]) / bend, -width, width))
+    gain, residual, _ = _solved(task, gate, length, fine)
+    heads = _scalar_heads(task, gate, gain, residual)
+    mse, error = prompt_excess(task, heads, np.array([length]), fine)
+    return gate, gain, residual, float(mse[0]), float(error[0])
+
+
+def _scalar_heads(task: Denoising, gate: float, gain: float, residual: float) -> TiltedHeads:
+    eye = np.eye(task.token_dim)
+    tilt = gate / task.query_variance * eye
+    return TiltedHeads(tilt[None], gain * eye[None], residual * eye)
+
+
+def _scalar_rule(task: Denoising, step: float) -> QueryRule:
+    return query_rule(task, _scalar_heads(task, 1.0, 1.0, 1.0), step)
+
+
+def _solved(
+    task: Denoising, gate: float, length: float, rule: QueryRule
+) -> tuple[float, float, float]:
+    r"""Return the best v and c at a gate, and their excess.
+
+    About Bayes' $v_0=a$, $c_0=1-2a$, where $r=c_0z+v_0A-f^*$ is small, the excess is
+    $E|r+\delta_vA+\delta_cz|^2+2vE\langle r+\delta_vA+\delta_cz,b\rangle+v^2n$ with
+    $b=E\varepsilon$, $n=E|\varepsilon|^2$: no large numbers cancel in long prompts.
+    """
+    eye, share = np.eye(task.token_dim), task.noise_variance / task.query_variance
+    tilt = gate / task.query_variance * eye
+    reading = head_reading(task, tilt, eye, np.array([length]), rule.points)
+    limit, bias, spread = reading.limit, reading.bias[:, 0], reading.square[:, 0]
+    start = np.array([share, 1.0 - 2.0 * share])
+    missed = _missed(task, start, limit, rule.points)
+
+    def mean(left: Array, right: Array) -> float:
+        return float(rule.weights @ np.sum(left * right, axis=1))
+
+    design = (limit, rule.points)
+    drift = np.array([mean(column, bias) for column in design])
+    square = np.array([[mean(x, y) for y in design] for x in design])
+    noise = float(rule.weights @ spread)
+    # In (delta_v, delta_c): H/2 delta = -slope, all of it at the start.
+    hessian = square + np.array([[2.0 * drift[0] + noise, drift[1]], [drift[1], 0.0]])
+    slope = np.array([mean(missed, column) for column in design]) + start[0] * drift
+    slope[0] += mean(missed, bias) + start[0] * noise
+    change = -np.linalg.lstsq(hessian, slope, rcond=1e-13)[0]
+    level = mean(missed, missed) + 2.0 * start[0] * mean(missed, bias) + start[0] ** 2 * noise
+    excess = level + change @ hessian @ change + 2.0 * slope @ change
+    gain, residual = start + change
+    return float(gain), float(residual), float(excess)
+
+
+def _missed(task: Denoising, start: Array, limit: Array, queries: Array) -> Array:
+    return start[1] * queries + start[0] * limit - bayes_predictions(task, queries)

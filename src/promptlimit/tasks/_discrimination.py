@@ -1,0 +1,341 @@
+r"""Discrimination in context: tokens $(x, y)$ from two Gaussian classes, $y=\pm1$."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from promptlimit._inputs import (
+    ArrayLike,
+    Number,
+    float_array,
+    in_double,
+    require_shape,
+    require_weights,
+)
+from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
+from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
+from promptlimit.results import Risk
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged, Lengths
+from promptlimit.tasks._points import require_points
+from promptlimit.tasks._risk import require_fitting_task, require_lengths, risk_at_lengths
+
+
+class ScoreCoordinates(NamedTuple):
+    r"""An infinite prompt's score $f(x)=\langle w,x\rangle+b+r\,\sigma(s_0+\langle s,x\rangle)$.
+
+    The effective coordinates of one head on `Discrimination`: all that its risk depends on at
+    $L=\infty$ (equations 6 and 7 of the paper on mixtures).
+
+    Attributes:
+        slope: $w$, [d].
+        intercept: $b$.
+        gain: $r$, what the gate multiplies.
+        gate_slope: $s$, [d].
+        gate_intercept: $s_0=\log(\pi_+/\pi_-)$.
+    """
+
+    slope: Float[Array | np.ndarray, " d"]
+    intercept: Float[Array | np.ndarray, ""]
+    gain: Float[Array | np.ndarray, ""]
+    gate_slope: Float[Array | np.ndarray, " d"]
+    gate_intercept: Float[Array | np.ndarray, ""]
+
+    def score(self, covariates: ArrayLike) -> np.ndarray:
+        r"""Return $f(x)$ for covariates [..., d], in double precision."""
+        w, b, r, s, s0 = (np.asarray(part, np.float64) for part in self)
+        x = np.asarray(covariates, np.float64)
+        return np.asarray(x @ w + b + r / (1.0 + np.exp(-(s0 + x @ s))))
+
+
+class Discrimination(AbstractTask):
+    r"""Linear discriminant analysis in context: is the query of class $+1$ or $-1$?
+
+    Tokens are $(x, y)$ in $\mathbb R^{d+1}$: $y=\pm1$ with probabilities $\pi_\pm$ and
+    $x\sim N(m_y,\Gamma)$ given $y$. The query is $(x, 0)$, the last coordinate of the output is the
+    score $f$, and the loss is the logistic one, $\log(1+e^{-yf})$. The least of all risks has the
+    score of the classical discriminant (`bayes`), and one softmax head over an infinite prompt
+    can have it too (`bayes_head`).
+
+    Risks are exact: a double integral for the infinite prompt, in any dimension, and for L tokens
+    the law of the score, averaged over queries (`output_law`; minutes beyond two dimensions).
+    `Risk.mse` says nothing here, since no error is squared: read `value`.
+
+    Args:
+        means: $m_{+1}$ and $m_{-1}$, in this order, shape `[2, d]`.
+        weights: $\pi_+$ and $\pi_-$.
+        cov: $\Gamma$, of either class, positive definite, shape `[d, d]`.
+
+    >>> import math, numpy as np, promptlimit as pl
+    >>> task = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
+    >>> head = task.bayes_head()
+    >>> print(
+    ...     f"{pl.bayes_risk(task, math.inf).value:.6f} {pl.risk(head, task, math.inf).value:.6f}"
+    ... )
+    0.478696 0.478696
+    >>> print(task.coordinates(head).slope, task.bayes.slope)
+    [ 1. -1.] [ 1. -1.]
+    """
+
+    means: Float[np.ndarray, "2 d"]
+    weights: Float[np.ndarray, "2"]
+    cov: Float[np.ndarray, "d d"]
+
+    def __init__(self, means: ArrayLike, weights: ArrayLike, cov: ArrayLike):
+        with jax.enable_x64(True):
+            centres = float_array("means", means, rank=2)
+            if centres.shape[0] != 2 or centres.shape[1] == 0:
+                raise ValueError(
+                    "`means` must be two rows, the mean of class +1 and that of class -1, got "
+                    f"shape {centres.shape}. This task tells two classes apart, no more and no "
+                    "fewer."
+                )
+            dim = centres.shape[1]
+            probabilities = float_array("weights", weights, rank=1)
+            require_shape("weights", probabilities, (2,), "one weight a class")
+            require_weights("weights", probabilities)
+            covariance = float_array("cov", cov, rank=2)
+            require_shape("cov", covariance, (dim, dim), "one row and column a covariate")
+            require_covariance("cov", covariance)
+        self.means, self.weights, self.cov = (
+            np.asarray(array, np.float64) for array in (centres, probabilities, covariance)
+        )
+        self.cov = (self.cov + self.cov.T) / 2
+        self._require_two_classes()
+
+    def _require_two_classes(self) -> None:
+        if self.weights.min() <= 0.0:
+            raise ValueError(
+                f"`weights` must be positive, got {self.weights.min():g}. Each class must occur."
+            )
+        variances = np.linalg.eigvalsh(self.cov)
+        if variances[0] <= 1e-12 * variances[-1]:
+            raise ValueError(
+                f"`cov` must be positive definite, got {variances[0]:.3g} for its smallest "
+                "eigenvalue. Without noise in some direction classes may be told apart for sure."
+            )
+        if np.array_equal(*self.means):
+            raise ValueError(
+                f"`means` must differ, got {self.means[0].tolist()} twice. There is nothing to "
+                "tell apart."
+            )
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: the covariates' and one for the label."""
+        return self.means.shape[1] + 1
+
+    @property
+    def prompt(self) -> Mixture:
+        r"""The law of a token: mean $(m_y,y)$ and covariance $\Gamma\oplus0$, by weight $\pi_y$."""
+        cov = jnp.pad(jnp.asarray(self.cov), ((0, 1), (0, 1)))
+        first, second = (jnp.asarray(mean) for mean in self.means)
+        classes = [
+            Gaussian(jnp.append(mean, label), cov) for mean, label in ((first, 1.0), (second, -1.0))
+        ]
+        return Mixture(self.weights, classes)
+
+    def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:  # noqa: ARG002
+        """Return the law of a token twice: all prompts and queries follow the same."""
+        return self.prompt, self.prompt
+
+    def masked(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
+        """Return $(x, 0)$."""
+        return token.at[-1].set(0.0)
+
+    def loss(
+        self, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
+    ) -> Float[Array, ""]:
+        r"""Return $\log(1+e^{-yf})$, f the last coordinate of the output."""
+        return jax.nn.softplus(-token[-1] * output[-1])
+
+    @property
+    def log_odds(self) -> float:
+        r"""$s_0=\log(\pi_+/\pi_-)$."""
+        return math.log(self.weights[0] / self.weights[1])
+
+    @property
+    def bayes(self) -> ScoreCoordinates:
+        r"""The score of least risk, $\log P(y=1\mid x)/P(y=-1\mid x)=\langle w_*,x\rangle+b_*$.
+
+        $w_*=\Gamma^{-1}(m_{+1}-m_{-1})$ and $b_*=s_0-\langle w_*,m_{+1}+m_{-1}\rangle/2$ (5).
+        """
+        slope = np.linalg.solve(self.cov, self.means[0] - self.means[1])
+        intercept = self.log_odds - slope @ self.means.mean(axis=0)
+        no_gate = np.zeros(()), np.zeros_like(slope), np.asarray(self.log_odds)
+        return ScoreCoordinates(slope, np.asarray(intercept), *no_gate)
+
+    def bayes_head(self) -> SoftmaxAttention:
+        r"""Return a softmax head whose score over an infinite prompt is the Bayes score.
+
+        Its gate is constant ($s=0$): $u_{12}=-U_{11}(m_{+1}-m_{-1})/2$. Unbalanced classes:
+        $U_{11}=\Gamma^{-1}$, $v_{21}=w_*$, and $v_{22}$ makes the intercept. Balanced ones:
+        $v_{22}=0$, $v_{21}$ is $w_*$ moved along the midpoint $\bar m$ until it meets it in
+        $\langle v_{21},\bar m\rangle=b_*$, and $U_{11}=w_*v_{21}^\top$ over
+        $\langle v_{21},\Gamma v_{21}\rangle$.
+        """
+        slope, intercept = self.bayes.slope, float(self.bayes.intercept)
+        centre, prior = self.means.mean(axis=0), self.weights[0] - self.weights[1]
+        if prior != 0.0:
+            value, label = slope, (intercept - self.weights @ (self.means @ slope)) / prior
+            query = np.linalg.inv(self.cov)
+        else:
+            size, label = centre @ centre, 0.0
+            moved = (intercept - slope @ centre) * centre
+            value = slope + (moved / size if size > 0.0 else moved)
+            query = np.outer(slope, value) / (value @ self.cov @ value)
+        return block_head(query, -query @ (self.means[0] - self.means[1]) / 2, value, label)
+
+    def coordinates(self, attention: AbstractAttention) -> ScoreCoordinates:
+        r"""Return the effective coordinates of one head; differentiable.
+
+        With $U^\top=\begin{pmatrix}U_{11}&u_{12}\\u_{21}^\top&u_{22}\end{pmatrix}$, the blocks of
+        the transpose, $(v_{21}, v_{22})$ the last row of $V$ and $\delta=m_{+1}-m_{-1}$,
+
+            w = U_11 Γ v_21,   b = <v_21, m_-1> - v_22,
+            r = <v_21, δ> + 2 v_22,   s = 2 u_12 + U_11 δ.
+
+        Linear attention has $w=(E[zz^\top]U)^\top v$ in the covariates, and nothing else.
+
+        Args:
+            attention: one head over tokens $(x, y)$.
+        """
+        head = attention.single_head()
+        if head is None or head.token_dim != self.token_dim or head.query_dim != self.token_dim:
+            raise ValueError(
+                f"`attention` must be one head over tokens of dimension {self.token_dim}, got "
+                f"{type(attention).__name__} over {attention.token_dim}."
+            )
+        return _linear(self, head) if head.kernel == "linear" else _softmax(self, head)
+
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk of one head: at infinity by a double integral, else by its whole law."""
+        # Their modules hold this class.
+        from promptlimit.tasks._discrimination_law import ScorePromptRisk  # noqa: PLC0415
+        from promptlimit.tasks._discrimination_risk import ScoreLimitRisk  # noqa: PLC0415
+
+        head = attention.single_head()
+        if head is None or (math.isfinite(length) and head.kernel != "softmax"):
+            return None
+        return ScoreLimitRisk(self) if math.isinf(length) else ScorePromptRisk(self, float(length))
+
+    def third_order_risk(
+        self, attention: AbstractAttention, lengths: Lengths, *, points: int | None = None
+    ) -> Risk:
+        r"""Return the logistic risk to third order in the score's cumulants, of kind "asymptotic".
+
+        $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$ at each query, G normal with the exact mean
+        and variance of the score and $\kappa_3$ its exact third cumulant: much cheaper than the
+        exact risk, and within a per cent or so of it. Derived here.
+
+        Args:
+            attention: one softmax head.
+            lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+            points: queries, a power of two in each of eight replicates; a lattice of them in one or
+                two dimensions when None.
+
+        >>> import numpy as np, promptlimit as pl
+        >>> task = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
+        >>> print(f"{task.third_order_risk(task.bayes_head(), 100).value:.3f}")
+        0.527
+        """
+        from promptlimit.tasks._discrimination_law import third_order_risk  # noqa: PLC0415
+
+        risk = self._over_lengths(third_order_risk, attention, lengths, points)
+        return dataclasses.replace(risk, error=np.nan * risk.error, kind="asymptotic")
+
+    def error_rate(
+        self, attention: AbstractAttention, lengths: Lengths, *, points: int | None = None
+    ) -> Risk:
+        r"""Return $P(yf_L\le0)$, how often one softmax head is wrong over prompts of L tokens.
+
+        Exact but for the quadrature over queries, whose error it states.
+
+        Args:
+            attention: one softmax head.
+            lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+            points: queries, a power of two in each of eight replicates; a lattice of them in one or
+                two dimensions when None.
+
+        >>> import numpy as np, promptlimit as pl
+        >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
+        >>> print(f"{task.error_rate(task.bayes_head(), 100).value:.3f}")
+        0.162
+        """
+        from promptlimit.tasks._discrimination_law import error_rate  # noqa: PLC0415
+
+        return self._over_lengths(error_rate, attention, lengths, points)
+
+    def _over_lengths(
+        self, quantity: Callable, attention: AbstractAttention, lengths: Lengths, points: int | None
+    ) -> Risk:
+        with jax.enable_x64(True):
+            require_fitting_task("attention", attention, self)
+            head = attention.single_head()
+            if head is None or head.kernel != "softmax":
+                raise ValueError(
+                    f"`attention` must be one softmax head, got {type(attention).__name__}. Ask "
+                    "`risk` with a key for others."
+                )
+            count = None if points is None else require_points(points)
+            tokens, double = require_lengths(lengths), in_double(attention)
+            means = [quantity(self, double, float(length), count) for length in tokens.ravel()]
+        return risk_at_lengths(means, tokens, simulated=False)
+
+    def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
+        """Return the risk of the Bayes score: a prompt of any length tells nothing more."""
+        from promptlimit.tasks._discrimination_risk import limit_risk  # noqa: PLC0415  # as above
+
+        return limit_risk(self, self.bayes, tolerance=1e-3, points=None)
+
+
+def block_head(
+    query_block: ArrayLike, label_block: ArrayLike, value_block: ArrayLike, label_value: Number
+) -> SoftmaxAttention:
+    r"""Return the softmax head of the blocks $(U_{11}, u_{12}, v_{21}, v_{22})$, all others zero.
+
+    Args:
+        query_block: $U_{11}$, [d, d], a block of $U^\top$.
+        label_block: $u_{12}$, [d], what the query makes of a label's score.
+        value_block: $v_{21}$, [d], what covariates add to the score.
+        label_value: $v_{22}$, what a label adds.
+    """
+    block = np.asarray(query_block, np.float64)
+    dim = block.shape[0]
+    key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
+    key_query[:dim, :dim], key_query[dim, :dim] = block.T, label_block
+    value[dim, :dim], value[dim, dim] = value_block, label_value
+    return SoftmaxAttention(key_query, value)
+
+
+def _softmax(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
+    dtype = head.value.dtype
+    first, second, cov = (jnp.asarray(array, dtype) for array in (*task.means, task.cov))
+    weights = jnp.asarray(task.weights, dtype)
+    U11, u12 = head.key_query[:-1, :-1].T, head.key_query[-1, :-1]
+    v21, v22 = head.value[-1, :-1], head.value[-1, -1]
+    difference = first - second
+    return ScoreCoordinates(
+        slope=U11 @ (cov @ v21),
+        intercept=v21 @ second - v22,
+        gain=v21 @ difference + 2.0 * v22,
+        gate_slope=2.0 * u12 + U11 @ difference,
+        gate_intercept=jnp.log(weights[0] / weights[1]),
+    )
+
+
+def _linear(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
+    dtype = head.value.dtype
+    means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
+    tokens = jnp.concatenate([means, jnp.array([[1.0], [-1.0]], dtype)], axis=1)
+    second = tokens.T @ (weights[:, None] * tokens) + jnp.pad(
+        jnp.asarray(task.cov, dtype), ((0, 1), (0, 1))
+    )
+    slope = (second @ head.key_query[:, :-1]).T @ head.value[-1]
+    zero, log_odds = jnp.zeros((), dtype), jnp.log(weights[0] / weights[1])
+    return ScoreCoordinates(slope, zero, zero, jnp.zeros_like(slope), log_odds)

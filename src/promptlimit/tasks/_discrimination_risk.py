@@ -1,0 +1,174 @@
+r"""The logistic risk of a score over the infinite prompt, as a number and as a function.
+
+The score reads covariates through two numbers, $p=(\langle w,x\rangle+b,\ \langle s,x\rangle+s_0)$,
+which are Gaussian given the class: the risk is $\sum_y\pi_yE\log(1+e^{-y(p_1+r\sigma(p_2))})$, an
+integral over the plane for every dimension. The trapezoid rule is exact to rounding where scores
+spread over a few units; shifted by a part of its step it measures its own error.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from promptlimit._arrays import doubles
+from promptlimit.attention import AbstractAttention
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractObjective, Averaged
+from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
+
+REACH = 8.5
+"""Where a standard normal ends in double precision."""
+
+_LEAST, _MOST = 64, 1024
+_DIGITS = 1e-12
+_SHIFTS = (0.6180339887498949, 0.7548776662466927)
+"""Multiples of these, less their whole part, lie evenly: where replicates put their nodes."""
+
+PlaneFunction = Callable[[Float[Array, "2"], Array], Any]
+"""A function of a point of the plane and of a parameter, to one array or several."""
+
+
+def normal_nodes(count: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes and weights of the trapezoid rule for the standard normal, shifted by a part."""
+    step = 2.0 * REACH / count
+    nodes = -REACH + step * (np.arange(count) + shift % 1.0)
+    weights = np.exp(-0.5 * nodes**2)
+    return nodes, weights / weights.sum()
+
+
+def plane_nodes(points: int, replicate: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return about so many nodes [n, 2] of the standard normal in the plane, and their weights."""
+    count = max(4, round(math.sqrt(points)))
+    (x, along), (y, across) = (normal_nodes(count, replicate * shift) for shift in _SHIFTS)
+    nodes = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
+    return nodes, np.outer(along, across).ravel()
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def plane_mean(
+    function: PlaneFunction,
+    nodes: tuple[Array, Array],
+    mean: Float[Array, "2"],
+    cov: Float[Array, "2 2"],
+    parameter: Array,
+) -> Any:
+    r"""Return $E\,F(p;\theta)$ for $p\sim N(m,C)$, $C$ singular or not.
+
+    Its derivatives are those of Price: $\partial_m=E\,\nabla F$ and $\partial_C=E\,\nabla^2F/2$,
+    which hold where a root of C has none; they are means again, and so have derivatives too.
+    """
+    variances, axes = jnp.linalg.eigh(cov)
+    root = axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]
+    values = jax.vmap(function, in_axes=(0, None))(mean[None] + nodes[0] @ root.T, parameter)
+    return jax.tree.map(lambda array: jnp.tensordot(nodes[1], array, axes=1), values)
+
+
+@plane_mean.defjvp
+def _price(function: PlaneFunction, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    def with_derivatives(p: Array, parameter: Array) -> tuple[Array, Array]:
+        """Return F, and its derivatives in (m, C, θ) behind one another along a last axis."""
+        slope = jax.jacfwd(function)
+        by_cov = 0.5 * jax.jacfwd(slope)(p, parameter)
+        parts = slope(p, parameter), by_cov, jax.jacfwd(function, argnums=1)(p, parameter)
+        value = function(p, parameter)
+        return value, jnp.concatenate([part.reshape(*value.shape, -1) for part in parts], axis=-1)
+
+    value, slopes = plane_mean(with_derivatives, *primals)
+    change = jnp.concatenate([tangent.ravel() for tangent in tangents[1:]])
+    return value, slopes @ change
+
+
+def _logistic(p: Array, parameter: Array) -> Array:
+    r"""Return $\log(1+e^{-y(p_1+r\sigma(p_2))})$, the parameter being $(r, y)$."""
+    gain, label = parameter
+    return jax.nn.softplus(-label * (p[0] + gain * jax.nn.sigmoid(p[1])))
+
+
+class ScoreObjective(AbstractObjective):
+    """The risk over the infinite prompt, by fixed nodes of the plane.
+
+    Attributes:
+        task: the classes.
+        nodes: of the standard normal, [n, 2], and their weights, [n].
+    """
+
+    task: Discrimination
+    nodes: tuple[Float[Array, "n 2"], Float[Array, " n"]]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the risk of the head that the attention is."""
+        w, b, r, s, s0 = self.task.coordinates(attention)
+        directions = jnp.stack([w, s])
+        cov = directions @ jnp.asarray(self.task.cov) @ directions.T
+        means = jnp.asarray(self.task.means) @ directions.T + jnp.stack([b, s0])[None]
+        labels = jnp.array([1.0, -1.0])
+        losses = jax.vmap(
+            lambda mean, label: plane_mean(_logistic, self.nodes, mean, cov, jnp.stack([r, label]))
+        )(means, labels)
+        return jnp.asarray(self.task.weights) @ losses
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreLimitRisk(AbstractExactRisk):
+    """The risk of one head over the infinite prompt."""
+
+    task: Discrimination
+
+    @property
+    def is_closed_form(self) -> bool:
+        """Whether it is without error: it is a quadrature, whose error is measured."""
+        return False
+
+    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
+        """Return the risk to descend; replicates are shifted nodes."""
+        nodes, weights = plane_nodes(points, replicate)
+        return ScoreObjective(self.task, (jnp.asarray(nodes), jnp.asarray(weights)))
+
+    def value(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return the risk over as many nodes as it takes."""
+        coordinates = self.task.coordinates(attention)
+        return limit_risk(self.task, coordinates, tolerance=tolerance, points=points)
+
+
+def limit_risk(
+    task: Discrimination, coordinates: ScoreCoordinates, *, tolerance: float, points: int | None
+) -> Averaged:
+    """Return the risk of a score: the mean of two shifted rules, and their distance as its error.
+
+    Nodes are doubled until the error is rounding, or within the tolerance where that takes too
+    many.
+    """
+    count = _LEAST if points is None else max(4, round(math.sqrt(points)))
+    while True:
+        shifted = [_plane_risk(task, coordinates, count**2, replicate) for replicate in (0, 1)]
+        value, error = sum(shifted) / 2, abs(shifted[0] - shifted[1])
+        if points is not None or error <= _DIGITS * value or 2 * count > _MOST:
+            return Averaged(value, error, 2 * count**2)
+        if error <= tolerance * value and count >= _MOST // 2:
+            return Averaged(value, error, 2 * count**2)
+        count *= 2
+
+
+def _plane_risk(
+    task: Discrimination, coordinates: ScoreCoordinates, points: int, replicate: int
+) -> float:
+    """Return the risk by one rule, in NumPy: nothing is compiled for one number."""
+    w, b, r, s, s0 = (doubles(part) for part in coordinates)
+    nodes, weights = plane_nodes(points, replicate)
+    directions = np.stack([w, s])
+    variances, axes = np.linalg.eigh(directions @ task.cov @ directions.T)
+    spread = nodes @ (axes * np.sqrt(np.maximum(variances, 0.0))).T
+    risk = 0.0
+    for sign, share, mean in zip((1.0, -1.0), task.weights, task.means, strict=True):
+        p = spread + directions @ mean + np.array([b, s0])
+        scores = p[:, 0] + r / (1.0 + np.exp(-p[:, 1]))
+        risk += float(share * (weights @ np.logaddexp(0.0, -sign * scores)))
+    return risk

@@ -1,0 +1,193 @@
+"""What a finite prompt selects of a mixture, against the general engine, limits and simulation."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+from promptlimit.finite import (
+    MixtureTokens,
+    Selection,
+    cross_moment,
+    selection,
+    selection_tables,
+)
+
+LENGTHS = np.array([1.0, 2.0, 3.0, 10.0, 1e3, 1e9, 1e18, math.inf])
+MEANS = np.array([[0.3, -1.2, 0.5], [1.0, 0.4, -0.7], [-0.6, 0.2, 0.9]])
+WEIGHTS = np.array([0.3, 0.5, 0.2])
+VARIANCE = 1.7
+
+
+def reading(tilt: np.ndarray, moments: Selection) -> tuple[np.ndarray, np.ndarray]:
+    """Return bias and second moment of what a head reads, put together from its selection."""
+    size = np.linalg.norm(tilt)
+    e = tilt / size if size else np.zeros(3)
+    masses, products, along, score, share = (
+        getattr(moments, name)[0]
+        for name in ("masses", "products", "along", "score", "participation")
+    )
+    bias = masses @ MEANS - VARIANCE * share[:, None] * tilt
+    crossed = math.sqrt(VARIANCE) * (along @ MEANS)[:, :, None] * e
+    second = np.einsum("nkl,ki,lj->nij", products, MEANS, MEANS)
+    second = second + crossed + crossed.transpose(0, 2, 1)
+    second += VARIANCE * score[:, None, None] * np.outer(e, e)
+    second += VARIANCE * share[:, None, None] * (np.eye(3) - np.outer(e, e))
+    return bias, second
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.2, 1.0, 4.0])
+def test_selection_gives_the_moments_of_the_general_engine(scale):
+    tilt = scale * np.array([0.9, -1.3, 0.4])
+    sharpness = math.sqrt(VARIANCE) * np.linalg.norm(tilt)
+    moments = selection(np.array([sharpness]), (MEANS @ tilt)[None], WEIGHTS, LENGTHS)
+    bias, second = reading(tilt, moments)
+    with jax.enable_x64(True):
+        law = pl.Mixture(WEIGHTS, [pl.Gaussian(mean, VARIANCE * np.eye(3)) for mean in MEANS])
+        head = pl.SoftmaxAttention(np.eye(3), np.eye(3))
+        engine = pl.prompt_moments(head, law, tilt, LENGTHS)
+    size = np.abs(engine.bias).max(axis=1, keepdims=True) + 1e-9
+    assert_allclose(bias / size, engine.bias / size, atol=2e-10)
+    expected = engine.cov + engine.bias[:, :, None] * engine.bias[:, None, :]
+    mse = np.maximum(engine.mse, 1e-300)[:, None, None]
+    assert_allclose(second / mse, expected / mse, atol=2e-10)
+
+
+def test_shifts_count_up_to_a_constant_and_components_of_one_mean_are_one():
+    sharpness, shifts = np.array([1.3]), np.array([[0.4, -0.8]])
+    one, other = (
+        selection(sharpness, moved, np.array([0.3, 0.7]), np.array([5.0, 1e6]))
+        for moved in (shifts, shifts + 50.0)
+    )
+    assert_allclose(one.products, other.products, rtol=1e-9)
+    alike = selection(sharpness, np.zeros((1, 2)), np.array([0.3, 0.7]), np.array([5.0, 1e6]))
+    statistics = pl.weight_statistics(1.3, np.array([5.0, 1e6]))
+    assert_allclose(alike.participation[0], statistics.participation, rtol=1e-9)
+    assert_allclose(alike.score[0], statistics.score_error, rtol=1e-9)
+
+
+ANCHOR = MixtureTokens(
+    np.array([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0]]), np.array([0.3, 0.7]), np.zeros((3, 3))
+)
+TILTS = np.array([0.8, -0.3, 0.5]), np.array([-0.2, 0.9, 0.4])
+VALUES = (
+    np.array([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0]]),
+    np.array([[0.3, -1.0, 0.4], [1.0, 0.0, 0.7]]),
+)
+COVARIANCE = np.array([[1.0, 0.2, 0.0], [0.2, 0.8, -0.1], [0.0, -0.1, 0.6]])
+
+
+def anchor_tokens() -> MixtureTokens:
+    variances, axes = np.linalg.eigh(COVARIANCE)
+    return ANCHOR._replace(root=axes * np.sqrt(variances) @ axes.T)
+
+
+def leading_cross_moment() -> float:
+    """Return the limit of L times the cross moment: a mean under the law tilted by both."""
+
+    def tilted(tilt: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        shares = ANCHOR.weights * np.exp(ANCHOR.means @ tilt)
+        moved = ANCHOR.means + COVARIANCE @ tilt
+        gates = shares / shares.sum()
+        second = np.einsum("k,ki,kj->ij", gates, moved, moved) + COVARIANCE
+        return math.log(shares.sum()) + tilt @ COVARIANCE @ tilt / 2, gates @ moved, second
+
+    (a, m1, _), (b, m2, _), (c, mean, second) = map(tilted, (*TILTS, TILTS[0] + TILTS[1]))
+    centred = second - np.outer(m1, mean) - np.outer(mean, m2) + np.outer(m1, m2)
+    return math.exp(c - a - b) * float(np.sum((VALUES[0] @ centred) * VALUES[1]))
+
+
+def test_two_heads_have_in_common_what_a_double_integral_says():
+    tokens, lengths = anchor_tokens(), np.array([1.0, 10.0, 1e8])
+    moments = cross_moment(tokens, TILTS, VALUES, lengths)
+    assert round(moments[1], 10) == -0.0155294679
+    assert_allclose(1e8 * moments[2], leading_cross_moment(), rtol=1e-6)
+    # One token has all the weight of both heads.
+    rng = np.random.default_rng(0)
+    first, second = (value @ (ANCHOR.weights @ ANCHOR.means) for value in VALUES)
+    limits = [_limit(tilt) for tilt in TILTS]
+    centred = [value @ limit for value, limit in zip(VALUES, limits, strict=True)]
+    moment = np.einsum("k,ki,kj->ij", ANCHOR.weights, ANCHOR.means, ANCHOR.means) + COVARIANCE
+    both = np.sum((VALUES[0] @ moment) * VALUES[1])
+    expected = both - first @ centred[1] - centred[0] @ second + centred[0] @ centred[1]
+    assert_allclose(moments[0], expected, rtol=1e-9)
+    coarse = cross_moment(tokens, TILTS, VALUES, lengths, spacing="coarse")
+    assert_allclose(coarse, moments, rtol=1e-4)
+    # And ten tokens, simulated.
+    count, prompts = 10, 40_000
+    kinds = rng.random((prompts, count)) < ANCHOR.weights[0]
+    drawn = (
+        np.where(kinds[..., None], *ANCHOR.means)
+        + rng.normal(size=(prompts, count, 3)) @ tokens.root
+    )
+    errors = []
+    for tilt, value, limit in zip(TILTS, VALUES, limits, strict=True):
+        scores = np.exp(drawn @ tilt)
+        read = np.einsum("nl,nld->nd", scores / scores.sum(axis=1, keepdims=True), drawn)
+        errors.append((read - limit) @ value.T)
+    products = np.sum(errors[0] * errors[1], axis=1)
+    assert abs(products.mean() - moments[1]) < 4 * products.std() / math.sqrt(prompts)
+
+
+def _limit(tilt: np.ndarray) -> np.ndarray:
+    shares = ANCHOR.weights * np.exp(ANCHOR.means @ tilt)
+    return (shares / shares.sum()) @ ANCHOR.means + COVARIANCE @ tilt
+
+
+def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or_zero():
+    tokens, lengths = anchor_tokens(), np.array([2.0, 50.0])
+    with jax.enable_x64(True):
+        parts = [pl.Gaussian(mean, COVARIANCE) for mean in ANCHOR.means]
+        head = pl.SoftmaxAttention(np.eye(3), VALUES[0])
+        mse = pl.prompt_moments(head, pl.Mixture(ANCHOR.weights, parts), TILTS[0], lengths).mse
+    own = (VALUES[0], VALUES[0])
+    assert_allclose(cross_moment(tokens, (TILTS[0],) * 2, own, lengths), mse, rtol=1e-9)
+    nearly = TILTS[0] + 1e-9
+    assert_allclose(cross_moment(tokens, (TILTS[0], nearly), own, lengths), mse, rtol=1e-7)
+    still = cross_moment(tokens, (np.zeros(3),) * 2, own, lengths)
+    centred = ANCHOR.means - ANCHOR.weights @ ANCHOR.means
+    spread = (centred.T * ANCHOR.weights) @ centred + COVARIANCE
+    assert_allclose(still, np.sum((VALUES[0] @ spread) * VALUES[0]) / lengths, rtol=1e-9)
+
+
+def test_spacings_have_names():
+    with pytest.raises(ValueError, match="`spacing` must be one of 'fine', 'coarse', got 'rough'"):
+        cross_moment(anchor_tokens(), TILTS, VALUES, np.array([2.0]), spacing="rough")
+
+
+def test_tables_follow_selection_with_its_slopes():
+    weights, lengths, separation = (0.3, 0.7), (50.0,), 1.5
+    with jax.enable_x64(True):
+        (table,) = selection_tables(separation, weights, lengths, 2.0)
+    rng = np.random.default_rng(1)
+    a, b = rng.uniform(-1.4, 1.4, (2, 40))
+    a[:2], b[:3] = 0.0, 0.0
+    moments = selection(
+        np.hypot(a, b),
+        np.stack([a * separation, np.zeros_like(a)], axis=1),
+        np.array(weights),
+        np.array(lengths),
+    )
+    with jax.enable_x64(True):
+        numbers = jax.jit(jax.vmap(table))(jnp.asarray(a), jnp.asarray(b**2))
+        slope = jax.grad(lambda at: table(jnp.asarray(0.5), at).participation)(jnp.asarray(0.0))
+        outside = table(jnp.asarray(2.1), jnp.asarray(0.0))
+    share, sigma = moments.participation[:, 0], np.hypot(a, b)
+    assert_allclose(numbers.participation, share, rtol=1e-4)
+    assert_allclose(numbers.mass / share, moments.masses[:, 0, 0] / share, atol=2e-4)
+    assert_allclose(numbers.square / share, moments.products[:, 0, 0, 0] / share, atol=2e-4)
+    assert_allclose(sigma * numbers.pull / share, moments.along[:, 0, 0] / share, atol=2e-4)
+    stretched = (moments.score[:, 0] - share) / share
+    assert_allclose(sigma**2 * numbers.stretch / share, stretched, atol=5e-4)
+    near = selection(
+        np.hypot(0.5, [0.0, 0.1]),
+        np.full((2, 2), [0.75, 0.0]),
+        np.array(weights),
+        np.array(lengths),
+    ).participation[:, 0]
+    assert_allclose(slope, (near[1] - near[0]) / 0.01, rtol=0.02)
+    assert np.isnan(outside.participation)
