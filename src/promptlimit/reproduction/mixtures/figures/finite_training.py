@@ -56,7 +56,8 @@ FIGURE = Figure(
     reference="derived here",
     caption="Prompts of 100 tokens of the law of Figure 2, turned anew for each prompt, so that a "
     "layer cz + vA with gate u keeps its shape. Lines: the exact gradient flow, no prompt "
-    "drawn (left out of a quick run); dots: gradient descent on 64 fresh prompts a step, rate 0.002, gradient clipped "
+    "drawn (left out of a quick run); dots: gradient descent on 64 fresh prompts a step, rate "
+    "0.002, gradient clipped "
     "at 10 (the paper's protocol; its batch is not stated). From a small start and from the "
     "layer that is Bayes at infinite length both end at the best layer of this length "
     "(dashed), with u = 0.39.",
