@@ -83,7 +83,7 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     looks = [excess(gate, coarse) for gate in _FIRST_LOOKS]
     place = int(np.argmin(looks))
     ends = _FIRST_LOOKS[max(place - 1, 0)], _FIRST_LOOKS[min(place + 1, len(looks) - 1)]
-    gate = float(fminbound(lambda gate: excess(gate, coarse), *ends, xtol=1e-3))
+    gate = float(np.asarray(fminbound(lambda gate: excess(gate, coarse), *ends, xtol=1e-3)))
     fine = _scalar_rule(task, _FINE, length)
     for widest in _NEAR:
         width = min(widest, 0.5 * gate)

@@ -98,7 +98,8 @@ class GatedDirection:
         self._half, self._middle = half, float(np.linalg.norm(task.means.mean(axis=0)))
         reach = half + 7.0 * math.sqrt(s)
         self._along = np.arange(-reach, reach, step * math.sqrt(s))
-        density = sum(np.exp(-((self._along - m) ** 2) / (2 * s)) for m in (-half, half))
+        squares = [(self._along - mean) ** 2 for mean in (-half, half)]
+        density = np.exp(-np.array(squares) / (2 * s)).sum(axis=0)
         self._masses = density / density.sum()
         self._share = task.noise_variance / s
         gate = np.tanh(half * self._along / s)

@@ -20,10 +20,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
         layer, heads = bayes_layer(task), bayes_heads(task)
     setting.tell("the layer of Bayes")
     tolerance = 0.05 if setting.quick else 3e-3
-    arrays = {
-        "lengths": lengths,
-        "layer": bayes_excess(layer, task, lengths, tolerance=tolerance).mse,
-    }
+    layer_excess = bayes_excess(layer, task, lengths, tolerance=tolerance)
     setting.tell("the two heads of Theorem 4.1")
     few = lengths[1:2] if setting.quick else lengths[::2]
     heads_excess = bayes_excess(heads, task, few, tolerance=0.05)
@@ -31,9 +28,10 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     best = best_layer(task, best_at)
     linear, affine = least_gaps(task)
     return {
-        **arrays,
+        "lengths": lengths,
+        "layer": np.asarray(layer_excess.mse),
         "heads_lengths": few,
-        "heads": heads_excess.mse,
+        "heads": np.asarray(heads_excess.mse),
         "best_lengths": best_at,
         "best": np.asarray(best.mse),
         "gate": np.asarray(best.gate),

@@ -17,6 +17,12 @@ _WIDE = 1.5
 """Slopes are taken between lengths this factor below and above a place."""
 
 
+def _slopes(layer: Layer, task: Denoising, places: np.ndarray) -> np.ndarray:
+    ends = np.round(np.stack([places / _WIDE, places * _WIDE]))
+    excess = np.asarray(bayes_excess(layer, task, ends, tolerance=0.05).mse)
+    return -np.log(excess[1] / excess[0]) / math.log(_WIDE**2)
+
+
 def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return local slopes of the excess of the Bayes gate: exact, and by the law."""
     task = figure_law()
@@ -24,24 +30,19 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     with jax.enable_x64(True):
         layer = bayes_layer(task)
         clean = Layer(SoftmaxAttention(np.eye(2) / 5, 0.8 * np.eye(2)), 0.04 * np.eye(2))
-    ends = np.concatenate([places / _WIDE, places * _WIDE])
     setting.tell("slopes of the layer of Bayes")
-    excess = bayes_excess(layer, task, np.round(ends), tolerance=0.05).mse
-    measured = -np.log(excess[places.size :] / excess[: places.size]) / math.log(_WIDE**2)
+    slopes = _slopes(layer, task, places)
     setting.tell("slopes over clean prompts")
     tidy = Denoising(
         task.means, task.weights, within_variance=1, noise_variance=4, clean_prompt=True
     )
-    short = np.round(ends[np.tile(places <= 1e7, 2)])
-    apart = bayes_excess(clean, tidy, short, tolerance=0.05).mse
-    half = short.size // 2
-    clean_slopes = -np.log(apart[half:] / apart[:half]) / math.log(_WIDE**2)
+    short = places[places <= 1e7]
     fine = np.geomspace(100.0, 1e20, 80)
     return {
         "places": places,
-        "slopes": measured,
-        "clean_places": places[places <= 1e7],
-        "clean_slopes": clean_slopes,
+        "slopes": slopes,
+        "clean_places": short,
+        "clean_slopes": _slopes(clean, tidy, short),
         "lengths": fine,
         "law": slope_law(task, fine),
         "golden": np.array(GOLDEN),

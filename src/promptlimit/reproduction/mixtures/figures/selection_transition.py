@@ -1,7 +1,9 @@
 """One fixed task: from which length on a gate is worth having."""
 
+import math
+
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import bisect
 
 from promptlimit.reproduction import Figure, Setting
 from promptlimit.reproduction.mixtures._denoising import figure_law
@@ -19,7 +21,8 @@ def transition(direction: GatedDirection, gates: np.ndarray) -> float:
         excess = np.array([direction.excess(gate, length)[0] for gate in gates])
         return float(excess[gates > 0.2].min() - excess[0])
 
-    return float(np.exp(brentq(lead, np.log(120.0), np.log(300.0), xtol=1e-4)))
+    log_length = bisect(lead, math.log(120.0), math.log(300.0), xtol=1e-4)
+    return math.exp(float(np.asarray(log_length)))
 
 
 def compute(setting: Setting) -> dict[str, np.ndarray]:
