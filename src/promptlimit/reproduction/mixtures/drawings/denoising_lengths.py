@@ -5,17 +5,18 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from promptlimit.reporting import CONTRAST, FAINT, LIMIT, LINEAR, SOFTMAX, selectable
+from promptlimit.reporting import FAINT, LINEAR, selectable, shades
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.5, 1.0))
+    dark, middle, light = shades(3)
     curves = (
-        ("lengths", "layer", "layer of Bayes", SOFTMAX, "o"),
-        ("heads_lengths", "heads", "two heads of Theorem 4.1", CONTRAST, "s"),
-        ("best_lengths", "best", "best layer at each length", LIMIT, "D"),
+        ("lengths", "layer", "layer of Bayes", dark, "o"),
+        ("heads_lengths", "heads", "two heads of Theorem 4.1", middle, "s"),
+        ("best_lengths", "best", "best layer at each length", light, "D"),
     )
     for place, name, label, colour, marker in curves:
         line = left.plot(
@@ -38,8 +39,11 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     left.set_xlabel("length $L$")
     left.set_ylabel("excess over Bayes  $E|f_L-f^*|^2$")
     left.legend(loc="lower left")
-    ends = {"gate": ("gate $u$", 1.0, SOFTMAX), "gain": ("gain $v$", 0.8, LIMIT)}
-    ends["residual"] = ("residual $c$", -0.6, CONTRAST)
+    ends = {
+        "gate": ("gate $u$", 1.0, dark),
+        "gain": ("gain $v$", 0.8, middle),
+        "residual": ("residual $c$", -0.6, light),
+    }
     for name, (label, end, colour) in ends.items():
         right.axhline(end, color=colour, dashes=(4, 2), linewidth=0.8)
         line = right.plot(
