@@ -40,7 +40,6 @@ _OPTIONS = {
     "`weights`": "--weights",
     "`within_variance`": "--within",
     "`noise_variance`": "--noise",
-    "`task`": "--means",
 }
 """What the library calls the numbers that the options hold."""
 
@@ -121,7 +120,7 @@ def denoise(
             )
             report = _report(task, sizes, _asked(two_heads, best), shown)
         except ValueError as problem:
-            raise _refusal(problem) from None
+            raise _refusal(problem, in_file=_typed_means(means) is None) from None
     for note in _notes(report, best):
         print_note(note)
     deliver(
@@ -183,15 +182,16 @@ def _means_in_file(name: str) -> "dict[str, np.ndarray]":
     return arrays
 
 
-def _refusal(problem: ValueError) -> CommandError:
+def _refusal(problem: ValueError, *, in_file: bool) -> CommandError:
     """Return what the library refused, in the names of the options."""
-    words = str(problem)
+    words = str(problem).replace("`task` must have means near", "`means` must be near")
     option = next((word for name, word in _OPTIONS.items() if words.startswith(name)), None)
     for name, word in _OPTIONS.items():
         words = words.replace(name, word)
     if option is None:
         return CommandError(words, "promptlimit denoise --help")
-    return UsageError(words, _HINTS[option])
+    wrong = CommandError if in_file and option == "--means" else UsageError
+    return wrong(words, _HINTS[option])
 
 
 def _asked(two_heads: bool, best: bool) -> list[str]:
@@ -284,8 +284,9 @@ def _report(
     items = {_LABELS[name]: _USUAL_SECONDS[name] for name in attentions}
     if "best" in names:
         items |= {_best_item(length): _USUAL_SECONDS["best"] for length in lengths}
-    dim, count = task.token_dim, len(task.weights)
-    shown.plan(f"{count} components in {dim} dimensions, {len(lengths) - 1} lengths", items)
+    dim, count = task.token_dim, len(lengths) - 1
+    place = f"{dim} dimension{'s' * (dim > 1)}, {count} length{'s' * (count > 1)}"
+    shown.plan(f"{len(task.weights)} components in {place}", items)
     predictors = dict(_predictors(task, lengths, attentions, "best" in names, shown))
     eye = np.eye(dim)
     head = SoftmaxAttention(eye / task.query_variance, eye)
@@ -339,6 +340,8 @@ def _predictors(
     for name, attention in attentions.items():
         shown.at(_LABELS[name])
         risk = bayes_excess(attention, task, np.array(lengths))
+        if not np.isfinite(risk.mse).all():
+            raise OverflowError(f"the excess of the predictor '{_LABELS[name]}'")
         yield name, _Predictor(np.asarray(risk.mse), 2.0 * np.asarray(risk.error))
         outcome = f"excess {np.ravel(risk.mse)[0]:.4g} at L = {lengths[0]:g}"
         shown.end(_LABELS[name], outcome=outcome)

@@ -14,7 +14,7 @@ _CURVES = {
     "layer": ("layer of Bayes", LIMIT),
     "best": ("best layer", THIRD),
 }
-_LINE = 11.0
+_LINE = 13.0
 """Points from one label to the next at least."""
 
 
@@ -35,10 +35,10 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
             axis.plot(x, y, color=color, marker="o", markersize=4)
             ends.append((float(y[-1]), float(x[-1]), label, color))
     _slope(axis, data, finite)
-    axis.margins(x=0.06)
-    _labels(axis, ends)
     axis.set_xlabel("length $L$ of the prompt")
     axis.set_ylabel("mean squared distance to Bayes")
+    figure.draw_without_rendering()  # labels must know how high the axes are
+    _labels(axis, ends)
     return figure
 
 
@@ -61,21 +61,18 @@ def _labels(axis: Axes, ends: list[tuple[float, float, str, str]]) -> None:
 
 
 def _slope(axis: Axes, data: Mapping[str, np.ndarray], finite: np.ndarray) -> None:
-    """Draw the predicted slope below the second half of the curve of the layer."""
+    """Draw the predicted slope above the last third of the curve of the layer."""
     if "layer" not in data:
         return
     shown = finite & (data["layer"] > 0.0)
     lengths, values = data["lengths"][shown], data["layer"][shown]
     if lengths.size < 2:
         return
-    exponent, start = float(data["exponent"]), float(np.sqrt(lengths[0] * lengths[-1]))
-    ends = np.array([start, lengths[-1]])
-    line = 0.3 * values[-1] * (ends / lengths[-1]) ** -exponent
+    exponent, end = float(data["exponent"]), float(lengths[-1])
+    ends = np.array([end * (lengths[0] / end) ** (1 / 3), end])
+    line = 1.6 * values[-1] * (ends / end) ** -exponent
     axis.plot(ends, line, color=INK, linewidth=1.0, dashes=(1, 2))
+    middle = np.sqrt(ends.prod()), np.sqrt(line.prod())
     axis.annotate(
-        f"$L^{{-{exponent:.3g}}}$",
-        (ends[0], line[0]),
-        xytext=(-4, -4),
-        textcoords="offset points",
-        ha="right",
+        f"$L^{{-{exponent:.3g}}}$", middle, xytext=(4, 2), textcoords="offset points", va="bottom"
     )
