@@ -173,10 +173,11 @@ def test_tables_follow_selection_with_its_slopes():
         np.array(lengths),
     )
     with jax.enable_x64(True):
-        numbers = jax.jit(jax.vmap(table))(jnp.asarray(a), jnp.asarray(b**2))
+        tabulated = jax.jit(jax.vmap(table))(jnp.asarray(a), jnp.asarray(b**2))
         slope = jax.grad(lambda at: table(jnp.asarray(0.5), at).participation)(jnp.asarray(0.0))
         outside = table(jnp.asarray(2.1), jnp.asarray(0.0))
     share, sigma = moments.participation[:, 0], np.hypot(a, b)
+    numbers = type(tabulated)(*map(np.asarray, tabulated))
     assert_allclose(numbers.participation, share, rtol=1e-4)
     assert_allclose(numbers.mass / share, moments.masses[:, 0, 0] / share, atol=2e-4)
     assert_allclose(numbers.square / share, moments.products[:, 0, 0, 0] / share, atol=2e-4)

@@ -202,7 +202,7 @@ def test_a_flow_at_finite_length_descends_the_exact_risk_and_leaves_bayes():
 
 
 def test_gain_and_residual_are_solved_for():
-    rule, lengths = _scalar_rule(FIGURE, 1.2), np.array([100.0])
+    rule, lengths = _scalar_rule(FIGURE, 1.2, 100.0), np.array([100.0])
     gain, residual, least = _solved(FIGURE, 0.4, 100.0, rule)
 
     def excess(v, c):

@@ -187,7 +187,8 @@ class _HeadPair:
             order = np.argsort(scores)[::-1]
             above = np.cumsum(weights[order])
             last = -float(scores[order][np.searchsorted(above, 40.0 / shortest)]) + 3.0
-        return step * np.arange(math.floor(first / step), math.ceil(last / step) + 1)
+        index = np.arange(math.floor(first / step), math.ceil(last / step) + 1)
+        return np.asarray(step * index, dtype=np.float64)
 
 
 class _Kernel:

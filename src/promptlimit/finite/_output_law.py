@@ -167,14 +167,13 @@ class _ExactLaws(AbstractScalarLaws):
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
         length = float(self.lengths[place])
         if math.isinf(length):
-            return (thresholds < self.limit) * 1.0, np.zeros_like(thresholds)
+            return doubles(thresholds < self.limit), np.zeros_like(thresholds)
         tail, error = map(doubles, upper_tails(self.tokens, length, thresholds))
         bias, variance, _ = self.moments[place]
         away = thresholds - self.limit - bias
         far = variance / (variance + away**2)  # Cantelli: no more probability lies beyond
         beyond = far < error
-        values = np.where(beyond, away < 0.0, tail), np.where(beyond, far, error)
-        return doubles(values[0]), doubles(values[1])
+        return doubles(np.where(beyond, away < 0.0, tail)), doubles(np.where(beyond, far, error))
 
     def hull(self, place: int) -> tuple[float, float]:  # noqa: ARG002
         return self.tokens.hull

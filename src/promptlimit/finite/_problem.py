@@ -154,9 +154,9 @@ class Problem:
 
     @property
     def passed_by(self) -> Array:
-        """What the attention adds to its heads, whatever the prompt; nothing to their gradients."""
-        residual = None if self.wrt is not None else self._once("residual", self._ask_residual)
-        return np.zeros(()) if residual is None else residual @ self.query
+        """What the attention adds to its heads at the query, whatever the prompt."""
+        residual = self._once("residual", self._ask_residual)
+        return np.zeros(self.attention.output_dim) if residual is None else residual @ self.query
 
     def _ask_residual(self) -> Array | None:
         with jax.enable_x64(True):

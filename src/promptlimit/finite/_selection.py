@@ -113,7 +113,7 @@ class _Tilt:
 
     def one_token(self, _: Array) -> tuple[Array, ...]:
         """Return the moments of one token, which has all the weight."""
-        alpha, _ = self.gates
+        alpha = self.gates[0]
         away = np.eye(alpha.size) - alpha
         mean = self.weights - alpha
         products = np.einsum("j,jk,jl->kl", self.weights, away, away)

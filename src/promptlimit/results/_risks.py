@@ -36,7 +36,7 @@ class Risk:
 
     @property
     def mse(self) -> float | np.ndarray:
-        """Twice the value: the mean squared error of a regression."""
+        """Twice the value: the mean squared error of a regression, and nothing for other losses."""
         return 2.0 * self.value
 
     def as_json(self) -> dict[str, object]:

@@ -25,6 +25,8 @@ from promptlimit.tasks._denoising_risk import limit_map as limit_map
 from promptlimit.tasks._discrimination import Discrimination as Discrimination
 from promptlimit.tasks._discrimination import ScoreCoordinates as ScoreCoordinates
 from promptlimit.tasks._discrimination import block_head as block_head
+from promptlimit.tasks._discrimination_law import ScorePromptRisk as ScorePromptRisk
+from promptlimit.tasks._discrimination_risk import ScoreLimitRisk as ScoreLimitRisk
 from promptlimit.tasks._optimum import LinearOptimum as LinearOptimum
 from promptlimit.tasks._optimum import linear_optimum as linear_optimum
 from promptlimit.tasks._points import Nodes as Nodes

@@ -8,7 +8,7 @@ are solved for, and u is searched.
 
 import jax
 import numpy as np
-from scipy.optimize import minimize_scalar
+from scipy.optimize import fminbound
 
 from promptlimit._arrays import Array
 from promptlimit.results import TunedLayers
@@ -75,7 +75,7 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
 
 def _best(task: Denoising, length: float) -> tuple[float, float, float, float, float]:
     """Return u, v, c, the excess and its error: looks on few queries, then a parabola on many."""
-    coarse = _scalar_rule(task, _COARSE)
+    coarse = _scalar_rule(task, _COARSE, length)
 
     def excess(gate: float, rule: QueryRule) -> float:
         return _solved(task, gate, length, rule)[2]
@@ -83,10 +83,8 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     looks = [excess(gate, coarse) for gate in _FIRST_LOOKS]
     place = int(np.argmin(looks))
     ends = _FIRST_LOOKS[max(place - 1, 0)], _FIRST_LOOKS[min(place + 1, len(looks) - 1)]
-    search = minimize_scalar(
-        lambda gate: excess(gate, coarse), bounds=ends, method="bounded", options={"xatol": 1e-3}
-    )
-    fine, gate = _scalar_rule(task, _FINE), float(search.x)
+    gate = float(np.asarray(fminbound(lambda gate: excess(gate, coarse), *ends, xtol=1e-3)))
+    fine = _scalar_rule(task, _FINE, length)
     for widest in _NEAR:
         width = min(widest, 0.5 * gate)
         values = [excess(near, fine) for near in (gate - width, gate, gate + width)]
@@ -105,8 +103,8 @@ def _scalar_heads(task: Denoising, gate: float, gain: float, residual: float) ->
     return TiltedHeads(tilt[None], gain * eye[None], residual * eye)
 
 
-def _scalar_rule(task: Denoising, step: float) -> QueryRule:
-    return query_rule(task, _scalar_heads(task, 1.0, 1.0, 1.0), step)
+def _scalar_rule(task: Denoising, step: float, length: float) -> QueryRule:
+    return query_rule(task, _scalar_heads(task, 1.0, 1.0, 1.0), step, length)
 
 
 def _solved(

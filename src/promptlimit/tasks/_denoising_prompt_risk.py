@@ -97,10 +97,15 @@ class PromptRisk(AbstractExactRisk):
         queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
         (table,) = _tables(task, (self.length,), reach)
         least = bayes_denoising_risk(task, USUAL_POINTS).value
-        arrays = (jnp.asarray(array) for array in (*queries, task.means))
-        logit = math.log(task.weights[0] / task.weights[1])
         return PromptObjective(
-            table, *arrays, jnp.asarray(logit), jnp.asarray(task.token_variance), jnp.asarray(least)
+            table=table,
+            points=jnp.asarray(queries.points),
+            weights=jnp.asarray(queries.weights),
+            bayes=jnp.asarray(queries.bayes),
+            means=jnp.asarray(task.means),
+            logit=jnp.asarray(math.log(task.weights[0] / task.weights[1])),
+            variance=jnp.asarray(task.token_variance),
+            least=jnp.asarray(least),
         )
 
 
@@ -162,7 +167,7 @@ def _excesses(
     steps = _STEPS if points is None else (_STEPS[0] * math.sqrt(512 / points),)
     values, errors, count = np.zeros(0), np.zeros(0), 0
     for step in steps:
-        rule = query_rule(task, heads, step)
+        rule = query_rule(task, heads, step, max(lengths))
         values, errors = prompt_excess(task, heads, np.array(lengths), rule)
         count = len(rule.points)
         if (errors <= tolerance * np.abs(values)).all():

@@ -25,10 +25,9 @@ from promptlimit.finite import MixtureTokens, Selection, cross_moment, selection
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
 
-_REACH = 7.5
-"""Standard deviations of a query that lattices cover."""
+_REACH = 6.5
+"""Standard deviations of a query that lattices cover at least."""
 
-_NEGLIGIBLE = 1e-13
 _SELDOM = 1e-6
 """Weight of a query below which the cross moments of two heads, the most work, are left out."""
 
@@ -92,7 +91,16 @@ class QueryRule(NamedTuple):
     doubt: float = 0.25
 
 
-def query_rule(task: Denoising, heads: TiltedHeads, step: float) -> QueryRule:
+def query_reach(longest: float) -> float:
+    r"""Return how many standard deviations of a query count in prompts of so many tokens.
+
+    What is left of the excess comes from queries about $\sqrt{0.9\log L}$ out.
+    """
+    tokens = min(longest, 1e40)
+    return max(_REACH, 4.0 + math.sqrt(0.9 * math.log(tokens)))
+
+
+def query_rule(task: Denoising, heads: TiltedHeads, step: float, longest: float = 1.0) -> QueryRule:
     """Return queries for the average of what these heads do.
 
     Up to two dimensions they are a lattice. In more, heads that act alike in all directions across
@@ -103,20 +111,22 @@ def query_rule(task: Denoising, heads: TiltedHeads, step: float) -> QueryRule:
         task: whose queries.
         heads: what reads the prompt.
         step: of lattices, in standard deviations of a query.
+        longest: the most tokens a prompt has.
     """
+    reach = query_reach(longest)
     dim, sd = task.token_dim, math.sqrt(task.query_variance)
     matrices = [*heads.tilts, *heads.values, heads.residual]
     if dim <= 2:
-        return _lattice(task, np.eye(dim), np.zeros((1, dim)), np.ones(1), step)
+        return _lattice(task, np.eye(dim), np.zeros((1, dim)), np.ones(1), step, reach)
     if task.weights.size == 2 and all(_is_scalar(matrix) for matrix in matrices):
-        return _polar_rule(task, step)
+        return _polar_rule(task, step, reach)
     among = span(task.means)
     if len(among) <= 2 and all(_acts_alike_across(matrix, among) for matrix in matrices):
         freedom = dim - len(among)
         squares, masses = roots_genlaguerre(_RADII, 0.5 * freedom - 1.0)
         outside = np.linalg.svd(among)[2][len(among)]
         radii = sd * np.sqrt(2.0 * squares)[:, None] * outside
-        return _lattice(task, among, radii, masses / masses.sum(), step)
+        return _lattice(task, among, radii, masses / masses.sum(), step, reach)
     count = 2 ** max(9, round(11 - math.log2(step / 0.65)))
     halves = [query_points(task, count, replicate=half) for half in (0, 1)]
     points, weights = (np.concatenate([part[i] for part in halves]) for i in (0, 1))
@@ -144,16 +154,18 @@ def _density(task: Denoising, points: Array, centres: Array) -> Array:
     return scale * np.exp(-squares / (2 * s)) @ task.weights
 
 
-def _lattice(task: Denoising, basis: Array, extra: Array, masses: Array, step: float) -> QueryRule:
+def _lattice(  # noqa: PLR0917 - what a rule is made of
+    task: Denoising, basis: Array, extra: Array, masses: Array, step: float, reach: float
+) -> QueryRule:
     """Return a lattice in the span of a basis, beside extra points with masses across it."""
     size = step * math.sqrt(task.query_variance)
     centres = task.means @ basis.T
     lines, numbers = [], []
     for low, high in zip(centres.min(axis=0), centres.max(axis=0), strict=True):
-        reach = _REACH * math.sqrt(task.query_variance)
         if not high - low < _MOST_PLACES * size:
             raise _too_far(task)
-        index = np.arange(math.floor((low - reach) / size), math.ceil((high + reach) / size) + 1)
+        far = reach * math.sqrt(task.query_variance)
+        index = np.arange(math.floor((low - far) / size), math.ceil((high + far) / size) + 1)
         lines.append(size * index)
         numbers.append(index)
     if math.prod(index.size for index in numbers) > _MOST_PLACES:
@@ -166,7 +178,7 @@ def _lattice(task: Denoising, basis: Array, extra: Array, masses: Array, step: f
     points = (places @ basis)[:, None] + extra
     both = (weights[:, None] * masses).ravel()
     half = np.repeat(steps.sum(axis=1) % 2, len(masses))
-    return _pruned(points.reshape(-1, basis.shape[1]), both, half)
+    return _pruned(points.reshape(-1, basis.shape[1]), both, half, reach)
 
 
 def _too_far(task: Denoising) -> ValueError:
@@ -178,12 +190,12 @@ def _too_far(task: Denoising) -> ValueError:
     )
 
 
-def _pruned(points: Array, weights: Array, half: NDArray[np.int64]) -> QueryRule:
-    kept = weights > _NEGLIGIBLE
+def _pruned(points: Array, weights: Array, half: NDArray[np.int64], reach: float) -> QueryRule:
+    kept = weights > 0.01 * math.exp(-0.5 * reach**2)
     return QueryRule(points[kept], weights[kept] / weights[kept].sum(), half[kept])
 
 
-def _polar_rule(task: Denoising, step: float) -> QueryRule:
+def _polar_rule(task: Denoising, step: float, reach: float) -> QueryRule:
     r"""Return queries for heads that are numbers: few pairs $(\langle z,e\rangle,|z|)$.
 
     e points from mean to mean. In the plane of the midpoint's part n across e and of the size r of
@@ -200,13 +212,13 @@ def _polar_rule(task: Denoising, step: float) -> QueryRule:
     n = across / shift if shift > _SAME else np.linalg.svd(e[None])[2][1]
     w = np.linalg.svd(np.stack([e, n]))[2][2]
     index = np.arange(
-        math.floor((min(first @ e, second @ e) - _REACH * sd) / (step * sd)),
-        math.ceil((max(first @ e, second @ e) + _REACH * sd) / (step * sd)) + 1,
+        math.floor((min(first @ e, second @ e) - reach * sd) / (step * sd)),
+        math.ceil((max(first @ e, second @ e) + reach * sd) / (step * sd)) + 1,
     )
     line = step * sd * index
     along = step * sd * _density(task, line[:, None], (task.means @ e)[:, None])
     centre = math.hypot(shift, math.sqrt((dim - 2) * s))
-    low, high = max(0.0, centre - _REACH * sd), centre + _REACH * sd
+    low, high = max(0.0, centre - reach * sd), centre + reach * sd
     nodes, masses = roots_legendre(max(8, round((high - low) / (step * sd) * 1.6)))
     radius = low + 0.5 * (high - low) * (nodes + 1)
     angle = math.pi * (np.arange(_ANGLES) + 0.5) / _ANGLES
@@ -220,7 +232,7 @@ def _polar_rule(task: Denoising, step: float) -> QueryRule:
     points = line[:, None, None, None] * e + x[:, :, None] * n + r[:, :, None] * w
     weights = along[:, None, None] * polar
     half = np.broadcast_to((index % 2)[:, None, None], weights.shape)
-    return _pruned(points.reshape(-1, dim), weights.ravel(), half.ravel())
+    return _pruned(points.reshape(-1, dim), weights.ravel(), half.ravel(), reach)
 
 
 def prompt_excess(

@@ -271,7 +271,8 @@ def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) ->
         for low, high, step in zip(centres.min(axis=0), centres.max(axis=0), steps, strict=True)
     ]
     places = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, rise.size)
-    parity = sum(np.meshgrid(*(np.arange(axis.size) for axis in axes), indexing="ij")) % 2
+    counts = np.meshgrid(*(np.arange(axis.size) for axis in axes), indexing="ij")
+    parity = np.sum(counts, axis=0) % 2
     distances = np.sum((places[:, None] - centres) ** 2, axis=2)
     weights = np.exp(-0.5 * distances) @ task.weights
     for colour in (0, 1):

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.special import expit
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, doubles
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Classes:
     @functools.cached_property
     def bayes(self) -> tuple[Array, float]:
         """Slope and intercept of the Bayes score."""
-        slope = np.linalg.solve(self.cov, self.difference)
+        slope = doubles(np.linalg.solve(self.cov, self.difference))
         return slope, self.log_odds - float(slope @ self.means.mean(axis=0))
 
     @functools.cached_property
@@ -207,7 +207,7 @@ def without_gain(classes: Classes, gate: Array | None = None) -> Array:
 def constant_gate(classes: Classes) -> Array:
     """Return a Bayes head with s = 0 (the paper's second family), unbalanced classes."""
     slope, intercept = classes.bayes
-    U = np.linalg.inv(classes.cov)
+    U = doubles(np.linalg.inv(classes.cov))
     positive, v = classes.positive, slope
     reached = v @ classes.means[1] + positive * (v @ classes.difference)
     label = (reached - intercept) / (1.0 - 2.0 * positive)
@@ -224,6 +224,6 @@ def distances(classes: Classes, states: Array) -> tuple[Array, Array]:
     return first, np.sqrt(np.sum(w**2, axis=1) + np.sum(s**2, axis=1) + offset)
 
 
-def nullity(classes: Classes, theta: Array) -> int:
+def nullity(classes: Classes, theta: Array) -> float:
     """Return how many eigenvalues of the Hessian are zero."""
-    return int(np.sum(np.abs(np.linalg.eigvalsh(classes.hessian(theta))) < 1e-9))
+    return float(np.sum(np.abs(np.linalg.eigvalsh(classes.hessian(theta))) < 1e-9))

@@ -38,14 +38,14 @@ def decide(setting: Setting) -> Sequence[Check]:
     """Return the excess of the constructed heads, and the curvature that makes Bayes unique."""
     with jax.enable_x64(True):
         excesses = [
-            risk(task.bayes_head(), task, math.inf).value - bayes_risk(task, math.inf).value
+            float(risk(task.bayes_head(), task, math.inf).value - bayes_risk(task, math.inf).value)
             for task in _tasks(setting.seed)
         ]
     bayes = np.concatenate([C1.bayes[0], [C1.bayes[1], 0.0], np.zeros(2)])
     affine = C1.curvature(bayes)[:3, :3]
     return [
         Check("excess of one head in five laws, largest", np.abs(excesses).max(), "<=", 1e-12),
-        Check("gradient at the Bayes score", np.linalg.norm(C1.slope(bayes)), "<=", 1e-14),
+        Check("gradient at the Bayes score", float(np.linalg.norm(C1.slope(bayes))), "<=", 1e-14),
         Check(
             "least curvature among affine scores at Bayes",
             np.linalg.eigvalsh(affine)[0],

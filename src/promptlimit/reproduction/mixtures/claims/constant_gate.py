@@ -37,7 +37,8 @@ def exponents(classes: Classes, theta: Array, end: float) -> tuple[float, float]
     rows = [classes.coordinates(state) for state in states[1:]]
     gates = [float(np.linalg.norm(row[classes.dim + 2 :])) for row in rows]
     excesses = [classes.excess(row) for row in rows]
-    return tuple(-float(np.log(pair[1] / pair[0]) / np.log(4.0)) for pair in (gates, excesses))
+    first, second = (-float(np.log(b / a) / np.log(4.0)) for a, b in (gates, excesses))
+    return first, second
 
 
 def decide(setting: Setting) -> Sequence[Check]:

@@ -16,10 +16,10 @@ from promptlimit.reproduction.mixtures._discrimination import (
 from promptlimit.results import Check
 
 
-def _tangent_dim(classes: Classes, theta: Array) -> int:
+def _tangent_dim(classes: Classes, theta: Array) -> float:
     """Return d² + 2d + 1 less the rank of the derivative of (w, b, r)."""
     equations = classes.jacobian(theta)[: classes.dim + 2]
-    return theta.size - int(np.linalg.matrix_rank(equations, tol=1e-10))
+    return theta.size - float(np.linalg.matrix_rank(equations, tol=1e-10))
 
 
 def _shut_gate(classes: Classes) -> Array:

@@ -63,7 +63,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     v = rng.normal(size=5) * _INSIDE
     states = followed(gradient, np.concatenate([np.zeros(25), v]), times, rtol=1e-12)
     balance = np.sum(states[:, :25] ** 2, axis=1) - np.sum(states[:, 25:] ** 2, axis=1)
-    slopes = [np.linalg.norm(gradient(state)) for state in states]
+    slopes = [float(np.linalg.norm(gradient(state))) for state in states]
     own = np.array([0.0, 0.5, 0.0, 0.0, 0.0])
     end = followed(
         gradient, np.concatenate([np.zeros(25), own]), np.array([0.0, 400.0]), rtol=1e-11

@@ -9,13 +9,13 @@ from promptlimit.reproduction import Claim, Setting
 from promptlimit.results import Check
 
 
-def _rank(eigenvalues: Array, mean: Array, axes: Array) -> int:
+def _rank(eigenvalues: Array, mean: Array, axes: Array) -> float:
     """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m, Γ with these axes."""
     cov = axes @ np.diag(eigenvalues) @ axes.T
     columns = [axes @ mean]
     for _ in range(len(mean) - 1):
         columns.append(cov @ columns[-1])
-    return int(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
+    return float(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
 
 
 def decide(setting: Setting) -> Sequence[Check]:

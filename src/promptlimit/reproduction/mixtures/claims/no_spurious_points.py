@@ -39,7 +39,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         Check(
             "gradient at the critical points, largest",
-            max(np.linalg.norm(C1.slope(point)) for point in points),
+            max(float(np.linalg.norm(C1.slope(point))) for point in points),
             "<=",
             1e-8,
         ),

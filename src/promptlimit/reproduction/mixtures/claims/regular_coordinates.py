@@ -13,8 +13,8 @@ from promptlimit.results import Check
 _OPPOSITE = dataclasses.replace(C1, means=np.array([[1.0, 0.5], [-1.0, -0.5]]))
 
 
-def _rank(classes: Classes, theta: Array) -> int:
-    return int(np.linalg.matrix_rank(classes.jacobian(theta), tol=1e-10))
+def _rank(classes: Classes, theta: Array) -> float:
+    return float(np.linalg.matrix_rank(classes.jacobian(theta), tol=1e-10))
 
 
 def decide(setting: Setting) -> Sequence[Check]:

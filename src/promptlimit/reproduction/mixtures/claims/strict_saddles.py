@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import brentq, minimize
+from scipy.optimize import minimize, root_scalar
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, doubles
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
@@ -28,7 +28,8 @@ def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
     zeta = np.concatenate([np.zeros(2), [-label, 2.0 * label], gate])
     slope = classes.slope(zeta)
     rest = slope[2] * classes.means[1] + slope[3] * classes.difference
-    U = -np.outer(slope[:2], np.linalg.solve(classes.cov, rest)) / (slope[:2] @ slope[:2])
+    U = -np.outer(slope[:2], doubles(np.linalg.solve(classes.cov, rest)))
+    U = doubles(U / (slope[:2] @ slope[:2]))
     return parameters(U, (gate - U @ classes.difference) / 2.0, np.zeros(2), label)
 
 
@@ -39,7 +40,8 @@ def _silent_saddle() -> Array:
         values = C1.slope(np.concatenate([np.zeros(4), size * np.array([1.0, -0.4])]))
         return float(2.0 * values[3] - values[2])
 
-    size = brentq(slope, -6.0, 0.0) if slope(-6.0) * slope(0.0) < 0.0 else brentq(slope, 0.0, 6.0)
+    ends = (-6.0, 0.0) if slope(-6.0) * slope(0.0) < 0.0 else (0.0, 6.0)
+    size = float(root_scalar(slope, bracket=ends, xtol=1e-15).root)
     return _with_still_values(C1, 0.0, size * np.array([1.0, -0.4]))
 
 
@@ -69,7 +71,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         Check(
             "gradient at two saddles, largest",
-            max(np.linalg.norm(C1.gradient(saddle)) for saddle in saddles),
+            max(float(np.linalg.norm(C1.gradient(saddle))) for saddle in saddles),
             "<=",
             1e-9,
         ),
@@ -88,7 +90,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         Check(
             "the origin at π = 1/2, a critical point there: gradient",
-            np.linalg.norm(balanced.gradient(np.zeros(9))),
+            float(np.linalg.norm(balanced.gradient(np.zeros(9)))),
             "<=",
             1e-14,
         ),
@@ -101,7 +103,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         Check(
             "the origin at π = 0.6, where it is none: gradient",
-            np.linalg.norm(C1.gradient(np.zeros(9))),
+            float(np.linalg.norm(C1.gradient(np.zeros(9)))),
             ">=",
             1e-2,
             role="control",

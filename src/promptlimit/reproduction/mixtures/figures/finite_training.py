@@ -1,0 +1,65 @@
+"""What training finds at finite length: the exact flow and gradient descent on fresh prompts."""
+
+import jax
+import numpy as np
+import optax
+
+from promptlimit.dynamics import TrainingPlan, gradient_flow, sgd
+from promptlimit.reproduction import Figure, Setting
+from promptlimit.reproduction.mixtures._denoising import figure_law
+from promptlimit.reproduction.mixtures._prompt_lengths import scalar_layer
+from promptlimit.tasks import InContextDenoising, best_layer
+
+_LENGTH = 100
+_RATE = 2e-3
+_CLIP = 10.0
+_STARTS = {"small": (0.1, 0.1, 0.1), "bayes": (1.0, 0.8, -0.6)}
+
+
+def compute(setting: Setting) -> dict[str, np.ndarray]:
+    """Return u, v and c along flow and descent from a small start and from Bayes."""
+    task = figure_law()
+    turned = InContextDenoising(
+        task.means,
+        task.weights,
+        within_variance=task.within_variance,
+        noise_variance=task.noise_variance,
+    )
+    steps = 200 if setting.quick else 3000
+    rule = optax.chain(optax.clip_by_global_norm(_CLIP), optax.sgd(_RATE))
+    record = np.unique(np.round(np.geomspace(1, steps, 8 if setting.quick else 25)).astype(int))
+    plan = TrainingPlan(
+        steps=steps, batch=64, optimiser=rule, label="clipped", record=[0, *record], samples=256
+    )
+    times = np.concatenate([[0.0], np.geomspace(1e-2, 2 * _RATE * steps, 40)])
+    arrays = {"times": times, "steps": plan.recorded_steps, "rate": np.array(_RATE)}
+    starts = ["small"] if setting.quick else list(_STARTS)
+    for name in starts:
+        start = scalar_layer(task, *_STARTS[name])
+        setting.tell(f"descent from the {name} start")
+        trained = sgd(start, turned, _LENGTH, plan, key=jax.random.key(setting.seed))
+        arrays[f"{name}_descent"] = trained.parameters["numbers"][0, 0, 0]
+        if not setting.quick:
+            setting.tell(f"flow from the {name} start")
+            flow = gradient_flow(start, task, _LENGTH, times, points=1024, tolerance=1e-4)
+            arrays[f"{name}_flow"] = flow.parameters["numbers"]
+    if not setting.quick:
+        setting.tell("the best layer")
+        best = best_layer(task, _LENGTH)
+        arrays["best"] = np.array([best.gate, best.gain, best.residual])
+    return arrays
+
+
+FIGURE = Figure(
+    name="finite_training",
+    title="Training at finite length finds the cooler gate",
+    reference="derived here",
+    caption="Prompts of 100 tokens of the law of Figure 2, turned anew for each prompt, so that a "
+    "layer cz + vA with gate u keeps its shape. Lines: the exact gradient flow, no prompt "
+    "drawn (left out of a quick run); dots: gradient descent on 64 fresh prompts a step, rate "
+    "0.002, gradient clipped "
+    "at 10 (the paper's protocol; its batch is not stated). From a small start and from the "
+    "layer that is Bayes at infinite length both end at the best layer of this length "
+    "(dashed), with u = 0.39.",
+    compute=compute,
+)

@@ -1,0 +1,112 @@
+"""The claims on discrimination: what they stand on, and that planted errors turn them red."""
+
+import importlib
+from types import ModuleType
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from promptlimit.reproduction import Setting, decide
+from promptlimit.reproduction.mixtures import PAPER
+from promptlimit.reproduction.mixtures._descent import (
+    Heads,
+    batch_slopes,
+    exact_slopes,
+    excesses,
+    moved,
+    start,
+)
+from promptlimit.reproduction.mixtures._discrimination import C1, THREE, Classes
+
+NUMBERS = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 21, 24, 25)
+CLAIMS = {claim.number: claim for claim in PAPER.claims if claim.number in NUMBERS}
+QUICK = Setting(quick=True)
+
+
+def module_of(number: int) -> ModuleType:
+    return importlib.import_module(CLAIMS[number].decide.__module__)
+
+
+def test_every_claim_on_discrimination_is_there():
+    assert tuple(CLAIMS) == NUMBERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_claim_comes_out_as_recorded(number):
+    result = decide(CLAIMS[number], QUICK)
+    assert result.as_expected, [check.name for check in result.checks if not check.passed]
+    assert any(check.role == "control" for check in result.checks)
+
+
+@pytest.mark.parametrize("classes", [C1, THREE], ids=["d = 2", "d = 3"])
+def test_slopes_and_curvatures_are_those_of_differences(classes):
+    theta = 0.7 * np.random.default_rng(0).normal(size=classes.dim**2 + 2 * classes.dim + 1)
+    steps = 1e-5 * np.eye(theta.size)
+    slopes = [
+        (
+            classes.excess(classes.coordinates(theta + step))
+            - classes.excess(classes.coordinates(theta - step))
+        )
+        / 2e-5
+        for step in steps
+    ]
+    assert_allclose(classes.gradient(theta), slopes, atol=1e-9)
+    bends = [(classes.gradient(theta + s) - classes.gradient(theta - s)) / 2e-5 for s in steps]
+    assert_allclose(classes.hessian(theta), bends, atol=1e-8)
+
+
+def test_the_exact_gradient_of_descent_is_that_of_large_batches_and_of_differences():
+    rng = np.random.default_rng(0)
+    heads = Heads(*(0.3 * part for part in start("gaussian", 1, rng)))
+    slopes = exact_slopes(heads)
+    batches = [batch_slopes(heads, 4000, rng) for _ in range(30)]
+    for exact, *drawn in zip(slopes, *batches, strict=True):
+        values = np.stack(drawn)
+        assert (np.abs(values.mean(axis=0) - exact) < 5 * values.std(axis=0) / 30**0.5).all()
+    after, before = (excesses(moved(heads, slopes, rate)) for rate in (1e-5, -1e-5))
+    turned = [a - b for a, b in zip(heads, moved(heads, slopes, 1.0), strict=True)]
+    squares = sum(float(np.sum(part**2)) for part in turned)
+    assert_allclose((before - after) / 2e-5, squares, rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [6, 9])
+def test_a_jacobian_without_labels_turns_claims_red(number, monkeypatch):
+    right = Classes.jacobian
+
+    def wrong(self, theta):
+        changed = right(self, theta)
+        changed[:, -1] = 0.0
+        changed[:, -self.dim - 1] = 0.0
+        return changed
+
+    monkeypatch.setattr(Classes, "jacobian", wrong)
+    assert decide(CLAIMS[number], QUICK).verdict != "holds"
+
+
+def test_a_gate_that_is_read_with_the_wrong_sign_turns_claim_8_red(monkeypatch):
+    module = module_of(8)
+    monkeypatch.setattr(module, "_DIRECTION", -module._DIRECTION)
+    right = module._point
+
+    def wrong(classes, size, *, corrected=True):
+        point = right(classes, size, corrected=corrected)
+        point[-2:] *= -1
+        return point
+
+    monkeypatch.setattr(module, "_point", wrong)
+    assert decide(CLAIMS[8], QUICK).verdict != "holds"
+
+
+def test_a_balance_with_the_wrong_slope_turns_claim_12_red(monkeypatch):
+    module = module_of(12)
+    right = module.gradient
+
+    def wrong(state):
+        slopes = right(state)
+        slopes[25:] *= 1.01
+        return slopes
+
+    monkeypatch.setattr(module, "gradient", wrong)
+    assert decide(CLAIMS[12], QUICK).verdict == "does not hold"
