@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import bayes_layer as bayes_layer
     from promptlimit.tasks import bayes_risk as bayes_risk
     from promptlimit.tasks import best_layer as best_layer
+    from promptlimit.tasks import linear_denoiser as linear_denoiser
     from promptlimit.tasks import linear_optimum as linear_optimum
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
@@ -190,6 +191,7 @@ _HOME = {
     "gradient_flow": "dynamics",
     "gradient_gap": "concentration",
     "gradient_moments": "finite",
+    "linear_denoiser": "tasks",
     "linear_optimum": "tasks",
     "output_gap": "concentration",
     "output_law": "finite",

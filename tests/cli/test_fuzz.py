@@ -98,6 +98,27 @@ OPTIONS = {
         "--tolerance": ["0", "nan", "1"],
         "--out": OUT,
     },
+    "denoise": {
+        "--means": [
+            "1;-1",
+            "x",
+            "",
+            ";",
+            "1,2;3",
+            "good.npz",
+            "query.csv",
+            "1e300;0",
+            "nan;1",
+            "1",
+        ],
+        "--weights": ["0.5,0.5", "1,0", "x", "", "nan,1", "2,-1", "0.2,0.3,0.5"],
+        "--within": NUMBERS,
+        "--noise": NUMBERS,
+        "--lengths": LENGTHS,
+        "--clean-prompt": None,
+        "--two-heads": None,
+        "--out": OUT,
+    },
     "train": {
         "--lengths": LENGTHS,
         "--seeds": WHOLE,
@@ -126,7 +147,12 @@ OPTIONS = {
     "report": {"": ["folder", "absent", "good.json", ""]},
     "doctor": {"--processes": WHOLE, "--process": WHOLE, "--devices": ["0", "x"]},
 }
-QUICK = {"gap": ["--samples", "2"], "stream": ["--length", "5"], "doctor": ["--devices", "0"]}
+QUICK = {
+    "gap": ["--samples", "2"],
+    "stream": ["--length", "5"],
+    "doctor": ["--devices", "0"],
+    "denoise": ["--means", "1;-1", "--lengths", "2"],
+}
 """What comes first, so that a command takes no longer than it must; later options replace it."""
 
 GOOD = {

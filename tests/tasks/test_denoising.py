@@ -137,8 +137,31 @@ def test_excess_and_risk_are_those_of_a_tensor_rule(task, x64):
     assert whole.kind == "limit"
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_the_linear_denoiser_is_the_least_squares_map(clean):
+    task = random_task(2, 3, clean_prompt=clean)
+    z, weights, bayes = query_points(task, 4096)
+    matrix = np.linalg.solve((z.T * weights) @ z, (z.T * weights) @ bayes)
+    least = weights @ np.sum((z @ matrix - bayes) ** 2, axis=1)
+    with jax.enable_x64(True):
+        head = pl.linear_denoiser(task)
+    assert_allclose(pl.bayes_excess(head, task, INF).mse, least, rtol=1e-7)
+
+
+def test_the_linear_denoiser_needs_no_spread_of_clean_tokens():
+    options = {"within_variance": 0, "noise_variance": 1, "clean_prompt": True}
+    task = pl.Denoising([[1, 0], [0, 2]], HALVES, **options)
+    with jax.enable_x64(True):
+        head = pl.linear_denoiser(task)
+        asked = np.diag([1.5, 3.0])  # E ZZ' = diag(1/2, 2) + I, and E XX' = diag(1/2, 2)
+        matrix = np.asarray(head(task.token_law, jnp.ones(2)))
+    assert_allclose(matrix, np.diag([0.5, 2.0]) @ np.linalg.inv(asked) @ np.ones(2), rtol=1e-12)
+
+
 def test_the_gap_of_the_best_linear_map_at_figure_2():
-    best = pl.LinearAttention(5.5 / 9.5**2 * np.eye(2), np.eye(2))
+    with jax.enable_x64(True):
+        best = pl.linear_denoiser(FIGURE)
+    assert_allclose(best.key_query, 5.5 / 9.5**2 * np.eye(2), rtol=1e-13)
     assert_allclose(pl.bayes_excess(best, FIGURE, INF).mse, 1.64152, atol=5e-6)
     lengths = np.array([1, 10, 1000])
     finite = pl.bayes_excess(best, FIGURE, lengths)

@@ -1,6 +1,7 @@
 """Denoising over finite prompts: exact excesses against printed values and simulated prompts."""
 
 import math
+import re
 
 import equinox as eqx
 import jax
@@ -141,6 +142,39 @@ def test_the_best_linear_head_has_the_printed_gain():
         assert_allclose(pl.risk(head, FIGURE, length).mse - bayes, excess, rtol=1e-6)
         nearby = pl.LinearAttention(np.eye(2), 1.01 * gain * np.eye(2))
         assert pl.risk(nearby, FIGURE, length).value > pl.risk(head, FIGURE, length).value
+
+
+def test_components_in_one_place_are_one_gaussian():
+    task = pl.Denoising([[1, 0, 0], [1, 0, 0]], [0.5, 0.5], within_variance=1, noise_variance=1)
+    with jax.enable_x64(True):
+        layer = pl.bayes_layer(task)
+    excess = pl.bayes_excess(layer, task, 5)
+    mean, error = simulated(layer, task, 5)
+    assert abs(excess.mse + pl.bayes_risk(task, 5).mse - mean) < 4 * error + 2 * excess.error
+
+
+@pytest.mark.parametrize("far", [20.0, 1e3, 1e150])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_means_that_are_too_far_are_refused_before_any_work(far, dim):
+    means = [[far] + [0.0] * (dim - 1), [-far] + [0.0] * (dim - 1)]
+    task = pl.Denoising(means, [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
+    with jax.enable_x64(True):
+        layer = pl.bayes_layer(task)
+    words = (
+        "`task` must have means near enough for the attention scores of finite prompts, got one "
+        f"{far:.3g} standard deviations from 0. Infinite prompts take any."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        pl.bayes_excess(layer, task, [2, 10])
+
+
+def test_means_that_are_far_have_a_number():
+    task = pl.Denoising([[7.0], [-7.0]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
+    with jax.enable_x64(True):
+        layer = pl.bayes_layer(task)
+    excess = pl.bayes_excess(layer, task, 2, tolerance=0.5)
+    mean, error = simulated(layer, task, 2)
+    assert abs(excess.mse + pl.bayes_risk(task, 2).mse - mean) < 4 * error + 2 * excess.error
 
 
 def test_turning_the_mixture_makes_no_difference_to_heads_that_are_numbers():

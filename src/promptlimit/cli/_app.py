@@ -16,6 +16,7 @@ import typer
 
 from promptlimit._version import __version__
 from promptlimit.cli import (
+    _denoise,
     _doctor,
     _flow,
     _gap,
@@ -218,6 +219,7 @@ _add(_length.length)
 _add(_flow.flow, resumes=True)
 _add(_train.train, resumes=True)
 _add(_stream.stream, resumes=True)
+_add(_denoise.denoise)
 _add(_heads.heads)
 _add(_doctor.doctor)
 _add(_reproduce.reproduce, resumes=True)

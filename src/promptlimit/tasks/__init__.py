@@ -17,6 +17,7 @@ from promptlimit.tasks._denoising import Denoising as Denoising
 from promptlimit.tasks._denoising import InContextDenoising as InContextDenoising
 from promptlimit.tasks._denoising_heads import bayes_heads as bayes_heads
 from promptlimit.tasks._denoising_heads import bayes_layer as bayes_layer
+from promptlimit.tasks._denoising_heads import linear_denoiser as linear_denoiser
 from promptlimit.tasks._denoising_points import QueryPoints as QueryPoints
 from promptlimit.tasks._denoising_points import query_points as query_points
 from promptlimit.tasks._denoising_risk import LimitMap as LimitMap

@@ -1,9 +1,9 @@
-"""Attentions that denoise as Bayes does over infinite prompts: two heads, or one and a residual."""
+"""Attentions that denoise over infinite prompts: two heads as Bayes does, or one, and linear."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.attention import Layer, MultiHead, SoftmaxAttention
+from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
 from promptlimit.tasks._denoising import Denoising, InContextDenoising
 
 _EQUAL = 1e-10
@@ -95,6 +95,30 @@ def bayes_layer(task: Denoising | InContextDenoising) -> Layer:
     a = fixed.noise_variance / s
     residual = g / s - a * fixed.token_variance / s
     return Layer(SoftmaxAttention(eye / s, a * eye), residual * eye)
+
+
+def linear_denoiser(task: Denoising | InContextDenoising) -> LinearAttention:
+    r"""Return the linear head that is closest to Bayes over infinite prompts, for any means.
+
+    Linear attention of any depth is $z\mapsto Az$ there, and $A^*=E[XX^\top]E[ZZ^\top]^{-1}$ is the
+    closest (Theorem 4.1 says that it is not Bayes). With $M$ the second moment of a token of the
+    prompt, $V=I$ and $U=M^{-1}A^*$.
+
+    Args:
+        task: the mixture; where prompts turn it, as it is before.
+
+    >>> import math, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> print(f"{pl.bayes_excess(pl.linear_denoiser(task), task, math.inf).mse:.4f}")
+    1.6415
+    """
+    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    eye = np.eye(fixed.token_dim)
+    between = (fixed.means.T * fixed.weights) @ fixed.means
+    clean, noisy = between + fixed.within_variance * eye, between + fixed.query_variance * eye
+    nearest = np.linalg.solve(noisy, clean).T
+    tokens = between + fixed.token_variance * eye
+    return LinearAttention(np.linalg.pinv(tokens, hermitian=True) @ nearest, eye)
 
 
 def _require_equal_norms(task: Denoising, theorem: str) -> None:

@@ -32,6 +32,13 @@ _SELDOM = 1e-6
 """Weight of a query below which the cross moments of two heads, the most work, are left out."""
 
 _SAME = 1e-12
+_WIDEST = 700.0
+"""How far apart scores may lie: exponentials of more are beyond double precision."""
+
+_FEWEST = 5.3
+"""Standard deviations of a score that prompts of two tokens reach."""
+
+_MOST_PLACES = 2e6
 _RADII = 10
 _ANGLES = 24
 
@@ -155,10 +162,14 @@ def _lattice(  # noqa: PLR0917 - what a rule is made of
     centres = task.means @ basis.T
     lines, numbers = [], []
     for low, high in zip(centres.min(axis=0), centres.max(axis=0), strict=True):
+        if not high - low < _MOST_PLACES * size:
+            raise _too_far(task)
         far = reach * math.sqrt(task.query_variance)
         index = np.arange(math.floor((low - far) / size), math.ceil((high + far) / size) + 1)
         lines.append(size * index)
         numbers.append(index)
+    if math.prod(index.size for index in numbers) > _MOST_PLACES:
+        raise _too_far(task)
     places, steps = (
         np.stack(np.meshgrid(*part, indexing="ij"), axis=-1).reshape(-1, len(basis))
         for part in (lines, numbers)
@@ -168,6 +179,15 @@ def _lattice(  # noqa: PLR0917 - what a rule is made of
     both = (weights[:, None] * masses).ravel()
     half = np.repeat(steps.sum(axis=1) % 2, len(masses))
     return _pruned(points.reshape(-1, basis.shape[1]), both, half, reach)
+
+
+def _too_far(task: Denoising) -> ValueError:
+    """Return the refusal of means whose scores have exponentials beyond double precision."""
+    far = np.hypot.reduce(task.means / math.sqrt(task.query_variance), axis=1).max()
+    return ValueError(
+        "`task` must have means near enough for the attention scores of finite prompts, got one "
+        f"{far:.3g} standard deviations from 0. Infinite prompts take any."
+    )
 
 
 def _pruned(points: Array, weights: Array, half: NDArray[np.int64], reach: float) -> QueryRule:
@@ -183,7 +203,10 @@ def _polar_rule(task: Denoising, step: float, reach: float) -> QueryRule:
     """
     s, dim = task.query_variance, task.token_dim
     sd, (first, second) = math.sqrt(s), task.means
-    e = (first - second) / np.linalg.norm(first - second)
+    apart, distance = first - second, float(np.linalg.norm(first - second))
+    if not distance < _MOST_PLACES * step * sd:
+        raise _too_far(task)
+    e = apart / distance if distance > 0.0 else np.linalg.svd(first[None])[2][-1]
     across = first - (first @ e) * e
     shift = float(np.linalg.norm(across))
     n = across / shift if shift > _SAME else np.linalg.svd(e[None])[2][1]
@@ -267,7 +290,11 @@ def head_reading(
     tilts = queries @ tilt.T
     sizes = np.linalg.norm(tilts, axis=1)
     shifts = tilts @ means.T
-    moments = _unique_selection(math.sqrt(variance) * sizes, shifts, task.weights, lengths)
+    sharpness = math.sqrt(variance) * sizes
+    widest = 0.5 * sharpness**2 + _FEWEST * sharpness + np.ptp(shifts, axis=1)
+    if np.isfinite(lengths).any() and not widest.max() < _WIDEST:
+        raise _too_far(task)
+    moments = _unique_selection(sharpness, shifts, task.weights, lengths)
     directions = np.divide(
         tilts, sizes[:, None], out=np.zeros_like(tilts), where=sizes[:, None] > 0
     )
