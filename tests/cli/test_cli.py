@@ -223,7 +223,7 @@ def test_doctor_tells_a_source_tree_from_what_was_installed(
 
 @pytest.mark.slow
 def test_reproduce_writes_claims_and_figures(here: Here, tmp_path: Path) -> None:
-    done = here("reproduce", "3", "growing_prompt", "--quick", "--out", "r", "--json")
+    done = here("reproduce", "large_prompt", "3", "growing_prompt", "--quick", "--out", "r", "--json")
     assert done.returncode == 0, done.stderr
     (printed,) = json.loads(done.stdout)["claims"]
     paper = tmp_path / "r" / "large_prompt"
@@ -254,11 +254,11 @@ def test_reproduce_tells_each_claim_with_its_verdict(
     plan = "2 claims, quick, exact protocol, into r"
     verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}
     for end in ("", ", stored"):
-        done = here("reproduce", "1", "2", "--quick", "--out", "r", "--json")
+        done = here("reproduce", "large_prompt", "1", "2", "--quick", "--out", "r", "--json")
         assert done.returncode == 1
         assert len(json.loads(done.stdout)["claims"]) == 2
         assert ended_items(done, plan) == {name: f"{v}{end}" for name, v in verdicts.items()}
-    printed = here("reproduce", "1", "2", "--quick", "--out", "r")
+    printed = here("reproduce", "large_prompt", "1", "2", "--quick", "--out", "r")
     assert printed.returncode == 1
     assert "verdict: does not hold (on record: holds)" in printed.stdout
     assert "1 of 2 verdicts as on record" in printed.stdout
