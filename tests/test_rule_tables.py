@@ -16,7 +16,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
         ("finite.md", PROMPT_MOMENTS),
         ("finite.md", GRADIENT_MOMENTS),
         ("gaps.md", GAPS),
-        ("mixtures-discrimination.part.md", OUTPUT_LAW),
+        ("mixtures.md", OUTPUT_LAW),
     ],
     ids=lambda given: getattr(given, "name", given),
 )
