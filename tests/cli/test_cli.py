@@ -223,7 +223,8 @@ def test_doctor_tells_a_source_tree_from_what_was_installed(
 
 @pytest.mark.slow
 def test_reproduce_writes_claims_and_figures(here: Here, tmp_path: Path) -> None:
-    done = here("reproduce", "large_prompt", "3", "growing_prompt", "--quick", "--out", "r", "--json")
+    named = ("large_prompt", "3", "growing_prompt")
+    done = here("reproduce", *named, "--quick", "--out", "r", "--json")
     assert done.returncode == 0, done.stderr
     (printed,) = json.loads(done.stdout)["claims"]
     paper = tmp_path / "r" / "large_prompt"
