@@ -376,7 +376,7 @@ def _notes(report: _Report, best: bool) -> Iterator[str]:
     if "layer" in report.missing and not best:
         yield "--best finds the best layer of any mixture"
     if "best" in report.predictors:
-        hot = report.lengths[report.predictors["best"].more["gate"] >= _HOTTEST]
+        hot = report.lengths[report.predictors["best"].more["gate"] >= 0.99 * _HOTTEST]
         if hot.size:
             places = ", ".join(f"{length:g}" for length in hot)
             yield (
