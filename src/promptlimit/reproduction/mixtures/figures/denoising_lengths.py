@@ -50,7 +50,7 @@ FIGURE = Figure(
     "4.1 are Bayes at infinite length and far from it at a thousand tokens. The best layer "
     "of the same shape (left out of a quick run) has a cooler gate: its gate u, gain v and "
     "residual c on the right, with those of infinite prompts dashed. Linear attention never "
-    "goes below the upper level, nine tenths of which a constant would remove: the lower level is the best "
-    "affine map.",
+    "goes below the upper level, nine tenths of which a constant would remove: the lower "
+    "level is the best affine map.",
     compute=compute,
 )
