@@ -52,10 +52,10 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         Check("zeros of the Hessian beyond d², less d, d = 2", abs(extra[0] - 2), "<=", 0.0),
         Check("the same, d = 3", abs(extra[1] - 3), "<=", 0.0),
-        Check("|s| falls like t^-1/2, π = 0.6 (derived here)", abs(gate - 0.5), "<=", 0.02),
+        Check("|s| falls like t^(-1/2), π = 0.6 (derived here)", abs(gate - 0.5), "<=", 0.02),
         Check("its excess like t^-2", abs(excess - 2.0), "<=", 0.05),
-        Check("|s| falls like t^-1/4, π = 1/2 (derived here)", abs(slow_gate - 0.25), "<=", 0.01),
-        Check("its excess like t^-3/2", abs(slow_excess - 1.5), "<=", 0.03),
+        Check("|s| falls like t^(-1/4), π = 1/2 (derived here)", abs(slow_gate - 0.25), "<=", 0.01),
+        Check("its excess like t^(-3/2)", abs(slow_excess - 1.5), "<=", 0.03),
         Check(
             "zeros beyond the tangent space where r = 0 and s ≠ 0: none, and so no such valley",
             beside,
@@ -70,8 +70,8 @@ CLAIM = Claim(
     number=11,
     name="constant-gate",
     statement="At minimisers with s = 0 and r ≠ 0 the Hessian has d zeros more than the tangent "
-    "space has dimensions. The rate the paper leaves open there: |s| falls like t^-1/2 and the "
-    "excess like t^-2, and at π = 1/2 like t^-1/4 and t^-3/2 (derived here).",
+    "space has dimensions. The rate the paper leaves open there: |s| falls like t^(-1/2) and the "
+    "excess like t^-2, and at π = 1/2 like t^(-1/4) and t^(-3/2) (derived here).",
     reference="Section 3.3",
     decide=decide,
 )
