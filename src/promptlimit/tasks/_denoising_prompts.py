@@ -21,7 +21,7 @@ from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 
 from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import MixtureTokens, Selection, cross_moment, selection
+from promptlimit.finite import SHARPEST, MixtureTokens, Selection, cross_moment, selection
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
 
@@ -183,7 +183,8 @@ def _polar_rule(task: Denoising, step: float, reach: float) -> QueryRule:
     """
     s, dim = task.query_variance, task.token_dim
     sd, (first, second) = math.sqrt(s), task.means
-    e = (first - second) / np.linalg.norm(first - second)
+    apart = float(np.linalg.norm(first - second))
+    e = (first - second) / apart if apart > 0.0 else np.eye(dim)[0]
     across = first - (first @ e) * e
     shift = float(np.linalg.norm(across))
     n = across / shift if shift > _SAME else np.linalg.svd(e[None])[2][1]
@@ -267,6 +268,7 @@ def head_reading(
     tilts = queries @ tilt.T
     sizes = np.linalg.norm(tilts, axis=1)
     shifts = tilts @ means.T
+    _require_mild(math.sqrt(variance) * float(sizes.max()))
     moments = _unique_selection(math.sqrt(variance) * sizes, shifts, task.weights, lengths)
     directions = np.divide(
         tilts, sizes[:, None], out=np.zeros_like(tilts), where=sizes[:, None] > 0
@@ -280,6 +282,16 @@ def head_reading(
     square += variance * (moments.score - share) * (along**2).sum(axis=1)[:, None]
     square += variance * share * np.sum(value**2)
     return HeadReading((gates @ means + variance * tilts) @ value.T, bias, square)
+
+
+def _require_mild(sharpness: float) -> None:
+    """Refuse scores whose moments would take hours."""
+    if sharpness > SHARPEST:
+        raise ValueError(
+            f"`attention` must have scores of standard deviation at most {SHARPEST:g}, got "
+            f"{sharpness:.3g} at some query. Scale its key-query matrix down, or ask `risk` for "
+            "kind='estimate' with a key."
+        )
 
 
 def _unique_selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
