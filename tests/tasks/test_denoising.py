@@ -307,8 +307,8 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
         ),
         (
             (PAIR, HALVES, GOOD | {"within_variance": 1e308}),
-            "`within_variance` must be 0 or lie between 1e-60 and 1e+60, got 1e+308. Measure tokens "
-            "in other units.",
+            "`within_variance` must be 0 or lie between 1e-60 and 1e+60, got 1e+308. Measure "
+            "tokens in other units.",
         ),
         (
             ([[1e200, 0], [0, 1e200]], HALVES, GOOD),

@@ -14,7 +14,6 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
 
-
 _LARGEST = 1e60
 """Means and variances beyond it, whose squares and products would be no numbers, are refused."""
 

@@ -32,8 +32,8 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
     """
     if not isinstance(task, Denoising):
         raise ValueError(
-            f"`task` must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads know "
-            "the means; `bayes_layer` does not, and takes InContextDenoising too."
+            f"`task` must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads "
+            "know the means; `bayes_layer` does not, and takes InContextDenoising too."
         )
     _require_equal_norms(task, "Theorem 4.1")
     _require_theorem(task)
