@@ -1,6 +1,7 @@
 """What a finite prompt selects of a mixture, against the general engine, limits and simulation."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,17 @@ def test_selection_gives_the_moments_of_the_general_engine(scale):
     expected = engine.cov + engine.bias[:, :, None] * engine.bias[:, None, :]
     mse = np.maximum(engine.mse, 1e-300)[:, None, None]
     assert_allclose(second / mse, expected / mse, atol=2e-10)
+
+
+@pytest.mark.parametrize("sharpness", [5.0, 15.0, 26.0])
+def test_sharp_heads_keep_their_digits_at_every_length(sharpness):
+    lengths = np.array([2.0, 100.0, 1e8, 1e30])
+    moments = selection(np.array([sharpness]), np.zeros((1, 2)), np.array([0.3, 0.7]), lengths)
+    expected = pl.weight_statistics(sharpness, lengths)
+    assert_allclose(moments.participation[0], expected.participation, rtol=1e-9)
+    assert_allclose(moments.score[0], expected.score_error, rtol=1e-9)
+    # A component is drawn with its weight, whatever the scores: Var N_1 = pi_1 pi_2 E S_2.
+    assert_allclose(moments.products[0, :, 0, 0], 0.21 * expected.participation, rtol=1e-9)
 
 
 def test_shifts_count_up_to_a_constant_and_components_of_one_mean_are_one():
@@ -152,6 +164,18 @@ def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or
     centred = ANCHOR.means - ANCHOR.weights @ ANCHOR.means
     spread = (centred.T * ANCHOR.weights) @ centred + COVARIANCE
     assert_allclose(still, np.sum((VALUES[0] @ spread) * VALUES[0]) / lengths, rtol=1e-9)
+
+
+def test_two_heads_too_sharp_for_memory_are_refused():
+    tokens = MixtureTokens(MEANS, WEIGHTS, np.eye(3))
+    tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
+    message = (
+        "`attention` must have milder scores where two of its heads read one prompt at different "
+        "tilts, got standard deviation 40. Scale its key-query matrices down, or ask `risk` for "
+        "kind='estimate' with a key."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        cross_moment(tokens, tilts, (np.eye(3), np.eye(3)), np.array([10.0]))
 
 
 def test_spacings_have_names():

@@ -329,6 +329,15 @@ PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
             "`within_variance` must be finite and not negative, got nan.",
         ),
         (
+            (PAIR, HALVES, GOOD | {"within_variance": 1e308}),
+            "`within_variance` must be 0 or lie between 1e-60 and 1e+60, got 1e+308. Measure "
+            "tokens in other units.",
+        ),
+        (
+            ([[1e200, 0], [0, 1e200]], HALVES, GOOD),
+            "`means` must be at most 1e+60 in size, got 1e+200. Measure tokens in other units.",
+        ),
+        (
             (PAIR, HALVES, {"within_variance": 0, "noise_variance": 0}),
             "`noise_variance` must be positive where `within_variance` is 0, got 0.0. Without "
             "either there is nothing to remove.",
@@ -393,6 +402,22 @@ def test_what_the_tasks_do_not_take_is_said():
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.bayes_heads(three)
+    turned = pl.InContextDenoising(PAIR, HALVES, **GOOD)
+    message = (
+        "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads know the "
+        "means; `bayes_layer` does not, and takes InContextDenoising too."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.bayes_heads(turned)
+    message = "`task` must be a denoising task, got LinearRegression."
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.bayes_layer(pl.LinearRegression([[1.0]]))
+    message = (
+        "`lengths` must be infinite for InContextDenoising, got 10. What the best predictor makes "
+        "of a finite prompt is not known; that of the infinite one is a lower bound."
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.bayes_risk(turned, 10)
     narrow = pl.SoftmaxAttention(np.eye(2), np.ones((1, 2)))
     message = "`attention` must have outputs of dimension 2 (that of a clean token), got 1."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

@@ -53,6 +53,39 @@ def test_the_layer_of_bayes_has_the_printed_excess():
     assert_allclose(pl.bayes_excess(layer, FIGURE, 1e6, points=512).mse, 0.0325753, rtol=1e-4)
 
 
+def test_hot_heads_have_an_excess_or_are_refused():
+    layer = pl.Layer(pl.SoftmaxAttention([[0.6]], [[0.6]]), [[0.2]])
+    excess = pl.bayes_excess(layer, LINE, 1e30, points=256)
+    limit = pl.bayes_excess(layer, LINE, math.inf)
+    assert 0.0 < excess.value < limit.value  # what far queries read falls short of its limit
+    message = (
+        "`attention` must have scores of standard deviation at most 40, got .* at some query. "
+        "Scale its key-query matrix down, or ask `risk` for kind='estimate' with a key."
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        pl.risk(pl.Layer(pl.SoftmaxAttention([[100.0]], [[0.6]])), LINE, 10)
+    far = pl.Denoising([[80, 0], [0, 80]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
+    message = (
+        "`task` must have means within some fifteen standard deviations of a query, got one at 80. "
+        "Such components are told apart without a tuned gate: take `bayes_layer`."
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        pl.best_layer(far, 10)
+
+
+def test_components_of_one_mean_are_one_gaussian_in_every_dimension():
+    """One Gaussian, scalar head: E|f_L - f*|^2 from its weight statistics, at one token."""
+    mean, head = np.array([1.0, 0.0, 0.0]), pl.SoftmaxAttention(0.3 * np.eye(3), 0.5 * np.eye(3))
+    task = pl.Denoising([mean, mean], [0.3, 0.7], within_variance=0.5, noise_variance=0.7)
+    excess = pl.bayes_excess(pl.Layer(head, 0.1 * np.eye(3)), task, 1)
+    # f_1 - f* = 0.1 Z + 0.5 T - (g Z + x m)/s, T and Z independent of one law N(m, s I)
+    slope, s = 0.1 - 0.5 / 1.2, 1.2
+    expected = 3 * s * (slope**2 + 0.25) + (slope + 0.5 - 0.7 / 1.2) ** 2
+    assert_allclose(excess.mse, expected, rtol=1e-3)
+    with pytest.raises(ValueError, match=r"^`key` must be given to simulate Layer on Denoising"):
+        pl.risk_gradient(pl.Layer(head), task, 5)
+
+
 def test_clean_prompts_fall_like_one_over_the_length():
     task = pl.Denoising(
         [[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4, clean_prompt=True

@@ -40,6 +40,8 @@ class Layer(AbstractAttention):
         heads: AbstractAttention | Sequence[AbstractAttention],
         residual: ArrayLike | None = None,
     ):
+        if not isinstance(heads, AbstractAttention | Sequence):
+            raise ValueError(f"`heads` must be attentions, got {type(heads).__name__}.")
         several = (heads,) if isinstance(heads, AbstractAttention) else tuple(heads)
         self.heads = MultiHead(several).heads
         shape = (self.output_dim, self.query_dim)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._rules import Rule as Rule
     from promptlimit.finite._score_statistics import ScoreStatistics as ScoreStatistics
     from promptlimit.finite._score_statistics import score_statistics as score_statistics
+    from promptlimit.finite._selection import SHARPEST as SHARPEST
     from promptlimit.finite._selection import Selection as Selection
     from promptlimit.finite._selection import selection as selection
     from promptlimit.finite._selection_table import SelectionTable as SelectionTable
@@ -66,6 +67,7 @@ _HOME = {
     "RayLaw": "_lines",
     "Reading": "_problem",
     "Rule": "_rules",
+    "SHARPEST": "_selection",
     "ScoreStatistics": "_score_statistics",
     "Selection": "_selection",
     "SelectionTable": "_selection_table",

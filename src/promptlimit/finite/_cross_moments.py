@@ -47,6 +47,9 @@ SPACINGS = {
 }
 """Relative errors of about 1e-9 and 1e-5."""
 
+_MOST_NODES = 2**17
+"""Nodes beyond which the kernels, some hundred places each, would take gigabytes."""
+
 
 class MixtureTokens(NamedTuple):
     r"""Tokens of $\sum_k\pi_kN(m_k,RR')$, R symmetric.
@@ -145,6 +148,12 @@ class _HeadPair:
             np.arange(low - spacing.reach, high + spacing.reach + step, step)
             for low, high in zip(seen.min(axis=0), seen.max(axis=0), strict=True)
         ]
+        if math.prod(line.size for line in lines) > _MOST_NODES:
+            raise ValueError(
+                "`attention` must have milder scores where two of its heads read one prompt at "
+                f"different tilts, got standard deviation {sharpness:.3g}. Scale its key-query "
+                "matrices down, or ask `risk` for kind='estimate' with a key."
+            )
         grid = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(lines))
         mass = np.exp(-0.5 * np.sum(grid**2, axis=1)) * (step / math.sqrt(2 * math.pi)) ** len(
             lines

@@ -27,7 +27,7 @@ import dataclasses
 import math
 
 import numpy as np
-from scipy.special import ndtri, ndtri_exp
+from scipy.special import ndtri, ndtri_exp, xlogy
 
 from promptlimit._arrays import Array
 
@@ -41,8 +41,11 @@ _REACH = 8.6
 _LEFT = 15.0
 """How far below -log L the integrals over u begin: integrands fall like e^{2u} there."""
 
-_LARGEST = 700.0
-"""What an exponent may be."""
+_LARGEST = 300.0
+"""What an exponent is cut to: of $e^{-e^x}$ nothing is left there, and $e^{2x}$ is a number."""
+
+SHARPEST = 40.0
+"""The largest sharpness: the work grows like its cube, and exponents like its square."""
 
 _NEGLIGIBLE = 33.0
 """Minus the logarithm of what may be left out on the right."""
@@ -125,21 +128,19 @@ class _Tilt:
         sigma, (alpha, total) = self.sharpness, self.gates
         offsets = self.shifts - total - 0.5 * sigma**2
         u = self._places(offsets, lengths)
-        drop, heat, heat_along, heat_square, gone = self._transforms(offsets, u)
+        drift, heat, heat_along, heat_square, gone = self._transforms(offsets, u)
         log_phi = np.log1p(-np.minimum(gone, 1.0 - 1e-16))
         one = _STEP * lengths[:, None] * np.exp((lengths - 1.0)[:, None] * log_phi)
         pairs = lengths * (lengths - 1.0)
         two = _STEP * pairs[:, None] * np.exp((lengths - 2.0)[:, None] * log_phi)
-        scale = np.exp(u)
-        drift = scale * alpha[:, None] * (drop - alpha @ drop)  # a_1[1_k - alpha_k]
-        square = scale * (alpha @ heat)  # a_2[1]
+        square = heat.sum(axis=0)  # a_2[1]
         fall = -sigma * square  # a_1[h]
         away = np.eye(alpha.size) - alpha[:, None]  # [k, j]: 1_k - alpha_k in component j
-        inside = np.einsum("kj,ij,j,ju->uki", away, away, alpha, scale * heat, optimize=True)
+        inside = np.einsum("kj,ij,ju->uki", away, away, heat, optimize=True)
         products = np.tensordot(one, inside, axes=1)
         products += np.einsum("nu,ku,iu->nki", two, drift, drift, optimize=True)
-        along = one @ (away @ (alpha[:, None] * scale * heat_along)).T + (two * fall) @ drift.T
-        score = one @ (scale * (alpha @ heat_square)) + two @ fall**2
+        along = one @ (away @ heat_along).T + (two * fall) @ drift.T
+        score = one @ heat_square.sum(axis=0) + two @ fall**2
         return one @ drift.T, products, along, score, one @ square
 
     def _places(self, offsets: Array, lengths: Array) -> Array:
@@ -155,29 +156,45 @@ class _Tilt:
         first = -math.log(longest) - _LEFT - self.sharpness
         return np.arange(first, max(last, first) + 4.0, _STEP)
 
-    def _transforms(self, offsets: Array, u: Array) -> tuple[Array, Array, Array, Array, Array]:
-        r"""Return, at every u, means over each component, tilted, and $1-\varphi$.
-
-        The means are of $e^{-e^x}$, less 1 where $u\le0$ so that no digits are lost, and of
-        $e^xe^{-e^x}$ times 1, h and h squared, [k, u].
-        """
+    def _top(self, offsets: Array, first: float) -> float:
+        r"""Return where g ends: $e^{2x}$ moves it to $2\sigma$, unless $e^{-e^x}$ cuts it off."""
         sigma = self.sharpness
+        if sigma == 0.0:
+            return _REACH
+        cut = (5.0 - first - float(offsets.max())) / sigma
+        return max(sigma + _REACH, min(2.0 * sigma + _REACH, cut))
+
+    def _transforms(self, offsets: Array, u: Array) -> tuple[Array, Array, Array, Array, Array]:
+        r"""Return $a_1[1_k-\alpha_k]$, $a_2[h^j1_k]$ for j = 0, 1, 2, [k, u], and $1-\varphi$, [u].
+
+        Where tilted tokens have $e^x$ below 1 these are means of $e^{-e^x}-1$ over each component,
+        tilted, so that no digits are lost in long prompts; beyond, means over the plain components,
+        where $e^{-e^x}-1$ would be near -1 and lose them for sharp heads.
+        """
+        sigma, (alpha, _) = self.sharpness, self.gates
         step = min(_WIDEST_STEP, _STEP / sigma) if sigma > 0.0 else _WIDEST_STEP
-        g = np.arange(-_REACH, sigma + _REACH + step, step)
+        g = np.arange(-_REACH, self._top(offsets, float(u[0])) + step, step)
         h = g - sigma
         tilted, plain = (step / math.sqrt(2 * math.pi) * np.exp(-0.5 * y * y) for y in (h, g))
-        both, powers = np.stack([tilted, plain], axis=1), tilted[:, None] * h[:, None] ** [0, 1, 2]
-        drop, heat, gone = np.empty((offsets.size, u.size)), [], np.zeros(u.size)
-        small = u <= 0.0
+        powers = h[:, None] ** [0, 1, 2]
+        drift, heat, gone = np.empty((offsets.size, u.size)), [], np.zeros(u.size)
+        apart = float(np.sum(xlogy(alpha, alpha / self.weights)))
+        small = u <= -0.5 * sigma**2 - apart  # the mean of x over tilted tokens is below 0
+        scale = np.exp(u[small])
         for k, offset in enumerate(offsets):
             if sigma * g[-1] + u[-1] + offset < _LARGEST:
                 rate = np.exp(u + offset)[:, None] * np.exp(sigma * g)  # e^x
             else:
                 rate = np.exp(np.minimum((u + offset)[:, None] + sigma * g, _LARGEST))
-            change = np.concatenate([np.expm1(-rate[small]), np.exp(-rate[~small])])
-            drop[k], apart = (change @ both).T
-            gone += self.weights[k] * np.where(small, -apart, 1.0 - apart)
-            rate[small] *= 1.0 + change[small]
-            rate[~small] *= change[~small]
-            heat.append((rate @ powers).T)
-        return drop, *np.moveaxis(np.stack(heat), 1, 0), gone
+            lost = np.expm1(-rate)
+            gone -= self.weights[k] * (lost @ plain)
+            drift[k, small] = scale * (lost[small] @ tilted)
+            kept = rate * (1.0 + lost)  # e^x e^{-e^x}
+            drift[k, ~small] = self.weights[k] * (kept[~small] @ plain)
+            near = (scale * alpha[k])[:, None] * (kept[small] @ (tilted[:, None] * powers))
+            kept[~small] *= rate[~small]
+            far = self.weights[k] * (kept[~small] @ (plain[:, None] * powers))
+            heat.append(np.concatenate([near, far]).T)
+        drift[:, small] = alpha[:, None] * (drift[:, small] - alpha @ drift[:, small])
+        drift[:, ~small] -= alpha[:, None] * drift[:, ~small].sum(axis=0)
+        return drift, *np.moveaxis(np.stack(heat), 1, 0), gone

@@ -38,6 +38,12 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     risks = [task.least_risk(float(length), points=count) for length in tokens.ravel()]
     known = [risk for risk in risks if risk is not None]
     if len(known) < len(risks):
+        if known or task.least_risk(math.inf, points=count) is not None:
+            raise ValueError(
+                f"`lengths` must be infinite for {type(task).__name__}, got "
+                f"{min(tokens.ravel()):g}. What the best predictor makes of a finite prompt is not "
+                "known; that of the infinite one is a lower bound."
+            )
         raise ValueError(
             f"`task` must know its least risk, got {type(task).__name__}, which does not. "
             "Give it a method `least_risk`."

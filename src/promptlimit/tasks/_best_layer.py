@@ -6,11 +6,14 @@ of the sequel); a finite prompt asks for a cooler gate. The excess is quadratic 
 are solved for, and u is searched.
 """
 
+import math
+
 import jax
 import numpy as np
 from scipy.optimize import fminbound
 
 from promptlimit._arrays import Array
+from promptlimit.finite import SHARPEST
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._denoising import Denoising, InContextDenoising
@@ -80,9 +83,10 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     def excess(gate: float, rule: QueryRule) -> float:
         return _solved(task, gate, length, rule)[2]
 
-    looks = [excess(gate, coarse) for gate in _FIRST_LOOKS]
+    gates = _gates_in_reach(task, coarse)
+    looks = [excess(gate, coarse) for gate in gates]
     place = int(np.argmin(looks))
-    ends = _FIRST_LOOKS[max(place - 1, 0)], _FIRST_LOOKS[min(place + 1, len(looks) - 1)]
+    ends = gates[max(place - 1, 0)], gates[min(place + 1, len(looks) - 1)]
     gate = float(np.asarray(fminbound(lambda gate: excess(gate, coarse), *ends, xtol=1e-3)))
     fine = _scalar_rule(task, _FINE, length)
     for widest in _NEAR:
@@ -95,6 +99,20 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     heads = _scalar_heads(task, gate, gain, residual)
     mse, error = prompt_excess(task, heads, np.array([length]), fine)
     return gate, gain, residual, float(mse[0]), float(error[0])
+
+
+def _gates_in_reach(task: Denoising, rule: QueryRule) -> list[float]:
+    """Return the gates to look at: hot ones are left out where means lie very far apart."""
+    farthest = float(np.linalg.norm(rule.points, axis=1).max())
+    sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
+    gates = [gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST]
+    if gates[-1] < 1.0:
+        raise ValueError(
+            "`task` must have means within some fifteen standard deviations of a query, got one at "
+            f"{np.linalg.norm(task.means, axis=1).max() / math.sqrt(task.query_variance):.3g}. "
+            "Such components are told apart without a tuned gate: take `bayes_layer`."
+        )
+    return gates
 
 
 def _scalar_heads(task: Denoising, gate: float, gain: float, residual: float) -> TiltedHeads:

@@ -14,6 +14,9 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
 
+_LARGEST = 1e60
+"""Means and variances beyond it, whose squares and products would be no numbers, are refused."""
+
 
 class Denoising(AbstractTask):
     r"""The denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
@@ -293,6 +296,11 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
         shares = float_array("weights", weights, rank=1)
         require_shape("weights", shares, centres.shape[:1], "one weight a row of `means`")
         require_weights("weights", shares)
+    if (largest := float(np.abs(np.asarray(centres)).max())) > _LARGEST:
+        raise ValueError(
+            f"`means` must be at most {_LARGEST:g} in size, got {largest:g}. Measure tokens in "
+            "other units."
+        )
     if (zero := np.flatnonzero(np.asarray(shares) == 0.0)).size:
         raise ValueError(
             f"`weights` must be positive, got 0 at index {zero[0]}. Leave that component out."
@@ -301,6 +309,15 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
 
 
 def _variance(name: str, value: Number) -> float:
-    if not 0.0 <= value < math.inf:
+    number = np.asarray(value)
+    if number.ndim or number.dtype.kind not in "fiu":
+        raise ValueError(f"`{name}` must be a number, got {type(value).__name__}.")
+    variance = float(number)
+    if not 0.0 <= variance < math.inf:
         raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
-    return float(value)
+    if variance != 0.0 and not 1.0 / _LARGEST <= variance <= _LARGEST:
+        raise ValueError(
+            f"`{name}` must be 0 or lie between {1.0 / _LARGEST:g} and {_LARGEST:g}, got {value}. "
+            "Measure tokens in other units."
+        )
+    return variance

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
+from promptlimit.tasks._abstract import AbstractTask
 from promptlimit.tasks._denoising import Denoising, InContextDenoising
 
 _EQUAL = 1e-10
@@ -12,7 +13,7 @@ _EQUAL = 1e-10
 Matrices = list[tuple[NDArray[np.float64], NDArray[np.float64]]]
 
 
-def bayes_heads(task: Denoising) -> MultiHead:
+def bayes_heads(task: AbstractTask) -> MultiHead:
     r"""Return two heads that are the Bayes predictor over an infinite prompt (Theorem 4.1).
 
     For two means of equal norm, noisy prompts, and any weights. With $a=x/s$, $\delta=m_1-m_2$
@@ -29,6 +30,11 @@ def bayes_heads(task: Denoising) -> MultiHead:
     >>> print(pl.bayes_excess(pl.bayes_heads(task), task, math.inf).value < 1e-12)
     True
     """
+    if not isinstance(task, Denoising):
+        raise ValueError(
+            f"`task` must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads "
+            "know the means; `bayes_layer` does not, and takes InContextDenoising too."
+        )
     _require_equal_norms(task, "Theorem 4.1")
     _require_theorem(task)
     first, second = task.means
@@ -73,7 +79,7 @@ def _opposite_heads(task: Denoising) -> Matrices:
     ]
 
 
-def bayes_layer(task: Denoising | InContextDenoising) -> Layer:
+def bayes_layer(task: AbstractTask) -> Layer:
     r"""Return the head with a residual that is Bayes for every mixture of equal norms (4.4).
 
     $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with $U=I/s$, $V=I$. It knows nothing of the
@@ -89,6 +95,8 @@ def bayes_layer(task: Denoising | InContextDenoising) -> Layer:
     >>> print(f"{f(task.token_law, query)[0]:.4f} {task.bayes(query)[0]:.4f}")
     1.9496 1.9496
     """
+    if not isinstance(task, Denoising | InContextDenoising):
+        raise ValueError(f"`task` must be a denoising task, got {type(task).__name__}.")
     fixed = task.fixed if isinstance(task, InContextDenoising) else task
     _require_equal_norms(fixed, "Proposition 4.4")
     g, s, eye = fixed.within_variance, fixed.query_variance, np.eye(fixed.token_dim)

@@ -87,9 +87,11 @@ class PromptRisk(AbstractExactRisk):
         return Averaged(excess.value + least.value, error, excess.points)
 
     def is_smooth(self, attention: AbstractAttention) -> bool:
-        """Return whether it is one head between two components, the case of the tables."""
-        heads = attention.heads_read()
-        return heads is not None and len(heads) == 1 and self.task.weights.size == 2
+        """Return whether it is one head between two components apart, the case of the tables."""
+        heads, task = attention.heads_read(), self.task
+        if heads is None or len(heads) != 1 or task.weights.size != 2:
+            return False
+        return task.token_variance > 0.0 and bool(np.any(task.means[0] != task.means[1]))
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> "PromptObjective":
         """Return the risk to descend: fixed queries, and selection from tables."""

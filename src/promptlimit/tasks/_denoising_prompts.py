@@ -21,7 +21,7 @@ from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 
 from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import MixtureTokens, Selection, cross_moment, selection
+from promptlimit.finite import SHARPEST, MixtureTokens, Selection, cross_moment, selection
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
 
@@ -294,6 +294,8 @@ def head_reading(
     widest = 0.5 * sharpness**2 + _FEWEST * sharpness + np.ptp(shifts, axis=1)
     if np.isfinite(lengths).any() and not widest.max() < _WIDEST:
         raise _too_far(task)
+    if np.isfinite(lengths).any():
+        _require_mild(float(sharpness.max()))
     moments = _unique_selection(sharpness, shifts, task.weights, lengths)
     directions = np.divide(
         tilts, sizes[:, None], out=np.zeros_like(tilts), where=sizes[:, None] > 0
@@ -307,6 +309,16 @@ def head_reading(
     square += variance * (moments.score - share) * (along**2).sum(axis=1)[:, None]
     square += variance * share * np.sum(value**2)
     return HeadReading((gates @ means + variance * tilts) @ value.T, bias, square)
+
+
+def _require_mild(sharpness: float) -> None:
+    """Refuse scores whose moments would take hours."""
+    if sharpness > SHARPEST:
+        raise ValueError(
+            f"`attention` must have scores of standard deviation at most {SHARPEST:g}, got "
+            f"{sharpness:.3g} at some query. Scale its key-query matrix down, or ask `risk` for "
+            "kind='estimate' with a key."
+        )
 
 
 def _unique_selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
