@@ -186,18 +186,21 @@ def test_components_in_one_place_are_one_gaussian():
     assert abs(excess.mse + pl.bayes_risk(task, 5).mse - mean) < 4 * error + 2 * excess.error
 
 
-@pytest.mark.parametrize("far", [20.0, 1e3, 1e150])
+FAR = {
+    1e3: "`attention` must have scores of standard deviation at most 40, got ",
+    1e50: "`task` must have means near enough for the attention scores of finite prompts, got one "
+    "1e+50 standard deviations from 0. Infinite prompts take any.",
+}
+
+
+@pytest.mark.parametrize(("far", "words"), FAR.items())
 @pytest.mark.parametrize("dim", [1, 2, 3])
-def test_means_that_are_too_far_are_refused_before_any_work(far, dim):
+def test_means_that_are_too_far_are_refused_before_any_work(far, words, dim):
     means = [[far] + [0.0] * (dim - 1), [-far] + [0.0] * (dim - 1)]
     task = pl.Denoising(means, [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     with jax.enable_x64(True):
         layer = pl.bayes_layer(task)
-    words = (
-        "`task` must have means near enough for the attention scores of finite prompts, got one "
-        f"{far:.3g} standard deviations from 0. Infinite prompts take any."
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
         pl.bayes_excess(layer, task, [2, 10])
 
 

@@ -32,12 +32,6 @@ _SELDOM = 1e-6
 """Weight of a query below which the cross moments of two heads, the most work, are left out."""
 
 _SAME = 1e-12
-_WIDEST = 700.0
-"""How far apart scores may lie: exponentials of more are beyond double precision."""
-
-_FEWEST = 5.3
-"""Standard deviations of a score that prompts of two tokens reach."""
-
 _MOST_PLACES = 2e6
 _RADII = 10
 _ANGLES = 24
@@ -291,9 +285,6 @@ def head_reading(
     sizes = np.linalg.norm(tilts, axis=1)
     shifts = tilts @ means.T
     sharpness = math.sqrt(variance) * sizes
-    widest = 0.5 * sharpness**2 + _FEWEST * sharpness + np.ptp(shifts, axis=1)
-    if np.isfinite(lengths).any() and not widest.max() < _WIDEST:
-        raise _too_far(task)
     if np.isfinite(lengths).any():
         _require_mild(float(sharpness.max()))
     moments = _unique_selection(sharpness, shifts, task.weights, lengths)
