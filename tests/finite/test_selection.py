@@ -183,6 +183,17 @@ def test_spacings_have_names():
         cross_moment(anchor_tokens(), TILTS, VALUES, np.array([2.0]), spacing="rough")
 
 
+def test_tables_follow_selection_between_means_far_apart():
+    a, b = np.array([0.31, -0.77, 1.1, -0.05]), np.array([0.2, 0.5, 0.4, 0.02])
+    shifts = np.stack([8.0 * a, np.zeros_like(a)], axis=1)
+    moments = selection(np.hypot(a, b), shifts, np.array([0.5, 0.5]), np.array([10.0]))
+    with jax.enable_x64(True):
+        (table,) = selection_tables(8.0, (0.5, 0.5), (10.0,), 1.3)
+        tabulated = jax.jit(jax.vmap(table))(jnp.asarray(a), jnp.asarray(b**2))
+    assert_allclose(tabulated.mass, moments.masses[:, 0, 0], atol=1e-5)
+    assert_allclose(tabulated.square, moments.products[:, 0, 0, 0], atol=1e-5)
+
+
 def test_tables_follow_selection_with_its_slopes():
     weights, lengths, separation = (0.3, 0.7), (50.0,), 1.5
     with jax.enable_x64(True):

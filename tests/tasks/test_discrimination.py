@@ -180,6 +180,13 @@ def test_the_error_rate_of_the_limit_is_that_of_bayes():
     assert abs(LINE.error_rate(head, math.inf).value - exact) < 1e-10
 
 
+def test_a_head_without_values_has_the_loss_of_no_score():
+    line = pl.Discrimination([[1.0], [-0.5]], [0.3, 0.7], [[0.8]])
+    silent = pl.SoftmaxAttention([[0.6, 0.2], [0.3, 0.1]], np.zeros((2, 2)))
+    assert_allclose(pl.risk(silent, line, 10).value, math.log(2.0), rtol=1e-12)
+    assert_allclose(line.error_rate(silent, [10, math.inf]).value, 1.0, rtol=1e-12)
+
+
 def test_gradients_at_finite_length_are_simulated():
     with pytest.raises(ValueError, match="`key` must be given to simulate SoftmaxAttention on"):
         pl.risk_gradient(theta(1.0), C1, 10)

@@ -18,6 +18,9 @@ from promptlimit.finite._selection import Selection, selection
 
 _ORDER = 5
 _STEP = 0.2
+_CLOSE = 2.0
+"""Separation beyond which steps along the means are finer: what is selected changes faster."""
+
 _BEND = 3.0
 """Steps grow in proportion beyond this size of a coordinate."""
 
@@ -56,10 +59,12 @@ class SelectionTable(eqx.Module):
     Attributes:
         coefficients: of the splines, [5, points along, points across].
         reach: the largest sharpness.
+        step: of the lattice along the means.
     """
 
     coefficients: Float[Array, "5 along across"]
     reach: float = eqx.field(static=True)
+    step: float = eqx.field(static=True)
 
     def __call__(self, along: Float[Array, ""], across: Float[Array, ""]) -> SelectionNumbers:
         """Return the moments.
@@ -71,8 +76,8 @@ class SelectionTable(eqx.Module):
         inside = along**2 + across <= self.reach**2
         a = along + jnp.where(inside, 0.0, jnp.nan).astype(along.dtype)
         size = jnp.sqrt(jnp.where(across >= 0.0, across, 0.0) + _TINY)
-        last = _places(self.reach)
-        rows, row_weights = _basis(_bent(a) / _STEP + last, self.coefficients.shape[1])
+        last = _places(self.reach, self.step)
+        rows, row_weights = _basis(_bent(a) / self.step + last, self.coefficients.shape[1])
         columns, column_weights = _basis(_bent(size) / _STEP + _BEYOND, self.coefficients.shape[2])
         patch = self.coefficients[:, rows[:, None], columns[None]]
         log_share, *ratios = jnp.einsum("kij,i,j->k", patch, row_weights, column_weights)
@@ -84,9 +89,17 @@ def _bent(coordinate: Array) -> Array:
     return _BEND * jnp.arcsinh(coordinate / _BEND)
 
 
-def _places(reach: float) -> int:
+def _places(reach: float, step: float) -> int:
     """Return how many steps lie between zero and the end of the lattice."""
-    return int(np.ceil(_BEND * np.arcsinh(reach / _BEND) / _STEP)) + _BEYOND
+    return int(np.ceil(_BEND * np.arcsinh(reach / _BEND) / step)) + _BEYOND
+
+
+def _line(reach: float, step: float) -> np.ndarray:
+    return _BEND * np.sinh(step * np.arange(_places(reach, step) + 1) / _BEND)
+
+
+def _step(separation: float) -> float:
+    return _STEP / max(1.0, separation / _CLOSE)
 
 
 def _basis(place: Array, size: int) -> tuple[Array, Array]:
@@ -110,10 +123,9 @@ def _coefficients(
     # Loading ndimage takes a while; only tables need it.
     from scipy.ndimage import spline_filter1d  # noqa: PLC0415
 
-    last = _places(reach)
-    line = _BEND * np.sinh(_STEP * np.arange(last + 1) / _BEND)
+    line, half = _line(reach, _STEP), _line(reach, _step(separation))
     alike = weights[0] == weights[1]
-    along = line if alike else np.concatenate([-line[:0:-1], line])
+    along = half if alike else np.concatenate([-half[:0:-1], half])
     a, b = (grid.ravel() for grid in np.meshgrid(along, line, indexing="ij"))
     shifts = np.stack([a * separation, np.zeros_like(a)], axis=1)
     moments = selection(np.hypot(a, b), shifts, np.array(weights), np.array(lengths))
@@ -171,4 +183,5 @@ def selection_tables(
         reach: the largest sharpness.
     """
     tables = _coefficients(float(separation), weights, lengths, float(reach))
-    return tuple(SelectionTable(jnp.asarray(table), float(reach)) for table in tables)
+    step = _step(float(separation))
+    return tuple(SelectionTable(jnp.asarray(table), float(reach), step) for table in tables)

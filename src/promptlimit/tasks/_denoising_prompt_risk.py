@@ -36,6 +36,9 @@ _STEPS = (0.65, 0.5, 0.36)
 _QUERY_RADIUS = 6.0
 """Standard deviations of a query that flows see."""
 
+_FARTHEST = 25.0
+"""How far apart means may be, in standard deviations of a token: tables are finer the farther."""
+
 _REACH_SHARE = 0.5
 """How far tables of selection go, as a share of those of one Gaussian: they have two axes."""
 
@@ -91,7 +94,8 @@ class PromptRisk(AbstractExactRisk):
         heads, task = attention.heads_read(), self.task
         if heads is None or len(heads) != 1 or task.weights.size != 2:
             return False
-        return task.token_variance > 0.0 and bool(np.any(task.means[0] != task.means[1]))
+        apart = float(np.linalg.norm(task.means[0] - task.means[1]))
+        return 0.0 < apart <= _FARTHEST * math.sqrt(task.token_variance)
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> "PromptObjective":
         """Return the risk to descend: fixed queries, and selection from tables."""

@@ -125,6 +125,9 @@ def error_rate(
         return _limit_error_rate(task, task.coordinates(attention))
 
     def loss(tokens: ScoredValues, positive: float, _: bool) -> tuple[float, float]:
+        mean, variance, _third = _central(tokens, length)
+        if mean == variance == 0.0:  # a score of 0 is wrong for either class
+            return 1.0, 0.0
         above = float(upper_tails(tokens, length, np.zeros(1), agreement=1e-4)[0][0])
         return positive * (1.0 - above) + (1.0 - positive) * above, 0.0
 
@@ -140,6 +143,8 @@ def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Av
     from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
 
     w, b, r, s, s0 = (doubles(part) for part in coordinates)
+    if not (w.any() or b or r):  # a score of 0 is wrong for either class
+        return Averaged(1.0, 0.0, 1)
     scale = math.sqrt(float(s @ task.cov @ s))
     shared = float(w @ task.cov @ s) / scale if scale > 0.0 else 0.0
     rest = math.sqrt(max(float(w @ task.cov @ w) - shared**2, 0.0))
@@ -168,6 +173,8 @@ def _expected_loss(tokens: ScoredValues, length: float, positive: float, toleran
     mean, variance, _ = _central(tokens, length)
     step, agreement = (0.3, 1e-3) if tolerance >= 1e-4 else (0.2, 1e-6)
     sd = math.sqrt(variance)
+    if sd == 0.0:  # values that do not vary
+        return float(np.logaddexp(0.0, -mean)) + (1.0 - positive) * mean
     c = sinh_thresholds(mean, sd, tokens.hull, step)
     tail, _ = upper_tails(tokens, length, c, agreement=agreement)
     loss = mean_under_tail(
