@@ -182,16 +182,14 @@ def _means_in_file(name: str) -> "dict[str, np.ndarray]":
     return arrays
 
 
-_LIBRARY_WAY_OUT = (
-    "Scale its key-query matrix down, or ask `risk` for kind='estimate' with a key."
-)
+_LIBRARY_WAY_OUT = "Scale its key-query matrix down, or ask `risk` for kind='estimate' with a key."
 
 
 def _refusal(problem: ValueError, *, in_file: bool) -> CommandError:
     """Return what the library refused, in the names of the options."""
     words = str(problem).replace("`task` must have means near", "`means` must be near")
     words = words.replace("`attention` must have scores", "`means` must make scores")
-    words = words.replace(_LIBRARY_WAY_OUT, "Measure tokens in larger units, or move them nearer 0.")
+    words = words.replace(_LIBRARY_WAY_OUT, "Take nearer means or larger variances.")
     option = next((word for name, word in _OPTIONS.items() if words.startswith(name)), None)
     for name, word in _OPTIONS.items():
         words = words.replace(name, word)
