@@ -101,11 +101,11 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     return gate, gain, residual, float(mse[0]), float(error[0])
 
 
-def _gates_in_reach(task: Denoising, rule: QueryRule) -> list[float]:
+def _gates_in_reach(task: Denoising, rule: QueryRule) -> tuple[float, ...]:
     """Return the gates to look at: hot ones are left out where means lie very far apart."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
-    gates = [gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST]
+    gates = tuple(gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST)
     if gates[-1] < 1.0:
         raise ValueError(
             "`task` must have means within some fifteen standard deviations of a query, got one at "
