@@ -86,8 +86,9 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     gates = _gates_in_reach(task, coarse)
     looks = [excess(gate, coarse) for gate in gates]
     place = int(np.argmin(looks))
-    ends = gates[max(place - 1, 0)], gates[min(place + 1, len(looks) - 1)]
-    gate = float(fminbound(lambda gate: excess(gate, coarse), *ends, xtol=1e-3))
+    low, high = gates[max(place - 1, 0)], gates[min(place + 1, len(looks) - 1)]
+    least = fminbound(lambda gate: excess(gate, coarse), low, high, xtol=1e-3)
+    gate = float(np.asarray(least))
     fine = _scalar_rule(task, _FINE, length)
     for widest in _NEAR:
         width = min(widest, 0.5 * gate)
