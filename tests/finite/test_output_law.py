@@ -165,3 +165,12 @@ def test_what_does_not_fit_is_refused(change, sentence):
     arguments = {"attention": HEAD, "measure": LAW, "query": TILT, "lengths": 3, **change}
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         pl.output_law(**arguments)
+
+
+def test_an_output_that_no_prompt_moves_has_no_law():
+    law = pl.Gaussian([0.0, 0.0], np.eye(2))
+    head = pl.SoftmaxAttention(np.eye(2), [[0.0, 0.0], [1.0, 0.0]])
+    words = "`coordinate` must be one that the prompt moves, got 0: its row of the value matrix"
+    with pytest.raises(ValueError, match=words):
+        pl.output_law(head, law, [1.0, 0.0], 10, coordinate=0)
+    assert pl.output_law(head, law, [1.0, 0.0], 10, coordinate=1).kind == "exact"

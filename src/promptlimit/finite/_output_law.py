@@ -253,8 +253,13 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
     head, parts = known(problem.head), known(problem.parts)
 
     def read(coordinate: int) -> AbstractScalarLaws:
-        tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
         passed = problem.passed_by[coordinate]
+        if not head.value[coordinate].any():
+            raise ValueError(
+                f"`coordinate` must be one that the prompt moves, got {coordinate}: its row of the "
+                f"value matrix is zero, and the output always {passed:g}."
+            )
+        tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
         moved = dataclasses.replace(tokens, values=tokens.values + passed)
         exact = _ExactLaws.of(moved, problem.lengths)
         return laws(exact.tokens, exact.lengths, exact.limit, exact.moments)

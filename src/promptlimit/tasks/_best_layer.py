@@ -86,8 +86,9 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     gates = _gates_in_reach(task, coarse)
     looks = [excess(gate, coarse) for gate in gates]
     place = int(np.argmin(looks))
-    ends = gates[max(place - 1, 0)], gates[min(place + 1, len(looks) - 1)]
-    gate = float(np.asarray(fminbound(lambda gate: excess(gate, coarse), *ends, xtol=1e-3)))
+    low, high = gates[max(place - 1, 0)], gates[min(place + 1, len(looks) - 1)]
+    least = fminbound(lambda gate: excess(gate, coarse), low, high, xtol=1e-3)
+    gate = float(np.asarray(least))
     fine = _scalar_rule(task, _FINE, length)
     for widest in _NEAR:
         width = min(widest, 0.5 * gate)
@@ -101,11 +102,11 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     return gate, gain, residual, float(mse[0]), float(error[0])
 
 
-def _gates_in_reach(task: Denoising, rule: QueryRule) -> list[float]:
+def _gates_in_reach(task: Denoising, rule: QueryRule) -> tuple[float, ...]:
     """Return the gates to look at: hot ones are left out where means lie very far apart."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
-    gates = [gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST]
+    gates = tuple(gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST)
     if gates[-1] < 1.0:
         raise ValueError(
             "`task` must have means within some fifteen standard deviations of a query, got one at "

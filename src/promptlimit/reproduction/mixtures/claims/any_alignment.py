@@ -71,7 +71,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         Check("Gaussian alignment: largest distance from the integral", largest, "<=", 1e-10),
         Check(f"{length:,} tokens: distance in standard errors", distance.max(), "<=", 5.0),
-        Check("shares frozen at π: largest distance", frozen, ">=", 0.1, role="control"),
+        Check("shares frozen at π: largest distance", frozen, ">=", 0.01, role="control"),
     ]
 
 
