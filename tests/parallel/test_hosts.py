@@ -158,10 +158,12 @@ def test_a_process_joins_where_the_c_library_is_out_of_reach(
         raise problem("bad argument type for built-in operation")
 
     asked = []
-    monkeypatch.setattr(ctypes, "CDLL", unreachable)
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(jax.distributed, "initialize", lambda *words, **_: asked.append(words))
-    for name, value in (("handler", None), ("joined", False), ("words", "")):
-        monkeypatch.setattr(_hosts._Fate, name, value)
-    join("here:1", 2, 0)
+    # Undone before the test ends: what runs between tests may open libraries of its own.
+    with monkeypatch.context() as patched:
+        patched.setattr(ctypes, "CDLL", unreachable)
+        patched.setattr(jax.config, "update", lambda *_: None)
+        patched.setattr(jax.distributed, "initialize", lambda *words, **_: asked.append(words))
+        for name, value in (("handler", None), ("joined", False), ("words", "")):
+            patched.setattr(_hosts._Fate, name, value)
+        join("here:1", 2, 0)
     assert asked == [("here:1", 2, 0)]
