@@ -129,6 +129,8 @@ def test_two_heads_have_in_common_what_a_double_integral_says():
     assert_allclose(moments[0], expected, rtol=1e-9)
     coarse = cross_moment(tokens, TILTS, VALUES, lengths, spacing="coarse")
     assert_allclose(coarse, moments, rtol=1e-4)
+    rough = cross_moment(tokens, TILTS, VALUES, lengths, spacing="rough")
+    assert_allclose(rough, moments, rtol=5e-3)
     # And ten tokens, simulated.
     count, prompts = 10, 40_000
     kinds = rng.random((prompts, count)) < ANCHOR.weights[0]
@@ -179,8 +181,10 @@ def test_two_heads_too_sharp_for_memory_are_refused():
 
 
 def test_spacings_have_names():
-    with pytest.raises(ValueError, match="`spacing` must be one of 'fine', 'coarse', got 'rough'"):
-        cross_moment(anchor_tokens(), TILTS, VALUES, np.array([2.0]), spacing="rough")
+    with pytest.raises(
+        ValueError, match="`spacing` must be one of 'fine', 'coarse', 'rough', got 'loose'"
+    ):
+        cross_moment(anchor_tokens(), TILTS, VALUES, np.array([2.0]), spacing="loose")
 
 
 def test_tables_follow_selection_between_means_far_apart():

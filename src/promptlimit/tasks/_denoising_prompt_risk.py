@@ -33,6 +33,9 @@ from promptlimit.tasks._denoising_prompts import (
 _STEPS = (0.65, 0.5, 0.36)
 """Of lattices of queries, in standard deviations, until two halves agree."""
 
+_ROUGH = 1e-3
+"""The tolerance from which the cross moments of two heads may be rough: they are better still."""
+
 _QUERY_RADIUS = 6.0
 """Standard deviations of a query that flows see."""
 
@@ -174,7 +177,8 @@ def _excesses(
     values, errors, count = np.zeros(0), np.zeros(0), 0
     for step in steps:
         rule = query_rule(task, heads, step, max(lengths))
-        values, errors = prompt_excess(task, heads, np.array(lengths), rule)
+        spacing = "coarse" if tolerance < _ROUGH else "rough"
+        values, errors = prompt_excess(task, heads, np.array(lengths), rule, spacing=spacing)
         count = len(rule.points)
         if (errors <= tolerance * np.abs(values)).all():
             break

@@ -28,6 +28,7 @@ from promptlimit.tasks._denoising_points import bayes_predictions, query_points,
 _REACH = 6.5
 """Standard deviations of a query that lattices cover at least."""
 
+_LIGHT = 1e-4
 _SELDOM = 1e-6
 """Weight of a query below which the cross moments of two heads, the most work, are left out."""
 
@@ -230,7 +231,7 @@ def _polar_rule(task: Denoising, step: float, reach: float) -> QueryRule:
 
 
 def prompt_excess(
-    task: Denoising, heads: TiltedHeads, lengths: Array, rule: QueryRule
+    task: Denoising, heads: TiltedHeads, lengths: Array, rule: QueryRule, *, spacing: str = "coarse"
 ) -> tuple[Array, Array]:
     r"""Return $E|f_L-f^*|^2$ at each length, and its error by the two halves of the rule.
 
@@ -239,6 +240,7 @@ def prompt_excess(
         heads: what reads the prompt.
         lengths: L, [l]; from 1 on, or infinite.
         rule: queries, from `query_rule`.
+        spacing: of `cross_moment`, where two heads have one; rough at light queries.
     """
     tokens = MixtureTokens(
         task.means, task.weights, math.sqrt(task.token_variance) * np.eye(task.token_dim)
@@ -257,7 +259,9 @@ def prompt_excess(
         values = heads.values[i], heads.values[j]
         if np.abs(values[0].T @ values[1]).max() > _SAME * np.abs(values).max() ** 2:
             seen = rule.weights > _SELDOM
-            crossed = 2.0 * _crossed(tokens, heads, (int(i), int(j)), lengths, rule.points[seen])
+            spacings = [spacing if heavy else "rough" for heavy in rule.weights[seen] > _LIGHT]
+            pair = int(i), int(j)
+            crossed = 2.0 * _crossed(tokens, heads, pair, lengths, rule.points[seen], spacings)
             terms[seen] += crossed
             lost += rule.weights[~seen].sum() * np.abs(crossed).max(axis=0)
     whole = rule.weights @ terms
@@ -331,12 +335,13 @@ def _cached_selection(rows: bytes, weights: bytes, lengths: bytes, width: int) -
     return selection(table[:, 0], table[:, 1:], np.frombuffer(weights), np.frombuffer(lengths))
 
 
-def _crossed(
+def _crossed(  # noqa: PLR0917 - one pair at many queries
     tokens: MixtureTokens,
     heads: TiltedHeads,
     pair: tuple[int, int],
     lengths: Array,
     queries: Array,
+    spacings: list[str],
 ) -> Array:
     """Return the cross moments of two heads at n queries, [n, l]."""
     i, j = pair
@@ -346,8 +351,8 @@ def _crossed(
             (heads.tilts[i] @ query, heads.tilts[j] @ query),
             (heads.values[i], heads.values[j]),
             lengths,
-            spacing="coarse",
+            spacing=spacing,
         )
-        for query in queries
+        for query, spacing in zip(queries, spacings, strict=True)
     ]
     return np.array(rows)
