@@ -165,6 +165,21 @@ def test_three_components_agree_with_simulation(kernel):
     assert abs(exact.mse - mean) < 4 * error + 2 * exact.error
 
 
+def test_linear_heads_over_prompts_of_two_known_tokens_are_a_sum_over_nine():
+    means, weights = np.array([[3.0, 0], [0, 1], [1, -1]]), np.array([0.5, 0.2, 0.3])
+    task = pl.Denoising(means, weights, within_variance=0, noise_variance=1, clean_prompt=True)
+    u, v, c, other, last = random_matrices(5, 2, 0.5, 2)
+    with jax.enable_x64(True):
+        layer = pl.Layer([pl.LinearAttention(u, v), pl.LinearAttention(other, last)], c)
+    total = 0.0
+    for i, j in np.ndindex(3, 3):
+        moment = 0.5 * (np.outer(means[i], means[i]) + np.outer(means[j], means[j]))
+        matrix = c + v @ moment @ u + last @ moment @ other
+        missed = means @ (matrix - np.eye(2)).T
+        total += weights[i] * weights[j] * (weights @ (missed**2).sum(axis=1) + np.sum(matrix**2))
+    assert_allclose(pl.risk(layer, task, 2).mse, total, rtol=1e-10)
+
+
 def test_the_best_linear_head_has_the_printed_gain():
     for length in (10, 100):
         gain = 104.5 / (1714.75 + 4374.75 / length)
