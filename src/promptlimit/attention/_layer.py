@@ -77,16 +77,14 @@ class Layer(AbstractAttention):
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $Cz+\sum_hT_h[\mu](z)$."""
-        outputs = jnp.stack([head(prompt, query) for head in self.heads])
-        return self.residual_read() @ query + jnp.sum(outputs, axis=0)
+        return self.residual_read() @ query + MultiHead(self.heads)._attend(prompt, query)
 
     def _affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
         r"""Return the sums of the heads' matrices and shifts, with $C$ among the matrices."""
-        matrices, shifts = zip(*(head.affine_limit(prompt) for head in self.heads), strict=True)
-        matrix = self.residual_read() + jnp.sum(jnp.stack(matrices), axis=0)
-        return matrix, jnp.sum(jnp.stack(shifts), axis=0)
+        matrix, shift = MultiHead(self.heads)._affine_limit(prompt)
+        return self.residual_read() + matrix, shift
 
     def heads_read(self) -> tuple[AbstractHead, ...] | None:
         """Return the heads of every part."""

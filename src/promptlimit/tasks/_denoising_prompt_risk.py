@@ -16,19 +16,19 @@ from jaxtyping import Array, Float
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.finite import SelectionTable, selection_tables
 from promptlimit.tasks._abstract import (
-    USUAL_POINTS,
     AbstractExactRisk,
     AbstractObjective,
     Averaged,
 )
 from promptlimit.tasks._denoising import Denoising
-from promptlimit.tasks._denoising_points import bayes_denoising_risk, query_points
+from promptlimit.tasks._denoising_points import query_points
 from promptlimit.tasks._denoising_prompts import (
     TiltedHeads,
     prompt_excess,
     query_rule,
     tilted_heads,
 )
+from promptlimit.tasks._denoising_risk import AbstractDenoisingRisk
 
 _STEPS = (0.65, 0.5, 0.36)
 """Of lattices of queries, in standard deviations, until two halves agree."""
@@ -47,27 +47,20 @@ _REACH_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptRisk(AbstractExactRisk):
+class PromptRisk(AbstractDenoisingRisk):
     """The risk of softmax heads over prompts of L tokens of one mixture.
 
     Attributes:
-        task: the mixture.
         length: L.
         together: the lengths whose values are asked for together, this one among them.
         known: those values, shared by the risks of these lengths.
     """
 
-    task: Denoising
     length: float
     together: tuple[float, ...]
     known: dict[object, tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(
         default_factory=dict
     )
-
-    @property
-    def is_closed_form(self) -> bool:
-        """False: it is a mean over queries."""
-        return False
 
     def excess(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
@@ -83,15 +76,6 @@ class PromptRisk(AbstractExactRisk):
         place = self.together.index(self.length)
         return Averaged(0.5 * float(values[place]), 0.5 * float(errors[place]), count)
 
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
-        """Return the risk of Bayes and the excess together."""
-        excess = self.excess(attention, tolerance=tolerance, points=points)
-        least = bayes_denoising_risk(self.task, USUAL_POINTS)
-        error = math.hypot(excess.error, least.error)
-        return Averaged(excess.value + least.value, error, excess.points)
-
     def is_smooth(self, attention: AbstractAttention) -> bool:
         """Return whether it is one head between two components apart, the case of the tables."""
         heads, task = attention.heads_read(), self.task
@@ -105,7 +89,6 @@ class PromptRisk(AbstractExactRisk):
         task, reach = self.task, _REACH_SHARE * max_sharpness
         queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
         (table,) = _tables(task, (self.length,), reach)
-        least = bayes_denoising_risk(task, USUAL_POINTS).value
         return PromptObjective(
             table=table,
             points=jnp.asarray(queries.points),
@@ -114,7 +97,7 @@ class PromptRisk(AbstractExactRisk):
             means=jnp.asarray(task.means),
             logit=jnp.asarray(math.log(task.weights[0] / task.weights[1])),
             variance=jnp.asarray(task.token_variance),
-            least=jnp.asarray(least),
+            least=self.least,
         )
 
 

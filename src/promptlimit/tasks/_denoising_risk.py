@@ -103,8 +103,8 @@ class TurnedObjective(AbstractObjective):
 
 
 @dataclasses.dataclass(frozen=True)
-class AbstractLimitRisk(AbstractExactRisk):
-    """The risk over infinite prompts: that of Bayes, plus the excess over it.
+class AbstractDenoisingRisk(AbstractExactRisk):
+    """A risk that is that of Bayes, plus the excess over it, a mean over queries.
 
     Attributes:
         task: the mixture, before it is turned where prompts turn it.
@@ -116,6 +116,30 @@ class AbstractLimitRisk(AbstractExactRisk):
     def is_closed_form(self) -> bool:
         """False: it is a mean over queries."""
         return False
+
+    @abc.abstractmethod
+    def excess(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return half the mean squared distance to the Bayes predictor."""
+
+    def value(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return the risk of Bayes and the excess together."""
+        excess = self.excess(attention, tolerance=tolerance, points=points)
+        least = bayes_denoising_risk(self.task, USUAL_POINTS)
+        error = math.hypot(excess.error, least.error)
+        return Averaged(excess.value + least.value, error, excess.points)
+
+    @property
+    def least(self) -> Float[Array, ""]:
+        """The risk of Bayes."""
+        return jnp.asarray(bayes_denoising_risk(self.task, USUAL_POINTS).value)
+
+
+class AbstractLimitRisk(AbstractDenoisingRisk):
+    """The risk over infinite prompts."""
 
     @abc.abstractmethod
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
@@ -131,20 +155,6 @@ class AbstractLimitRisk(AbstractExactRisk):
             points,
             _ROUNDING * self.task.token_dim * self.task.query_variance,
         )
-
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
-        """Return the risk of Bayes and the excess together."""
-        excess = self.excess(attention, tolerance=tolerance, points=points)
-        least = bayes_denoising_risk(self.task, USUAL_POINTS)
-        error = math.hypot(excess.error, least.error)
-        return Averaged(excess.value + least.value, error, excess.points)
-
-    @property
-    def least(self) -> Float[Array, ""]:
-        """The risk of Bayes."""
-        return jnp.asarray(bayes_denoising_risk(self.task, USUAL_POINTS).value)
 
 
 class FixedLimitRisk(AbstractLimitRisk):
