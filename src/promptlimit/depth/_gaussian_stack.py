@@ -1,0 +1,115 @@
+r"""A stack of softmax layers over Gaussian tokens: its limit is affine, layer after layer.
+
+Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$; the tokens attend to the tokens,
+themselves included, and the query to the tokens. Over $N(m_l,G_l)$ it is $z\mapsto M_lz+c_l$, so
+that tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
+"""
+
+import dataclasses
+from functools import cached_property
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.measures import covariance_root
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianLayer:
+    r"""The matrices of one layer.
+
+    Attributes:
+        residual: $R$, [e, d].
+        heads: $(U^h, V^h)$ of every head, [d, d] and [e, d].
+    """
+
+    residual: Array
+    heads: tuple[tuple[Array, Array], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianStack:
+    r"""Softmax layers over tokens $N(m,G)$, and the limit maps they are.
+
+        M_l = R_l + sum_h V_l^h G_l U_l^h,    c_l = sum_h V_l^h m_l,    P_l = M_{l-1}...M_0,
+        m_{l+1} = M_l m_l + c_l,    G_l = P_l G P_l',    Z_l(z) = m_l + P_l (z - m)
+
+    Leading axes of mean and cov, and of queries, are many stacks at once, of the same layers.
+
+    Attributes:
+        mean: $m$, [..., d].
+        cov: $G$, [..., d, d].
+        layers: from the tokens' end.
+    """
+
+    mean: Array
+    cov: Array
+    layers: tuple[GaussianLayer, ...]
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    @property
+    def token_dims(self) -> list[int]:
+        """The dimension of tokens before every layer."""
+        return [layer.residual.shape[1] for layer in self.layers]
+
+    @cached_property
+    def _limits(self) -> tuple[list[Array], list[Array], list[Array]]:
+        mean, path = self.mean[..., None], np.eye(self.mean.shape[-1])
+        maps, means, paths = [], [mean], [path]
+        for layer in self.layers:
+            cov = path @ self.cov @ path.mT
+            maps.append(layer.residual + sum(v @ cov @ u for u, v in layer.heads))
+            mean = maps[-1] @ mean + sum(v @ mean for _, v in layer.heads)
+            path = maps[-1] @ path
+            means.append(mean)
+            paths.append(path)
+        return maps, means, paths
+
+    @property
+    def maps(self) -> list[Array]:
+        """$M_l$ of every layer, [..., e, d]."""
+        return self._limits[0]
+
+    @property
+    def means(self) -> list[Array]:
+        """$m_l$ before every layer and after the last, columns [..., d, 1]."""
+        return self._limits[1]
+
+    @property
+    def paths(self) -> list[Array]:
+        """$P_l$ before every layer and after the last, [..., e, d]."""
+        return self._limits[2]
+
+    @cached_property
+    def root(self) -> Array:
+        r"""$G^{1/2}$, symmetric."""
+        return covariance_root(self.cov)
+
+    def position(self, level: int, query: Array) -> Array:
+        """Return $Z_l(z)$ as columns, [..., e, 1]."""
+        return self.means[level] + self.paths[level] @ (query - self.mean)[..., None]
+
+    def output(self, query: Array) -> Array:
+        """Return what the infinite prompt makes of a query, [..., e]."""
+        return self.position(self.depth, query)[..., 0]
+
+    def carry(self, level: int, head: int, until: int) -> Array:
+        r"""Return $N=M_{l'-1}\cdots M_{l+1}V_l^h$: from the read of a head to layer l' = `until`."""
+        matrix = self.layers[level].heads[head][1]
+        for between in range(level + 1, until):
+            matrix = self.maps[between] @ matrix
+        return matrix
+
+    def below(self, level: int) -> list[tuple[int, int]]:
+        """Return layer and number of every head below a layer."""
+        return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
+
+    def whitened(self, level: int, head: int) -> Array:
+        r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, whose norm is that of $G_l^{1/2}U_l^hG_l^{1/2}$."""
+        across = self.paths[level] @ self.root
+        return across.mT @ self.layers[level].heads[head][0] @ across
+
