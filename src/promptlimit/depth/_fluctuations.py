@@ -25,6 +25,10 @@ from promptlimit._arrays import Array
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.depth._nilpotent import exponential, inverse, product
 from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
+from promptlimit.results import KindUnavailableError
+
+MOST_TERMS = 1500
+"""Coefficients in all paths, which are squared for the covariance: six layers of one head."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +79,30 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
     return symmetric_form(rows, between, columns)
 
 
-def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False) -> Array:
-    r"""Return $\lim_LL\,\mathrm{Cov}$ of the output at a query, [..., e, e].
-
-    Args:
-        stack: whose sharpness the caller has looked at (`GaussianStack.covariance_obstacle`).
-        query: $z$, [..., d].
-        causal: whether a token sees only those before it; the query sees them all.
-    """
-    ends = [
+def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
+    """Return every path down from where the query reads, with N from there to the output."""
+    _require_few(stack)
+    return [
         (stack.carry(level, head, stack.depth), descent)
         for level, head in stack.below(stack.depth)
         for descent in descents(stack, Tilts.start(query_tilt(stack, query, level, head)), level)
     ]
+
+
+def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False) -> Array:
+    r"""Return $\lim_LL\,\mathrm{Cov}$ of the output at a query, [..., e, e].
+
+    Args:
+        stack: the layers, over tokens of the law that the limit is of.
+        query: $z$, [..., d].
+        causal: whether a token sees only those before it; the query sees them all.
+
+    Raises:
+        KindUnavailableError: it is infinite, or there are too many paths.
+    """
+    ends = query_descents(stack, query)
+    for _, descent in ends:
+        _require_finite_square(stack, descent)
     total: Array | float = 0.0
     for place, (left, first) in enumerate(ends):
         for number, (right, second) in enumerate(ends[: place + 1]):
@@ -97,3 +112,119 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
             weight = math.comb(first.steps + second.steps, first.steps) if causal else 1.0
             total = total + weight * (part if number == place else part + part.mT)
     return 0.5 * (total + np.asarray(total).mT)
+
+
+def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
+    r"""Refuse a path whose square has no mean: $C G_p$ with an eigenvalue of one or more."""
+    across = stack.paths[descent.layer] @ stack.root
+    spread = across.mT @ descent.tilts.cov[0] @ across
+    largest = float(np.max(np.linalg.eigvalsh(spread)))
+    if largest >= 1.0:
+        raise KindUnavailableError(
+            "`stack` must have a finite covariance to order 1/L, got a path to layer "
+            f"{descent.layer} whose tilt has variance {largest:.4g}, not below 1. Simulate prompts."
+        )
+
+
+def _require_few(stack: GaussianStack) -> None:
+    """Refuse a stack with more terms than one has time for."""
+    terms, below = 0, 1
+    for layer in stack.layers:
+        terms += len(layer.heads) * below
+        below *= 1 + 3 * len(layer.heads)
+    if terms > MOST_TERMS:
+        heads = sorted({len(layer.heads) for layer in stack.layers})
+        raise KindUnavailableError(
+            f"`stack` must have at most {MOST_TERMS} terms for the sum over paths (6 layers of one "
+            f"head), got {terms} in {stack.depth} layers of {heads[-1]} "
+            f"head{'s' if heads[-1] > 1 else ''}. Simulate prompts, or take `influence`."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelPart:
+    r"""What one path has in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
+
+    Attributes:
+        carry: $N$, [e, q].
+        steps: of the path: how many tokens pass it on.
+        constant: of F, [2^n], ...
+        linear: ... its coefficients in $y-m$, [2^n, d], ...
+        square: ... and in its products, [2^n, d, d]: $F=f+\langle g,y-m\rangle+\tfrac12(y-m)'Q(y-m)$.
+        pull: of $\nabla F$, [2^n, q], ...
+        turn: ... and its coefficients in $y-m$, [2^n, q, d].
+    """
+
+    carry: Array
+    steps: int
+    constant: Array
+    linear: Array
+    square: Array
+    pull: Array
+    turn: Array
+
+    @staticmethod
+    def of(stack: GaussianStack, carry: Array, descent: Descent) -> "KernelPart":
+        r"""Return the part of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
+
+            F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
+        """
+        tilts, path = descent.tilts, stack.paths[descent.layer]
+        cov = path @ stack.cov @ path.mT
+        matrix = tilts.cov @ cov
+        matrix[0] += np.eye(cov.shape[-1])
+        inverted, log_det = inverse(matrix)
+        ahead = product(inverted, tilts.mean)
+        drawn = cov @ ahead
+        slope = np.ascontiguousarray(tilts.slope.mT)
+        return KernelPart(
+            carry=carry,
+            steps=descent.steps,
+            constant=-0.5 * (log_det + product(tilts.mean.mT, drawn)[..., 0, 0]),
+            linear=(path.mT @ ahead)[..., 0],
+            square=path.mT @ product(inverted, tilts.cov) @ path,
+            pull=-product(slope, drawn)[..., 0],
+            turn=product(slope, np.ascontiguousarray(inverted.mT)) @ path,
+        )
+
+    def at(self, tokens: Array) -> Array:
+        """Return the part at tokens less their mean, [n, d] to [n, e]."""
+        square = 0.5 * np.einsum("nd,sde,ne->sn", tokens, self.square, tokens)
+        exponent = self.constant[:, None] + self.linear @ tokens.T + square
+        gradient = self.pull[:, None] + tokens @ self.turn.mT
+        value = exponential(exponent)[..., None] * gradient[::-1]
+        return value.sum(axis=0) @ self.carry.T
+
+
+@dataclasses.dataclass(frozen=True)
+class StackKernel:
+    r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
+
+    It has mean zero, and its mean over the tokens of a prompt is what moves the output to first
+    order: a control variate that leaves of the noise of a simulation a part $L^{-1/2}$.
+
+    Attributes:
+        mean: of a token, [d].
+        parts: one a path.
+    """
+
+    mean: Array
+    parts: tuple[KernelPart, ...]
+
+    @staticmethod
+    def of(stack: GaussianStack, query: Array) -> "StackKernel":
+        """Return the kernel at one query, [d]."""
+        paths = query_descents(stack, query)
+        return StackKernel(stack.mean, tuple(KernelPart.of(stack, *path) for path in paths))
+
+    def __call__(self, tokens: Array) -> Array:
+        """Return $K(z,y)$ for tokens y, [n, d] to [n, e]."""
+        centred = tokens - self.mean
+        return np.sum([part.at(centred) for part in self.parts], axis=0)
+
+    def by_steps(self, tokens: Array) -> Array:
+        r"""Return $K^{(p)}(z,y)$, the parts that p tokens pass on, [p, n, e]; their sum is K."""
+        centred = tokens - self.mean
+        steps = range(1 + max(part.steps for part in self.parts))
+        parts = [[part.at(centred) for part in self.parts if part.steps == p] for p in steps]
+        return np.stack([np.sum(part, axis=0) for part in parts])

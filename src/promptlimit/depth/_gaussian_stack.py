@@ -14,6 +14,13 @@ from promptlimit._arrays import Array
 from promptlimit.measures import covariance_root
 
 
+SHARPEST = 0.5
+r"""The $\tau^2$ from which on a layer that another reads has no expansion in 1/L."""
+
+SLOWEST = 0.25
+"""The q from which on the bias nears its leading order more slowly than 1/L."""
+
+
 @dataclasses.dataclass(frozen=True)
 class GaussianLayer:
     r"""The matrices of one layer.
@@ -109,7 +116,48 @@ class GaussianStack:
         return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
 
     def whitened(self, level: int, head: int) -> Array:
-        r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, whose norm is that of $G_l^{1/2}U_l^hG_l^{1/2}$."""
+        r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, [..., d, d].
+
+        Its norm $\tau$ is that of $G_l^{1/2}U_l^hG_l^{1/2}$: the largest standard deviation of a
+        token's scores in the layer, over the tokens that attend.
+        """
         across = self.paths[level] @ self.root
         return across.mT @ self.layers[level].heads[head][0] @ across
 
+    def squared_tau(self, level: int) -> float:
+        r"""Return $\tau_l^2$, the largest over heads and over stacks."""
+        heads = range(len(self.layers[level].heads))
+        norms = [np.linalg.norm(self.whitened(level, h), 2, axis=(-2, -1)) for h in heads]
+        return float(np.max(norms, initial=0.0)) ** 2
+
+    def own_exponent(self, level: int) -> float:
+        r"""Return q with which a token's weight on itself grows, $e^{q|\xi|^2}$.
+
+        The largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$, over heads and stacks. The bias
+        nears its leading order as $L^{-(1/2-q)/q}$: no faster than 1/L once $q\ge1/4$.
+        """
+        heads = range(len(self.layers[level].heads))
+        eye = np.eye(self.mean.shape[-1])
+        least = [np.linalg.norm(eye - self.whitened(level, h), -2, axis=(-2, -1)) for h in heads]
+        return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
+
+    def sharp_layer(self) -> str | None:
+        r"""Return why there is no expansion in 1/L: a layer below the last with $\tau_l^2\ge1/2$."""
+        for level in range(self.depth - 1):
+            if (sharpness := self.squared_tau(level)) >= SHARPEST:
+                return (
+                    f"layer {level} is so sharp that its tokens' errors do not fall as 1/L "
+                    f"(tau^2 = {sharpness:.4g}, and it must be below 1/2)"
+                )
+        return None
+
+    def slow_layer(self) -> str | None:
+        """Return why the bias is not yet that of its leading order; None if it soon is."""
+        for level in range(self.depth - 1):
+            if (exponent := self.own_exponent(level)) >= SLOWEST:
+                return (
+                    f"the tokens of layer {level} attend to themselves so much that the bias nears "
+                    f"its leading order more slowly than 1/L (q = {exponent:.4g}, and it must be "
+                    "below 1/4)"
+                )
+        return None

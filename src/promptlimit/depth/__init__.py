@@ -1,0 +1,22 @@
+"""Stacks of attention layers over Gaussian tokens: their limit, and what a finite prompt adds."""
+
+from typing import TYPE_CHECKING
+
+from promptlimit._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from promptlimit.depth._bias import fluctuation_bias as fluctuation_bias
+    from promptlimit.depth._fluctuations import StackKernel as StackKernel
+    from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
+    from promptlimit.depth._gaussian_stack import GaussianLayer as GaussianLayer
+    from promptlimit.depth._gaussian_stack import GaussianStack as GaussianStack
+
+_HOME = {
+    "GaussianLayer": "_gaussian_stack",
+    "GaussianStack": "_gaussian_stack",
+    "StackKernel": "_fluctuations",
+    "fluctuation_bias": "_bias",
+    "fluctuation_cov": "_fluctuations",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
