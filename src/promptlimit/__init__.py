@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.attention import Stack as Stack
     from promptlimit.concentration import fit_rate as fit_rate
     from promptlimit.concentration import gap_exponent as gap_exponent
     from promptlimit.concentration import gradient_gap as gradient_gap
@@ -167,6 +168,7 @@ _HOME = {
     "RunBusyError": "results",
     "ScoreStatistics": "weights",
     "SoftmaxAttention": "attention",
+    "Stack": "attention",
     "StreamedAttention": "results",
     "Training": "dynamics",
     "TrainingPlan": "dynamics",

@@ -25,6 +25,7 @@ from promptlimit.finite import (
     Rule,
     checked_problem,
     chunk_of_prompts,
+    numbers_of_prompt,
     first_obstacle,
     known,
     tokens_that_fit,
@@ -260,7 +261,8 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.measure.dim
     counts = tuple(tokens_that_fit(float(length), dim) for length in problem.lengths)
-    chunk = chunk_of_prompts(sum(counts) * dim * _COPIES, min(samples, _LARGEST_CHUNK))
+    entries = sum(numbers_of_prompt(problem, count, _COPIES) for count in counts)
+    chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
         simulation = PromptSimulation.of(problem, known(effort.key))
         chunks = in_chunks(_squares, (simulation, counts), chunk)

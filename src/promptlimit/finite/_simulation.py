@@ -14,7 +14,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.finite._problem import Problem, known
 from promptlimit.finite._rules import Effort
 from promptlimit.measures import AbstractMeasure, Empirical
@@ -49,13 +49,14 @@ class PromptSimulation(eqx.Module):
     queries: AbstractMeasure
     including_query: bool = eqx.field(static=True)
     wrt: str | None = eqx.field(static=True)
+    causal: bool = eqx.field(static=True)
     key: PRNGKeyArray
 
     @classmethod
     def of(cls, problem: Problem, key: PRNGKeyArray) -> "PromptSimulation":
         """Return the simulation of a problem; call inside `enable_x64`."""
         modules = problem.attention, problem.measure, problem.queries.as_measure()
-        return cls(*modules, problem.including_query, problem.wrt, key)
+        return cls(*modules, problem.including_query, problem.wrt, problem.causal, key)
 
     def draw(self, count: int, index: JaxArray) -> tuple[JaxArray, JaxArray]:
         """Return query and tokens of the prompt of this index."""
@@ -72,6 +73,9 @@ class PromptSimulation(eqx.Module):
     def read_tokens(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
         """Return the same of finitely many tokens, the query among them if it should be."""
         prompt = Empirical(tokens)
+        if self.causal:
+            layers = known(self.attention.layers_read())
+            return attend_through(layers, prompt, query, causal=True)
         return self.read(prompt.including(query) if self.including_query else prompt, query)
 
 
@@ -100,12 +104,27 @@ def simulated_lengths(
 def _simulated(
     problem: Problem, length: float, effort: Effort, program: Program, constants: tuple[Any, ...]
 ) -> tuple[Array, ...]:
-    dim, most = problem.measure.dim, effort.most_samples
-    count = tokens_that_fit(length, dim)
-    look = min(_FIRST_LOOK, most)
-    chunk = chunk_of_prompts(count * dim * _COPIES, look)
+    count = tokens_that_fit(length, problem.measure.dim)
+    entries = numbers_of_prompt(problem, count, _COPIES)
     simulation = PromptSimulation.of(problem, known(effort.key))
-    chunks = in_chunks(program, (simulation, count, *constants), chunk)
+    return drawn_until_known(program, (simulation, count, *constants), entries, effort)
+
+
+def drawn_until_known(
+    program: Program, shared: Any, entries: int, effort: Effort
+) -> tuple[Array, ...]:
+    """Return what a program makes of so many indices that the mean of its first rows is known.
+
+    Args:
+        program: (shared, indices) -> arrays, one row an index, of which the first are squares.
+        shared: what the program needs.
+        entries: how many numbers it holds for one index.
+        effort: how many indices, or when to stop.
+    """
+    most = effort.most_samples
+    look = min(_FIRST_LOOK, most)
+    chunk = chunk_of_prompts(entries, look)
+    chunks = in_chunks(program, shared, chunk)
     pieces: list[tuple[Array, ...]] = []
     while True:
         pieces += islice(chunks, -(-look // chunk) - len(pieces))
@@ -124,6 +143,11 @@ def tokens_that_fit(length: float, dim: int) -> int:
             f"got {length:g}. Ask for a kind that does not simulate."
         )
     return int(length)
+
+
+def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
+    """Return how many numbers the simulation of one prompt of so many tokens holds."""
+    return count * problem.measure.dim * copies + problem.attention.numbers_held(count)
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:
