@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
     from promptlimit.depth._gaussian_stack import GaussianLayer as GaussianLayer
     from promptlimit.depth._gaussian_stack import GaussianStack as GaussianStack
+    from promptlimit.depth._square_error import square_error_slopes as square_error_slopes
 
 _HOME = {
     "GaussianLayer": "_gaussian_stack",
@@ -17,6 +18,7 @@ _HOME = {
     "StackKernel": "_fluctuations",
     "fluctuation_bias": "_bias",
     "fluctuation_cov": "_fluctuations",
+    "square_error_slopes": "_square_error",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
