@@ -10,15 +10,23 @@ if TYPE_CHECKING:
     from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
     from promptlimit.depth._gaussian_stack import GaussianLayer as GaussianLayer
     from promptlimit.depth._gaussian_stack import GaussianStack as GaussianStack
+    from promptlimit.depth._gaussian_stack import unread_layer as unread_layer
+    from promptlimit.depth._influence import Influence as Influence
+    from promptlimit.depth._influence import influence as influence
+    from promptlimit.depth._semi_exact import semi_exact_bias as semi_exact_bias
     from promptlimit.depth._square_error import square_error_slopes as square_error_slopes
 
 _HOME = {
     "GaussianLayer": "_gaussian_stack",
     "GaussianStack": "_gaussian_stack",
+    "Influence": "_influence",
     "StackKernel": "_fluctuations",
     "fluctuation_bias": "_bias",
     "fluctuation_cov": "_fluctuations",
+    "influence": "_influence",
+    "semi_exact_bias": "_semi_exact",
     "square_error_slopes": "_square_error",
+    "unread_layer": "_gaussian_stack",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOME, globals())

@@ -12,15 +12,16 @@ covariance of the query's own noise with the field that it reads. Each term is a
 $E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is one in a covariance $\epsilon D$ of t and s.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.depth._fluctuations import descents, pair_form, query_tilt
+from promptlimit.depth._fluctuations import descents, pair_form, query_tilt, require_few_terms
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
+from promptlimit.results import KindUnavailableError
 
 Diagram: TypeAlias = tuple[float, Tilts, Array]
 r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""
@@ -30,21 +31,49 @@ def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
     r"""Return $\lim_LL\,E(\Phi_L(z)-\Phi(z))$, [..., e].
 
     Args:
-        stack: whose sharpness the caller has looked at (`GaussianStack.bias_obstacle`).
+        stack: the layers, over tokens of the law that the limit is of.
         query: $z$, [..., d].
+
+    Raises:
+        KindUnavailableError: a layer is too sharp, or there are too many paths.
     """
+    if (obstacle := stack.sharp_layer()) is not None:
+        raise KindUnavailableError(
+            f"`stack` must have a bias of order 1/L, got one in which {obstacle}. Simulate prompts."
+        )
+    return reading_bias(stack, query) + _gradients(
+        stack, query, lambda level, _, tilts: own_errors(stack, tilts, level)
+    )
+
+
+def reading_bias(stack: GaussianStack, query: Array) -> Array:
+    """Return the same without what the errors of the tokens themselves do."""
+
+    def diagrams(level: int, head: int, tilts: Tilts) -> Iterator[Diagram]:
+        yield from _concavity(stack, tilts, level)
+        for j, h in stack.below(level):
+            zero = np.zeros((stack.token_dims[j], stack.token_dims[level]))
+            both = tilts.followed(zero, slice(None), shift=query_tilt(stack, query, j, h))
+            yield from _query_noise(stack, both, (level, head), (j, h))
+
+    return _gradients(stack, query, diagrams)
+
+
+def _gradients(
+    stack: GaussianStack, query: Array, diagrams: Callable[[int, int, Tilts], Iterator[Diagram]]
+) -> Array:
+    r"""Return $\sum N\nabla_t$ of diagrams over the heads (l, h) that the query reads with, [..., e]."""
+    require_few_terms(stack)
     total: Array | float = 0.0
     for level, head in stack.below(stack.depth):
         tilts = Tilts.start(query_tilt(stack, query, level, head))
-        diagrams = [*own_errors(stack, tilts, level), *_concavity(stack, tilts, level)]
-        for j, h in stack.below(level):
-            there = query_tilt(stack, query, j, h)
-            zero = np.zeros((stack.token_dims[j], stack.token_dims[level]))
-            both = tilts.followed(zero, slice(None), shift=there)
-            diagrams += _query_noise(stack, both, (level, head), (j, h))
-        means = (factor * GaussianMean.of(v, form).derivative() for factor, v, form in diagrams)
-        total = total + stack.carry(level, head, stack.depth) @ sum(means)
-    return np.asarray(total)[..., 0]
+        gradient: Array | float = 0.0
+        for factor, v, form in diagrams(level, head, tilts):
+            gradient = gradient + factor * GaussianMean.of(v, form).derivative()
+        if not np.isscalar(gradient):
+            total = total + stack.carry(level, head, stack.depth) @ gradient
+    shape = (*np.shape(query)[:-1], stack.layers[-1].residual.shape[0])
+    return np.broadcast_to(total, (*shape, 1))[..., 0]
 
 
 def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:

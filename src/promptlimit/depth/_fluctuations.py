@@ -81,7 +81,7 @@ def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
 
 def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
     """Return every path down from where the query reads, with N from there to the output."""
-    _require_few(stack)
+    require_few_terms(stack)
     return [
         (stack.carry(level, head, stack.depth), descent)
         for level, head in stack.below(stack.depth)
@@ -126,7 +126,7 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
         )
 
 
-def _require_few(stack: GaussianStack) -> None:
+def require_few_terms(stack: GaussianStack) -> None:
     """Refuse a stack with more terms than one has time for."""
     terms, below = 0, 1
     for layer in stack.layers:

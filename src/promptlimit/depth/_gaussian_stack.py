@@ -6,11 +6,14 @@ that tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
 """
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cached_property
 
+import jax
 import numpy as np
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, doubles
+from promptlimit.attention import AbstractAttention
 from promptlimit.measures import covariance_root
 
 
@@ -52,6 +55,12 @@ class GaussianStack:
     mean: Array
     cov: Array
     layers: tuple[GaussianLayer, ...]
+
+    @staticmethod
+    def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
+        """Return layers that `unread_layer` has nothing against, over tokens of a Gaussian law."""
+        with jax.enable_x64(True):
+            return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
 
     @property
     def depth(self) -> int:
@@ -161,3 +170,25 @@ class GaussianStack:
                     "below 1/4)"
                 )
         return None
+
+
+def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
+    """Return why layers are no `GaussianStack`: one that is not of softmax heads, or of vectors."""
+    for number, layer in enumerate(layers):
+        heads = layer.heads_read()
+        if heads is None:
+            return f"layer {number} does not say which heads it is (write `heads_read`)"
+        if any(head.kernel != "softmax" for head in heads):
+            return f"layer {number} has a head that is not softmax"
+        if layer.query_dim != layer.token_dim:
+            return f"layer {number} takes queries that are no tokens"
+    return None
+
+
+def _matrices(layer: AbstractAttention) -> GaussianLayer:
+    residual = layer.residual_read()
+    shape = layer.output_dim, layer.query_dim
+    return GaussianLayer(
+        np.zeros(shape) if residual is None else doubles(residual),
+        tuple((doubles(head.key_query), doubles(head.value)) for head in layer.heads_read() or ()),
+    )
