@@ -18,6 +18,7 @@ from promptlimit._version import __version__ as __version__
 if TYPE_CHECKING:
     from promptlimit import attention as attention
     from promptlimit import concentration as concentration
+    from promptlimit import depth as depth
     from promptlimit import dynamics as dynamics
     from promptlimit import finite as finite
     from promptlimit import heads as heads
@@ -217,6 +218,7 @@ _HOME = {
 _PACKAGES = (
     "attention",
     "concentration",
+    "depth",
     "dynamics",
     "finite",
     "heads",

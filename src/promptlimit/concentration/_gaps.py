@@ -25,9 +25,9 @@ from promptlimit.finite import (
     Rule,
     checked_problem,
     chunk_of_prompts,
-    numbers_of_prompt,
     first_obstacle,
     known,
+    numbers_of_prompt,
     tokens_that_fit,
     warn_when_unreliable,
 )
@@ -265,7 +265,7 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
         simulation = PromptSimulation.of(problem, known(effort.key))
-        chunks = in_chunks(_squares, (simulation, counts), chunk)
+        chunks = in_chunks(_squares, (simulation, problem.prompt, counts), chunk)
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
     _require_limits(problem, squares[:, -1])
@@ -289,13 +289,15 @@ def _require_limits(problem: Problem, squares: Array) -> None:
         )
 
 
-def _squares(shared: tuple[PromptSimulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:
+def _squares(
+    shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]], indices: JaxArray
+) -> JaxArray:
     """Return the squared distances at all lengths, then the square of the limit."""
-    simulation, counts = shared
+    simulation, law, counts = shared
 
     def one(index: JaxArray) -> JaxArray:
         query, tokens = simulation.draw(max(counts), index)
-        limit = simulation.read(simulation.measure, query)
+        limit = simulation.read(law, query)
         squares = [
             jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
             for count in counts

@@ -1,4 +1,4 @@
-"""Stacks of attention layers over Gaussian tokens: their limit, and what a finite prompt adds."""
+"""Stacks of layers over Gaussian tokens on plain arrays: what depth does, at every length."""
 
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from promptlimit.depth._gaussian_stack import unread_layer as unread_layer
     from promptlimit.depth._influence import Influence as Influence
     from promptlimit.depth._influence import influence as influence
+    from promptlimit.depth._linear_stack import MOST_NODES as MOST_NODES
+    from promptlimit.depth._linear_stack import LinearLayer as LinearLayer
+    from promptlimit.depth._linear_stack import LinearStack as LinearStack
     from promptlimit.depth._semi_exact import semi_exact_bias as semi_exact_bias
     from promptlimit.depth._square_error import square_error_slopes as square_error_slopes
 
@@ -20,6 +23,9 @@ _HOME = {
     "GaussianLayer": "_gaussian_stack",
     "GaussianStack": "_gaussian_stack",
     "Influence": "_influence",
+    "LinearLayer": "_linear_stack",
+    "LinearStack": "_linear_stack",
+    "MOST_NODES": "_linear_stack",
     "StackKernel": "_fluctuations",
     "fluctuation_bias": "_bias",
     "fluctuation_cov": "_fluctuations",

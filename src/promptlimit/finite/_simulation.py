@@ -107,24 +107,23 @@ def _simulated(
     count = tokens_that_fit(length, problem.measure.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
     simulation = PromptSimulation.of(problem, known(effort.key))
-    return drawn_until_known(program, (simulation, count, *constants), entries, effort)
+    chunk = chunk_of_prompts(entries, min(_FIRST_LOOK, effort.most_samples))
+    chunks = in_chunks(program, (simulation, count, *constants), chunk)
+    return rows_until_known(chunks, chunk, effort)
 
 
-def drawn_until_known(
-    program: Program, shared: Any, entries: int, effort: Effort
+def rows_until_known(
+    chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
 ) -> tuple[Array, ...]:
-    """Return what a program makes of so many indices that the mean of its first rows is known.
+    """Return so many rows that the mean of the first array is known as well as it should be.
 
     Args:
-        program: (shared, indices) -> arrays, one row an index, of which the first are squares.
-        shared: what the program needs.
-        entries: how many numbers it holds for one index.
-        effort: how many indices, or when to stop.
+        chunks: arrays, one row a prompt, of which the first are squared errors.
+        chunk: how many rows each has.
+        effort: how many rows, or when to stop.
     """
     most = effort.most_samples
     look = min(_FIRST_LOOK, most)
-    chunk = chunk_of_prompts(entries, look)
-    chunks = in_chunks(program, shared, chunk)
     pieces: list[tuple[Array, ...]] = []
     while True:
         pieces += islice(chunks, -(-look // chunk) - len(pieces))

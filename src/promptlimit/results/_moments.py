@@ -32,6 +32,8 @@ class PromptMoments:
         error: of `mse`, in its units: the numerical error the code measured on itself ("exact"),
             one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
+        limit_error: of `limit`, [output_dim]: 0 where it is a closed form, else what the doubling
+            of a quadrature moved, or one standard error over replicas of particles.
     """
 
     lengths: np.ndarray
@@ -44,6 +46,7 @@ class PromptMoments:
     kind: Kind
     error: np.ndarray
     samples: np.ndarray
+    limit_error: np.ndarray
 
     @property
     def value(self) -> np.ndarray:
@@ -75,6 +78,7 @@ class PromptMoments:
         variables |= {name: ((*axes, "output"), getattr(self, name)) for name in ("mean", "bias")}
         variables["cov"] = (*axes, "output", "other_output"), self.cov
         variables["limit"] = ("output",), self.limit
+        variables["limit_error"] = ("output",), self.limit_error
         return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
 
 
