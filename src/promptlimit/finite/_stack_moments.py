@@ -133,8 +133,8 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
         points.append(mean + grid @ (root @ axes).T)
         products = itertools.product(weights / weights.sum(), repeat=axes.shape[1])
         shares.append(share * np.array([math.prod(row) for row in products]))
-    atoms = Empirical(np.concatenate(points), np.concatenate(shares))
     with jax.enable_x64(True):
+        atoms = Empirical(np.concatenate(points), np.concatenate(shares))
         return doubles(problem.attention(atoms, problem.query))
 
 
