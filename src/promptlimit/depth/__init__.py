@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from promptlimit.depth._bias import fluctuation_bias as fluctuation_bias
     from promptlimit.depth._fluctuations import StackKernel as StackKernel
     from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
+    from promptlimit.depth._fluctuations import too_many_terms as too_many_terms
     from promptlimit.depth._gaussian_stack import GaussianLayer as GaussianLayer
     from promptlimit.depth._gaussian_stack import GaussianStack as GaussianStack
     from promptlimit.depth._gaussian_stack import unread_layer as unread_layer
@@ -32,6 +33,7 @@ _HOME = {
     "influence": "_influence",
     "semi_exact_bias": "_semi_exact",
     "square_error_slopes": "_square_error",
+    "too_many_terms": "_fluctuations",
     "unread_layer": "_gaussian_stack",
 }
 

@@ -126,18 +126,25 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
         )
 
 
-def require_few_terms(stack: GaussianStack) -> None:
-    """Refuse a stack with more terms than one has time for."""
+def too_many_terms(stack: GaussianStack) -> str | None:
+    """Return why the paths of a stack are too many to be summed; None if they are not."""
     terms, below = 0, 1
     for layer in stack.layers:
         terms += len(layer.heads) * below
         below *= 1 + 3 * len(layer.heads)
-    if terms > MOST_TERMS:
-        heads = sorted({len(layer.heads) for layer in stack.layers})
+    if terms <= MOST_TERMS:
+        return None
+    heads = max(len(layer.heads) for layer in stack.layers)
+    shape = f"{stack.depth} layers of {heads} head{'s' if heads > 1 else ''}"
+    return f"{shape} have paths of {terms} terms, more than the {MOST_TERMS} that can be summed"
+
+
+def require_few_terms(stack: GaussianStack) -> None:
+    """Refuse a stack with more terms than one has time for."""
+    if (obstacle := too_many_terms(stack)) is not None:
         raise KindUnavailableError(
-            f"`stack` must have at most {MOST_TERMS} terms for the sum over paths (6 layers of one "
-            f"head), got {terms} in {stack.depth} layers of {heads[-1]} "
-            f"head{'s' if heads[-1] > 1 else ''}. Simulate prompts, or take `influence`."
+            f"`stack` must have few paths, got one in which {obstacle}. Simulate prompts, or take "
+            "`influence` of one long prompt."
         )
 
 

@@ -21,6 +21,7 @@ from promptlimit.finite._head_moments import (
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle, known
 from promptlimit.finite._rules import Effort, Quantity, Rule
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
+from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
     atoms_limit,
     drawn_linear_stack,
@@ -181,6 +182,10 @@ def _leading_obstacle(problem: Problem) -> str | None:
     return problem.leading_obstacle(head.tilt) if head.kernel == "softmax" else None
 
 
+def _expansion_obstacle(problem: Problem) -> str | None:
+    return expansion_obstacle(problem) if problem.head is None else _leading_obstacle(problem)
+
+
 def _limit(problem: Problem, _effort: Effort) -> MomentRows:
     return MomentRows.at_infinity(problem.limit(), problem.lengths.size)
 
@@ -291,6 +296,13 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             "leading order in 1/L",
             _leading_obstacle,
             _of_heads(_leading_order),
+        ),
+        Rule(
+            "asymptotic",
+            "softmax layers of any heads, Gaussian tokens, query outside, no lower layer sharp",
+            "leading order in 1/L, by a sum over paths of layers",
+            _expansion_obstacle,
+            expansion_rows,
         ),
         Rule(
             "estimate",

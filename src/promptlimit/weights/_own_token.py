@@ -48,11 +48,14 @@ class OwnTokenStatistics:
 
 
 def own_token_statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
-    r"""Return the statistics at $(\sigma, s_0)$, [n] each, over L other tokens.
+    r"""Return the statistics at $(\sigma, s_0)$, [n] each, over L other tokens; none is allowed.
 
     Raises:
         AccuracyError: the weights do not add up to one within 1e-9.
     """
+    if length == 0.0:  # all weight is the own token's
+        one, none = np.ones(sharpness.size), np.zeros(sharpness.size)
+        return OwnTokenStatistics(one, one, none, none, none)
     points = zip(sharpness.tolist(), own_score.tolist(), strict=True)
     rows = np.array([_integrals(max(sigma, _SMALLEST), own, length) for sigma, own in points])
     mass = rows[:, 0]
