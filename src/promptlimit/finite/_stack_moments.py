@@ -49,7 +49,7 @@ _PARTICLES = 1024
 """Tokens that stand for a law in more than two dimensions; their error falls as 1/N^2."""
 
 _REPLICAS = 64
-"""Independent prompts of them, when a user does not say."""
+"""Independent prompts of them, unless a user who asks for nothing but the limit says otherwise."""
 
 _FIRST_NODES = {1: 64, 2: 16}
 """Nodes an axis that the quadrature of a Gaussian part begins with, by dimension."""
@@ -181,6 +181,8 @@ def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> 
     takes the bias of order 1/N out.
     """
     replicas = _REPLICAS if effort.samples is None else int(effort.samples)
+    if np.isfinite(problem.lengths).any():
+        replicas = min(replicas, _REPLICAS)
     chunk = chunk_of_prompts(numbers_of_prompt(problem, 2 * _PARTICLES, 4), replicas)
     with jax.enable_x64(True):
         simulation = PromptSimulation.of(dataclasses.replace(problem, causal=False), key)
