@@ -18,6 +18,7 @@ from promptlimit._version import __version__ as __version__
 if TYPE_CHECKING:
     from promptlimit import attention as attention
     from promptlimit import concentration as concentration
+    from promptlimit import depth as depth
     from promptlimit import dynamics as dynamics
     from promptlimit import finite as finite
     from promptlimit import heads as heads
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import Discrimination as Discrimination
     from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
+    from promptlimit.tasks import RotatedRegression as RotatedRegression
     from promptlimit.tasks import bayes_excess as bayes_excess
     from promptlimit.tasks import bayes_heads as bayes_heads
     from promptlimit.tasks import bayes_layer as bayes_layer
@@ -164,6 +166,7 @@ _HOME = {
     "RequiredLength": "results",
     "Risk": "results",
     "RiskGradient": "results",
+    "RotatedRegression": "tasks",
     "Rule": "finite",
     "RunBusyError": "results",
     "ScoreStatistics": "weights",
@@ -217,6 +220,7 @@ _HOME = {
 _PACKAGES = (
     "attention",
     "concentration",
+    "depth",
     "dynamics",
     "finite",
     "heads",

@@ -7,6 +7,7 @@ the spread of the spectrum: beyond, pairs of steps meet and stay together, and t
 above the best polynomial (derived here).
 """
 
+import itertools
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -85,3 +86,49 @@ def _descend(
         misfits, start, slopes, x_scale="jac", xtol=_CLOSE, ftol=_FINEST, gtol=_FINEST
     )
     return 2 * descent.cost * unit**2, descent.x
+
+
+def moving_degree(depth: int) -> int:
+    """Return the degree of p after K layers that move the covariates too: (3^K - 1) / 2."""
+    return (3**depth - 1) // 2
+
+
+def best_moving_steps(
+    spectrum: Spectrum, ridge: Fraction, depth: int
+) -> tuple[BestSteps, NDArray[np.float64]]:
+    r"""Return the best steps of labels and of covariates (GD++), and the latter, one a layer.
+
+    $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$; the last
+    covariates are read by nobody, $a_{K-1}=0$. Descents from the best steps without motion in all
+    orders, and the least of them.
+
+    Args:
+        spectrum: of degree `moving_degree(depth)`.
+        ridge: $c$.
+        depth: $K$.
+    """
+    from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
+
+    points = 1 + spectrum.nodes[0]
+    unit = float(np.linalg.norm(spectrum.misfits(float(ridge), np.ones_like(points))))
+
+    def misfits(steps: NDArray[np.inexact]) -> NDArray[np.inexact]:
+        residuals, moved = np.ones_like(points), points
+        for step, shift in zip(steps[:depth], [*steps[depth:], 0.0], strict=True):
+            residuals = residuals * (1 - step * moved)
+            moved = moved * (1 - shift * moved) ** 2
+        return spectrum.misfits(float(ridge), residuals) / unit
+
+    still = best_steps(spectrum.truncated(depth), ridge).steps
+    descents = [
+        least_squares(
+            misfits, np.append(order, np.full(depth - 1, shift)), "cs",
+            x_scale="jac", xtol=_CLOSE, ftol=_FINEST, gtol=_FINEST,
+        )
+        for order in itertools.permutations(np.resize(still, depth))
+        for shift in ((0.0, 0.2, 0.5) if depth > 1 else (0.0,))
+    ]  # fmt: skip
+    best = min(descents, key=lambda descent: descent.cost)
+    bound = float(spectrum.least(ridge))
+    moving = BestSteps(best.x[:depth], bound + 2 * best.cost * unit**2, bound)
+    return moving, np.append(best.x[depth:], 0.0)
