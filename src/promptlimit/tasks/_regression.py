@@ -192,10 +192,10 @@ class RotatedRegression(AbstractGaussianRegression):
     ):
         with jax.enable_x64(True):
             eigenvalues = np.asarray(float_array("spectrum", spectrum, rank=1), np.float64)
-        if not (np.isfinite(eigenvalues).all() and (eigenvalues >= 0).all() and eigenvalues.any()):
+        if not ((eigenvalues >= 0).all() and eigenvalues.any()):
             raise ValueError(
-                "`spectrum` must hold finite eigenvalues that are not negative, one of them "
-                f"positive, got {eigenvalues.tolist()}."
+                "`spectrum` must hold eigenvalues that are not negative, one of them positive, "
+                f"got {eigenvalues.tolist()}. They are variances of the covariates."
             )
         self.spectrum = eigenvalues
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
