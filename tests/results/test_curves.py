@@ -77,6 +77,7 @@ MOMENTS = PromptMoments(
     kind="exact",
     error=np.zeros(3),
     samples=np.zeros(3, int),
+    limit_error=np.zeros(2),
 )
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from promptlimit._inputs import ArrayLike, promoted
 from promptlimit.attention._abstract import AbstractAttention, as_query, require_prompt
+from promptlimit.attention._heads import AbstractHead
 from promptlimit.attention._multi_head import MultiHead
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, compiled
 
@@ -110,6 +111,14 @@ class Stack(AbstractAttention):
     def layers_read(self) -> tuple[AbstractAttention, ...]:
         """Return the layers."""
         return self.layers
+
+    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+        """Return the heads of the layer where there is one."""
+        return self.layers[0].heads_read() if len(self.layers) == 1 else None
+
+    def residual_read(self) -> Float[Array, "output_dim query_dim"] | None:
+        """Return the residual of the layer where there is one."""
+        return self.layers[0].residual_read() if len(self.layers) == 1 else None
 
     def numbers_held(self, length: int) -> int:
         """Return the scores of tokens for tokens that are held at a time."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from promptlimit.depth._wishart import trace_moments
 
-MOST_NODES = 16
+MOST_STEPS = 16
 """The largest degree whose moments are had in a moment: 2n powers of a Wishart matrix."""
 
 

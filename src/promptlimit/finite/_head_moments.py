@@ -37,6 +37,7 @@ class MomentRows:
         participation: $E\sum_lp_l^2$, [n].
         error: of `mse`, in its units, [n].
         samples: how many prompts were simulated, [n]; None when none was.
+        limit_error: of `limit`, [e]; None when it is a closed form.
     """
 
     limit: Array
@@ -46,6 +47,7 @@ class MomentRows:
     participation: Array
     error: Array
     samples: np.ndarray | None = None
+    limit_error: Array | None = None
 
     @property
     def value(self) -> Array:

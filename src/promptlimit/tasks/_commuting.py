@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.attention import AbstractAttention
-from promptlimit.depth import MOST_NODES, wishart_spectrum
+from promptlimit.depth import MOST_STEPS, wishart_spectrum
 from promptlimit.tasks._regression import AbstractGaussianRegression
 
 
@@ -74,7 +74,7 @@ def commuting_risk(
         return (noise + prior * float(loads @ (1 - _answers(layers, variances)) ** 2)) / 2
     degree, scale = _degree(layers), float(sigma[0, 0])
     isotropic = task.turns == 0 and np.array_equal(sigma, scale * np.eye(dim))
-    if not isotropic or scale == 0.0 or degree > MOST_NODES:
+    if not isotropic or scale == 0.0 or degree > MOST_STEPS:
         return None
     spectrum = wishart_spectrum(dim, int(length), max(degree, 1))
     ridge = Fraction(noise) / (Fraction(prior) * Fraction(scale) * int(length))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from promptlimit._inputs import Number
 from promptlimit.attention import Layer, LinearAttention, Stack
 from promptlimit.depth import (
-    MOST_NODES,
+    MOST_STEPS,
     Spectrum,
     best_moving_steps,
     best_steps,
@@ -125,7 +125,7 @@ def linear_optimum(
 
 
 def _require_depth(depth: int, *, moving_covariates: bool) -> None:
-    most = _MOST_MOVING if moving_covariates else MOST_NODES
+    most = _MOST_MOVING if moving_covariates else MOST_STEPS
     if not (isinstance(depth, int | np.integer) and 1 <= depth <= most):
         why = " where covariates move" if moving_covariates else ""
         raise ValueError(

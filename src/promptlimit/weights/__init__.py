@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from promptlimit.weights._prompts import EPSILON as EPSILON
     from promptlimit.weights._prompts import NEGLIGIBLE as NEGLIGIBLE
     from promptlimit.weights._prompts import STEP as STEP
+    from promptlimit.weights._own_token import OwnTokenStatistics as OwnTokenStatistics
+    from promptlimit.weights._own_token import own_token_statistics as own_token_statistics
     from promptlimit.weights._prompts import AbstractScoreLaw as AbstractScoreLaw
     from promptlimit.weights._prompts import Numbers as Numbers
     from promptlimit.weights._prompts import Prompts as Prompts
@@ -43,6 +45,7 @@ _HOME = {
     "MixtureTokens": "_cross_moments",
     "NEGLIGIBLE": "_prompts",
     "Numbers": "_prompts",
+    "OwnTokenStatistics": "_own_token",
     "Prompts": "_prompts",
     "Ray": "_ray",
     "RayLaw": "_lines",
@@ -56,6 +59,7 @@ _HOME = {
     "WeightStatistics": "_weight_statistics",
     "cross_moment": "_cross_moments",
     "deviation_moments": "_weighed_values",
+    "own_token_statistics": "_own_token",
     "score_law": "_lines",
     "score_statistics": "_score_statistics",
     "selection": "_selection",
