@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from promptlimit.concentration import gradient_gap as gradient_gap
     from promptlimit.concentration import output_gap as output_gap
     from promptlimit.concentration import required_length as required_length
+    from promptlimit.depth import depth_flow as depth_flow
     from promptlimit.dynamics import OutsideTheoremWarning as OutsideTheoremWarning
     from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import TrainingPlan as TrainingPlan
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from promptlimit.parallel import spread as spread
     from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
+    from promptlimit.results import DepthFlow as DepthFlow
     from promptlimit.results import GapCurve as GapCurve
     from promptlimit.results import GapExponent as GapExponent
     from promptlimit.results import GradientMoments as GradientMoments
@@ -131,6 +133,7 @@ _HOME = {
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
     "Denoising": "tasks",
+    "DepthFlow": "results",
     "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
@@ -191,6 +194,7 @@ _HOME = {
     "bayes_risk": "tasks",
     "best_layer": "tasks",
     "block_start": "dynamics",
+    "depth_flow": "depth",
     "fit_rate": "concentration",
     "flow_time": "dynamics",
     "gap_exponent": "concentration",

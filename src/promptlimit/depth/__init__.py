@@ -9,6 +9,7 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.depth._bias import fluctuation_bias as fluctuation_bias
+    from promptlimit.depth._continuous import depth_flow as depth_flow
     from promptlimit.depth._fluctuations import StackKernel as StackKernel
     from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
     from promptlimit.depth._fluctuations import too_many_terms as too_many_terms
@@ -48,6 +49,7 @@ _HOME = {
     "bartlett_factors": "_wishart",
     "best_moving_steps": "_steps",
     "best_steps": "_steps",
+    "depth_flow": "_continuous",
     "fluctuation_bias": "_bias",
     "fluctuation_cov": "_fluctuations",
     "influence": "_influence",
