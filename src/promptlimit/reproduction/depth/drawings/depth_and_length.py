@@ -32,7 +32,7 @@ def _draw_lengths(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     axis.set(yscale="log")
     axis.set_xlabel("depth $K$")
     axis.set_ylabel("least mean squared error, less the noise")
-    axis.legend(loc="upper right")
+    axis.legend(loc="upper right", ncols=2)
 
 
 def _draw_protocol(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
@@ -46,4 +46,4 @@ def _draw_protocol(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     axis.set(yscale="log")
     axis.set_xlabel("depth $K$")
     axis.set_ylabel("least mean squared error")
-    axis.legend(loc="lower left")
+    axis.legend(loc="upper right")
