@@ -78,6 +78,7 @@ MOMENTS = PromptMoments(
     error=np.zeros(3),
     samples=np.zeros(3, int),
     limit_error=np.zeros(2),
+    bias_error=np.zeros((3, 2)),
 )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.depth import MOST_NODES
 from promptlimit.finite._head_moments import (
@@ -24,6 +24,8 @@ from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_mom
 from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
     atoms_limit,
+    controlled_moments,
+    controlled_obstacle,
     drawn_linear_stack,
     exact_linear_stack,
     linear_stack_obstacle,
@@ -107,8 +109,13 @@ def prompt_moments(
         kind=rule.kind,
         error=rows.error.reshape(shape),
         samples=np.zeros(shape, dtype=np.int64) if counts is None else counts.reshape(shape),
-        limit_error=np.zeros_like(rows.limit) if rows.limit_error is None else rows.limit_error,
+        limit_error=_or_zeros(rows.limit_error, rows.limit.shape),
+        bias_error=_or_zeros(rows.bias_error, (*shape, rows.limit.size)),
     )
+
+
+def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape) if array is None else array.reshape(shape)
 
 
 def finite_length(problem: Problem) -> str | None:
@@ -310,6 +317,13 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             "Wishart matrices drawn, at no cost in L",
             linear_stack_obstacle,
             drawn_linear_stack,
+        ),
+        Rule(
+            "estimate",
+            "softmax layers that can be expanded as above, few heads and layers",
+            "prompts simulated, less what their tokens do to first order",
+            controlled_obstacle,
+            controlled_moments,
         ),
         Rule(
             "estimate",

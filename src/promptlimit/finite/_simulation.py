@@ -104,12 +104,22 @@ def simulated_lengths(
 def _simulated(
     problem: Problem, length: float, effort: Effort, program: Program, constants: tuple[Any, ...]
 ) -> tuple[Array, ...]:
+    chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
+    return rows_until_known(chunks, chunk, effort)
+
+
+def prompt_chunks(
+    problem: Problem, length: float, effort: Effort, program: Program, *constants: Any
+) -> tuple[Iterator[Any], int]:
+    """Return what a program makes of prompts of a length, so many at a time, and how many.
+
+    The program is that of `simulated_lengths`; call inside `enable_x64`.
+    """
     count = tokens_that_fit(length, problem.measure.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
     simulation = PromptSimulation.of(problem, known(effort.key))
     chunk = chunk_of_prompts(entries, min(_FIRST_LOOK, effort.most_samples))
-    chunks = in_chunks(program, (simulation, count, *constants), chunk)
-    return rows_until_known(chunks, chunk, effort)
+    return in_chunks(program, (simulation, count, *constants), chunk), chunk
 
 
 def rows_until_known(
@@ -214,6 +224,19 @@ def output_errors(
             own = [query[None]] if simulation.including_query else []
             weights = jax.nn.softmax(jnp.concatenate([tokens, *own]) @ tilt)
         return jnp.sum(deviation**2), deviation, jnp.sum(weights**2)
+
+    return jax.vmap(one)(indices)
+
+
+def outputs_and_tokens(
+    shared: tuple[PromptSimulation, int, JaxArray], indices: JaxArray
+) -> tuple[JaxArray, JaxArray]:
+    """Return deviations from the limit, the one constant, and the tokens that made them."""
+    simulation, count, limit = shared
+
+    def one(index: JaxArray) -> tuple[JaxArray, JaxArray]:
+        query, tokens = simulation.draw(count, index)
+        return simulation.read_tokens(tokens, query) - limit, tokens
 
     return jax.vmap(one)(indices)
 

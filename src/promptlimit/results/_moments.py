@@ -35,6 +35,8 @@ class PromptMoments:
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
         limit_error: of `limit`, [output_dim]: 0 where it is a closed form, else what the doubling
             of a quadrature moved, or one standard error over replicas of particles.
+        bias_error: one standard error of `bias` where prompts were simulated, 0 elsewhere,
+            [output_dim].
     """
 
     lengths: np.ndarray
@@ -48,6 +50,7 @@ class PromptMoments:
     error: np.ndarray
     samples: np.ndarray
     limit_error: np.ndarray
+    bias_error: np.ndarray
 
     @property
     def value(self) -> np.ndarray:
@@ -76,7 +79,10 @@ class PromptMoments:
             name: (axes, getattr(self, name))
             for name in ("mse", "effective_tokens", "error", "samples")
         }
-        variables |= {name: ((*axes, "output"), getattr(self, name)) for name in ("mean", "bias")}
+        variables |= {
+            name: ((*axes, "output"), getattr(self, name))
+            for name in ("mean", "bias", "bias_error")
+        }
         variables["cov"] = (*axes, "output", "other_output"), self.cov
         variables["limit"] = ("output",), self.limit
         variables["limit_error"] = ("output",), self.limit_error
