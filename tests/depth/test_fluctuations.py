@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+
 from depth.anchors import LINES, PLANE_QUERY, plain, plane
 from depth.weighted_atoms import atoms, influences
-
 from promptlimit.depth import (
     GaussianLayer,
     GaussianStack,
@@ -47,7 +47,7 @@ def test_the_kernel_and_the_bias_are_the_derivatives_of_the_stack_in_the_weight_
     points, weights = atoms(stack.mean, stack.cov, 36)
     limit, kernel, second = influences(plain(stack), points, weights, [query])
     assert limit == pytest.approx([output], abs=1e-8)
-    parts = StackKernel.of(stack, np.array([query])).by_steps(points)
+    parts = np.stack(StackKernel.of(stack, np.array([query])).by_steps(points))
     inside = weights > 1e-12
     assert parts.sum(axis=0)[inside] == pytest.approx(kernel[inside], abs=1e-7)
     assert weights @ kernel**2 == pytest.approx([variance], rel=1e-10)
@@ -147,7 +147,7 @@ def test_a_simulated_stack_keeps_to_covariance_and_bias_once_the_kernel_is_taken
 
 
 def test_a_covariance_that_is_infinite_is_refused():
-    stack, query, *_ = LINES["two"]
+    stack = LINES["two"][0]
     layers = (GaussianLayer(np.eye(1), ((np.array([[1.1]]), np.eye(1)),)), stack.layers[1])
     message = (
         "`stack` must have a finite covariance to order 1/L, got a path to layer 0 whose tilt has "
@@ -166,8 +166,9 @@ def test_a_stack_deeper_than_paths_can_be_summed_is_refused():
     with pytest.raises(KindUnavailableError) as error:
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), (layer,) * 7), np.ones(1))
     assert str(error.value) == (
-        "`stack` must have at most 1500 terms for the sum over paths (6 layers of one head), got "
-        "5461 in 7 layers of 1 head. Simulate prompts, or take `influence`."
+        "`stack` must have few paths, got one in which 7 layers of 1 head have paths of 5461 "
+        "terms, more than the 1500 that can be summed. Simulate prompts, or take `influence` of "
+        "one long prompt."
     )
 
 

@@ -62,7 +62,7 @@ def reading_bias(stack: GaussianStack, query: Array) -> Array:
 def _gradients(
     stack: GaussianStack, query: Array, diagrams: Callable[[int, int, Tilts], Iterator[Diagram]]
 ) -> Array:
-    r"""Return $\sum N\nabla_t$ of diagrams over the heads (l, h) that the query reads with, [..., e]."""
+    r"""Return $\sum N\nabla_t$ of the diagrams of every head (l, h) at the query, [..., e]."""
     require_few_terms(stack)
     total: Array | float = 0.0
     for level, head in stack.below(stack.depth):
@@ -106,7 +106,7 @@ def _read(
     token: slice,
     mark: tuple[int, slice] | None = None,
 ) -> Tilts:
-    r"""Return v and below it $t_j(z')$, plus $\epsilon N_{jl}'t$ where l and the rows of t are given."""
+    r"""Return v and below it $t_j(z')$, plus $\epsilon N_{jl}'t$ for a mark: l, the rows of t."""
     j, h = head
     key_query = stack.layers[j].heads[h][0]
     marked = None if mark is None else (stack.carry(j, h, mark[0]).mT, mark[1])

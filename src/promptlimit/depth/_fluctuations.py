@@ -8,7 +8,7 @@ its influence $K(z,y)$, and L times its covariance tends to $E_yK(z,y)K(z',y)'$.
 
 Unrolled, chi is a sum over paths of layers l = p_0 > p_1 > ... > p_k: a Gaussian tilt descends,
 
-    s_0 = t,    s_{i+1} = (A + eps_{i+1} N') s_i + U_j m_j + N(0, U_j G_j U_j'),    A = U_j P_j G P_l'
+    s_0 = t,   s_{i+1} = (A + eps_{i+1} N') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
 
 from layer l to j, and the path has $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
 $E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$. Of several heads a path also picks one.
@@ -18,7 +18,9 @@ Under a causal mask a path of k steps meets one of k' with the weight $\binom{k+
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
+import equinox as eqx
 import numpy as np
 
 from promptlimit._arrays import Array
@@ -26,6 +28,9 @@ from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.depth._nilpotent import exponential, inverse, product
 from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
 from promptlimit.results import KindUnavailableError
+
+AnyArray = Any
+"""Of NumPy, or of jax while it traces."""
 
 MOST_TERMS = 1500
 """Coefficients in all paths, which are squared for the covariance: six layers of one head."""
@@ -148,8 +153,7 @@ def require_few_terms(stack: GaussianStack) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelPart:
+class KernelPart(eqx.Module):
     r"""What one path has in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
 
     Attributes:
@@ -157,24 +161,24 @@ class KernelPart:
         steps: of the path: how many tokens pass it on.
         constant: of F, [2^n], ...
         linear: ... its coefficients in $y-m$, [2^n, d], ...
-        square: ... and in its products, [2^n, d, d]: $F=f+\langle g,y-m\rangle+\tfrac12(y-m)'Q(y-m)$.
+        square: ... and in their products, halved, [2^n, d, d].
         pull: of $\nabla F$, [2^n, q], ...
         turn: ... and its coefficients in $y-m$, [2^n, q, d].
     """
 
-    carry: Array
-    steps: int
-    constant: Array
-    linear: Array
-    square: Array
-    pull: Array
-    turn: Array
+    carry: AnyArray
+    steps: int = eqx.field(static=True)
+    constant: AnyArray
+    linear: AnyArray
+    square: AnyArray
+    pull: AnyArray
+    turn: AnyArray
 
     @staticmethod
     def of(stack: GaussianStack, carry: Array, descent: Descent) -> "KernelPart":
         r"""Return the part of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
 
-            F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
+        F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
         """
         tilts, path = descent.tilts, stack.paths[descent.layer]
         cov = path @ stack.cov @ path.mT
@@ -194,17 +198,16 @@ class KernelPart:
             turn=product(slope, np.ascontiguousarray(inverted.mT)) @ path,
         )
 
-    def at(self, tokens: Array) -> Array:
+    def at(self, tokens: AnyArray) -> AnyArray:
         """Return the part at tokens less their mean, [n, d] to [n, e]."""
-        square = 0.5 * np.einsum("nd,sde,ne->sn", tokens, self.square, tokens)
-        exponent = self.constant[:, None] + self.linear @ tokens.T + square
-        gradient = self.pull[:, None] + tokens @ self.turn.mT
-        value = exponential(exponent)[..., None] * gradient[::-1]
-        return value.sum(axis=0) @ self.carry.T
+        xp = tokens.__array_namespace__()
+        square = 0.5 * xp.einsum("nd,sde,ne->sn", tokens, self.square, tokens)
+        exponent = self.constant[:, None] + xp.einsum("sd,nd->sn", self.linear, tokens) + square
+        gradient = self.pull[:, None] + xp.einsum("sqd,nd->snq", self.turn, tokens)
+        return xp.einsum("sn,snq,eq->ne", exponential(exponent), gradient[::-1], self.carry)
 
 
-@dataclasses.dataclass(frozen=True)
-class StackKernel:
+class StackKernel(eqx.Module):
     r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
 
     It has mean zero, and its mean over the tokens of a prompt is what moves the output to first
@@ -215,7 +218,7 @@ class StackKernel:
         parts: one a path.
     """
 
-    mean: Array
+    mean: AnyArray
     parts: tuple[KernelPart, ...]
 
     @staticmethod
@@ -224,14 +227,12 @@ class StackKernel:
         paths = query_descents(stack, query)
         return StackKernel(stack.mean, tuple(KernelPart.of(stack, *path) for path in paths))
 
-    def __call__(self, tokens: Array) -> Array:
+    def __call__(self, tokens: AnyArray) -> AnyArray:
         """Return $K(z,y)$ for tokens y, [n, d] to [n, e]."""
-        centred = tokens - self.mean
-        return np.sum([part.at(centred) for part in self.parts], axis=0)
+        return sum(self.by_steps(tokens))
 
-    def by_steps(self, tokens: Array) -> Array:
-        r"""Return $K^{(p)}(z,y)$, the parts that p tokens pass on, [p, n, e]; their sum is K."""
-        centred = tokens - self.mean
+    def by_steps(self, tokens: AnyArray) -> list[AnyArray]:
+        r"""Return $K^{(p)}(z,y)$, what p tokens pass on, [n, e] for each p; K is their sum."""
+        centred = tokens - self.mean[None]
         steps = range(1 + max(part.steps for part in self.parts))
-        parts = [[part.at(centred) for part in self.parts if part.steps == p] for p in steps]
-        return np.stack([np.sum(part, axis=0) for part in parts])
+        return [sum(part.at(centred) for part in self.parts if part.steps == p) for p in steps]

@@ -16,7 +16,6 @@ from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import covariance_root
 
-
 SHARPEST = 0.5
 r"""The $\tau^2$ from which on a layer that another reads has no expansion in 1/L."""
 
@@ -114,7 +113,7 @@ class GaussianStack:
         return self.position(self.depth, query)[..., 0]
 
     def carry(self, level: int, head: int, until: int) -> Array:
-        r"""Return $N=M_{l'-1}\cdots M_{l+1}V_l^h$: from the read of a head to layer l' = `until`."""
+        r"""Return $N=M_{l'-1}\cdots M_{l+1}V_l^h$: from what a head reads to layer l' = `until`."""
         matrix = self.layers[level].heads[head][1]
         for between in range(level + 1, until):
             matrix = self.maps[between] @ matrix
@@ -151,7 +150,7 @@ class GaussianStack:
         return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
 
     def sharp_layer(self) -> str | None:
-        r"""Return why there is no expansion in 1/L: a layer below the last with $\tau_l^2\ge1/2$."""
+        r"""Return why there is no expansion in 1/L: $\tau_l^2\ge1/2$ in a layer below the last."""
         for level in range(self.depth - 1):
             if (sharpness := self.squared_tau(level)) >= SHARPEST:
                 return (

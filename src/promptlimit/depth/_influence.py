@@ -43,11 +43,11 @@ class Influence:
 
 
 def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike) -> Influence:
-    r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$ by reverse mode.
+    r"""Return $K(z,z_i)=\frac{d}{d\epsilon}T[(1-\epsilon)\mu+\epsilon\delta_{z_i}](z)$.
 
-    The infinitesimal jackknife. For tokens drawn from a law, `cov` estimates L times the covariance
-    of the output over prompts of L tokens, to leading order, from one prompt; for the atoms of a
-    quadrature rule it is that covariance. Any depth, any layers.
+    The infinitesimal jackknife, by reverse mode. For tokens drawn from a law, `cov` estimates L
+    times the covariance of the output over prompts of L tokens, to leading order, from one prompt;
+    for the atoms of a quadrature rule it is that covariance. Any depth, any layers.
 
     Args:
         attention: such as a `Stack`.
@@ -59,6 +59,7 @@ def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike)
     >>> stack, law = pl.Stack([pl.Layer(head)] * 2), pl.Gaussian([0.0], [[1.0]])
     >>> tokens = pl.Empirical(law.sample(500, key=jax.random.key(0)))
     >>> print(influence(stack, tokens, [1.0]).cov.round(2))
+    [[2.79]]
     """
     with jax.enable_x64(True):
         point = jnp.asarray(query, dtype=jnp.float64)

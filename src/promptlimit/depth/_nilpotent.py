@@ -1,4 +1,4 @@
-r"""Numbers with infinitesimals $\epsilon_1,\dots,\epsilon_n$, $\epsilon_i^2=0$: derivatives by arithmetic.
+r"""Derivatives by arithmetic: numbers with infinitesimals $\epsilon_i$, $\epsilon_i^2=0$.
 
 Such a number is $x=\sum_Sx_S\prod_{i\in S}\epsilon_i$, and the derivative of a function in all of
 $\epsilon_1,\dots,\epsilon_n$, once in each, is the last coefficient of its value. An array of
@@ -7,11 +7,12 @@ them has the coefficients along its first axis, that of S at the place whose bin
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, doubles
 
 
 @functools.cache
@@ -38,13 +39,20 @@ def last_of_product(x: Array, y: Array) -> Array:
     return np.sum(x[..., None, None] * y[::-1], axis=0)
 
 
-def exponential(x: Array) -> Array:
-    r"""Return $e^x$: $e^{a+\epsilon b}=e^a+\epsilon e^ab$."""
-    if len(x) == 1:
-        return np.exp(x)
-    low, high = np.split(x, 2)
-    without = exponential(low)
-    return np.concatenate([without, product(without, high, np.multiply)])
+def exponential(x: Any) -> Any:
+    r"""Return $e^x$ of numbers, of NumPy or of jax: $e^{a+\epsilon b}=e^a+\epsilon e^ab$."""
+    xp = x.__array_namespace__()
+    coefficients = [xp.exp(x[0])]
+    while (half := len(coefficients)) < len(x):
+        coefficients += [
+            sum(
+                coefficients[part] * x[half + (whole ^ part)]
+                for part in range(half)
+                if not part & ~whole
+            )
+            for whole in range(half)
+        ]
+    return xp.stack(coefficients)
 
 
 def inverse(x: Array) -> tuple[Array, Array]:
@@ -54,7 +62,7 @@ def inverse(x: Array) -> tuple[Array, Array]:
     $\ln\det(a+\epsilon b)=\ln\det a+\epsilon\,\mathrm{tr}\,a^{-1}b$.
     """
     if len(x) == 1:
-        return np.linalg.inv(x), np.linalg.slogdet(x)[1]
+        return doubles(np.linalg.inv(x)), np.linalg.slogdet(x)[1]
     low, high = np.split(x, 2)
     without, log_det = inverse(low)
     moved = product(without, high)

@@ -17,13 +17,16 @@ from promptlimit.depth._bias import reading_bias
 from promptlimit.depth._fluctuations import query_tilt
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.results import KindUnavailableError
-from promptlimit.weights import own_token_statistics
+from promptlimit.weights import OwnTokenStatistics, own_token_statistics
 
 _NODES = {1: 48, 2: 24, 3: 12}
 """Nodes an axis of a tensor rule, by dimension."""
 
-_POINTS = 1024
+_POINTS = 2**15
 """Points of a Sobol' sequence in more dimensions, each with its mirror image."""
+
+_TABLE = (20, 56)
+"""Chebyshev nodes in the sharpness and in the own score from which statistics are interpolated."""
 
 
 def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
@@ -48,7 +51,7 @@ def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
 
 
 def _own_error_gradient(stack: GaussianStack, tilt: Array, length: float) -> Array:
-    r"""Return $\nabla_tx_1(t)=E[\nabla_tf]+M_0G^{1/2}E[\xi f]$, $z'=m+GM_0't+G^{1/2}\xi$, by Stein."""
+    r"""Return $\nabla_tx_1(t)=E[\nabla_tf]+M_0G^{1/2}E[\xi f]$, $z'=m+GM_0't+G^{1/2}\xi$."""
     nodes, weights = _normal_nodes(stack.mean.size)
     onward = stack.maps[0]
     tokens = stack.mean + stack.cov @ onward.T @ tilt + nodes @ stack.root
@@ -74,7 +77,7 @@ def _own_errors(
     sharpness = np.linalg.norm(seen, axis=1)
     unit = seen / np.maximum(sharpness, np.finfo(np.float64).tiny)[:, None]
     own_score = np.einsum("nd,nd->n", tokens @ key_query.T, tokens - stack.mean)
-    statistics = own_token_statistics(sharpness, own_score, length - 1.0)
+    statistics = _statistics(sharpness, own_score, length - 1.0)
     spread = value @ stack.root
     along = unit @ spread.T
     away = (tokens - stack.mean) @ value.T - sharpness[:, None] * along
@@ -87,6 +90,53 @@ def _own_errors(
     products = s2 * (spread @ spread.T @ tilt) + (b2 - s2) * ahead * along
     products = products + x * (aside * along + ahead * away) + p00 * aside * away
     return p0 * away - s2 * sharpness[:, None] * along, products
+
+
+def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
+    """Return `own_token_statistics`, of many points by interpolation of their logarithms."""
+    count = _TABLE[0] * _TABLE[1]
+    if sharpness.size <= count or length == 0.0:
+        return own_token_statistics(sharpness, own_score, length)
+    places, ranges = zip(
+        *(
+            _chebyshev_places(x, size)
+            for x, size in zip((sharpness, own_score), _TABLE, strict=True)
+        ),
+        strict=True,
+    )
+    grid = [side.ravel() for side in np.meshgrid(*places, indexing="ij")]
+    table = own_token_statistics(*grid, length)
+    left, right = (
+        _chebyshev_weights(x, *limits, size)
+        for x, limits, size in zip((sharpness, own_score), ranges, _TABLE, strict=True)
+    )
+
+    def interpolated(values: Array) -> Array:
+        return np.exp(np.einsum("na,ab,nb->n", left, np.log(values).reshape(_TABLE), right))
+
+    return OwnTokenStatistics(
+        own=interpolated(table.own),
+        own_square=interpolated(table.own_square),
+        participation=interpolated(table.participation),
+        score_error=interpolated(table.score_error),
+        coupling=-sharpness * interpolated(-table.coupling / grid[0]),
+    )
+
+
+def _chebyshev_places(x: Array, size: int) -> tuple[Array, tuple[float, float]]:
+    """Return Chebyshev nodes between the least and the largest of numbers, and these two."""
+    low, high = float(x.min()), float(x.max()) + 1e-9
+    angles = np.pi * (np.arange(size) + 0.5) / size
+    return 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angles), (low, high)
+
+
+def _chebyshev_weights(x: Array, low: float, high: float, size: int) -> Array:
+    """Return what the values at the nodes are weighed with in the interpolant at x, [n, size]."""
+    angles = np.pi * (np.arange(size) + 0.5) / size
+    orders = np.arange(size)
+    at_nodes = np.cos(np.outer(angles, orders)) * np.where(orders == 0, 1.0, 2.0) / size
+    inside = np.clip((2.0 * x - low - high) / (high - low), -1.0, 1.0)
+    return np.cos(np.outer(np.arccos(inside), orders)) @ at_nodes.T
 
 
 def _normal_nodes(dim: int) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-r"""What a finite prompt adds to the square error of a prediction that a stack makes, to order 1/L."""
+"""What a finite prompt adds to the square error of a stack's predictions, to order 1/L."""
 
 import dataclasses
 

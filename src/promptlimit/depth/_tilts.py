@@ -63,7 +63,9 @@ class Tilts:
         own = across[..., of] @ matrix.mT
         mean[0] += shift
         own[0] += noise
-        without = Tilts(_below(self.mean, mean), _below(self.slope, slope), self._grown(across, own))
+        without = Tilts(
+            _below(self.mean, mean), _below(self.slope, slope), self._grown(across, own)
+        )
         if mark is None:
             return without
         matrix, at = mark
@@ -99,7 +101,9 @@ class Tilts:
 
         def blocks(first: Array, second: Array) -> Array:
             batch = np.broadcast_shapes(first.shape[1:-2], second.shape[1:-2])
-            rows, columns = (a + b for a, b in zip(first.shape[-2:], second.shape[-2:], strict=True))
+            rows, columns = (
+                a + b for a, b in zip(first.shape[-2:], second.shape[-2:], strict=True)
+            )
             both = np.zeros((own * others, *batch, rows, columns))
             both[:own, ..., : first.shape[-2], : first.shape[-1]] = first
             both[::own, ..., first.shape[-2] :, first.shape[-1] :] = second
@@ -155,7 +159,7 @@ class GaussianMean:
         return last_of_product(self.value, self.gradient)
 
     def mixed_derivative(self, first: int) -> Array:
-        r"""Return $\nabla_t\nabla_s'$, last coefficient, t the first so many entries of the start."""
+        r"""Return $\nabla_t\nabla_s'$, last coefficient, t the `first` entries of the start."""
         left, right = self.gradient[..., :first, :], self.gradient[..., first:, :]
         onward = product(self.precision, self.slope[..., first:])
         curvature = product(np.ascontiguousarray(self.slope[..., :first].mT), onward)

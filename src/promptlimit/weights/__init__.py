@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from promptlimit.weights._interpolant_table import tabulate as tabulate
     from promptlimit.weights._lines import RayLaw as RayLaw
     from promptlimit.weights._lines import score_law as score_law
+    from promptlimit.weights._own_token import OwnTokenStatistics as OwnTokenStatistics
+    from promptlimit.weights._own_token import own_token_statistics as own_token_statistics
     from promptlimit.weights._prompts import EPSILON as EPSILON
     from promptlimit.weights._prompts import NEGLIGIBLE as NEGLIGIBLE
     from promptlimit.weights._prompts import STEP as STEP
-    from promptlimit.weights._own_token import OwnTokenStatistics as OwnTokenStatistics
-    from promptlimit.weights._own_token import own_token_statistics as own_token_statistics
     from promptlimit.weights._prompts import AbstractScoreLaw as AbstractScoreLaw
     from promptlimit.weights._prompts import Numbers as Numbers
     from promptlimit.weights._prompts import Prompts as Prompts
