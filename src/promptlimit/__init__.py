@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from promptlimit.concentration import gradient_gap as gradient_gap
     from promptlimit.concentration import output_gap as output_gap
     from promptlimit.concentration import required_length as required_length
+    from promptlimit.depth import depth_flow as depth_flow
     from promptlimit.dynamics import OutsideTheoremWarning as OutsideTheoremWarning
     from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import TrainingPlan as TrainingPlan
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from promptlimit.parallel import spread as spread
     from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
+    from promptlimit.results import DepthFlow as DepthFlow
     from promptlimit.results import GapCurve as GapCurve
     from promptlimit.results import GapExponent as GapExponent
     from promptlimit.results import GradientMoments as GradientMoments
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import Discrimination as Discrimination
     from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
+    from promptlimit.tasks import RotatedRegression as RotatedRegression
     from promptlimit.tasks import bayes_excess as bayes_excess
     from promptlimit.tasks import bayes_heads as bayes_heads
     from promptlimit.tasks import bayes_layer as bayes_layer
@@ -130,6 +133,7 @@ _HOME = {
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
     "Denoising": "tasks",
+    "DepthFlow": "results",
     "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
@@ -165,6 +169,7 @@ _HOME = {
     "RequiredLength": "results",
     "Risk": "results",
     "RiskGradient": "results",
+    "RotatedRegression": "tasks",
     "Rule": "finite",
     "RunBusyError": "results",
     "ScoreStatistics": "weights",
@@ -189,6 +194,7 @@ _HOME = {
     "bayes_risk": "tasks",
     "best_layer": "tasks",
     "block_start": "dynamics",
+    "depth_flow": "depth",
     "fit_rate": "concentration",
     "flow_time": "dynamics",
     "gap_exponent": "concentration",

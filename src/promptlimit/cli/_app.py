@@ -25,6 +25,7 @@ from promptlimit.cli import (
     _limit,
     _report,
     _reproduce,
+    _stack,
     _stream,
     _train,
 )
@@ -220,6 +221,7 @@ _add(_flow.flow, resumes=True)
 _add(_train.train, resumes=True)
 _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
+_add(_stack.stack)
 _add(_heads.heads)
 _add(_doctor.doctor)
 _add(_reproduce.reproduce, resumes=True)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from promptlimit.depth._wishart import trace_moments
 
-MOST_NODES = 16
+MOST_STEPS = 16
 """The largest degree whose moments are had in a moment: 2n powers of a Wishart matrix."""
 
 
@@ -67,7 +67,11 @@ class Spectrum:
         )
         return offsets, float(self.squares[0]) * vectors[0] ** 2
 
-    def misfits(self, ridge: float, residuals: NDArray[np.float64]) -> NDArray[np.float64]:
+    def truncated(self, degree: int) -> "Spectrum":
+        """Return the spectrum as polynomials of a lower degree see it."""
+        return Spectrum(self.mass, self.diagonal[:degree], self.squares[:degree])
+
+    def misfits(self, ridge: float, residuals: NDArray[np.inexact]) -> NDArray[np.inexact]:
         r"""Return the roots of the terms of $F(p)-F_n$ at $p(\lambda_j)$, one a node."""
         offsets, weights = self.nodes
         points = 1 + offsets

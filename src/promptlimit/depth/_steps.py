@@ -7,6 +7,7 @@ the spread of the spectrum: beyond, pairs of steps meet and stay together, and t
 above the best polynomial (derived here).
 """
 
+import itertools
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -16,6 +17,12 @@ from numpy.typing import NDArray
 from promptlimit.depth._spectrum import Spectrum
 
 _FINEST, _CLOSE = 1e-13, 1e-8
+_MET = 1e-24
+_STIFF = 1e12
+_MOST_STEPS = 500
+
+Vector = NDArray[np.float64]
+_Descent = tuple[float, Vector]
 
 
 class BestSteps(NamedTuple):
@@ -30,58 +37,146 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
     r"""Return the real steps, one a node of the spectrum, at which $F(p)$ is least.
 
     Where its roots are real the best polynomial is met. Elsewhere F has several minima, told apart
-    by how many steps exceed $1/\lambda$: one descent from each, and the least of them.
+    by how many steps exceed $1/\lambda$: one descent from each and one from the best steps of one
+    layer less, and the least of them.
     """
     bound = spectrum.least(ridge)
     offsets, _ = spectrum.nodes
     if ridge == 0:
         return BestSteps(np.sort(1 / (1 + offsets)), float(bound), float(bound))
-    descents = [_descend(spectrum, float(ridge), start) for start in _starts(offsets, float(ridge))]
-    above, shortfalls = min(descents, key=lambda descent: descent[0])
+    above, shortfalls = _least(spectrum, float(ridge))
     return BestSteps(np.sort(1 - shortfalls), float(bound) + above, float(bound))
 
 
-def _starts(offsets: NDArray[np.float64], ridge: float) -> list[NDArray[np.float64]]:
+def _least(spectrum: Spectrum, ridge: float) -> _Descent:
+    """Return the least of all descents; where real steps miss, also on from one layer less."""
+    starts = _starts(spectrum.nodes[0], ridge)
+    best = min((_descend(spectrum, ridge, start) for start in starts), key=lambda one: one[0])
+    if spectrum.degree == 1 or best[0] <= _MET * float(spectrum.mass):
+        return best
+    _, fewer = _least(spectrum.truncated(spectrum.degree - 1), ridge)
+    return min(best, _descend(spectrum, ridge, np.append(fewer, 1.0)), key=lambda one: one[0])
+
+
+def _starts(offsets: Vector, ridge: float) -> list[Vector]:
     r"""Return first guesses of the shortfalls $1-\beta_l$: those without a ridge, and of each sign.
 
-    An even number are negative, for $p(\lambda_j)$ is to be positive.
+    An even number are negative, for $p(\lambda_j)$ is to be positive; large ones lie in basins of
+    their own.
     """
     count = offsets.size
     size = max(ridge ** (1 / count), float(np.sqrt(np.mean(offsets**2))))
     sizes = size * np.linspace(0.9, 1.1, count)
-    signs = [np.where(np.arange(count) < odd, -1.0, 1.0) for odd in range(0, count + 1, 2)]
-    return [offsets / (1 + offsets), *(sign * sizes for sign in signs)]
+    sides = [
+        np.where(np.arange(count) < beyond, -reach, 1.0)
+        for beyond in range(0, count + 1, 2)
+        for reach in ((1.0, 4.0) if beyond else (1.0,))
+    ]
+    return [offsets / (1 + offsets), *(side * sizes for side in sides)]
 
 
-def _descend(
-    spectrum: Spectrum, ridge: float, start: NDArray[np.float64]
-) -> tuple[float, NDArray[np.float64]]:
-    r"""Return the least $F-F_n$ near a start and the shortfalls $1-\beta_l$ where it is.
+def _descend(spectrum: Spectrum, ridge: float, start: Vector) -> _Descent:
+    """Return the least $F-F_n$ near a start and the shortfalls where it is.
+
+    Newton's method; directions of negative curvature are followed downhill, and steps that do not
+    descend are damped.
+    """
+    problem = _Misfits(spectrum, ridge)
+    here, damping = start, 1e-3
+    value, slope, curvature = problem.expansion(here)
+    for _ in range(_MOST_STEPS):
+        scale = 1 / np.sqrt(np.maximum(np.abs(np.diag(curvature)), np.finfo(float).tiny))
+        bends, axes = np.linalg.eigh(scale[:, None] * curvature * scale)
+        along = axes.T @ (scale * slope)
+        step = -scale * (axes @ (along / (np.abs(bends) + damping)))
+        there = problem.expansion(here + step)
+        if there[0] >= value:
+            if damping > _STIFF:
+                break
+            damping *= 10
+            continue
+        gain = value - there[0]
+        here, (value, slope, curvature), damping = here + step, there, damping / 10
+        if gain <= _FINEST * value:
+            break
+    return value * problem.unit**2, here
+
+
+class _Misfits:
+    r"""$F-F_n$ in units of its value at p = 0, as a function of the shortfalls $1-\beta_l$.
 
     In the shortfalls $1-\beta_l\lambda_j=(1-\beta_l)\lambda_j-(\lambda_j-1)$, which keeps its
     digits where the whole spectrum is close to 1.
     """
+
+    def __init__(self, spectrum: Spectrum, ridge: float):
+        self.offsets = spectrum.nodes[0]
+        self.points = 1 + self.offsets
+        at_zero = spectrum.misfits(ridge, np.zeros_like(self.points))
+        self.unit = float(np.linalg.norm(at_zero))
+        self.constant = at_zero / self.unit
+        at_one = spectrum.misfits(ridge, np.ones_like(self.points)) / self.unit
+        self.rate = at_one - self.constant
+
+    def expansion(self, shortfalls: Vector) -> tuple[float, Vector, Vector]:
+        """Return value, slope and curvature."""
+        factors = shortfalls[:, None] * self.points - self.offsets
+        count = shortfalls.size
+        every = np.arange(count)
+        without = np.repeat(factors[None], count, axis=0)
+        without[every, every] = self.points
+        ones = without.prod(axis=1)  # the slopes of p
+        pairs = np.repeat(without[None], count, axis=0)
+        pairs[every, :, every] = self.points[None, None]
+        twos = pairs.prod(axis=2)  # its second slopes, but for l = m, which are 0
+        twos[every, every] = 0.0
+        misfits = self.constant + self.rate * factors.prod(axis=0)
+        slopes = self.rate * ones
+        curvature = 2 * (slopes @ slopes.T + twos @ (misfits * self.rate))
+        return float(misfits @ misfits), 2 * slopes @ misfits, curvature
+
+
+def moving_degree(depth: int) -> int:
+    """Return the degree of p after K layers that move the covariates too: (3^K - 1) / 2."""
+    return (3**depth - 1) // 2
+
+
+def best_moving_steps(
+    spectrum: Spectrum, ridge: Fraction, depth: int
+) -> tuple[BestSteps, NDArray[np.float64]]:
+    r"""Return the best steps of labels and of covariates (GD++), and the latter, one a layer.
+
+    $p=\prod_l(1-b_l\lambda_l)$ with $\lambda_{l+1}=\lambda_l(1-a_l\lambda_l)^2$; the last
+    covariates are read by nobody, $a_{K-1}=0$. Descents from the best steps without motion in all
+    orders, and the least of them.
+
+    Args:
+        spectrum: of degree `moving_degree(depth)`.
+        ridge: $c$.
+        depth: $K$.
+    """
     from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
 
-    offsets, _ = spectrum.nodes
-    points = 1 + offsets
-    unit = float(np.linalg.norm(spectrum.misfits(ridge, np.zeros_like(points))))
+    points = 1 + spectrum.nodes[0]
+    unit = float(np.linalg.norm(spectrum.misfits(float(ridge), np.ones_like(points))))
 
-    def factors(shortfalls: NDArray[np.float64]) -> NDArray[np.float64]:
-        return shortfalls[:, None] * points - offsets
+    def misfits(steps: NDArray[np.inexact]) -> NDArray[np.inexact]:
+        residuals, moved = np.ones_like(points), points
+        for step, shift in zip(steps[:depth], [*steps[depth:], 0.0], strict=True):
+            residuals = residuals * (1 - step * moved)
+            moved = moved * (1 - shift * moved) ** 2
+        return spectrum.misfits(float(ridge), residuals) / unit
 
-    def misfits(shortfalls: NDArray[np.float64]) -> NDArray[np.float64]:
-        return spectrum.misfits(ridge, factors(shortfalls).prod(axis=0)) / unit
-
-    def slopes(shortfalls: NDArray[np.float64]) -> NDArray[np.float64]:
-        each_factor = factors(shortfalls)
-        others = [np.delete(each_factor, place, axis=0).prod(axis=0) for place in range(start.size)]
-        at_zero = spectrum.misfits(ridge, np.zeros_like(points))
-        return np.stack(
-            [(spectrum.misfits(ridge, points * other) - at_zero) / unit for other in others], axis=1
+    still = best_steps(spectrum.truncated(depth), ridge).steps
+    descents = [
+        least_squares(
+            misfits, np.append(order, np.full(depth - 1, shift)), "cs",
+            x_scale="jac", xtol=_CLOSE, ftol=_FINEST, gtol=_FINEST,
         )
-
-    descent = least_squares(
-        misfits, start, slopes, x_scale="jac", xtol=_CLOSE, ftol=_FINEST, gtol=_FINEST
-    )
-    return 2 * descent.cost * unit**2, descent.x
+        for order in itertools.permutations(np.resize(still, depth))
+        for shift in ((0.0, 0.2, 0.5) if depth > 1 else (0.0,))
+    ]  # fmt: skip
+    best = min(descents, key=lambda descent: descent.cost)
+    bound = float(spectrum.least(ridge))
+    moving = BestSteps(best.x[:depth], bound + 2 * best.cost * unit**2, bound)
+    return moving, np.append(best.x[depth:], 0.0)

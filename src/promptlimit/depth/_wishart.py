@@ -55,20 +55,32 @@ def bartlett_factors(
         replicate: which of the independent scramblings of the sequence.
         extra: how many standard normals come with each factor, [points, extra].
     """
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import gammaincinv, ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
+    from scipy.special import gammaincinv, ndtri  # noqa: PLC0415  # as below
 
     columns = int(min(length, dim))
     below = np.tril_indices(dim, -1, columns)
-    rng = np.random.default_rng([_SEED, replicate])
-    uniforms = qmc.Sobol(columns + below[0].size + extra, rng=rng).random(points)
-    uniforms = np.clip(uniforms, 2.0**-53, 1 - 2.0**-53)
+    last = columns + below[0].size
+    uniforms = _sobol_uniforms(last + extra, points, replicate)
     factor = np.zeros((points, dim, columns))
     freedom = length - np.arange(columns)
     diagonal = np.arange(columns)
     chi2 = 2 * gammaincinv(freedom / 2, uniforms[:, :columns])
     factor[:, diagonal, diagonal] = np.sqrt(chi2)
-    last = columns + below[0].size
     factor[:, below[0], below[1]] = ndtri(uniforms[:, columns:last])
     return factor, ndtri(uniforms[:, last:])
+
+
+def sobol_normals(count: int, points: int, replicate: int) -> NDArray[np.float64]:
+    """Return standard normals at the points of a scrambled Sobol' sequence, [points, count]."""
+    from scipy.special import ndtri  # noqa: PLC0415  # as below
+
+    return ndtri(_sobol_uniforms(count, points, replicate))
+
+
+def _sobol_uniforms(count: int, points: int, replicate: int) -> NDArray[np.float64]:
+    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
+    from scipy.stats import qmc  # noqa: PLC0415
+
+    rng = np.random.default_rng([_SEED, replicate])
+    uniforms = qmc.Sobol(count, rng=rng).random(points)
+    return np.clip(uniforms, 2.0**-53, 1 - 2.0**-53)

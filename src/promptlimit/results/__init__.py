@@ -10,6 +10,7 @@ from promptlimit.results._claims import StoredReport as StoredReport
 from promptlimit.results._claims import Verdict as Verdict
 from promptlimit.results._claims import figure_numbers as figure_numbers
 from promptlimit.results._curves import MissingPackageError as MissingPackageError
+from promptlimit.results._depth_flow import DepthFlow as DepthFlow
 from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
 from promptlimit.results._files import read_arrays as read_arrays
