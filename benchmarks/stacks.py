@@ -49,7 +49,7 @@ def as_attention(stack: GaussianStack) -> pl.Stack:
     return pl.Stack(layers)
 
 
-def timed(work) -> tuple[object, float]:  # noqa: ANN001
+def timed(work) -> tuple[object, float]:
     """Return what a function computes, and its seconds of CPU."""
     used = time.process_time()
     value = work()

@@ -37,13 +37,34 @@ def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
     Raises:
         KindUnavailableError: a layer is too sharp, or there are too many paths.
     """
+    _require_expansion(stack)
+    return reading_bias(stack, query) + _own_error_bias(stack, query)
+
+
+def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
+    r"""Return $V_1\nabla x_1(t)$, which the bias of two masked layers has $\ln L/L$ times.
+
+    Under a causal mask token k sees k tokens and errs as 1/k; their mean is $\ln L/L$. The constant
+    beside it is not universal: the first tokens decide it.
+    """
+    if stack.depth != 2:
+        raise KindUnavailableError(
+            f"`stack` must have two layers for its bias to grow as ln L under a mask, got "
+            f"{stack.depth}. Simulate prompts."
+        )
+    _require_expansion(stack)
+    return _own_error_bias(stack, query)
+
+
+def _require_expansion(stack: GaussianStack) -> None:
     if (obstacle := stack.sharp_layer()) is not None:
         raise KindUnavailableError(
             f"`stack` must have a bias of order 1/L, got one in which {obstacle}. Simulate prompts."
         )
-    return reading_bias(stack, query) + _gradients(
-        stack, query, lambda level, _, tilts: own_errors(stack, tilts, level)
-    )
+
+
+def _own_error_bias(stack: GaussianStack, query: Array) -> Array:
+    return _gradients(stack, query, lambda level, _, tilts: own_errors(stack, tilts, level))
 
 
 def reading_bias(stack: GaussianStack, query: Array) -> Array:
