@@ -28,6 +28,7 @@ def test_one_dimension_is_the_formula(x64):
     past = pl.depth_flow(head, law, [1.0, 2.0], method="ode")
     assert_allclose(past.blow_up, 1 / (2 * v * u * s), rtol=1e-8)
     assert np.isnan(past.cov[1]).all()
+    assert np.isnan(pl.depth_flow(head, law, [2.0, 3.0]).cov).all()
 
 
 def test_the_equation_follows_the_closed_form(x64):

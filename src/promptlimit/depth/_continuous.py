@@ -171,7 +171,8 @@ def _closed_flow(
 
     before = times < blow_up
     covs = np.full((times.size, *start.cov.shape), np.nan)
-    covs[before] = [cov(time) for time in times[before]]
+    for place in np.flatnonzero(before):
+        covs[place] = cov(times[place])
     means = np.full((times.size, start.mean.size), np.nan)
     means[before] = 0.0
     if start.mean.any():

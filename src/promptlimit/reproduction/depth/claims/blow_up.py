@@ -34,7 +34,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         Check("solved blow-up time against 1/λmax, largest distance", max(early), "<=", 1e-6),
         Check("(t* − t)G from its limit, largest distance", max(directions), "<=", 1e-4),
         Check("second eigenvalue over the first at t* − 10⁻⁶t*", max(seconds), "<=", 1e-4),
-        Check("U + U' ≤ 0: growth of the covariance by t = 1000", max(grown), "<=", 1, "control"),
+        Check("U + U' ≤ 0: growth of the covariance by t = 1000", max(grown), "<=", 1.0, "control"),
     ]
 
 

@@ -15,13 +15,13 @@ _LATE = 1e8
 def decide(setting: Setting) -> Sequence[Check]:
     """Return ranks and limits for K = -Q of half the dimension, and for B < 0."""
     rng = np.random.default_rng(setting.seed)
-    wrong, apart, inverses, missed = 0, [], [], []
+    wrong, apart, inverses, missed = 0.0, [], [], []
     with jax.enable_x64(True):
         for dim in (3, 4) if setting.quick else (3, 4, 5, 6):
             Q, G = rng.normal(size=(dim // 2, dim)), random_covariance(rng, dim)
             U, A = -Q.T @ Q, root_of(G)
             late = flow(U, G, [_LATE])
-            wrong += int(late.ranks(1e-4)[0] != dim - dim // 2)
+            wrong += float(late.ranks(1e-4)[0] != dim - dim // 2)
             _, _, rows = np.linalg.svd(Q @ A)
             kernel = rows[dim // 2 :]
             projected = A @ kernel.T @ kernel @ A
@@ -32,7 +32,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             soon = flow(-U, G, [0.9 / float(np.linalg.eigvalsh(-2 * A @ U @ A)[-1])])
             missed.append(distance(soon.cov[0], projected))
     return [
-        Check("ranks at t = 10⁸ that differ from ⌈d/2⌉", wrong, "<=", 0),
+        Check("ranks at t = 10⁸ that differ from ⌈d/2⌉", wrong, "<=", 0.0),
         Check("distance from √G₀ P √G₀, P on the kernel of C", max(apart), "<=", 1e-6),
         Check("U + U' < 0: distance of tG from (−U − U')⁻¹", max(inverses), "<=", 1e-6),
         Check("K = Q, near its blow-up: the first distance", min(missed), ">=", 0.5, "control"),
