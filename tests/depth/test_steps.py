@@ -1,4 +1,4 @@
-"""The best steps of linear layers against the Hankel system in rational numbers and blind search."""
+"""The best steps of linear layers against a Hankel system in rationals and blind search."""
 
 import math
 from fractions import Fraction

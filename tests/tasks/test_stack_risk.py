@@ -30,7 +30,7 @@ def _stack(residuals, key_query, value, kernel="softmax"):
 def _descent(steps, dim, shifts=None, kernel="linear"):
     """Return the stack of gradient descent with these steps, and of GD++ with these shifts."""
     shifts = [0.0] * len(steps) if shifts is None else shifts
-    residuals, key_query, _ = _matrices(len(steps), dim, 0)
+    residuals, *_ = _matrices(len(steps), dim, 0)
     values = [-np.diag([a] * dim + [b]) for a, b in zip(shifts, steps, strict=True)]
     values[-1] = residuals[-1] @ values[-1]
     return _stack(residuals, [np.diag([1.0] * dim + [0.0])] * len(steps), values, kernel)
@@ -73,9 +73,7 @@ def test_the_isotropic_limit_is_the_anchor(x64):
 def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
     """Real stacks on drawn tokens, layer by layer, d = 2: full matrices and GD++ alike."""
     dim, length, prompts = 2, 6, 40_000
-    task = pl.LinearRegression(
-        [[1.0, 0.3], [0.3, 0.5]], noise_variance=0.2, prior_variance=0.5
-    )
+    task = pl.LinearRegression([[1.0, 0.3], [0.3, 0.5]], noise_variance=0.2, prior_variance=0.5)
     round_one = pl.LinearRegression(0.6 * np.eye(2), noise_variance=0.2, prior_variance=0.5)
     full = _matrices(2, dim, 3, scale=0.25)
     cases = [
@@ -170,9 +168,7 @@ def test_rotations_are_averaged_over(x64):
     rotated = pl.RotatedRegression([1.0, 0.5, 0.25], noise_variance=0.1, prior_variance=0.5)
     stack = _descent([0.7, 1.1], 3)
     exact = pl.risk(stack, rotated, 12, points=1024)
-    fixed = pl.LinearRegression(
-        np.diag([1.0, 0.5, 0.25]), noise_variance=0.1, prior_variance=0.5
-    )
+    fixed = pl.LinearRegression(np.diag([1.0, 0.5, 0.25]), noise_variance=0.1, prior_variance=0.5)
     same = pl.risk(stack, fixed, 12, points=1024)  # scalar layers feel no rotation
     assert abs(exact.value - same.value) < 2 * math.hypot(exact.error, same.error)
     drawn = pl.risk(stack, rotated, 12, kind="estimate", samples=2048, key=jax.random.key(0))
@@ -193,7 +189,7 @@ def test_softmax_stacks_over_tokens_are_not_known_exactly():
 
 def test_a_spectrum_must_be_one():
     for bad in ([-1.0, 1.0], [0.0, 0.0]):
-        with pytest.raises(ValueError) as refusal:
+        with pytest.raises(ValueError, match="must") as refusal:
             pl.RotatedRegression(bad)
         assert str(refusal.value) == (
             "`spectrum` must hold eigenvalues that are not negative, one of them positive, "
