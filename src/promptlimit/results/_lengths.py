@@ -1,0 +1,148 @@
+"""What the length of a prompt does to its attention weights, and what temperature undoes it."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, length_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_STATISTICS = (
+    "log_partition",
+    "log_partition_variance",
+    "entropy",
+    "entropy_variance",
+    "participation",
+    "error",
+)
+
+
+@dataclass(frozen=True)
+class LengthStatistics:
+    r"""Statistics over prompts of $\ln Z$ and of the softmax weights p, one array each.
+
+    Two numbers are called the effective number of tokens, and differ: `entropy_tokens` and
+    `effective_tokens`.
+
+    Attributes:
+        lengths: L, the number of free tokens, broadcast with all that was given.
+        log_partition: $E\ln Z$, $Z=\sum e^s$ over free and fixed tokens.
+        log_partition_variance: of $\ln Z$.
+        entropy: $E\,H$, $H=-\sum p\ln p$, in nats.
+        entropy_variance: of H.
+        participation: $E\,S_2=E\sum p^2$.
+        fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
+        kind: "limit" when all lengths are infinite, else "exact".
+        error: the largest relative error of all of these, as measured; 0 for closed forms.
+    """
+
+    lengths: np.ndarray
+    log_partition: np.ndarray
+    log_partition_variance: np.ndarray
+    entropy: np.ndarray
+    entropy_variance: np.ndarray
+    participation: np.ndarray
+    fixed_weights: np.ndarray
+    kind: Literal["exact", "limit"]
+    error: np.ndarray
+
+    @property
+    def value(self) -> np.ndarray:
+        """The mean entropy."""
+        return self.entropy
+
+    @property
+    def entropy_tokens(self) -> np.ndarray:
+        r"""$e^{E\,H}$: the number of equal weights with the same mean entropy."""
+        return np.exp(self.entropy)
+
+    @property
+    def effective_tokens(self) -> np.ndarray:
+        r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(1.0 / self.participation)
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the entropy against the length, with one standard deviation over prompts.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the line, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="length L", y="entropy H, nats")
+        drawn.set(xscale="log", yscale="linear")
+        columns = self.lengths, self.entropy, np.sqrt(self.entropy_variance)
+        x, y, spread = (np.ravel(column) for column in columns)
+        inside = np.isfinite(x)
+        draw_curve(drawn, x[inside], y[inside], spread[inside], **style)
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` of all statistics by length."""
+        axes = length_axes(self.lengths)
+        variables: Variables = {name: (axes, getattr(self, name)) for name in _STATISTICS}
+        variables["fixed_weights"] = (*axes, "fixed"), self.fixed_weights
+        return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
+
+
+@dataclass(frozen=True)
+class EntropyPrediction:
+    r"""The mean entropy at other lengths, guessed from N measured scores.
+
+    Attributes:
+        lengths: L, the number of free tokens.
+        value: the guess, its bias to order 1/N taken off.
+        listed: $E\,H$ of L draws from the measured scores, exactly.
+        bias: what was taken off, $c/N$.
+        naive: the measured entropy plus $\ln(L/N)$.
+        error: one standard error of the guess.
+        participation: $S_2$ of the measured scores; from 0.1 on the error is not to be trusted.
+        kind: "estimate".
+    """
+
+    lengths: np.ndarray
+    value: np.ndarray
+    listed: np.ndarray
+    bias: float
+    naive: np.ndarray
+    error: float
+    participation: float
+    kind: Literal["estimate"] = "estimate"
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the scores are many enough to have seen their own tilted law: $S_2<0.1$."""
+        return self.participation < 0.1
+
+
+@dataclass(frozen=True)
+class InverseTemperatures:
+    r"""Factors b on the scores that keep something as prompts grow.
+
+    Attributes:
+        sharpness: $\sigma$ at b = 1, broadcast with all that was given.
+        lengths: L.
+        keep: what is kept.
+        target: its value.
+        value: b, the smallest that keeps it; NaN where none does.
+        annealed: b by the annealed formula, which is not exact; NaN where it has no answer.
+        kind: "exact".
+        error: of `value`, relative.
+    """
+
+    sharpness: np.ndarray
+    lengths: np.ndarray
+    keep: str
+    target: np.ndarray
+    value: np.ndarray
+    annealed: np.ndarray
+    kind: Literal["exact"]
+    error: np.ndarray
+
+    @property
+    def possible(self) -> np.ndarray:
+        """Whether some temperature keeps it."""
+        return np.isfinite(self.value)
