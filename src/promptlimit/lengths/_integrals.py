@@ -1,6 +1,6 @@
 r"""Log-partition function, entropy and weights over prompts: integrals over u, for many prompts.
 
-L free tokens have independent scores, fixed ones the scores $s_f$; $Z$ is the sum of all $e^s$. With
+L free tokens have independent scores, fixed ones the scores $s_f$; $Z$ is the sum of $e^s$. With
 $\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`weights.ScoreMeans`), $\chi\varphi^L$ is
 the survival function of $\ln T-\ln Z$, T exponential, so that for any $c$, with $v=u+c$ and
 $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
@@ -8,18 +8,19 @@ $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
     E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2.
 
 At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$, and nothing cancels however long the
-prompt. The entropy is $H=\sum_lp_l(\ln Z-s_l)$; under the integral $\ln Z$ becomes $\psi_k-u$ beside
-$Z^{-k}$, $\psi_k$ the digamma function of k, so that with $t=s+u$
+prompt. The entropy is $H=\sum_lp_l(\ln Z-s_l)$; under the integral $\ln Z$ becomes $\psi_k-u$
+beside $Z^{-k}$, $\psi_k$ the digamma function of k, so that with $t=s+u$
 
     E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
 
-The second moment is had so too, for weights on a few tokens, and about the annealed limit for weights
-on many. Derived in docs/lengths.md.
+The second moment is had so too, for weights on a few tokens, and about the annealed limit for
+weights on many. Derived in docs/lengths.md.
 """
 
 import dataclasses
 
 import numpy as np
+from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
 from promptlimit.weights import ScoreMeans
@@ -72,19 +73,24 @@ def prompt_integrals(scores: ScoreMeans, lengths: Array, fixed: Array) -> Prompt
         np.abs(prompts.integral(prompts.masses) - 1.0),
         prompts.step_error(prompts.squares, participation),
         prompts.step_error(prompts.masses, np.ones(lengths.size)),
-        np.abs(again - entropy) / np.maximum(entropy, np.abs(log_partition)),
-        lost * moments.size / moments.variance,
+        np.abs(again - entropy) / np.maximum(1.0, np.maximum(entropy, np.abs(log_partition))),
+        lost * _share(moments.size, moments.variance),
     ]
     return PromptIntegrals(
         log_partition,
         moments.variance,
-        entropy,
+        np.maximum(entropy, 0.0),
         entropy_variance,
         participation,
         prompts.fixed_weights(),
         np.max(errors, axis=0),
-        lost * np.minimum(plain_size, centred_size) / entropy_variance,
+        lost * _share(np.minimum(plain_size, centred_size), entropy_variance),
     )
+
+
+def _share(size: Array, value: Array) -> Array:
+    """Return the size as a multiple of the value; of what is zero, none."""
+    return np.divide(size, value, out=np.zeros_like(size), where=value != 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +110,7 @@ class _PartitionMoments:
     mean: Array
     second: Array
     size: Array
-    spread: Array
+    spread: NDArray[np.bool_]
     mean_score: Array
 
     @property
@@ -214,9 +220,7 @@ class _Prompts:
         apart = self.fixed - level
         by_fixed = np.einsum("nuf,nf->nu", self.fixed_x, apart)
         plain = lengths * (drift + off * self.mass) + by_fixed
-        whole = np.where(
-            moments.spread[:, None], lengths * (drift - off * scores.slope), plain
-        )
+        whole = np.where(moments.spread[:, None], lengths * (drift - off * scores.slope), plain)
         spread = (scores.spread + 2.0 * off * scores.lean + off**2 * scores.square) / phi
         own = lengths * (spread - (drift + off * self.mass) ** 2)
         v = scores.u + moments.centre[:, None]

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike
+from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,
@@ -161,7 +161,7 @@ class ListedScores(AbstractScores):
         """Return the means of one score, measured from the offset, from one u to another."""
         weights, scores = self._list
         nodes = np.arange(math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP) + 1)
-        return listed_score_means(weights, scores - self.offset, MEANS_STEP * nodes)
+        return listed_score_means(weights, scores - self.offset, doubles(MEANS_STEP * nodes))
 
 
 def in_window(
@@ -214,5 +214,3 @@ def _shares(weights: ArrayLike | None, count: int) -> Array:
             f"{shares.sum():g}. Divide them by their sum."
         )
     return shares
-
-

@@ -87,4 +87,4 @@ class TokenScores(AbstractScores):
         if self._known is not None:
             return self._known.score_means(low, high, longest)
         nodes = np.arange(math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP) + 1)
-        return ray_score_means(self._ray, MEANS_STEP * nodes)
+        return ray_score_means(self._ray, doubles(MEANS_STEP * nodes))

@@ -36,7 +36,8 @@ class LengthStatistics:
         participation: $E\,S_2=E\sum p^2$.
         fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
         kind: "limit" when all lengths are infinite, else "exact".
-        error: the largest relative error of all of these, as measured; 0 for closed forms.
+        error: the largest relative error of all of these, as measured; of an entropy below one
+            beside fixed tokens the absolute one; 0 for closed forms.
     """
 
     lengths: np.ndarray
@@ -96,7 +97,7 @@ class EntropyPrediction:
         lengths: L, the number of free tokens.
         value: the guess, its bias to order 1/N taken off.
         listed: $E\,H$ of L draws from the measured scores, exactly.
-        bias: what was taken off, $c/N$.
+        bias: what was taken off.
         naive: the measured entropy plus $\ln(L/N)$.
         error: one standard error of the guess.
         participation: $S_2$ of the measured scores; from 0.1 on the error is not to be trusted.
@@ -106,9 +107,9 @@ class EntropyPrediction:
     lengths: np.ndarray
     value: np.ndarray
     listed: np.ndarray
-    bias: float
+    bias: np.ndarray
     naive: np.ndarray
-    error: float
+    error: np.ndarray
     participation: float
     kind: Literal["estimate"] = "estimate"
 
@@ -146,3 +147,70 @@ class InverseTemperatures:
     def possible(self) -> np.ndarray:
         """Whether some temperature keeps it."""
         return np.isfinite(self.value)
+
+
+@dataclass(frozen=True)
+class TemperatureTable:
+    r"""What factors on the scores do to one head as its prompts grow.
+
+    Attributes:
+        sharpness: $\sigma$ of the head at b = 1.
+        base: the length at which it was measured.
+        margin: $\Delta$, by how much the score of a needle exceeds the mean.
+        lengths: L, [n].
+        names: of the rules, and of what is kept.
+        factor: b, [rule, n]; NaN where nothing keeps what is to be kept.
+        entropy: $E\,H$ without the needle, [rule, n].
+        participation: $E\,S_2$ without the needle, [rule, n].
+        needle: the mean weight of the needle, [rule, n].
+        frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if none is,
+            NaN for what is kept by exact roots.
+        kind: "exact".
+        error: the largest relative error, as measured.
+    """
+
+    sharpness: float
+    base: float
+    margin: float
+    lengths: np.ndarray
+    names: tuple[str, ...]
+    factor: np.ndarray
+    entropy: np.ndarray
+    participation: np.ndarray
+    needle: np.ndarray
+    frozen_from: np.ndarray
+    kind: Literal["exact"]
+    error: float
+
+    @property
+    def value(self) -> np.ndarray:
+        """The factors."""
+        return self.factor
+
+    @property
+    def effective_tokens(self) -> np.ndarray:
+        r"""$n_{eff}=1/E\,S_2$, [rule, n]."""
+        return 1.0 / self.participation
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return what a figure is drawn from."""
+        numbers = {name: np.array(getattr(self, name)) for name in ("sharpness", "base", "margin")}
+        columns = ("lengths", "factor", "entropy", "participation", "needle", "frozen_from")
+        return {
+            **numbers,
+            **{name: getattr(self, name) for name in columns},
+            "names": np.array(self.names),
+        }
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the factors against the length, a line for each rule.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the lines, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="length L", y="inverse temperature b")
+        drawn.set(xscale="log", yscale="linear")
+        for name, row in zip(self.names, self.factor, strict=True):
+            drawn.plot(self.lengths, row, **{"label": name, **style})
+        return drawn

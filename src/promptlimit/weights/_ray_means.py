@@ -4,9 +4,9 @@ By Mellin's inversion $x^ke^{-x}(\ln x)^j$ has the transform $\Gamma^{(j)}(k-c)$
 
     F_k[t^j](u) = 1/(2 pi i) int Gamma^{(j)}(k-c) e^{cu} E[e^{cs}] dc,        Re c < k:
 
-logarithms of x cost nothing but digamma functions, and nothing is asked of the law but its transform
-(and two of its derivatives, where a line lies beyond the poles c = k, k+1, ... and the first terms of
-$x^k(1-x+\dots)$ are added).
+logarithms of x cost nothing but digamma functions, and nothing is asked of the law but its
+transform (and two of its derivatives, where a line lies beyond the poles c = k, k+1, ... and the
+first terms of $x^k(1-x+\dots)$ are added).
 """
 
 import numpy as np
@@ -91,13 +91,15 @@ def _add_first_powers(
 def _add_squares(
     law: RayLaw, u: Array, sums: dict[str, Array], twice: tuple[float, float, float]
 ) -> None:
-    r"""Add the means of $x^2e^{-x}$ times 1, t, t²; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
+    r"""Add the means of $t^jx^2e^{-x}$; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
     names = ("square", "log_square", "log_squares", "square_lost")
     sums |= {name: np.empty(u.size) for name in names}
     for line, integrand, part in law.integrands(2, u):
         here = u[part]
         slope, curvature = digamma(2.0 - line.multiples), trigamma(2.0 - line.multiples)
-        rows = _along(line, here, [integrand, slope * integrand, (slope**2 + curvature) * integrand])
+        rows = _along(
+            line, here, [integrand, slope * integrand, (slope**2 + curvature) * integrand]
+        )
         if line.real > 2.0:
             level = here + twice[1]
             added = np.exp(2.0 * here + twice[0])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, doubles
 from promptlimit.weights._transforms import STEP, correlations, lowest_t
 
 MEANS_STEP = STEP
@@ -107,7 +107,7 @@ def gaussian_score_means(
     listed = _as_list(weights[~wide], means[~wide], sharpness[~wide])
     if not wide.any():
         return listed_score_means(*listed, u)
-    total = dict.fromkeys(_LINEAR, np.zeros(u.size))
+    total: dict[str, Array] = {name: np.zeros(u.size) for name in _LINEAR}
     for w, m, sigma in zip(weights[wide], means[wide], sharpness[wide], strict=True):
         part = _wide_means(float(m), float(sigma), u, tilted_mean, longest)
         total = {name: total[name] + w * part[name] for name in _LINEAR}
@@ -257,7 +257,7 @@ def _wide_means(
     """
     lowest = min(lowest_t(sigma, float(u[0]) + mean, longest), -math.log(longest) - _LEFT)
     t_first = math.floor(lowest / STEP)
-    t = STEP * np.arange(t_first, math.ceil(_LARGEST_SLOW_T / STEP))
+    t = doubles(STEP * np.arange(t_first, math.ceil(_LARGEST_SLOW_T / STEP)))
     few = t < _LARGEST_T
     first = round(float(u[0]) / STEP)
     g = (STEP * (t_first - first + np.arange(1 - u.size, t.size)) - mean) / sigma
@@ -270,8 +270,7 @@ def _wide_means(
     zeroth, lean, spread = correlations(powers, signals)[:, ::-1].transpose(0, 2, 1)
     phi, complement = correlations(STEP * ndtr(np.stack([near, -near])), damped[:, None])[..., 0]
     x = np.exp(t)
-    rise = np.where(t < -3.0, exponential_rise(np.minimum(x, 0.05)), -np.expm1(-x) / x - np.exp(-x))
-    slow = np.stack([np.where(few, x * np.exp(-x), 0.0), rise], 1)
+    slow = np.stack([np.where(few, x * np.exp(-x), 0.0), exponential_rise(x)], 1)
     missing, remainder = correlations(STEP * ndtr(sigma - g)[None], slow)[0, ::-1].T
     average = np.exp(np.minimum(u + mean + 0.5 * sigma**2, _LARGEST_EXPONENT))
     off = mean + sigma**2 - tilted_mean
@@ -292,9 +291,9 @@ def _wide_means(
 
 
 def exponential_rise(x: Array) -> Array:
-    r"""Return $(1-e^{-x})/x-e^{-x}$ for x up to 0.05, without cancellation."""
-    series = np.zeros_like(x)
-    factorial = math.factorial
+    r"""Return $(1-e^{-x})/x-e^{-x}$, without cancellation."""
+    near, far = np.minimum(x, 0.05), np.maximum(x, 0.05)
+    series = np.zeros_like(near)
     for n in range(8, 0, -1):
-        series = (-1.0) ** (n + 1) * n / factorial(n + 1) + x * series
-    return x * series
+        series = (-1.0) ** (n + 1) * n / math.factorial(n + 1) + near * series
+    return np.where(x <= 0.05, near * series, -np.expm1(-far) / far - np.exp(-far))
