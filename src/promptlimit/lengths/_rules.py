@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
 from promptlimit.lengths._length_statistics import length_statistics
+from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import crossing, inverse_temperature, needle_margin
 from promptlimit.results import TemperatureTable
 
@@ -19,54 +20,56 @@ _LONGEST = math.log(1e30)
 _SCAN = 512
 
 
-def no_rule(lengths: ArrayLike, base: float) -> Array:  # noqa: ARG001  # as all rules are asked
+def no_rule(lengths: ArrayLike, base: Number) -> Array:  # noqa: ARG001  # as all rules are asked
     """Return 1: logits are left alone."""
-    return np.ones_like(np.asarray(lengths, np.float64))
+    return np.ones_like(doubles(lengths))
 
 
-def sqrt_log(lengths: ArrayLike, base: float) -> Array:
+def sqrt_log(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $\sqrt{\ln L/\ln L_0}$, which keeps the distance to freezing (derived here)."""
-    return np.sqrt(_logs(lengths) / math.log(base))
+    return doubles(np.sqrt(_logs(lengths) / math.log(base)))
 
 
-def ssmax(lengths: ArrayLike, base: float) -> Array:
+def ssmax(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $s\ln L$ with $s=1/\ln L_0$: Scalable-Softmax, $n^{sz_i}/\sum_jn^{sz_j}$.
 
     Nakanishi, arXiv 2501.19399; there s is learned for every head, here it leaves $L_0$ alone.
     """
-    return _logs(lengths) / math.log(base)
+    return doubles(_logs(lengths) / math.log(base))
 
 
-def log_n(lengths: ArrayLike, base: float) -> Array:
+def log_n(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $\ln L/\ln L_0$ beyond $L_0$, 1 before: Qwen, at inference alone.
 
     `logn_list` and `use_logn_attn` of modeling_qwen.py; it multiplies the query.
     """
-    return np.maximum(_logs(lengths) / math.log(base), 1.0)
+    return doubles(np.maximum(_logs(lengths) / math.log(base), 1.0))
 
 
-def longrope(lengths: ArrayLike, base: float) -> Array:
+def longrope(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $1+\ln f/\ln L_0$, $f=L/L_0$ the target over the trained length.
 
     LongRoPE multiplies cosines and sines by its root, and so queries and keys:
     `_compute_longrope_parameters` of transformers' modeling_rope_utils.py, `_calc_mscale_su` of
     microsoft/LongRoPE. It is fixed once for the target length: Qwen's law, there.
     """
-    return 1.0 + np.maximum(_logs(lengths) - math.log(base), 0.0) / math.log(base)
+    growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
+    return doubles(1.0 + growth / math.log(base))
 
 
-def yarn(lengths: ArrayLike, base: float) -> Array:
+def yarn(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $(1+0.1\ln f)^2$, $f=L/L_0$.
 
     YaRN multiplies cosines and sines by $0.1\ln f+1$: `_compute_yarn_parameters` of transformers'
     modeling_rope_utils.py; Peng et al., arXiv 2309.00071.
     """
-    return (1.0 + 0.1 * np.maximum(_logs(lengths) - math.log(base), 0.0)) ** 2
+    growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
+    return doubles((1.0 + 0.1 * growth) ** 2)
 
 
 def llama_4(
     lengths: ArrayLike,
-    base: float = 8192,  # noqa: ARG001  # as all rules are asked
+    base: Number = 8192,  # noqa: ARG001  # as all rules are asked
     *,
     floor: float = 8192.0,
     slope: float = 0.1,
@@ -76,12 +79,12 @@ def llama_4(
     `attn_temperature_tuning`, `floor_scale` and `attn_scale` of transformers' modeling_llama4.py:
     on queries, in layers without rotary positions.
     """
-    return 1.0 + slope * np.log1p(np.floor(np.asarray(lengths, np.float64) / floor))
+    return doubles(1.0 + slope * np.log1p(np.floor(doubles(lengths) / floor)))
 
 
 def ministral_3(
     lengths: ArrayLike,
-    base: float = 16384,  # noqa: ARG001  # as all rules are asked
+    base: Number = 16384,  # noqa: ARG001  # as all rules are asked
     *,
     floor: float = 16384.0,
     slope: float = 0.1,
@@ -90,8 +93,8 @@ def ministral_3(
 
     `llama_4_scaling_beta` of Ministral 3, on positions that count from 0.
     """
-    positions = np.asarray(lengths, np.float64) - 1.0
-    return 1.0 + slope * np.log1p(np.floor(positions / floor))
+    positions = doubles(lengths) - 1.0
+    return doubles(1.0 + slope * np.log1p(np.floor(positions / floor)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ class TemperatureRule:
     """A rule by its name: the function, and the law that it follows far out."""
 
     name: str
-    factor: Callable[[ArrayLike, float], Array]
+    factor: Callable[[ArrayLike, Number], Array]
     law: str
 
 
@@ -119,7 +122,7 @@ KEPT = {"keep needle": "needle", "keep entropy": "entropy"}
 """What the last rows of a table keep, by exact roots."""
 
 
-def freezing_length(rule: TemperatureRule, sharpness: float, base: float) -> float:
+def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
     r"""Return the length from which $b(L)\,\sigma\ge\sqrt{2\ln L}$: weights freeze on few tokens.
 
     Infinite where none to 1e30 is, and `base` where a head is frozen there already.
@@ -134,7 +137,7 @@ def freezing_length(rule: TemperatureRule, sharpness: float, base: float) -> flo
 
     start = math.log(base)
     if beyond(start) >= 0.0:
-        return base
+        return float(base)
     places = np.linspace(start, _LONGEST, _SCAN)
     after = [place for place in places if beyond(float(place)) >= 0.0]
     if not after:
@@ -144,7 +147,7 @@ def freezing_length(rule: TemperatureRule, sharpness: float, base: float) -> flo
 
 
 def temperature_table(
-    sharpness: float, base: float, lengths: ArrayLike, *, margin: float | None = None
+    sharpness: Number, base: Number, lengths: ArrayLike, *, margin: Number | None = None
 ) -> TemperatureTable:
     r"""Return what every rule does to a head of sharpness $\sigma$ as prompts grow from $L_0$.
 
@@ -206,4 +209,4 @@ def temperature_table(
 
 
 def _logs(lengths: ArrayLike) -> Array:
-    return np.log(np.asarray(lengths, np.float64))
+    return doubles(np.log(doubles(lengths)))

@@ -2,8 +2,9 @@ r"""The inverse temperature that keeps something as prompts grow: roots of exact
 
 A factor b on all scores makes a head of sharpness $\sigma$ one of sharpness $b\sigma$, and moves a
 needle from $\Delta$ to $b\Delta$ above the mean. What is to be kept decides the law of b: the
-weight of a needle asks for $\ln L$ where its competitors are flat and for more where they are not, the entropy
-for $\sqrt{2(\ln L-H)}/\sigma$, the distance to freezing for $\sqrt{\ln L}$ (docs/lengths.md).
+weight of a needle asks for $\ln L$ where its competitors are flat and for more where they are
+not, the entropy for $\sqrt{2(\ln L-H)}/\sigma$, the distance to freezing for $\sqrt{\ln L}$
+(docs/lengths.md).
 """
 
 import math
@@ -13,8 +14,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
 from promptlimit.lengths._length_statistics import length_statistics
+from promptlimit.lengths._scores import Number
 from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS
 
@@ -98,13 +100,14 @@ def inverse_temperature(
     )
 
 
-def needle_margin(sharpness: float, length: float, weight: float) -> float:
+def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
     r"""Return $\Delta$ at which a needle has this mean weight among L tokens $N(0,\sigma^2)$.
 
     >>> print(round(needle_margin(2.0, 8192, 0.5), 4))
     11.0079
     """
-    _require_ranges("needle", np.array(sharpness), np.array(float(length)), np.array(weight))
+    sharpness, length, weight = float(sharpness), float(length), float(weight)
+    _require_ranges("needle", np.array(sharpness), np.array(length), np.array(weight))
     middle = math.log(length) + math.log(weight / (1.0 - weight)) + 0.5 * sharpness**2
     reach = 4.0 + 2.0 * sharpness**2 + 10.0 * sharpness
 
@@ -117,10 +120,11 @@ def needle_margin(sharpness: float, length: float, weight: float) -> float:
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
     """Return what may be kept, at these sharpnesses and lengths."""
     if keep == "needle":
-        fixed = np.asarray(margin, np.float64)[..., None]
-        return length_statistics(sharpness, lengths, fixed_scores=fixed).fixed_weights[..., 0]
+        fixed = doubles(margin)[..., None]
+        beside = length_statistics(sharpness, lengths, fixed_scores=fixed)
+        return doubles(beside.fixed_weights[..., 0])
     if keep == "freezing":
-        return np.asarray(sharpness, np.float64) ** 2 / np.log(lengths)
+        return doubles(doubles(sharpness) ** 2 / np.log(lengths))
     return getattr(length_statistics(sharpness, lengths), keep)
 
 
@@ -220,7 +224,7 @@ def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target
             "effective_tokens": lambda: np.log(lengths / target),
             "freezing": lambda: target * np.log(lengths),
         }[keep]()
-        return np.sqrt(square) / sigma
+        return doubles(np.sqrt(square) / sigma)
 
 
 def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
