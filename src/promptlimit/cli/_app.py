@@ -26,6 +26,7 @@ from promptlimit.cli import (
     _report,
     _reproduce,
     _stream,
+    _temperature,
     _train,
 )
 from promptlimit.cli._console import (
@@ -220,6 +221,7 @@ _add(_flow.flow, resumes=True)
 _add(_train.train, resumes=True)
 _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
+_add(_temperature.temperature)
 _add(_heads.heads)
 _add(_doctor.doctor)
 _add(_reproduce.reproduce, resumes=True)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import ListedScores
 from promptlimit.results import EntropyPrediction
@@ -57,10 +57,10 @@ def entropy_prediction(
     entropy = float(np.logaddexp.reduce(values) - weights @ values)
     return EntropyPrediction(
         lengths=counts,
-        value=listed - bias,
+        value=doubles(listed - bias),
         listed=listed,
         bias=bias,
-        naive=entropy + np.log(counts / values.size),
+        naive=doubles(entropy + np.log(counts / values.size)),
         error=error,
         participation=float(weights @ weights),
     )
@@ -88,4 +88,5 @@ def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tu
     )
     mean = without.mean(axis=0)
     spread = ((without - mean) ** 2).sum(axis=0)
-    return (_GROUPS - 1.0) * (mean - listed), np.sqrt((_GROUPS - 1.0) / _GROUPS * spread)
+    error = np.sqrt((_GROUPS - 1.0) / _GROUPS * spread)
+    return doubles((_GROUPS - 1.0) * (mean - listed)), doubles(error)

@@ -15,6 +15,7 @@ from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import crossing, inverse_temperature, needle_margin
 from promptlimit.results import TemperatureTable
+from promptlimit.weights import MAX_SHARPNESS
 
 _LONGEST = math.log(1e30)
 _SCAN = 512
@@ -186,11 +187,11 @@ def temperature_table(
         for keep in ("needle", "entropy")
     ]
     factor = np.stack([*(rule.factor(counts, start) for rule in RULES), *kept])
-    usable = np.where(np.isfinite(factor), factor, 0.0)
+    known = factor * sharpness <= MAX_SHARPNESS  # not where there is no factor, either
+    usable = np.where(known, factor, 0.0)
     plain = length_statistics(usable * sharpness, counts)
     fixed = (usable * margin)[..., None]
     beside = length_statistics(usable * sharpness, counts, fixed_scores=fixed)
-    known = np.isfinite(factor)
     frozen = [freezing_length(rule, sharpness, start) for rule in RULES]
     return TemperatureTable(
         sharpness=float(sharpness),

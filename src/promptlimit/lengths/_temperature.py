@@ -37,7 +37,7 @@ def inverse_temperature(
     sharpness: ArrayLike,
     lengths: ArrayLike,
     *,
-    keep: Kept = "needle",
+    keep: str = "needle",
     margin: ArrayLike | None = None,
     weight: ArrayLike | None = None,
     target: ArrayLike | None = None,

@@ -58,7 +58,7 @@ class LengthStatistics:
     @property
     def entropy_tokens(self) -> np.ndarray:
         r"""$e^{E\,H}$: the number of equal weights with the same mean entropy."""
-        return np.exp(self.entropy)
+        return np.asarray(np.exp(self.entropy))
 
     @property
     def effective_tokens(self) -> np.ndarray:
@@ -160,7 +160,8 @@ class TemperatureTable:
         lengths: L, [n].
         names: of the rules, and of what is kept.
         factor: b, [rule, n]; NaN where nothing keeps what is to be kept.
-        entropy: $E\,H$ without the needle, [rule, n].
+        entropy: $E\,H$ without the needle, [rule, n]; NaN, as what follows, beyond a sharpness
+            $b\sigma$ of 40.
         participation: $E\,S_2$ without the needle, [rule, n].
         needle: the mean weight of the needle, [rule, n].
         frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if none is,

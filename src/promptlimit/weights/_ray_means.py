@@ -57,7 +57,7 @@ def _add_first_powers(
 ) -> None:
     r"""Add the means of $e^{-x}$ and of $xe^{-x}$, $txe^{-x}$; `once` is $\Lambda,\Lambda'$."""
     names = ("phi", "complement", "remainder", "mass", "missing", "log_mass", "drift")
-    names += ("remainder_lost", "missing_lost")
+    names += ("drift_missing", "remainder_lost", "missing_lost")
     sums |= {name: np.empty(u.size) for name in names}
     for line, integrand, part in law.integrands(0, u, pole=2):
         here = u[part]
@@ -83,7 +83,7 @@ def _add_first_powers(
             _lost(line, here, terms, value)
             for terms, value in ((integrand, remainder), (rising, missing))
         )
-        rows = (phi, complement, remainder, mass, missing, log_mass, drift, *lost)
+        rows = (phi, complement, remainder, mass, missing, log_mass, drift, drift, *lost)
         for name, row in zip(names, rows, strict=True):
             sums[name][part] = row
 

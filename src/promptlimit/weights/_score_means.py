@@ -80,10 +80,10 @@ class ScoreMeans:
 
 _LINEAR = (
     "phi", "complement", "remainder", "missing", "mass", "drift", "log_mass", "square", "lean",
-    "spread", "log_square", "log_squares",
+    "spread", "log_square", "log_squares", "drift_missing",
 )  # fmt: skip
 r"""Means that add up over a mixture; `complement` is $1-\varphi$, `remainder` $E[e^{-x}-1+x]$,
-`missing` $E[x(1-e^{-x})]$."""
+`missing` $E[x(1-e^{-x})]$, `drift_missing` $-E[(s-\Lambda')x(1-e^{-x})]$: the drift again."""
 
 
 def gaussian_score_means(
@@ -136,19 +136,23 @@ def assembled(
     r"""Return the means from those that add up.
 
     $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
-    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$; where `sums` has `excess` and `slope`, those.
+    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$; where `sums` has them about a
+    centre, as `excess`, `slope` and `drift_centred`, those.
     """
     phi, complement = np.maximum(sums["phi"], _TINY), sums["complement"]
     small = complement < 0.5
     log_phi = np.where(small, np.log1p(-np.where(small, complement, 0.0)), np.log(phi))
     mean = np.exp(np.minimum(u + log_mean, _LARGEST_EXPONENT))
     excess = np.where(small, sums["remainder"] + _log_rest(complement), log_phi + mean)
-    slope = (sums["missing"] - complement * mean) / phi
+    near = mean <= 1.0
+    slope = np.where(near, (sums["missing"] - complement * mean) / phi, mean - sums["mass"] / phi)
+    drift = np.where(near, sums["drift_missing"], sums["drift"])
     if "excess" in sums:
         centred = mean <= _LARGEST_CENTRED
         excess = np.where(centred, np.log1p(sums["excess"]), log_phi + mean)
-        slope = sums["slope"] / phi
-    kept = {name: sums[name] for name in _LINEAR[4:]}
+        slope = np.where(centred, sums["slope"] / phi, slope)
+        drift = sums["drift_centred"]
+    kept = {name: sums[name] for name in _LINEAR[4:-1]} | {"drift": drift}
     lost = np.broadcast_to(rounding, u.shape)
     return ScoreMeans(u, log_mean, tilted_mean, log_phi, excess, slope, **kept, rounding=lost)
 
@@ -193,11 +197,11 @@ def _listed_sums(
     r"""Return all sums over listed scores, [u] each.
 
     Where terms would cancel they are taken from a centre: `excess` is
-    $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$, and the drift
-    $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$, $x'=e^{u+\Lambda'}$, which is $F_1[s-\Lambda']$ because
-    $E[(s-\Lambda')x]=0$.
+    $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$, and
+    `drift_centred` $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$, $x'=e^{u+\Lambda'}$, which is
+    $F_1[s-\Lambda']$ because $E[(s-\Lambda')x]=0$.
     """
-    names = (*_LINEAR, "excess", "slope")
+    names = (*_LINEAR, "excess", "slope", "drift_centred")
     sums = {name: np.empty(u.size) for name in names}
     apart = scores - tilted_mean
     from_mean, from_middle = np.expm1(scores - log_mean), np.expm1(apart)
@@ -217,14 +221,16 @@ def _listed_sums(
             "remainder": exponential_rest(x),
             "missing": x * lost,
             "mass": first,
-            "drift": apart * x * _damping_apart(left, middle, from_middle),
+            "drift": apart * first,
             "log_mass": t * first,
             "square": second,
             "lean": apart * second,
             "spread": apart**2 * second,
             "log_square": t * second,
             "log_squares": t * t * second,
+            "drift_missing": -apart * x * lost,
             "excess": exponential_rest(beyond),
+            "drift_centred": apart * x * _damping_apart(left, middle, from_middle),
             "slope": -mean * from_mean * _damping_apart(left, mean, from_mean),
         }
         for name, column in columns.items():
@@ -280,7 +286,8 @@ def _wide_means(
         "remainder": average * remainder,
         "missing": average * missing,
         "mass": zeroth[0],
-        "drift": -(sigma**2) * zeroth[2] - off * average * missing,
+        "drift": -(sigma**2) * zeroth[2] + off * zeroth[0],
+        "drift_missing": -(sigma**2) * zeroth[2] - off * average * missing,
         "log_mass": zeroth[1],
         "square": zeroth[2],
         "lean": sigma * lean[2] + off * zeroth[2],
