@@ -1,4 +1,4 @@
-"""`promptlimit temperature`: its table against the library, its files, what it says is impossible."""
+"""`promptlimit temperature`: its table against the library, its files, what is impossible."""
 
 import json
 import subprocess

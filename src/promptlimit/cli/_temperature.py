@@ -175,8 +175,8 @@ def _print(table: "TemperatureTable") -> None:
     headings = ["rule", "factor", "entropy", "e^entropy", "effective", "needle", "frozen from"]
     print_table(headings, rows, left=1)
     typer.echo(
-        f"At L = {table.lengths[-1]:g}; the head was measured at L = {table.base:g}, and the needle "
-        f"scores {table.margin:.4f} above the mean."
+        f"At L = {table.lengths[-1]:g}; the head was measured at L = {table.base:g}, and the "
+        f"needle scores {table.margin:.4f} above the mean."
     )
 
 
