@@ -14,7 +14,7 @@ from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import crossing, inverse_temperature, needle_margin
-from promptlimit.results import TemperatureTable
+from promptlimit.results import TEMPERATURE_ROWS, TemperatureTable
 from promptlimit.weights import MAX_SHARPNESS
 
 _LONGEST = math.log(1e30)
@@ -107,20 +107,16 @@ class TemperatureRule:
     law: str
 
 
-RULES = (
-    TemperatureRule("none", no_rule, "1"),
-    TemperatureRule("sqrt-log", sqrt_log, "(ln L)^1/2"),
-    TemperatureRule("Ministral 3", ministral_3, "0.1 ln L"),
-    TemperatureRule("Llama 4", llama_4, "0.1 ln L"),
-    TemperatureRule("SSMax", ssmax, "ln L / ln L0"),
-    TemperatureRule("Qwen log-n", log_n, "ln L / ln L0"),
-    TemperatureRule("LongRoPE", longrope, "ln L / ln L0"),
-    TemperatureRule("YaRN", yarn, "(ln L)^2 / 100"),
+RULES = tuple(
+    TemperatureRule(name, factor, law)
+    for name, factor, law in zip(
+        TEMPERATURE_ROWS,
+        (no_rule, sqrt_log, ministral_3, llama_4, ssmax, log_n, longrope, yarn),
+        ("1", "(ln L)^1/2", *["0.1 ln L"] * 2, *["ln L / ln L0"] * 3, "(ln L)^2 / 100"),
+        strict=False,  # the last rows are no rules
+    )
 )
 """Rules of practice, and none: from the mildest to the strongest from 8192 on."""
-
-KEPT = {"keep needle": "needle", "keep entropy": "entropy"}
-"""What the last rows of a table keep, by exact roots."""
 
 
 def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
@@ -198,12 +194,12 @@ def temperature_table(
         base=start,
         margin=float(margin),
         lengths=counts,
-        names=(*(rule.name for rule in RULES), *KEPT),
+        names=TEMPERATURE_ROWS,
         factor=factor,
         entropy=np.where(known, plain.entropy, np.nan),
         participation=np.where(known, plain.participation, np.nan),
         needle=np.where(known, beside.fixed_weights[..., 0], np.nan),
-        frozen_from=np.array([*frozen, *([math.nan] * len(KEPT))]),
+        frozen_from=np.array([*frozen, *([math.nan] * len(kept))]),
         kind="exact",
         error=float(max(plain.error.max(), beside.error.max())),
     )

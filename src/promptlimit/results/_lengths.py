@@ -20,6 +20,21 @@ _STATISTICS = (
 )
 
 
+TEMPERATURE_ROWS = (
+    "none",
+    "sqrt-log",
+    "Ministral 3",
+    "Llama 4",
+    "SSMax",
+    "Qwen log-n",
+    "LongRoPE",
+    "YaRN",
+    "keep needle",
+    "keep entropy",
+)
+"""Rules of practice, from the mildest on, and what is kept by exact roots."""
+
+
 @dataclass(frozen=True)
 class LengthStatistics:
     r"""Statistics over prompts of $\ln Z$ and of the softmax weights p, one array each.
@@ -158,7 +173,7 @@ class TemperatureTable:
         base: the length at which it was measured.
         margin: $\Delta$, by how much the score of a needle exceeds the mean.
         lengths: L, [n].
-        names: of the rules, and of what is kept.
+        names: of the rules, and of what is kept: `TEMPERATURE_ROWS`.
         factor: b, [rule, n]; NaN where nothing keeps what is to be kept.
         entropy: $E\,H$ without the needle, [rule, n]; NaN, as what follows, beyond a sharpness
             $b\sigma$ of 40.
@@ -194,14 +209,10 @@ class TemperatureTable:
         return 1.0 / self.participation
 
     def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return what a figure is drawn from."""
+        """Return what a figure is drawn from; rows are in the order of `TEMPERATURE_ROWS`."""
         numbers = {name: np.array(getattr(self, name)) for name in ("sharpness", "base", "margin")}
         columns = ("lengths", "factor", "entropy", "participation", "needle", "frozen_from")
-        return {
-            **numbers,
-            **{name: getattr(self, name) for name in columns},
-            "names": np.array(self.names),
-        }
+        return {**numbers, **{name: getattr(self, name) for name in columns}}
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw the factors against the length, a line for each rule.

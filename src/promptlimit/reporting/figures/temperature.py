@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from promptlimit.reporting._theme import FAINT, LIMIT, THIRD, selectable, shades
+from promptlimit.results import TEMPERATURE_ROWS
 
 _KEPT = {"keep needle": LIMIT, "keep entropy": THIRD}
 _SAME = {"SSMax", "LongRoPE"}
@@ -32,10 +33,9 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _lines(axis: Axes, data: Mapping[str, np.ndarray], column: str) -> None:
-    names = [str(name) for name in data["names"]]
-    rules = [name for name in names if name not in _KEPT and name not in _SAME]
+    rules = [name for name in TEMPERATURE_ROWS if name not in _KEPT and name not in _SAME]
     colours = dict(zip(rules, shades(len(rules)), strict=True))
-    for name, row in zip(names, data[column], strict=True):
+    for name, row in zip(TEMPERATURE_ROWS, data[column], strict=True):
         if name in _SAME or not np.isfinite(row).any():
             continue
         label = "log-n: Qwen, SSMax, LongRoPE" if name == "Qwen log-n" else name

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from promptlimit.results import LengthStatistics
+from promptlimit.results import Length, LengthStatistics
 
 _TOKENS_AT_ONCE = 2**21
 
@@ -55,6 +55,6 @@ def simulated(
     )
 
 
-def annealed_weight(sigma: float, length: float, margin: float) -> float:
+def annealed_weight(sigma: float, length: Length, margin: float) -> float:
     r"""Return $P=1/(1+Le^{\sigma^2/2-\Delta})$: the weight of a needle with $Z=E\,Z$."""
     return 1.0 / (1.0 + length * math.exp(0.5 * sigma**2 - margin))

@@ -1,5 +1,6 @@
 """Claim 3: along a fixed distance to freezing the entropy is a fixed share of ln L."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ def share(s: float, length: float) -> float:
 def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is drawn
     """Return distances from 1 - s/2 below freezing: quick below s = 1, slow above."""
     slow = [share(1.5, length) for length in (1e6, 1e12, 1e24)]
-    falls = max(later - earlier for earlier, later in zip(slow, slow[1:], strict=False))
+    falls = max(later - earlier for earlier, later in itertools.pairwise(slow))
     frozen = [share(4.0, length) for length in (1e6, 1e24)]
     return [
         Check("s = 0.5, L = 1e6: distance from 3/4", abs(share(0.5, 1e6) - 0.75), "<=", 4e-4),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from promptlimit.lengths import inverse_temperature, length_statistics, log_n, needle_margin
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check
+from promptlimit.results import Check, Length
 
 _CELLS = (
     (1.0, 6.0, 0.5, 1e2), (1.0, 6.0, 0.5, 1e4), (1.0, 6.0, 0.5, 1e6), (1.0, 6.0, 0.9, 1e5),
@@ -13,7 +13,7 @@ _CELLS = (
 )  # fmt: skip
 
 
-def weight(b: float, sigma: float, margin: float, length: float) -> float:
+def weight(b: float, sigma: float, margin: float, length: Length) -> float:
     """Return the mean weight of a needle at an inverse temperature."""
     statistics = length_statistics(b * sigma, length, fixed_scores=[b * margin])
     return float(statistics.fixed_weights[0])

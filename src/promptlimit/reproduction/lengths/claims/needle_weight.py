@@ -7,13 +7,13 @@ import numpy as np
 from promptlimit.lengths import length_statistics
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.lengths._prompts import annealed_weight, simulated
-from promptlimit.results import Check
+from promptlimit.results import Check, Length
 
 _CELLS = ((1.0, 100, 5.0), (2.0, 1000, 9.0), (4.0, 10, 8.0), (4.0, 1000, 14.0))
 _FAR = ((1.0, 1e3, 5.0), (1.0, 1e6, 15.0), (2.0, 1e4, 10.0), (0.5, 1e3, 7.0))
 
 
-def weight(sigma: float, length: float, margin: float) -> float:
+def weight(sigma: float, length: Length, margin: float) -> float:
     """Return the mean weight of a needle."""
     return float(length_statistics(sigma, length, fixed_scores=[margin]).fixed_weights[0])
 

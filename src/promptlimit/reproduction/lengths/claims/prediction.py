@@ -21,7 +21,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     concentration = max(one.participation for one in guesses)
     sharp = [entropy_prediction(2.0 * rng.normal(size=count), 64) for _ in range(lists)]
     downwards = float(length_statistics(2.0, 64).entropy)
-    naive = np.mean([one.naive for one in sharp]) - downwards
+    naive = float(np.mean([one.naive for one in sharp])) - downwards
     return [
         Check("σ = 1: largest S₂ of a list", concentration, "<=", 0.1),
         Check("share within two standard errors, three lengths", float(held), ">=", 0.8),
@@ -32,8 +32,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=7,
     name="prediction",
-    statement="N scores predict the mean entropy at other lengths within two standard errors, while "
-    "their own S₂ is below 0.1. The measured entropy plus ln(L/N) fails downwards.",
+    statement="N scores predict the mean entropy at other lengths within two standard errors, "
+    "while their own S₂ is below 0.1. The measured entropy plus ln(L/N) fails downwards.",
     reference="lengths.md, section 3",
     decide=decide,
 )

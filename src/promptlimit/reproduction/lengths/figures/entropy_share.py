@@ -20,8 +20,8 @@ FIGURE = Figure(
     name="entropy_share",
     title="The entropy along fixed distances to freezing",
     reference="lengths.md, section 2",
-    caption="Mean entropy over ln L where the sharpness grows with the length, σ² = s ln L, exactly "
-    "to a length of 1e30; dashed the limit 1 − s/2, nothing beyond s = 2. Near freezing "
+    caption="Mean entropy over ln L where the sharpness grows with the length, σ² = s ln L, "
+    "exactly to a length of 1e30; dashed the limit 1 − s/2, nothing beyond s = 2. Near freezing "
     "corrections fall as 1/ln L: no length ever built is near the limit.",
     compute=compute,
 )
