@@ -38,7 +38,7 @@ def test_agrees_with_the_stored_digits_of_mpmath(entry):
     statistics = pl.length_statistics(
         float(entry["sharpness"]), float(entry["length"]), fixed_scores=fixed
     )
-    allowed = max(1e-12, 20 * statistics.error)
+    allowed = max(1e-12, 20 * float(statistics.error))
     for name in NAMES:
         assert_allclose(getattr(statistics, name), float(entry[name]), rtol=allowed, err_msg=name)
     weights = [float(entry[f"fixed_{index}"]) for index in range(len(fixed))]
