@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from promptlimit import dynamics as dynamics
     from promptlimit import finite as finite
     from promptlimit import heads as heads
+    from promptlimit import lengths as lengths
     from promptlimit import measures as measures
     from promptlimit import parallel as parallel
     from promptlimit import results as results
@@ -62,6 +63,13 @@ if TYPE_CHECKING:
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import output_law as output_law
     from promptlimit.finite import prompt_moments as prompt_moments
+    from promptlimit.lengths import GaussianScores as GaussianScores
+    from promptlimit.lengths import ListedScores as ListedScores
+    from promptlimit.lengths import TokenScores as TokenScores
+    from promptlimit.lengths import entropy_prediction as entropy_prediction
+    from promptlimit.lengths import inverse_temperature as inverse_temperature
+    from promptlimit.lengths import length_statistics as length_statistics
+    from promptlimit.lengths import temperature_table as temperature_table
     from promptlimit.measures import AbstractMeasure as AbstractMeasure
     from promptlimit.measures import Affine as Affine
     from promptlimit.measures import Empirical as Empirical
@@ -80,11 +88,14 @@ if TYPE_CHECKING:
     from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
     from promptlimit.results import DepthFlow as DepthFlow
+    from promptlimit.results import EntropyPrediction as EntropyPrediction
     from promptlimit.results import GapCurve as GapCurve
     from promptlimit.results import GapExponent as GapExponent
     from promptlimit.results import GradientMoments as GradientMoments
     from promptlimit.results import InputFileError as InputFileError
+    from promptlimit.results import InverseTemperatures as InverseTemperatures
     from promptlimit.results import KindUnavailableError as KindUnavailableError
+    from promptlimit.results import LengthStatistics as LengthStatistics
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
     from promptlimit.results import OutputLaw as OutputLaw
@@ -96,6 +107,7 @@ if TYPE_CHECKING:
     from promptlimit.results import RiskGradient as RiskGradient
     from promptlimit.results import RunBusyError as RunBusyError
     from promptlimit.results import StreamedAttention as StreamedAttention
+    from promptlimit.results import TemperatureTable as TemperatureTable
     from promptlimit.results import TunedLayers as TunedLayers
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
@@ -137,21 +149,26 @@ _HOME = {
     "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
+    "EntropyPrediction": "results",
     "Factored": "attention",
     "GapCurve": "results",
     "GapExponent": "results",
     "Gaussian": "measures",
     "GaussianParts": "measures",
+    "GaussianScores": "lengths",
     "Generated": "streaming",
     "GradientMoments": "results",
     "GradientReading": "attention",
     "InContextDenoising": "tasks",
     "InputFileError": "results",
+    "InverseTemperatures": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
     "Layer": "attention",
+    "LengthStatistics": "results",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
+    "ListedScores": "lengths",
     "MissingPackageError": "results",
     "Mixture": "measures",
     "MultiHead": "attention",
@@ -176,6 +193,8 @@ _HOME = {
     "SoftmaxAttention": "attention",
     "Stack": "attention",
     "StreamedAttention": "results",
+    "TemperatureTable": "results",
+    "TokenScores": "lengths",
     "Training": "dynamics",
     "TrainingPlan": "dynamics",
     "Trajectory": "dynamics",
@@ -195,12 +214,15 @@ _HOME = {
     "best_layer": "tasks",
     "block_start": "dynamics",
     "depth_flow": "depth",
+    "entropy_prediction": "lengths",
     "fit_rate": "concentration",
     "flow_time": "dynamics",
     "gap_exponent": "concentration",
     "gradient_flow": "dynamics",
     "gradient_gap": "concentration",
     "gradient_moments": "finite",
+    "inverse_temperature": "lengths",
+    "length_statistics": "lengths",
     "linear_denoiser": "tasks",
     "linear_optimum": "tasks",
     "output_gap": "concentration",
@@ -214,6 +236,7 @@ _HOME = {
     "sgd": "dynamics",
     "spread": "parallel",
     "stream": "streaming",
+    "temperature_table": "lengths",
     "trajectory_gap": "dynamics",
     "uniform_factors": "dynamics",
     "weight_interpolant": "weights",
@@ -228,6 +251,7 @@ _PACKAGES = (
     "dynamics",
     "finite",
     "heads",
+    "lengths",
     "measures",
     "parallel",
     "results",

@@ -128,6 +128,13 @@ OPTIONS = {
         "--causal": None,
         "--out": OUT,
     },
+    "temperature": {
+        "--sharpness": NUMBERS,
+        "--from": ["2", "10", "0", "x", "1,2", "nan"],
+        "--to": ["100", "1", "x", "1e31", "inf"],
+        "--needle": NUMBERS,
+        "--out": OUT,
+    },
     "train": {
         "--lengths": LENGTHS,
         "--seeds": WHOLE,
@@ -162,6 +169,7 @@ QUICK = {
     "doctor": ["--devices", "0"],
     "denoise": ["--means", "1;-1", "--lengths", "2"],
     "stack": ["--samples", "0", "--lengths", "2"],
+    "temperature": ["--from", "2", "--to", "9"],
 }
 """What comes first, so that a command takes no longer than it must; later options replace it."""
 

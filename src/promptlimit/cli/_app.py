@@ -28,6 +28,7 @@ from promptlimit.cli import (
     _reproduce,
     _stack,
     _stream,
+    _temperature,
     _train,
 )
 from promptlimit.cli._console import (
@@ -223,6 +224,7 @@ _add(_train.train, resumes=True)
 _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
 _add(_stack.stack)
+_add(_temperature.temperature)
 _add(_heads.heads)
 _add(_doctor.doctor)
 _add(_explore.explore)

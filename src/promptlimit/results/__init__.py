@@ -34,6 +34,11 @@ from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
 from promptlimit.results._laws import OutputLaw as OutputLaw
 from promptlimit.results._laws import mean_under_tail as mean_under_tail
 from promptlimit.results._laws import sinh_thresholds as sinh_thresholds
+from promptlimit.results._lengths import TEMPERATURE_ROWS as TEMPERATURE_ROWS
+from promptlimit.results._lengths import EntropyPrediction as EntropyPrediction
+from promptlimit.results._lengths import InverseTemperatures as InverseTemperatures
+from promptlimit.results._lengths import LengthStatistics as LengthStatistics
+from promptlimit.results._lengths import TemperatureTable as TemperatureTable
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from promptlimit.weights._prompts import AbstractScoreLaw as AbstractScoreLaw
     from promptlimit.weights._prompts import Numbers as Numbers
     from promptlimit.weights._prompts import Prompts as Prompts
+    from promptlimit.weights._quadrature import node_range as node_range
     from promptlimit.weights._ray import Ray as Ray
+    from promptlimit.weights._ray_means import ray_score_means as ray_score_means
+    from promptlimit.weights._score_means import MEANS_STEP as MEANS_STEP
+    from promptlimit.weights._score_means import ScoreMeans as ScoreMeans
+    from promptlimit.weights._score_means import gaussian_score_means as gaussian_score_means
+    from promptlimit.weights._score_means import listed_score_means as listed_score_means
     from promptlimit.weights._score_statistics import ScoreStatistics as ScoreStatistics
     from promptlimit.weights._score_statistics import score_statistics as score_statistics
     from promptlimit.weights._selection import SHARPEST as SHARPEST
@@ -42,6 +48,7 @@ _HOME = {
     "AbstractScoreLaw": "_prompts",
     "EPSILON": "_prompts",
     "MAX_SHARPNESS": "_weight_statistics",
+    "MEANS_STEP": "_score_means",
     "MixtureTokens": "_cross_moments",
     "NEGLIGIBLE": "_prompts",
     "Numbers": "_prompts",
@@ -51,6 +58,7 @@ _HOME = {
     "RayLaw": "_lines",
     "SHARPEST": "_selection",
     "STEP": "_prompts",
+    "ScoreMeans": "_score_means",
     "ScoreStatistics": "_score_statistics",
     "ScoredValues": "_weighed_values",
     "Selection": "_selection",
@@ -60,6 +68,10 @@ _HOME = {
     "cross_moment": "_cross_moments",
     "deviation_moments": "_weighed_values",
     "own_token_statistics": "_own_token",
+    "gaussian_score_means": "_score_means",
+    "listed_score_means": "_score_means",
+    "node_range": "_quadrature",
+    "ray_score_means": "_ray_means",
     "score_law": "_lines",
     "score_statistics": "_score_statistics",
     "selection": "_selection",
