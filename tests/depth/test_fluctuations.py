@@ -13,7 +13,9 @@ from promptlimit.depth import (
     StackKernel,
     fluctuation_bias,
     fluctuation_cov,
+    masked_bias_slope,
 )
+from promptlimit.reproduction.depth._finite_stacks import first_orders, line_stack, outputs
 from promptlimit.results import KindUnavailableError
 
 
@@ -126,24 +128,92 @@ def test_a_singular_law_is_that_of_fewer_dimensions():
 
 def test_a_simulated_stack_keeps_to_covariance_and_bias_once_the_kernel_is_taken_off():
     stack = plane(2)
-    rng, length, prompts = np.random.default_rng(3), 200, 300
-    tokens = stack.mean + rng.normal(size=(prompts, length, 2)) @ np.linalg.cholesky(stack.cov).T
-    rows = np.concatenate([tokens, np.broadcast_to(PLANE_QUERY, (prompts, 1, 2))], axis=1)
-    for layer in stack.layers:
-        ((key_query, value),) = layer.heads
-        here = rows[:, :-1]
-        scores = np.exp(rows @ key_query.T @ here.mT)
-        rows = rows @ layer.residual.T + (scores @ here @ value.T) / scores.sum(2, keepdims=True)
-    moved = rows[:, -1] - stack.output(PLANE_QUERY)
-    kernel = StackKernel.of(stack, PLANE_QUERY)(tokens.reshape(-1, 2))
-    left = length * (moved - kernel.reshape(prompts, length, 2).mean(axis=1))
+    length, prompts = 200, 300
+    moved, first = simulated(stack, PLANE_QUERY, length, prompts, np.random.default_rng(3))
+    left = moved - first
     error = left.std(axis=0, ddof=1) / math.sqrt(prompts)
     # what is left has the bias as its mean, and a spread that no longer grows with the length
     assert np.all(np.abs(left.mean(axis=0) - fluctuation_bias(stack, PLANE_QUERY)) < 4 * error)
-    spread = math.sqrt(length) * moved.std(axis=0)
-    assert np.all(left.std(axis=0) < 0.3 * math.sqrt(length) * spread)
+    spread = moved.std(axis=0) / math.sqrt(length)
+    assert np.all(left.std(axis=0) < 0.3 * moved.std(axis=0))
     variances = np.diagonal(fluctuation_cov(stack, PLANE_QUERY))
     assert np.all(np.abs(spread**2 / variances - 1.0) < 4.5 * math.sqrt(2.0 / prompts))
+
+
+def test_the_bias_of_two_masked_layers_grows_with_the_logarithm_of_the_length():
+    stack, rng = line_stack((1.0, 0.2, 0.6), (1.0, 0.25, 0.5)), np.random.default_rng(0)
+    limit, means, errors = stack.output(np.ones(1))[0], [], []
+    for length, prompts in ((20, 8000), (100, 2000)):
+        tokens = rng.normal(size=(prompts, length))
+        moved = outputs(stack, tokens, 1.0, causal=True)[-1] - limit
+        left = length * (moved - first_orders(stack, tokens, 1.0)["causal"])
+        means.append(left.mean())
+        errors.append(left.std() / math.sqrt(prompts))
+    slope, error = (means[1] - means[0]) / math.log(5), math.hypot(*errors) / math.log(5)
+    predicted = masked_bias_slope(stack, np.ones(1))[0]
+    assert abs(slope - predicted) < 4 * error < 0.25 * predicted
+    with pytest.raises(KindUnavailableError) as refusal:
+        masked_bias_slope(LINES["three"][0], np.ones(1))
+    assert str(refusal.value) == (
+        "`stack` must have two layers for its bias to grow as ln L under a mask, got 3. Simulate "
+        "prompts."
+    )
+
+
+def test_a_bias_that_does_not_fall_as_one_over_the_length_is_refused():
+    layers = (
+        GaussianLayer(np.eye(1), ((np.array([[0.8]]), np.eye(1)),)),
+        LINES["two"][0].layers[1],
+    )
+    with pytest.raises(KindUnavailableError) as error:
+        fluctuation_bias(GaussianStack(np.zeros(1), np.eye(1), layers), np.ones(1))
+    assert str(error.value) == (
+        "`stack` must have a bias of order 1/L, got one in which layer 0 is so sharp that its "
+        "tokens' errors do not fall as 1/L (tau^2 = 0.64, and it must be below 1/2). Simulate "
+        "prompts."
+    )
+
+
+def simulated(stack, query, length, prompts, rng):
+    """Return L times what prompts do to the output beyond their first order, [prompts, e]."""
+    dim = query.size
+    tokens = stack.mean + rng.normal(size=(prompts, length, dim)) @ np.linalg.cholesky(stack.cov).T
+    rows = np.concatenate([tokens, np.broadcast_to(query, (prompts, 1, dim))], axis=1)
+    for layer in stack.layers:
+        images, here = rows @ layer.residual.T, rows[:, :-1]
+        for key_query, value in layer.heads:
+            scores = np.exp(rows @ key_query.T @ here.mT)
+            images = images + (scores @ here @ value.T) / scores.sum(axis=2, keepdims=True)
+        rows = images
+    kernel = StackKernel.of(stack, query)(tokens.reshape(-1, dim))
+    first = kernel.reshape(prompts, length, -1).mean(axis=1)
+    return length * (rows[:, -1] - stack.output(query)), length * first
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("dim", [1, 2, 3, 5])
+def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
+    rng = np.random.default_rng([dim, depth])
+
+    def matrix(size):
+        return size / math.sqrt(dim) * rng.normal(size=(dim, dim))
+
+    layers = tuple(GaussianLayer(np.eye(dim), ((matrix(0.12), matrix(0.4)),)) for _ in range(depth))
+    stack = GaussianStack(0.3 * rng.normal(size=dim), np.eye(dim), layers)
+    query = rng.normal(size=dim)
+    assert stack.slow_layer() is None
+    bias, cov = fluctuation_bias(stack, query), fluctuation_cov(stack, query)
+    for length, prompts in ((50, 4000), (500, 200), (5000, 3)):
+        moved, first = simulated(stack, query, length, prompts, rng)
+        left = moved - first
+        # what the first order leaves is smaller by the root of the length
+        assert np.mean(left**2) < 40.0 / length * np.mean(first**2)
+        if prompts > 100:
+            error = left.std(axis=0, ddof=1) / math.sqrt(prompts)
+            assert np.all(np.abs(left.mean(axis=0) - bias) < 4.5 * error + 4.0 / length)
+            spread = np.var(first, axis=0) / length
+            assert np.diagonal(cov) == pytest.approx(spread, rel=6 * math.sqrt(2.0 / prompts))
 
 
 def test_a_covariance_that_is_infinite_is_refused():

@@ -12,7 +12,6 @@ from jaxtyping import Array, Float
 from promptlimit._inputs import ArrayLike, promoted
 from promptlimit.attention._abstract import AbstractAttention, as_query, require_prompt
 from promptlimit.attention._heads import AbstractHead
-from promptlimit.attention._multi_head import MultiHead
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, compiled
 
 Carried = TypeVar("Carried")
@@ -201,55 +200,60 @@ def attend_through(
     arrays = jax.tree.leaves(eqx.filter((layers, prompt, query), eqx.is_inexact_array))
     dtype = promoted(*(array.dtype for array in arrays))  # what a loop carries keeps its type
 
-    def step(layer: AbstractAttention, so_far: tuple[Array, Array]) -> tuple[Array, Array]:
-        tokens, point = so_far
-        here = Empirical(tokens, prompt.weights)
-        return _tokens_after(layer, here, causal), layer._attend(here, point)
+    def step(layer: AbstractAttention, rows: Array) -> Array:
+        return _rows_after(layer, Empirical(rows[:-1], prompt.weights), rows, causal)
 
-    start = prompt.tokens.astype(dtype), query.astype(dtype)
-    tokens, point = _through(layers[:-1], step, start)
-    return layers[-1]._attend(Empirical(tokens, prompt.weights), point)
+    start = jnp.concatenate([prompt.tokens, query[None]], dtype=dtype)
+    rows = _through(layers[:-1], step, start)
+    return layers[-1]._attend(Empirical(rows[:-1], prompt.weights), rows[-1])
 
 
-def _tokens_after(layer: AbstractAttention, prompt: Empirical, causal: bool) -> Array:
-    r"""Return $F[\mu](z_i)$ for every token $z_i$.
+def _rows_after(
+    layer: AbstractAttention, prompt: Empirical, rows: Float[Array, "rows d"], causal: bool
+) -> Float[Array, "rows e"]:
+    r"""Return $F[\mu](z_i)$ for the tokens and, in the last row, for the query.
 
     Linear heads without a mask read one second moment S: $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
     """
-    heads = layer.heads_read()
-    if heads is None or causal:
-        return _row_by_row(layer, prompt, causal)
-    tokens, residual = prompt.tokens, layer.residual_read()
-    linear = [head for head in heads if head.kernel == "linear"]
-    others = [head for head in heads if head.kernel != "linear"]
-    matrices = [] if residual is None else [residual]
-    if linear:
-        weighted = tokens.T if prompt.weights is None else tokens.T * prompt.weights[None]
-        second = weighted @ tokens / (prompt.length if prompt.weights is None else 1)
-        matrices += [head.value @ second @ head.key_query for head in linear]
-    images = [tokens @ matrix.T for matrix in matrices]
-    if others:
-        images.append(_row_by_row(MultiHead(others), prompt, causal))
-    return jnp.sum(jnp.stack(images), axis=0)
+    heads, residual = layer.heads_read(), layer.residual_read()
+    if heads is None:
+        return _row_by_row(layer, prompt, rows, causal)
+    start = jnp.zeros((rows.shape[0], layer.output_dim), rows.dtype)
+    if residual is not None:
+        start = rows @ residual.T
+    if not causal and (linear := [head for head in heads if head.kernel == "linear"]):
+        tokens, weights = prompt.tokens, prompt.weights
+        shares = 1.0 / prompt.length if weights is None else weights[None]
+        second = (tokens.T * shares) @ tokens
+        start = start + sum(rows @ (h.value @ second @ h.key_query).T for h in linear)
+        heads = [head for head in heads if head.kernel != "linear"]
+
+    def step(head: AbstractAttention, images: Array) -> Array:
+        return images + _row_by_row(head, prompt, rows, causal)
+
+    return _through(heads, step, start)
 
 
-def _row_by_row(layer: AbstractAttention, prompt: Empirical, causal: bool) -> Array:
-    """Return what a layer makes of every token, some rows of the matrix of scores at a time."""
-    length, dtype = prompt.length, prompt.tokens.dtype
+def _row_by_row(
+    layer: AbstractAttention, prompt: Empirical, rows: Array, causal: bool
+) -> Float[Array, "rows e"]:
+    """Return what a layer makes of every row, some rows of the matrix of scores at a time."""
+    length, dtype = prompt.length, rows.dtype
     places = jnp.arange(length)
 
-    def row(place_and_token: tuple[Array, Array]) -> Array:
-        place, token = place_and_token
+    def image(place_and_row: tuple[Array, Array]) -> Array:
+        place, row = place_and_row
         if not causal:
-            return layer._attend(prompt, token)
-        seen = (places <= place).astype(dtype) / (place + 1).astype(dtype)
-        return layer._attend(Empirical(prompt.tokens, seen), token)
+            return layer._attend(prompt, row)
+        seen = (places <= place).astype(dtype)
+        return layer._attend(Empirical(prompt.tokens, seen / jnp.sum(seen)), row)
 
-    rows = _rows_at_a_time(length)
-    if rows == length:
-        return jax.vmap(row)((places, prompt.tokens))
+    every = jnp.arange(rows.shape[0]), rows
+    at_a_time = _rows_at_a_time(length)
+    if at_a_time == length:
+        return jax.vmap(image)(every)
     # What a gradient needs is made again: all rows at once would be the whole matrix.
-    return jax.lax.map(jax.checkpoint(row), (places, prompt.tokens), batch_size=rows)
+    return jax.lax.map(jax.checkpoint(image), every, batch_size=at_a_time)
 
 
 def _rows_at_a_time(length: int) -> int:

@@ -18,6 +18,7 @@ from promptlimit._version import __version__
 from promptlimit.cli import (
     _denoise,
     _doctor,
+    _explore,
     _flow,
     _gap,
     _heads,
@@ -25,6 +26,7 @@ from promptlimit.cli import (
     _limit,
     _report,
     _reproduce,
+    _stack,
     _stream,
     _train,
 )
@@ -220,7 +222,9 @@ _add(_flow.flow, resumes=True)
 _add(_train.train, resumes=True)
 _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
+_add(_stack.stack)
 _add(_heads.heads)
 _add(_doctor.doctor)
+_add(_explore.explore)
 _add(_reproduce.reproduce, resumes=True)
 _add(_report.report)

@@ -9,6 +9,7 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.depth._bias import fluctuation_bias as fluctuation_bias
+    from promptlimit.depth._bias import masked_bias_slope as masked_bias_slope
     from promptlimit.depth._continuous import depth_flow as depth_flow
     from promptlimit.depth._fluctuations import StackKernel as StackKernel
     from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
@@ -54,6 +55,7 @@ _HOME = {
     "fluctuation_cov": "_fluctuations",
     "influence": "_influence",
     "moving_degree": "_steps",
+    "masked_bias_slope": "_bias",
     "semi_exact_bias": "_semi_exact",
     "sobol_normals": "_wishart",
     "spectrum_of": "_spectrum",

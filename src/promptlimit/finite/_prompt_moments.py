@@ -175,6 +175,10 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
     return _softmax_over_law(problem) if heads is None else problem.law_obstacle(heads[0].tilt)
 
 
+def _not_by_nodes(problem: Problem) -> str | None:
+    return _softmax_beside_mean(problem) if problem.layers is None else many_nodes(problem)
+
+
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
     first, second = known(_head_beside_mean(problem))
     law, values = problem.law_along(first.tilt), (first.value, second.value)
@@ -294,7 +298,7 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             "exact",
             f"linear layers, Gaussian tokens, query outside, up to {MOST_NODES} nodes",
             "Gauss rules for the entries of a Wishart matrix, exact for polynomials",
-            many_nodes,
+            _not_by_nodes,
             exact_linear_stack,
         ),
         Rule(

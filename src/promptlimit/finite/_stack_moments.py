@@ -289,7 +289,7 @@ def _controlled(
 ) -> tuple[Array, Array, Array]:
     """Return squared errors, deviations and their first orders, one row a prompt."""
     count, length, dim = tokens.shape
-    by_steps = kernel.by_steps(tokens.reshape(-1, dim))
+    by_steps = np.stack(kernel.by_steps(tokens.reshape(-1, dim)))
     by_steps = by_steps.reshape(by_steps.shape[0], count, length, -1)
     reach = np.ones((by_steps.shape[0], length))
     if causal:
