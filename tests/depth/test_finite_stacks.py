@@ -21,6 +21,7 @@ from promptlimit.depth import (
     square_error_slopes,
 )
 from promptlimit.results import KindUnavailableError
+from promptlimit.weights import own_token_statistics
 
 
 def attention(stack):
@@ -67,11 +68,40 @@ def test_influences_of_quadrature_atoms_give_the_covariance_and_those_of_tokens_
     assert np.all(drawn.error < 0.5 * cov[0, 0])
 
 
-def test_the_semi_exact_bias_tends_to_the_leading_order():
-    for stack, query in ((LINES["two"][0], np.array([1.0])), (plane(2), PLANE_QUERY)):
-        leading = fluctuation_bias(stack, query)
-        assert semi_exact_bias(stack, query, 1e9) == pytest.approx(leading, rel=1e-6, abs=1e-8)
-        assert np.abs(semi_exact_bias(stack, query, 30.0) - leading).max() > 1e-3
+def test_a_token_errs_in_its_own_prompt_as_the_moments_of_one_layer_say(x64):
+    stack, length = plane(2), 6
+    ((key_query, value),) = stack.layers[0].heads
+    law, tilt = pl.Gaussian(stack.mean, stack.cov), np.array([0.4, -0.9])
+    tokens = np.array([[0.5, -1.0], [2.0, 1.5], [0.0, 0.0]])
+    errors, products = _semi_exact._own_errors(stack, tokens, tilt, float(length))
+    for token, error, product in zip(tokens, errors, products, strict=True):
+        moments = pl.prompt_moments(
+            pl.SoftmaxAttention(key_query, value), law, token, length - 1, including_query=True
+        )
+        assert error == pytest.approx(moments.bias, abs=1e-9)
+        second = moments.cov + np.outer(moments.bias, moments.bias)
+        assert product == pytest.approx(second @ tilt, abs=1e-9)
+
+
+def test_the_semi_exact_bias_tends_to_the_leading_order(monkeypatch):
+    stack, query, *_ = LINES["two"]
+    leading = fluctuation_bias(stack, np.array([query]))
+    assert semi_exact_bias(stack, np.array([query]), 1e9) == pytest.approx(leading, rel=1e-6)
+    assert abs(semi_exact_bias(stack, np.array([query]), 30.0) - leading) > 1e-3
+    monkeypatch.setattr(_semi_exact, "_NODES", {2: 14})
+    far = semi_exact_bias(plane(2), PLANE_QUERY, 1e9)
+    assert far == pytest.approx(fluctuation_bias(plane(2), PLANE_QUERY), abs=1e-6)
+
+
+def test_statistics_of_many_tokens_are_interpolated(monkeypatch):
+    monkeypatch.setattr(_semi_exact, "_TABLE", (12, 32))
+    rng = np.random.default_rng(0)
+    normals = rng.normal(size=(400, 3))
+    sharpness, own_score = 0.4 * np.linalg.norm(normals, axis=1), 0.3 * np.sum(normals**2, axis=1)
+    table = _semi_exact._statistics(sharpness, own_score, 50.0)
+    right = own_token_statistics(sharpness, own_score, 50.0)
+    for name in ("own", "own_square", "participation", "score_error", "coupling"):
+        assert getattr(table, name) == pytest.approx(getattr(right, name), rel=1e-3), name
 
 
 def test_tokens_that_attend_to_themselves_have_the_semi_exact_bias_and_not_the_leading_order():

@@ -183,6 +183,17 @@ def test_the_mean_squared_error_is_known_better_for_its_first_order() -> None:
     np.testing.assert_allclose(controlled.cov[0], plain.cov[0], rtol=0.2)
 
 
+def test_simulations_count_the_scores_of_tokens_for_tokens() -> None:
+    """A thousand tokens have a million scores, and as many exponentials and weights."""
+    lengths = np.array([1000.0])
+    problems = [
+        pl.finite.checked_problem(attention, NORMAL, lengths, query=[1.0])
+        for attention in (TWO, TWO.layers[0])
+    ]
+    numbers = [pl.finite.numbers_of_prompt(problem, 1000, 4) for problem in problems]
+    assert numbers == [4_000 + 3 * 1000**2, 4_000]
+
+
 def test_sharp_and_mixed_stacks_are_simulated_as_they_are() -> None:
     """tau^2 = 0.64 in the lower layer: no first order is taken out; nor of a linear layer."""
     with jax.enable_x64(True):

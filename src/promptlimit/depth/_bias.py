@@ -74,7 +74,7 @@ def reading_bias(stack: GaussianStack, query: Array) -> Array:
         yield from _concavity(stack, tilts, level)
         for j, h in stack.below(level):
             zero = np.zeros((stack.token_dims[j], stack.token_dims[level]))
-            both = tilts.followed(zero, slice(None), shift=query_tilt(stack, query, j, h))
+            both = tilts.append(zero, slice(None), shift=query_tilt(stack, query, j, h))
             yield from _query_noise(stack, both, (level, head), (j, h))
 
     return _gradients(stack, query, diagrams)
@@ -93,30 +93,30 @@ def _gradients(
             gradient = gradient + factor * GaussianMean.of(v, form).derivative()
         if not np.isscalar(gradient):
             total = total + stack.carry(level, head, stack.depth) @ gradient
-    shape = (*np.shape(query)[:-1], stack.layers[-1].residual.shape[0])
-    return np.broadcast_to(total, (*shape, 1))[..., 0]
+    batch = np.broadcast_shapes(query.shape[:-1], stack.mean.shape[:-1], stack.cov.shape[:-2])
+    return np.broadcast_to(total, (*batch, stack.layers[-1].residual.shape[0], 1))[..., 0]
 
 
 def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
     r"""Yield $x_l(t)$: what the errors of the tokens themselves do to the field at v = t."""
     t = slice(0, stack.token_dims[level])
     token = slice(t.stop, t.stop + stack.mean.shape[-1])
-    both = tilts.followed(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m
+    both = tilts.append(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m
     heads = stack.below(level)
     for place, (j, h) in enumerate(heads):
         s = slice(token.stop, token.stop + stack.token_dims[j])
         read = _read(stack, both, (j, h), token, (level, t))
-        yield from own_errors(stack, read.taken(s), j)
-        yield from _concavity(stack, read.taken(s), j)
+        yield from own_errors(stack, read.select(s), j)
+        yield from _concavity(stack, read.select(s), j)
         for below in stack.below(j):
             other = slice(s.stop, s.stop + stack.token_dims[below[0]])
-            two = _read(stack, read, below, token).taken(s, other)
+            two = _read(stack, read, below, token).select(s, other)
             yield from _query_noise(stack, two, (j, h), below)
-        for descent in descents(stack, read.taken(s, token), j):
+        for descent in descents(stack, read.select(s, token), j):
             yield 1.0, descent.tilts, _own_form(stack, descent.layer)
         for number, beside in enumerate(heads[: place + 1]):
             other = slice(s.stop, s.stop + stack.token_dims[beside[0]])
-            two = _read(stack, read, beside, token, (level, t)).taken(s, other)
+            two = _read(stack, read, beside, token, (level, t)).select(s, other)
             yield from _pairs(stack, two, j, beside[0], 0.5 if number == place else 1.0)
 
 
@@ -131,7 +131,7 @@ def _read(
     j, h = head
     key_query = stack.layers[j].heads[h][0]
     marked = None if mark is None else (stack.carry(j, h, mark[0]).mT, mark[1])
-    return tilts.followed(
+    return tilts.append(
         key_query @ stack.paths[j], token, shift=key_query @ stack.means[j], mark=marked
     )
 
@@ -148,7 +148,7 @@ def _pairs(
 def _concavity(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
     r"""Yield $-c_{ll}(t,t)/2$, v = t."""
     t = slice(0, stack.token_dims[level])
-    yield from _pairs(stack, tilts.taken(t, t), level, level, -0.5)
+    yield from _pairs(stack, tilts.select(t, t), level, level, -0.5)
 
 
 def _query_noise(
@@ -158,7 +158,7 @@ def _query_noise(
     (level, number), (j, h) = head, below
     t = slice(0, stack.token_dims[level])
     noise = stack.layers[level].heads[number][0] @ stack.carry(j, h, level)
-    moving = tilts.correlated(noise, t, slice(t.stop, None))
+    moving = tilts.correlate(noise, t, slice(t.stop, None))
     yield from _pairs(stack, moving, level, j, 1.0)
 
 

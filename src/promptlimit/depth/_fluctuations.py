@@ -54,11 +54,11 @@ class Descent:
 def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
     """Yield every path down from a layer, of the first tilt of v; it arrives below the others."""
     first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
-    yield Descent(tilts.taken(others, first), level, 0)
+    yield Descent(tilts.select(others, first), level, 0)
     for j, h in stack.below(level):
         key_query, path = stack.layers[j].heads[h][0], stack.paths[j]
         across = key_query @ path @ stack.cov
-        lower = tilts.followed(
+        lower = tilts.append(
             across @ stack.paths[level].mT,
             first,
             shift=key_query @ stack.means[j],
@@ -68,7 +68,7 @@ def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent
         size = lower.mean.shape[-2]
         arrived = slice(size - stack.token_dims[j], size)
         between = slice(first.stop, arrived.start)
-        for descent in descents(stack, lower.taken(arrived, between), j):
+        for descent in descents(stack, lower.select(arrived, between), j):
             yield dataclasses.replace(descent, steps=descent.steps + 1)
 
 
@@ -112,7 +112,7 @@ def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False)
     for place, (left, first) in enumerate(ends):
         for number, (right, second) in enumerate(ends[: place + 1]):
             form = pair_form(stack, first.layer, second.layer)
-            mean = GaussianMean.of(first.tilts.beside(second.tilts), form)
+            mean = GaussianMean.of(first.tilts.join(second.tilts), form)
             part = left @ mean.mixed_derivative(first.tilts.slope.shape[-1]) @ right.mT
             weight = math.comb(first.steps + second.steps, first.steps) if causal else 1.0
             total = total + weight * (part if number == place else part + part.mT)
@@ -201,10 +201,11 @@ class KernelPart(eqx.Module):
     def at(self, tokens: AnyArray) -> AnyArray:
         """Return the part at tokens less their mean, [n, d] to [n, e]."""
         xp = tokens.__array_namespace__()
-        square = 0.5 * xp.einsum("nd,sde,ne->sn", tokens, self.square, tokens)
+        square = 0.5 * xp.sum(xp.einsum("nd,sde->sne", tokens, self.square) * tokens[None], axis=2)
         exponent = self.constant[:, None] + xp.einsum("sd,nd->sn", self.linear, tokens) + square
         gradient = self.pull[:, None] + xp.einsum("sqd,nd->snq", self.turn, tokens)
-        return xp.einsum("sn,snq,eq->ne", exponential(exponent), gradient[::-1], self.carry)
+        last = xp.sum(exponential(exponent)[:, :, None] * gradient[::-1], axis=0)
+        return last @ self.carry.T
 
 
 class StackKernel(eqx.Module):

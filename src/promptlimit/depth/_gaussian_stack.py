@@ -123,7 +123,7 @@ class GaussianStack:
         """Return layer and number of every head below a layer."""
         return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
 
-    def whitened(self, level: int, head: int) -> Array:
+    def whitened_key_query(self, level: int, head: int) -> Array:
         r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, [..., d, d].
 
         Its norm $\tau$ is that of $G_l^{1/2}U_l^hG_l^{1/2}$: the largest standard deviation of a
@@ -135,7 +135,7 @@ class GaussianStack:
     def squared_tau(self, level: int) -> float:
         r"""Return $\tau_l^2$, the largest over heads and over stacks."""
         heads = range(len(self.layers[level].heads))
-        norms = [np.linalg.norm(self.whitened(level, h), 2, axis=(-2, -1)) for h in heads]
+        norms = [np.linalg.norm(self.whitened_key_query(level, h), 2, axis=(-2, -1)) for h in heads]
         return float(np.max(norms, initial=0.0)) ** 2
 
     def own_exponent(self, level: int) -> float:
@@ -146,7 +146,10 @@ class GaussianStack:
         """
         heads = range(len(self.layers[level].heads))
         eye = np.eye(self.mean.shape[-1])
-        least = [np.linalg.norm(eye - self.whitened(level, h), -2, axis=(-2, -1)) for h in heads]
+        least = [
+            np.linalg.norm(eye - self.whitened_key_query(level, h), -2, axis=(-2, -1))
+            for h in heads
+        ]
         return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
 
     def sharp_layer(self) -> str | None:

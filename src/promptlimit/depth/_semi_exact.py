@@ -111,15 +111,15 @@ def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenSt
         for x, limits, size in zip((sharpness, own_score), ranges, _TABLE, strict=True)
     )
 
-    def interpolated(values: Array) -> Array:
-        return np.exp(np.einsum("na,ab,nb->n", left, np.log(values).reshape(_TABLE), right))
+    def interpolate(values: Array) -> Array:
+        return np.exp(np.sum(left @ np.log(values).reshape(_TABLE) * right, axis=1))
 
     return OwnTokenStatistics(
-        own=interpolated(table.own),
-        own_square=interpolated(table.own_square),
-        participation=interpolated(table.participation),
-        score_error=interpolated(table.score_error),
-        coupling=-sharpness * interpolated(-table.coupling / grid[0]),
+        own=interpolate(table.own),
+        own_square=interpolate(table.own_square),
+        participation=interpolate(table.participation),
+        score_error=interpolate(table.score_error),
+        coupling=-sharpness * interpolate(-table.coupling / grid[0]),
     )
 
 

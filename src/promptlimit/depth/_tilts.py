@@ -34,13 +34,13 @@ class Tilts:
         slope = np.broadcast_to(np.eye(size), (*batch, size, size))
         return Tilts(tilt[None], slope[None], np.zeros((1, *batch, size, size)))
 
-    def taken(self, *rows: slice) -> "Tilts":
+    def select(self, *rows: slice) -> "Tilts":
         """Return some rows of v, below one another."""
         places = np.concatenate([np.arange(self.mean.shape[-2])[part] for part in rows])
         cov = self.cov[..., places, :][..., places]
         return Tilts(self.mean[..., places, :], self.slope[..., places, :], cov)
 
-    def followed(
+    def append(
         self,
         matrix: Array,
         of: slice,
@@ -63,9 +63,7 @@ class Tilts:
         own = across[..., of] @ matrix.mT
         mean[0] += shift
         own[0] += noise
-        without = Tilts(
-            _below(self.mean, mean), _below(self.slope, slope), self._grown(across, own)
-        )
+        without = Tilts(_below(self.mean, mean), _below(self.slope, slope), self._grow(across, own))
         if mark is None:
             return without
         matrix, at = mark
@@ -76,15 +74,15 @@ class Tilts:
         return Tilts(
             np.concatenate([without.mean, _below(zero.mean, mean)]),
             np.concatenate([without.slope, _below(zero.slope, slope)]),
-            np.concatenate([without.cov, zero._grown(across, half + half.mT)]),
+            np.concatenate([without.cov, zero._grow(across, half + half.mT)]),
         )
 
-    def _grown(self, across: Array, own: Array) -> Array:
+    def _grow(self, across: Array, own: Array) -> Array:
         """Return the covariance with rows and columns added."""
         lower = np.concatenate([across, own], axis=-1)
         return _below(np.concatenate([self.cov, across.mT], axis=-1), lower)
 
-    def correlated(self, cov: Array, first: slice, second: slice) -> "Tilts":
+    def correlate(self, cov: Array, first: slice, second: slice) -> "Tilts":
         r"""Return v with $\epsilon D$ added to the covariance of two of its parts.
 
         Its derivative is $E\langle\nabla_1,D\nabla_2\rangle f(v)$.
@@ -95,7 +93,7 @@ class Tilts:
         mean, slope = (np.concatenate([part, 0.0 * part]) for part in (self.mean, self.slope))
         return Tilts(mean, slope, np.concatenate([self.cov, added]))
 
-    def beside(self, other: "Tilts") -> "Tilts":
+    def join(self, other: "Tilts") -> "Tilts":
         """Return both, independent, below one another, each with its own starting point."""
         own, others = len(self.mean), len(other.mean)
 

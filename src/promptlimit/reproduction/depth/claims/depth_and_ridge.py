@@ -45,7 +45,7 @@ CLAIM = Claim(
     expected="holds with a change",
     evidence="The best polynomial of degree K in the prompt's second moment does, and without "
     "noise it has real roots, which are layers. With noise it wants c/(λ + c), whose logarithm is "
-    "convex, while that of a product of real factors is concave between its zeros: from depth 5 on (d = 5, "
-    "L = 40) roots are complex, steps meet in pairs, and the stack stays above Bayes by a few "
-    "thousandths of Bayes' own excess at L = 40, and by a twentieth at L = 10.",
+    "convex, while that of a product of real factors is concave between its zeros: from depth 5 on "
+    "(d = 5, L = 40) roots are complex, steps meet in pairs, and the stack stays above Bayes by a "
+    "few thousandths of Bayes' own excess at L = 40, and by a twentieth at L = 10.",
 )
