@@ -123,10 +123,8 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
     from promptlimit.tasks import risk_gradient as risk_gradient
-    from promptlimit.weights import ScoreStatistics as ScoreStatistics
     from promptlimit.weights import WeightInterpolant as WeightInterpolant
     from promptlimit.weights import WeightStatistics as WeightStatistics
-    from promptlimit.weights import score_statistics as score_statistics
     from promptlimit.weights import weight_interpolant as weight_interpolant
     from promptlimit.weights import weight_statistics as weight_statistics
 
@@ -182,7 +180,6 @@ _HOME = {
     "RiskGradient": "results",
     "Rule": "finite",
     "RunBusyError": "results",
-    "ScoreStatistics": "weights",
     "SoftmaxAttention": "attention",
     "StreamedAttention": "results",
     "TemperatureTable": "results",
@@ -223,7 +220,6 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
-    "score_statistics": "weights",
     "sgd": "dynamics",
     "spread": "parallel",
     "stream": "streaming",
