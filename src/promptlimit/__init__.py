@@ -128,10 +128,8 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
     from promptlimit.tasks import risk_gradient as risk_gradient
-    from promptlimit.weights import ScoreStatistics as ScoreStatistics
     from promptlimit.weights import WeightInterpolant as WeightInterpolant
     from promptlimit.weights import WeightStatistics as WeightStatistics
-    from promptlimit.weights import score_statistics as score_statistics
     from promptlimit.weights import weight_interpolant as weight_interpolant
     from promptlimit.weights import weight_statistics as weight_statistics
 
@@ -189,7 +187,6 @@ _HOME = {
     "RotatedRegression": "tasks",
     "Rule": "finite",
     "RunBusyError": "results",
-    "ScoreStatistics": "weights",
     "SoftmaxAttention": "attention",
     "Stack": "attention",
     "StreamedAttention": "results",
@@ -232,7 +229,6 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
-    "score_statistics": "weights",
     "sgd": "dynamics",
     "spread": "parallel",
     "stream": "streaming",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from promptlimit.weights._score_means import ScoreMeans as ScoreMeans
     from promptlimit.weights._score_means import gaussian_score_means as gaussian_score_means
     from promptlimit.weights._score_means import listed_score_means as listed_score_means
-    from promptlimit.weights._score_statistics import ScoreStatistics as ScoreStatistics
-    from promptlimit.weights._score_statistics import score_statistics as score_statistics
     from promptlimit.weights._selection import SHARPEST as SHARPEST
     from promptlimit.weights._selection import Selection as Selection
     from promptlimit.weights._selection import selection as selection
@@ -59,7 +57,6 @@ _HOME = {
     "SHARPEST": "_selection",
     "STEP": "_prompts",
     "ScoreMeans": "_score_means",
-    "ScoreStatistics": "_score_statistics",
     "ScoredValues": "_weighed_values",
     "Selection": "_selection",
     "SelectionTable": "_selection_table",
@@ -73,7 +70,6 @@ _HOME = {
     "node_range": "_quadrature",
     "ray_score_means": "_ray_means",
     "score_law": "_lines",
-    "score_statistics": "_score_statistics",
     "selection": "_selection",
     "selection_tables": "_selection_table",
     "tabulate": "_interpolant_table",

@@ -78,10 +78,8 @@ class ScoreMeans:
         return float(self.u[1] - self.u[0])
 
 
-_LINEAR = (
-    "phi", "complement", "remainder", "missing", "mass", "drift", "log_mass", "square", "lean",
-    "spread", "log_square", "log_squares", "drift_missing",
-)  # fmt: skip
+_KEPT = ("mass", "log_mass", "square", "lean", "spread", "log_square", "log_squares")
+_LINEAR = ("phi", "complement", "remainder", "missing", "drift", "drift_missing", *_KEPT)
 r"""Means that add up over a mixture; `complement` is $1-\varphi$, `remainder` $E[e^{-x}-1+x]$,
 `missing` $E[x(1-e^{-x})]$, `drift_missing` $-E[(s-\Lambda')x(1-e^{-x})]$: the drift again."""
 
@@ -112,7 +110,7 @@ def gaussian_score_means(
         part = _wide_means(float(m), float(sigma), u, tilted_mean, longest)
         total = {name: total[name] + w * part[name] for name in _LINEAR}
     if listed[0].size:
-        part = _listed_sums(*listed, u, log_mean, tilted_mean)
+        part = _listed_sums(*listed, u, (log_mean, tilted_mean), whole=False)
         total = {name: total[name] + part[name] for name in _LINEAR}
     return assembled(u, log_mean, tilted_mean, total)
 
@@ -122,7 +120,7 @@ def listed_score_means(weights: Array, scores: Array, u: Array) -> ScoreMeans:
     masses = np.log(weights) + scores
     log_mean = float(np.logaddexp.reduce(masses))
     tilted_mean = float(np.exp(masses - log_mean) @ scores)
-    sums = _listed_sums(weights, scores, u, log_mean, tilted_mean)
+    sums = _listed_sums(weights, scores, u, (log_mean, tilted_mean), whole=True)
     return assembled(u, log_mean, tilted_mean, sums)
 
 
@@ -136,25 +134,28 @@ def assembled(
     r"""Return the means from those that add up.
 
     $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
-    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$; where `sums` has them about a
-    centre, as `excess`, `slope` and `drift_centred`, those.
+    $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$, unless `sums` has them about a
+    centre.
     """
     phi, complement = np.maximum(sums["phi"], _TINY), sums["complement"]
     small = complement < 0.5
     log_phi = np.where(small, np.log1p(-np.where(small, complement, 0.0)), np.log(phi))
     mean = np.exp(np.minimum(u + log_mean, _LARGEST_EXPONENT))
-    excess = np.where(small, sums["remainder"] + _log_rest(complement), log_phi + mean)
-    near = mean <= 1.0
-    slope = np.where(near, (sums["missing"] - complement * mean) / phi, mean - sums["mass"] / phi)
-    drift = np.where(near, sums["drift_missing"], sums["drift"])
+    excess, slope, drift = log_phi + mean, mean - sums["mass"] / phi, sums["drift"]
     if "excess" in sums:
-        centred = mean <= _LARGEST_CENTRED
-        excess = np.where(centred, np.log1p(sums["excess"]), log_phi + mean)
-        slope = np.where(centred, sums["slope"] / phi, slope)
-        drift = sums["drift_centred"]
-    kept = {name: sums[name] for name in _LINEAR[4:-1]} | {"drift": drift}
+        near = mean <= _LARGEST_CENTRED
+        excess = np.where(near, np.log1p(sums["excess"]), excess)
+        slope = np.where(near, sums["slope"] / phi, slope)
+    else:
+        near = mean <= 1.0
+        excess = np.where(small, sums["remainder"] + _log_rest(complement), excess)
+        slope = np.where(near, (sums["missing"] - complement * mean) / phi, slope)
+        drift = np.where(near, sums["drift_missing"], drift)
+    kept = {name: sums[name] for name in _KEPT}
     lost = np.broadcast_to(rounding, u.shape)
-    return ScoreMeans(u, log_mean, tilted_mean, log_phi, excess, slope, **kept, rounding=lost)
+    return ScoreMeans(
+        u, log_mean, tilted_mean, log_phi, excess, slope, drift=drift, **kept, rounding=lost
+    )
 
 
 def _log_rest(small: Array) -> Array:
@@ -192,50 +193,75 @@ def _as_list(weights: Array, means: Array, sharpness: Array) -> tuple[Array, Arr
 
 
 def _listed_sums(
-    weights: Array, scores: Array, u: Array, log_mean: float, tilted_mean: float
+    weights: Array, scores: Array, u: Array, centre: tuple[float, float], *, whole: bool
 ) -> dict[str, Array]:
     r"""Return all sums over listed scores, [u] each.
 
-    Where terms would cancel they are taken from a centre: `excess` is
-    $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$, and
-    `drift_centred` $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$, $x'=e^{u+\Lambda'}$, which is
-    $F_1[s-\Lambda']$ because $E[(s-\Lambda')x]=0$.
+    Args:
+        weights: of the scores.
+        scores: $s_i$.
+        u: the nodes.
+        centre: $\Lambda$ and $\Lambda'$ of the whole law.
+        whole: whether the list is the whole law; then sums that would cancel are taken about a
+            centre, and are those that `assembled` prefers.
     """
-    names = (*_LINEAR, "excess", "slope", "drift_centred")
-    sums = {name: np.empty(u.size) for name in names}
-    apart = scores - tilted_mean
-    from_mean, from_middle = np.expm1(scores - log_mean), np.expm1(apart)
+    pieces = []
+    apart = scores - centre[1]
+    moments = weights[:, None] * apart[:, None] ** np.arange(3)
     for part in _blocks(u.size, scores.size):
         t = np.minimum(u[part, None] + scores, _LARGEST_EXPONENT)
         x = np.exp(t)
-        mean, middle = (
-            np.exp(np.minimum(u[part, None] + level, _LARGEST_EXPONENT))
-            for level in (log_mean, tilted_mean)
-        )
-        left, lost = np.exp(-x), -np.expm1(-x)
-        first, second = x * left, x * x * left
-        beyond = np.minimum(mean, _LARGEST_CENTRED) * from_mean  # x less its mean
-        columns = {
-            "phi": left,
-            "complement": lost,
-            "remainder": exponential_rest(x),
-            "missing": x * lost,
-            "mass": first,
-            "drift": apart * first,
-            "log_mass": t * first,
-            "square": second,
-            "lean": apart * second,
-            "spread": apart**2 * second,
-            "log_square": t * second,
-            "log_squares": t * t * second,
-            "drift_missing": -apart * x * lost,
-            "excess": exponential_rest(beyond),
-            "drift_centred": apart * x * _damping_apart(left, middle, from_middle),
-            "slope": -mean * from_mean * _damping_apart(left, mean, from_mean),
+        left = np.exp(-x)
+        lost, first = -np.expm1(-x), x * left
+        second = x * first
+        square, lean, spread = (second @ moments).T
+        sums = {
+            "phi": left @ weights,
+            "complement": lost @ weights,
+            "mass": first @ weights,
+            "log_mass": (t * first) @ weights,
+            "square": square,
+            "lean": lean,
+            "spread": spread,
+            "log_square": (t * second) @ weights,
+            "log_squares": (t * t * second) @ weights,
         }
-        for name, column in columns.items():
-            sums[name][part] = column @ weights
-    return sums
+        if whole:
+            pieces.append(
+                sums | _centred_sums(weights, scores, u[part, None], x=x, left=left, centre=centre)
+            )
+            continue
+        sums["remainder"] = exponential_rest(x) @ weights
+        sums["missing"], sums["drift_missing"] = ((x * lost) @ (moments[:, :2] * [1.0, -1.0])).T
+        sums["drift"] = first @ moments[:, 1]
+        pieces.append(sums)
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _centred_sums(
+    weights: Array,
+    scores: Array,
+    u: Array,
+    *,
+    x: Array,
+    left: Array,
+    centre: tuple[float, float],
+) -> dict[str, Array]:
+    r"""Return sums of terms of one sign, for the scores of a whole law.
+
+    `excess` is $E[e^{-(x-\bar x)}-1+(x-\bar x)]$, `slope` is $E[(\bar x-x)(e^{-x}-e^{-\bar x})]$,
+    and `drift` $E[(s-\Lambda')x(e^{-x}-e^{-x'})]$, $x'=e^{u+\Lambda'}$, which is
+    $F_1[s-\Lambda']$ because $E[(s-\Lambda')x]=0$.
+    """
+    mean, middle = (np.exp(np.minimum(u + level, _LARGEST_EXPONENT)) for level in centre)
+    off_mean, off_middle = (np.expm1(scores - level) for level in centre)
+    drift = x * _damping_apart(left, middle, off_middle)
+    slope = _damping_apart(left, mean, off_mean) @ (off_mean * weights)
+    return {
+        "excess": exponential_rest(np.minimum(mean, _LARGEST_CENTRED) * off_mean) @ weights,
+        "slope": -mean[:, 0] * slope,
+        "drift": drift @ (weights * (scores - centre[1])),
+    }
 
 
 def _damping_apart(left: Array, centre: Array, off: Array) -> Array:
