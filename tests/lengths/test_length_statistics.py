@@ -245,6 +245,24 @@ def test_a_mixture_of_one_law_with_itself_is_that_law():
         assert_allclose(getattr(moved, name), getattr(one, name), rtol=1e-12)
 
 
+def test_mixtures_are_long_lists_even_where_some_prompts_have_low_scores_alone():
+    weights, means, sharpness = [0.37, 0.54, 0.09], [-4.5, 5.3, -0.3], [0.08, 0.6, 1.7]
+    lists = []
+    for w, m, sigma in zip(weights, means, sharpness, strict=True):
+        g = np.arange(-9.5, 9.5 + 2 * sigma, min(0.15, 0.1 / sigma))
+        density = np.exp(-0.5 * g**2)
+        lists.append((w * density / density.sum(), m + sigma * g))
+    shares, scores = (np.concatenate(column) for column in zip(*lists, strict=True))
+    listed = pl.ListedScores(scores, shares / shares.sum())
+    mixed = pl.GaussianScores(sharpness, means, weights)
+    one, other = (
+        pl.length_statistics(law, [1, 2, 30, 1e5, 1e12], fixed_scores=[1.9])
+        for law in (listed, mixed)
+    )
+    for name in (*NAMES, "fixed_weights"):
+        assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-11, err_msg=name)
+
+
 def test_ends_are_closed_forms():
     alone = pl.length_statistics([0.0, 3.0], 1)
     assert_allclose(alone.log_partition_variance, [0.0, 9.0])
@@ -382,6 +400,20 @@ def test_a_guess_from_a_list_is_within_its_error_of_the_law_behind_it():
     naive = np.stack([guess.naive for guess in guesses]).mean(axis=0)
     assert truth[0] - naive[0] > 5 * error[0] / math.sqrt(30)  # the naive rule, downwards
     assert all(guess.trusted and guess.kind == "estimate" for guess in guesses)
+
+
+def test_the_bias_of_a_guess_is_that_of_leaving_out_each_score():
+    scores = np.random.default_rng(4).normal(size=512)
+
+    def naive(some: np.ndarray) -> float:
+        p = np.exp(some - np.logaddexp.reduce(some))
+        return -float(p @ np.log(p)) - math.log(some.size)
+
+    without = np.mean([naive(np.delete(scores, j)) for j in range(512)])
+    guess = pl.entropy_prediction(scores, [64, 4096])
+    assert_allclose(guess.bias, 511 * (without - naive(scores)), rtol=0.05)
+    assert_allclose(guess.value + guess.bias, guess.listed)
+    assert_allclose(guess.naive - np.log([64, 4096]), naive(scores))
 
 
 def test_a_guess_beside_sinks_is_a_jackknife():

@@ -44,8 +44,8 @@ class PromptIntegrals:
         entropy_variance: its variance.
         participation: the mean sum of squared weights.
         fixed_weights: the mean weights of the fixed tokens, [n, f].
-        error: the largest relative error as measured, `entropy_variance` apart.
-        variance_error: that of `entropy_variance`.
+        error: the largest relative error as measured, of what is no variance.
+        variance_error: that of both variances.
     """
 
     log_partition: Array
@@ -65,7 +65,7 @@ def prompt_integrals(scores: ScoreMeans, lengths: Array, fixed: Array) -> Prompt
     entropy, square, plain_size = prompts.entropy()
     again, centred, centred_size = prompts.centred_entropy(moments, entropy)
     plain = plain_size < centred_size
-    entropy_variance = np.where(plain, square - entropy**2, centred)
+    entropy_variance = np.maximum(np.where(plain, square - entropy**2, centred), 0.0)
     participation = prompts.integral(prompts.squares)
     lost = np.interp(-moments.centre, scores.u, scores.rounding)
     log_partition = moments.centre + moments.mean
@@ -74,17 +74,20 @@ def prompt_integrals(scores: ScoreMeans, lengths: Array, fixed: Array) -> Prompt
         prompts.step_error(prompts.squares, participation),
         prompts.step_error(prompts.masses, np.ones(lengths.size)),
         np.abs(again - entropy) / np.maximum(1.0, np.maximum(entropy, np.abs(log_partition))),
+    ]
+    variance_errors = [
         lost * _share(moments.size, moments.variance),
+        lost * _share(np.minimum(plain_size, centred_size), entropy_variance),
     ]
     return PromptIntegrals(
         log_partition,
-        moments.variance,
+        np.maximum(moments.variance, 0.0),
         np.maximum(entropy, 0.0),
         entropy_variance,
         participation,
         prompts.fixed_weights(),
         np.max(errors, axis=0),
-        lost * _share(np.minimum(plain_size, centred_size), entropy_variance),
+        np.max(variance_errors, axis=0),
     )
 
 
@@ -160,9 +163,10 @@ class _Prompts:
         centre = np.where(spread, annealed, -np.array(middle))
         v = u + centre[:, None]
         reference = np.exp(-np.exp(np.minimum(v, _LARGEST_EXPONENT)))
-        bounded = np.minimum(np.where(spread[:, None], excess, 0.0), _LARGEST_EXPONENT)
         plain = np.exp(self.log_left) - reference
-        difference = np.where(spread[:, None], reference * np.expm1(bounded), plain) * scores.step
+        close = spread[:, None] & (excess < 1.0)  # where the two would cancel
+        difference = np.where(close, reference * np.expm1(np.minimum(excess, 1.0)), plain)
+        difference = scores.step * difference
         zeroth = difference.sum(axis=1)
         terms = 2.0 * (v + _EULER) * difference
         second = terms.sum(axis=1)

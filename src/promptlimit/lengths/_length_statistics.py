@@ -78,7 +78,7 @@ def length_statistics(
     else:
         flat_sigma = np.broadcast_to(sigma, shape).ravel()
         columns, weights = _gaussian_columns(flat_sigma, flat_lengths, flat_fixed)
-        _refuse_large(columns, flat_sigma, flat_lengths)
+        _refuse_large(columns, flat_sigma, flat_lengths, beside_fixed=count > 0)
     error = _whole_error(columns.pop("error"), columns.pop("variance_error"))
     return LengthStatistics(
         lengths=np.broadcast_to(counts, shape).copy(),
@@ -160,23 +160,29 @@ def _gaussian_columns(sigma: Array, lengths: Array, fixed: Array) -> tuple[Colum
 def _continued(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Array]:
     r"""Return the variance of the entropy at small sharpness, and its relative error.
 
-    It is $\sigma^4$, with fixed tokens $\sigma^2$, times a smooth function of $\sigma^2$, but the
-    difference of terms as large as $\sigma^2$: that function is continued from $\sigma$ of 0.05 to
-    0.3 by a polynomial.
+    It is $L(pR)^2\sigma^2+f\sigma^4$, p the weight of a free token and R the mean score at
+    $\sigma=0$, with a smooth function f of $\sigma^2$; but the difference of terms that are larger.
+    f is continued from $\sigma$ of 0.05 to 0.3 by a polynomial.
     """
-    order = 1.0 if fixed.shape[1] else 2.0
     prompts, place = np.unique(np.column_stack([lengths, fixed]), axis=0, return_inverse=True)
+    log_partition = np.logaddexp.reduce(
+        np.column_stack([np.log(prompts[:, 0]), prompts[:, 1:]]), axis=1
+    )
+    energy = (np.exp(prompts[:, 1:] - log_partition[:, None]) * prompts[:, 1:]).sum(axis=1)
+    linear = prompts[:, 0] * (np.exp(-log_partition) * energy) ** 2
     rows, errors = [], []
     for square in _NODES:
         at_node, _ = law_columns(GaussianScores(np.sqrt(square)), prompts[:, 0], prompts[:, 1:])
-        rows.append(at_node["entropy_variance"] / square**order)
-        errors.append(at_node["variance_error"])
+        variance = at_node["entropy_variance"]
+        rows.append((variance - linear * square) / square**2)
+        errors.append((variance * at_node["variance_error"]) / square**2)
     apart = _NODES[:, None] - _NODES + np.eye(_NODES.size)
     shares = 1.0 / apart.prod(axis=1)[:, None] / (sigma**2 - _NODES[:, None])
     shares = shares / shares.sum(axis=0)
     table, lost = (np.stack(column)[:, np.ravel(place)] for column in (rows, errors))
-    smooth = (shares * table).sum(axis=0)
-    return smooth * sigma ** (2.0 * order), (np.abs(shares * table) * lost).sum(axis=0) / smooth
+    smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * lost).sum(axis=0)
+    value = linear[np.ravel(place)] * sigma**2 + smooth * sigma**4
+    return value, error * sigma**4 / value
 
 
 def _checked_sharpness(sharpness: ArrayLike) -> Array:
@@ -214,11 +220,13 @@ def _checked_fixed(fixed_scores: ArrayLike) -> Array:
 
 def _whole_error(error: Array, variance_error: Array) -> Array:
     """Return the error of all; that of the variance of the entropy is a bound of rounding."""
-    return np.maximum(_SAFETY * error, variance_error)
+    return np.minimum(np.maximum(_SAFETY * error, variance_error), 1.0)
 
 
-def _refuse_large(columns: Columns, sigma: Array, lengths: Array) -> None:
-    error = _whole_error(columns["error"], columns["variance_error"])
+def _refuse_large(columns: Columns, sigma: Array, lengths: Array, *, beside_fixed: bool) -> None:
+    """Refuse errors that are too large; of variances, where no fixed token takes all the weight."""
+    variance_error = columns["variance_error"] * (not beside_fixed)
+    error = _whole_error(columns["error"], variance_error)
     if not error.size:
         return
     worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))

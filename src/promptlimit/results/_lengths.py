@@ -51,8 +51,8 @@ class LengthStatistics:
         participation: $E\,S_2=E\sum p^2$.
         fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
         kind: "limit" when all lengths are infinite, else "exact".
-        error: the largest relative error of all of these, as measured; of an entropy below one
-            beside fixed tokens the absolute one; 0 for closed forms.
+        error: the largest relative error of all of these, as measured; 0 for closed forms. Where a
+            fixed token takes all the weight, variances have few digits, or none.
     """
 
     lengths: np.ndarray

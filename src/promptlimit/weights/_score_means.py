@@ -147,10 +147,9 @@ def assembled(
         excess = np.where(near, np.log1p(sums["excess"]), excess)
         slope = np.where(near, sums["slope"] / phi, slope)
     else:
-        near = mean <= 1.0
         excess = np.where(small, sums["remainder"] + _log_rest(complement), excess)
-        slope = np.where(near, (sums["missing"] - complement * mean) / phi, slope)
-        drift = np.where(near, sums["drift_missing"], drift)
+        slope = np.where(mean <= 1.0, (sums["missing"] - complement * mean) / phi, slope)
+        drift = np.where(sums["missing"] <= sums["mass"], sums["drift_missing"], drift)
     kept = {name: sums[name] for name in _KEPT}
     lost = np.broadcast_to(rounding, u.shape)
     return ScoreMeans(
@@ -306,6 +305,7 @@ def _wide_means(
     missing, remainder = correlations(STEP * ndtr(sigma - g)[None], slow)[0, ::-1].T
     average = np.exp(np.minimum(u + mean + 0.5 * sigma**2, _LARGEST_EXPONENT))
     off = mean + sigma**2 - tilted_mean
+    off *= abs(off) > _ROUNDING * (abs(mean) + sigma**2)  # one Gaussian alone is not off itself
     return {
         "phi": phi[::-1],
         "complement": complement[::-1],
