@@ -154,7 +154,7 @@ def _wide_transforms(
     def convolved(
         kernels: NDArray[np.float64], signals: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        return _correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
+        return correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
 
     j = np.arange(HIGHEST_POWER + 1)[:, None]
     moments = convolved(density * (x - sharpness) ** j, damped)
@@ -183,9 +183,7 @@ def blocked_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> ND
     return result
 
 
-def _correlations(
-    kernels: NDArray[np.float64], signals: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def correlations(kernels: NDArray[np.float64], signals: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
 
     P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
