@@ -208,5 +208,8 @@ def correlations(kernels: NDArray[np.float64], signals: NDArray[np.float64]) -> 
     apart, near = padded.strides
     windows = as_strided(padded, (count, rows, width), (apart, phases * near, near))
     flat = shifted.reshape(width, -1)
-    products = np.stack([blocked_product(window, flat) for window in windows])
+    if rows * flat.size <= _BLOCK:
+        products = np.ascontiguousarray(windows) @ flat
+    else:
+        products = np.stack([blocked_product(window, flat) for window in windows])
     return products.reshape(count, rows * phases, columns)[:, :outputs]
