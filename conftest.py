@@ -5,6 +5,7 @@ Compiling is most of the work, and most programs run once: they are compiled wit
 """
 
 import ctypes
+import dataclasses
 import functools
 import gc
 import inspect
@@ -55,8 +56,12 @@ def _sampled(jaxtyped: Callable[..., Any]) -> Callable[..., Any]:
     def decorate(fn: Any = None, *, typechecker: Any) -> Any:
         if fn is None:
             return functools.partial(decorate, typechecker=typechecker)
-        if THOROUGH or not inspect.isfunction(fn):
+        if THOROUGH:
             return jaxtyped(fn, typechecker=typechecker)
+        if inspect.isclass(fn):  # of a dataclass, the fields
+            if dataclasses.is_dataclass(fn) and inspect.isfunction(vars(fn).get("__init__")):
+                fn.__init__ = decorate(fn.__init__, typechecker=typechecker)
+            return fn
         calls = _CALLS[fn.__code__]
         first = _FIRST_INSIDE if "<locals>" in fn.__qualname__ else _FIRST
         checked = functools.cache(lambda: jaxtyped(fn, typechecker=typechecker))

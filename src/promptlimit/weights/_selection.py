@@ -30,6 +30,7 @@ import numpy as np
 from scipy.special import ndtri, ndtri_exp, xlogy
 
 from promptlimit._arrays import Array
+from promptlimit.weights._transforms import correlations
 
 _STEP = 1.0 / 3.0
 """In u, and in g over the sharpness: both integrals are then right to 1e-10."""
@@ -136,9 +137,9 @@ class _Tilt:
         square = heat.sum(axis=0)  # a_2[1]
         fall = -sigma * square  # a_1[h]
         away = np.eye(alpha.size) - alpha[:, None]  # [k, j]: 1_k - alpha_k in component j
-        inside = np.einsum("kj,ij,ju->uki", away, away, heat, optimize=True)
-        products = np.tensordot(one, inside, axes=1)
-        products += np.einsum("nu,ku,iu->nki", two, drift, drift, optimize=True)
+        inside = (away[:, None] * away).reshape(-1, alpha.size) @ heat
+        outer = (drift[:, None] * drift).reshape(-1, u.size)
+        products = (one @ inside.T + two @ outer.T).reshape(-1, alpha.size, alpha.size)
         along = one @ (away @ heat_along).T + (two * fall) @ drift.T
         score = one @ heat_square.sum(axis=0) + two @ fall**2
         return one @ drift.T, products, along, score, one @ square
@@ -172,29 +173,62 @@ class _Tilt:
         where $e^{-e^x}-1$ would be near -1 and lose them for sharp heads.
         """
         sigma, (alpha, _) = self.sharpness, self.gates
-        step = min(_WIDEST_STEP, _STEP / sigma) if sigma > 0.0 else _WIDEST_STEP
-        g = np.arange(-_REACH, self._top(offsets, float(u[0])) + step, step)
-        h = g - sigma
-        tilted, plain = (step / math.sqrt(2 * math.pi) * np.exp(-0.5 * y * y) for y in (h, g))
-        powers = h[:, None] ** [0, 1, 2]
-        drift, heat, gone = np.empty((offsets.size, u.size)), [], np.zeros(u.size)
+        scores = _Scores.at(sigma, offsets, u, self._top(offsets, float(u[0])))
+        plain, tilted = scores.densities(0.0, sigma), scores.densities(sigma, sigma)
         apart = float(np.sum(xlogy(alpha, alpha / self.weights)))
         small = u <= -0.5 * sigma**2 - apart  # the mean of x over tilted tokens is below 0
-        scale = np.exp(u[small])
-        for k, offset in enumerate(offsets):
-            if sigma * g[-1] + u[-1] + offset < _LARGEST:
-                rate = np.exp(u + offset)[:, None] * np.exp(sigma * g)  # e^x
-            else:
-                rate = np.exp(np.minimum((u + offset)[:, None] + sigma * g, _LARGEST))
-            lost = np.expm1(-rate)
-            gone -= self.weights[k] * (lost @ plain)
-            drift[k, small] = scale * (lost[small] @ tilted)
-            kept = rate * (1.0 + lost)  # e^x e^{-e^x}
-            drift[k, ~small] = self.weights[k] * (kept[~small] @ plain)
-            near = (scale * alpha[k])[:, None] * (kept[small] @ (tilted[:, None] * powers))
-            kept[~small] *= rate[~small]
-            far = self.weights[k] * (kept[~small] @ (plain[:, None] * powers))
-            heat.append(np.concatenate([near, far]).T)
-        drift[:, small] = alpha[:, None] * (drift[:, small] - alpha @ drift[:, small])
-        drift[:, ~small] -= alpha[:, None] * drift[:, ~small].sum(axis=0)
-        return drift, *np.moveaxis(np.stack(heat), 1, 0), gone
+        near, far, scale = slice(0, small.sum()), slice(small.sum(), u.size), np.exp(u[small])
+        rate = np.exp(np.minimum(scores.x, _LARGEST))  # e^x
+        lost = np.expm1(-rate)
+        kept = rate * (1.0 + lost)  # e^x e^{-e^x}
+        drift, heat = np.empty((offsets.size, u.size)), np.empty((offsets.size, u.size, 3))
+        first = scale * scores.sums(lost, tilted[:, :1], near)[..., 0]
+        drift[:, near] = alpha[:, None] * (first - alpha @ first)
+        first = self.weights[:, None] * scores.sums(kept, plain[:, :1], far)[..., 0]
+        drift[:, far] = first - alpha[:, None] * first.sum(axis=0)
+        heat[:, near] = np.outer(alpha, scale)[..., None] * scores.sums(kept, tilted, near)
+        heat[:, far] = self.weights[:, None, None] * scores.sums(kept * rate, plain, far)
+        gone = -self.weights @ scores.sums(lost, plain[:, :1], slice(0, u.size))[..., 0]
+        return drift, *np.moveaxis(heat, 2, 0), gone
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+    """Nodes in g, and the exponents x of every component there.
+
+    Where x takes the same steps along g as along u, it depends on the sum of the two indices alone:
+    means over g are then correlations, and n nodes of each ask for 2n exponentials, not n squared.
+
+    Attributes:
+        g: the nodes.
+        step: between them.
+        x: [k, u + g - 1] where the steps are the same, else [k, u, g].
+    """
+
+    g: Array
+    step: float
+    x: Array
+
+    @classmethod
+    def at(cls, sharpness: float, offsets: Array, u: Array, top: float) -> "_Scores":
+        """Return the nodes up to `top`, and x there."""
+        same = sharpness * _WIDEST_STEP >= _STEP
+        step = _STEP / sharpness if same else _WIDEST_STEP
+        g = np.arange(-_REACH, top + step, step)
+        if same:
+            lowest = offsets[:, None] + (u[0] + sharpness * g[0])
+            return cls(g, step, lowest + _STEP * np.arange(u.size + g.size - 1))
+        return cls(g, step, (offsets[:, None] + u)[..., None] + sharpness * g)
+
+    def densities(self, mean: float, sharpness: float) -> Array:
+        r"""Return the normal density about a mean times $h^j$ and the step, j = 0, 1, 2, [g, j]."""
+        density = self.step / math.sqrt(2 * math.pi) * np.exp(-0.5 * (self.g - mean) ** 2)
+        return density[:, None] * (self.g - sharpness)[:, None] ** [0, 1, 2]
+
+    def sums(self, values: Array, densities: Array, rows: slice) -> Array:
+        """Return the sums over g at some of the nodes in u, of values at x: [k, rows, j]."""
+        if values.ndim == 3:
+            return values[:, rows] @ densities
+        if rows.start == rows.stop:
+            return np.zeros((len(values), 0, densities.shape[1]))
+        return correlations(values[:, rows.start : rows.stop + self.g.size - 1], densities)

@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
@@ -197,12 +198,18 @@ def correlations(kernels: NDArray[np.float64], signals: NDArray[np.float64]) -> 
     phases = max(1, _COLUMNS // columns)
     outputs = kernels.shape[1] - inner + 1
     rows = -(-outputs // phases)
-    shifted = np.zeros((inner + phases - 1, phases, columns))
-    for phase in range(phases):
-        shifted[phase : phase + inner, phase] = signals
+    width = inner + phases - 1
+    shifted = np.zeros((width, phases, columns))
+    down, across, along = shifted.strides
+    diagonals = as_strided(shifted, (inner, phases, columns), (down, down + across, along))
+    diagonals[:] = signals[:, None]
     padded = np.zeros((count, phases * rows + inner - 1))
     padded[:, : kernels.shape[1]] = kernels
-    windows = np.lib.stride_tricks.sliding_window_view(padded, len(shifted), axis=1)[:, ::phases]
-    flat = shifted.reshape(len(shifted), -1)
-    products = np.stack([blocked_product(window, flat) for window in windows])
+    apart, near = padded.strides
+    windows = as_strided(padded, (count, rows, width), (apart, phases * near, near))
+    flat = shifted.reshape(width, -1)
+    if rows * flat.size <= _BLOCK:
+        products = np.ascontiguousarray(windows) @ flat
+    else:
+        products = np.stack([blocked_product(window, flat) for window in windows])
     return products.reshape(count, rows * phases, columns)[:, :outputs]
