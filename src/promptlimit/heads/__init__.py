@@ -12,8 +12,11 @@ from promptlimit._lazy import lazy_names
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
     from promptlimit.heads._capture import capture as capture
+    from promptlimit.heads._example import CAUSAL_EXAMPLE as CAUSAL_EXAMPLE
     from promptlimit.heads._example import EXAMPLE as EXAMPLE
+    from promptlimit.heads._example import INSTALL_CAUSAL_MODEL as INSTALL_CAUSAL_MODEL
     from promptlimit.heads._example import INSTALL_MODEL as INSTALL_MODEL
+    from promptlimit.heads._example import example_file as example_file
     from promptlimit.heads._example import example_folder as example_folder
     from promptlimit.heads._example import example_texts as example_texts
     from promptlimit.heads._export import export_maps as export_maps
@@ -28,16 +31,19 @@ if TYPE_CHECKING:
     from promptlimit.results import HeadReplacement as HeadReplacement
 
 _HOME = {
+    "CAUSAL_EXAMPLE": "_example",
     "CapturedHeads": "_prompts",
     "EXAMPLE": "_example",
     "Head": "_head",
     "HeadAtlas": "_atlas",
     "HeadReplacement": "_replace",
+    "INSTALL_CAUSAL_MODEL": "_example",
     "INSTALL_MODEL": "_example",
     "MissingExtraError": "_extra",
     "Model": "_model",
     "atlas": "_atlas",
     "capture": "_capture",
+    "example_file": "_example",
     "example_folder": "_example",
     "example_texts": "_example",
     "export_maps": "_export",

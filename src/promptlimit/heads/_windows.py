@@ -71,7 +71,8 @@ def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int
     """Return the special tokens before a text, its own tokens, and the special tokens after it."""
     if tokenizer is None:
         raise ValueError(
-            "`text_or_ids` must be token ids, got a text, for a model without tokenizer.json."
+            "`text_or_ids` must be token ids, got a text, for a model without tokenizer.json, or "
+            "whose GGUF file has a tokenizer that is not known here."
         )
     try:
         whole = tokenizer.encode(text, add_special_tokens=True)
