@@ -52,7 +52,11 @@ def tensors() -> dict[str, np.ndarray]:
     return arrays
 
 
-def write_gguf(path: Path, changes: dict[str, object] | None = None, **more: np.ndarray) -> Path:
+def write_gguf(
+    path: Path,
+    changes: dict[str, object] | None = None,
+    more: dict[str, np.ndarray] | None = None,
+) -> Path:
     """Write the file, with some of its metadata changed (None: left out) and tensors added."""
     writer = gguf.GGUFWriter(path, "llama")
     lists = {"tokenizer.ggml.tokens": [*TOKENS, *(f"<{i}>" for i in range(len(TOKENS), 40))]}
@@ -61,7 +65,7 @@ def write_gguf(path: Path, changes: dict[str, object] | None = None, **more: np.
     values = METADATA | lists | {"tokenizer.ggml.token_type": kinds} | (changes or {})
     for name, value in values.items():
         if name == "general.architecture":
-            writer.arch = value
+            writer.arch = str(value)
             writer.kv_data[0][name].value = value
         elif isinstance(value, bool):
             writer.add_bool(name, value)
@@ -73,7 +77,7 @@ def write_gguf(path: Path, changes: dict[str, object] | None = None, **more: np.
             writer.add_string(name, value)
         elif value is not None:
             writer.add_array(name, value)  # pyright: ignore[reportArgumentType]
-    for name, array in {**tensors(), **more}.items():
+    for name, array in {**tensors(), **(more or {})}.items():
         kind = gguf.GGMLQuantizationType[_TYPES.get(name.split(".")[-2], "F32")]
         stored = gguf.quants.quantize(array, kind) if kind.name != "F32" else array
         writer.add_tensor(name, stored, raw_dtype=kind)

@@ -113,14 +113,14 @@ def test_tensors_that_a_plain_llama_has_not_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InputFileError, match=r"'rope_freqs.weight' \(rotary positions scaled as in Llama 3\)"
     ):
-        pl.heads.load(write_gguf(tmp_path / "a.gguf", **factors))
+        pl.heads.load(write_gguf(tmp_path / "a.gguf", more=factors))
     wild = {"output.weight": np.full((40, 32), np.nan, np.float32)}
     with pytest.raises(
         InputFileError, match=r"'output.weight' in .* must be finite in single precision"
     ):
-        pl.heads.load(write_gguf(tmp_path / "b.gguf", **wild))
+        pl.heads.load(write_gguf(tmp_path / "b.gguf", more=wild))
     own = {"output.weight": 2.0 * tensors()["token_embd.weight"]}
-    untied = pl.heads.load(write_gguf(tmp_path / "c.gguf", **own))
+    untied = pl.heads.load(write_gguf(tmp_path / "c.gguf", more=own))
     assert not untied.shape.tied
     np.testing.assert_array_equal(untied.around["unembed"], 2.0 * untied.around["words"])
 

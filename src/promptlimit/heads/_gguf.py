@@ -51,7 +51,7 @@ class GgufFile:
             raise InputFileError(
                 f"{path} must be a GGUF file, but {problem}. Copy it again."
             ) from None
-        walk = _Walk(path, memoryview(self._bytes))
+        walk = _Walk(path, memoryview(self._bytes))  # pyright: ignore[reportArgumentType] - a buffer
         tensors, pairs = walk.opening()
         self.metadata: dict[str, Any] = {}
         for _ in range(pairs):
