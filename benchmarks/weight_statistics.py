@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit.finite._interpolant import weight_interpolant
-from promptlimit.finite._weight_statistics import weight_statistics
+from promptlimit.weights._interpolant import weight_interpolant
+from promptlimit.weights._weight_statistics import weight_statistics
 
 LENGTHS = np.concatenate([np.arange(10, 100, 10), np.arange(100, 1001, 100)])
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from promptlimit import results as results
     from promptlimit import streaming as streaming
     from promptlimit import tasks as tasks
+    from promptlimit import weights as weights
     from promptlimit.attention import AbstractAttention as AbstractAttention
     from promptlimit.attention import AbstractHead as AbstractHead
     from promptlimit.attention import Factored as Factored
@@ -54,16 +55,10 @@ if TYPE_CHECKING:
     from promptlimit.finite import Problem as Problem
     from promptlimit.finite import Quantity as Quantity
     from promptlimit.finite import Rule as Rule
-    from promptlimit.finite import ScoreStatistics as ScoreStatistics
     from promptlimit.finite import UnreliableErrorWarning as UnreliableErrorWarning
-    from promptlimit.finite import WeightInterpolant as WeightInterpolant
-    from promptlimit.finite import WeightStatistics as WeightStatistics
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import output_law as output_law
     from promptlimit.finite import prompt_moments as prompt_moments
-    from promptlimit.finite import score_statistics as score_statistics
-    from promptlimit.finite import weight_interpolant as weight_interpolant
-    from promptlimit.finite import weight_statistics as weight_statistics
     from promptlimit.measures import AbstractMeasure as AbstractMeasure
     from promptlimit.measures import Affine as Affine
     from promptlimit.measures import Empirical as Empirical
@@ -116,6 +111,12 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
     from promptlimit.tasks import risk_gradient as risk_gradient
+    from promptlimit.weights import ScoreStatistics as ScoreStatistics
+    from promptlimit.weights import WeightInterpolant as WeightInterpolant
+    from promptlimit.weights import WeightStatistics as WeightStatistics
+    from promptlimit.weights import score_statistics as score_statistics
+    from promptlimit.weights import weight_interpolant as weight_interpolant
+    from promptlimit.weights import weight_statistics as weight_statistics
 
 _HOME = {
     "AbstractAttention": "attention",
@@ -164,7 +165,7 @@ _HOME = {
     "RiskGradient": "results",
     "Rule": "finite",
     "RunBusyError": "results",
-    "ScoreStatistics": "finite",
+    "ScoreStatistics": "weights",
     "SoftmaxAttention": "attention",
     "StreamedAttention": "results",
     "Training": "dynamics",
@@ -176,8 +177,8 @@ _HOME = {
     "UniformSphere": "measures",
     "UnreliableErrorWarning": "finite",
     "VarianceProxy": "measures",
-    "WeightInterpolant": "finite",
-    "WeightStatistics": "finite",
+    "WeightInterpolant": "weights",
+    "WeightStatistics": "weights",
     "WriterError": "parallel",
     "bayes_excess": "tasks",
     "bayes_heads": "tasks",
@@ -200,14 +201,14 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
-    "score_statistics": "finite",
+    "score_statistics": "weights",
     "sgd": "dynamics",
     "spread": "parallel",
     "stream": "streaming",
     "trajectory_gap": "dynamics",
     "uniform_factors": "dynamics",
-    "weight_interpolant": "finite",
-    "weight_statistics": "finite",
+    "weight_interpolant": "weights",
+    "weight_statistics": "weights",
 }
 
 
@@ -222,6 +223,7 @@ _PACKAGES = (
     "results",
     "streaming",
     "tasks",
+    "weights",
 )
 """Packages whose names are reached through them: `promptlimit.heads.load`."""
 

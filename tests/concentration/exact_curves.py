@@ -6,7 +6,7 @@ import math
 import numpy as np
 from scipy.special import gammaln
 
-from promptlimit.finite import weight_statistics
+from promptlimit.weights import weight_statistics
 
 FINEST, RATIO, COARSEST, TOP = 0.4, 0.12, 2.0, 31.0
 """Widths of the panels in the sharpness, which are the same for all curves, and where they end."""

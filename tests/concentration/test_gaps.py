@@ -14,7 +14,7 @@ import promptlimit as pl
 from concentration.exact_curves import averaged_gap
 from promptlimit.concentration import _exact_gaps
 from promptlimit.concentration._exact_gaps import exponent
-from promptlimit.finite import weight_statistics
+from promptlimit.weights import weight_statistics
 
 NORMAL = pl.Gaussian([0.0], [[1.0]])
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.finite import Ray, RayLaw, softmax_moments
+from promptlimit.finite import softmax_moments
+from promptlimit.weights import Ray, RayLaw
 
 
 class GaussianMixture(pl.AbstractMeasure):

@@ -13,14 +13,9 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 
 import promptlimit as pl
-from promptlimit.finite import (
-    Ray,
-    RayLaw,
-    _softmax_moments,
-    score_law,
-    softmax_moments,
-)
+from promptlimit.finite import _softmax_moments, softmax_moments
 from promptlimit.results import NotAnalyticError
+from promptlimit.weights import Ray, RayLaw, score_law
 
 MATRIX = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.1]])
 

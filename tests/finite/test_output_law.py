@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 from scipy.special import ndtr
 
 import promptlimit as pl
-from promptlimit.finite import ScoredValues, deviation_moments, upper_tails
 from promptlimit.measures import GaussianParts
+from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
 
 COV = np.array([[1.0, 0.3, 0.0], [0.3, 0.7, -0.2], [0.0, -0.2, 0.5]])
 MEANS = np.array([[1.0, 0.0, 0.4], [-0.5, 0.8, 0.0]])

@@ -14,7 +14,7 @@ import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
 from finite.simulated_prompts import agrees, draw, outputs, weights_of
 from promptlimit._inputs import in_double
-from promptlimit.finite import prompt_moments, weight_statistics
+from promptlimit.finite import prompt_moments
 from promptlimit.finite._polynomial_moments import (
     _read_derivatives,
     _read_moments_of,
@@ -22,6 +22,7 @@ from promptlimit.finite._polynomial_moments import (
     tilted_moments,
 )
 from promptlimit.measures import GaussianParts
+from promptlimit.weights import weight_statistics
 
 HEADS = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}
 

@@ -19,8 +19,9 @@ from scipy.stats import binom
 
 import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
-from promptlimit.finite import _prompts, _softmax_moments
+from promptlimit.finite import _softmax_moments
 from promptlimit.results import AccuracyError
+from promptlimit.weights import _prompts
 
 REFERENCE = json.loads(pathlib.Path(__file__).with_name("mixture_reference.json").read_text())
 MANY_LENGTHS = [1, 2, 3, 10, 1e3, 1e6, 1e12, 1e30, math.inf]

@@ -8,10 +8,10 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.finite import weight_statistics
 from promptlimit.tasks._points import node_sets
 from promptlimit.tasks._polynomials import averages, score_averages
 from promptlimit.tasks._softmax_risk import slopes
+from promptlimit.weights import weight_statistics
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 
 pytestmark = pytest.mark.usefixtures("x64")

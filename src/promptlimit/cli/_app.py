@@ -18,6 +18,7 @@ from promptlimit._version import __version__
 from promptlimit.cli import (
     _denoise,
     _doctor,
+    _explore,
     _flow,
     _gap,
     _heads,
@@ -222,5 +223,6 @@ _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
 _add(_heads.heads)
 _add(_doctor.doctor)
+_add(_explore.explore)
 _add(_reproduce.reproduce, resumes=True)
 _add(_report.report)

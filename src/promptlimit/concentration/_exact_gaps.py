@@ -24,20 +24,16 @@ from promptlimit.concentration._sharpness_law import (
     sharpness_law,
     square,
 )
-from promptlimit.finite import (
+from promptlimit.finite import Problem, Queries, checked_problem, known, softmax_moments
+from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.results import GapExponent, KindUnavailableError
+from promptlimit.weights import (
     MAX_SHARPNESS,
-    Problem,
-    Queries,
     WeightStatistics,
-    checked_problem,
-    known,
     score_law,
-    softmax_moments,
     weight_interpolant,
     weight_statistics,
 )
-from promptlimit.measures import AbstractMeasure, Gaussian
-from promptlimit.results import GapExponent, KindUnavailableError
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""

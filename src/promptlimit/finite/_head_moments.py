@@ -21,8 +21,8 @@ from promptlimit.finite._polynomial_moments import (
     tilted_moments,
 )
 from promptlimit.finite._problem import TiltedHead
-from promptlimit.finite._weight_statistics import weight_statistics
 from promptlimit.measures import AbstractMeasure, GaussianParts
+from promptlimit.weights import weight_statistics
 
 
 @dataclasses.dataclass(frozen=True)

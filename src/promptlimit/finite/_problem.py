@@ -14,8 +14,6 @@ from jaxtyping import Array as JaxArray
 from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit._inputs import float_array, in_double, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.finite._lines import score_law
-from promptlimit.finite._prompts import AbstractScoreLaw
 from promptlimit.finite._queries import Queries, checked_queries
 from promptlimit.measures import (
     AbstractMeasure,
@@ -29,6 +27,7 @@ from promptlimit.results import (
     NotAnalyticError,
     OutsideDomainError,
 )
+from promptlimit.weights import AbstractScoreLaw, score_law
 
 Known = TypeVar("Known")
 

@@ -21,9 +21,9 @@ from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, fi
 from promptlimit.finite._rules import Effort, Quantity, Rule
 from promptlimit.finite._simulation import output_errors, simulated_lengths, standard_error
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
-from promptlimit.finite._weight_statistics import MAX_SHARPNESS
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import PromptMoments
+from promptlimit.weights import MAX_SHARPNESS
 
 
 def prompt_moments(

@@ -10,15 +10,8 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
 from promptlimit.finite._head_moments import MomentRows
-from promptlimit.finite._prompts import (
-    EPSILON,
-    NEGLIGIBLE,
-    STEP,
-    AbstractScoreLaw,
-    Numbers,
-    Prompts,
-)
 from promptlimit.results import AccuracyError, NotAnalyticError
+from promptlimit.weights import EPSILON, NEGLIGIBLE, STEP, AbstractScoreLaw, Numbers, Prompts
 
 TOLERANCE = 1e-9
 """Largest relative error, measured by the code itself, that is returned."""

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import CubicSpline
 
-from promptlimit.finite import weight_statistics
+from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
 """Sharpness beyond which a query counts as this sharp: its weights are frozen anyway."""

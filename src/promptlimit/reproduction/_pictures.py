@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from promptlimit.reporting import FORMATS, Format, render, report_page
+from promptlimit.reporting import FORMATS, Format, explorer_page, render, report_page
 from promptlimit.reproduction._paper import Paper, papers
 from promptlimit.results import ReportFolder, StoredFigure, StoredReport
 
@@ -62,4 +62,4 @@ def write_page(
             how = "shown as the picture that is stored" if shown[place] else "not shown"
             problems.append(f"{figure.paper}/figures/{figure.name} is {how}: {reason}.")
     text = report_page(report, shown)
-    return folder.save_page(text), report, problems
+    return folder.save_page(text, explorer_page()), report, problems

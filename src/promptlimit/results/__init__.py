@@ -19,6 +19,8 @@ from promptlimit.results._gaps import GapCurve as GapCurve
 from promptlimit.results._gaps import GapExponent as GapExponent
 from promptlimit.results._gaps import GapReport as GapReport
 from promptlimit.results._gaps import RequiredLength as RequiredLength
+from promptlimit.results._head_marks import HeadMark as HeadMark
+from promptlimit.results._head_marks import HeadMarks as HeadMarks
 from promptlimit.results._heads import REGIMES as REGIMES
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement

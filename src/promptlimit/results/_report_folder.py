@@ -101,8 +101,9 @@ class ReportFolder:
         content = {key: getattr(figure, key) for key in keys} | _origin_json(figure.origin)
         write_json(self._file(figure.paper, "figures", figure.name), content)
 
-    def save_page(self, page: str) -> Path:
-        """Write `index.html` and return its path."""
+    def save_page(self, page: str, explorer: str) -> Path:
+        """Write `index.html`, and beside it `explorer.html`; return the path of the first."""
+        write_bytes(self.path / "explorer.html", explorer.encode())
         write_bytes(self.path / "index.html", page.encode())
         return self.path / "index.html"
 

@@ -13,7 +13,6 @@ import numpy as np
 from scipy.optimize import fminbound
 
 from promptlimit._arrays import Array
-from promptlimit.finite import SHARPEST
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._denoising import Denoising, InContextDenoising
@@ -26,6 +25,7 @@ from promptlimit.tasks._denoising_prompts import (
     query_rule,
 )
 from promptlimit.tasks._risk import require_lengths
+from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.9, 0.5
 _FIRST_LOOKS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention, AbstractHead
-from promptlimit.finite import SelectionTable, selection_tables
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractObjective,
@@ -29,6 +28,7 @@ from promptlimit.tasks._denoising_prompts import (
     tilted_heads,
 )
 from promptlimit.tasks._denoising_risk import AbstractDenoisingRisk
+from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
 """Of lattices of queries, in standard deviations, until two halves agree."""

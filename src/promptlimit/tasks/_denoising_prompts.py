@@ -21,9 +21,9 @@ from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 
 from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import SHARPEST, MixtureTokens, Selection, cross_moment, selection
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
+from promptlimit.weights import SHARPEST, MixtureTokens, Selection, cross_moment, selection
 
 _REACH = 6.5
 """Standard deviations of a query that lattices cover at least."""

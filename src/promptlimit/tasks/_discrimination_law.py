@@ -14,7 +14,6 @@ import numpy as np
 
 from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
-from promptlimit.finite import ScoredValues, deviation_moments, upper_tails
 from promptlimit.measures import GaussianParts
 from promptlimit.results import mean_under_tail, sinh_thresholds
 from promptlimit.tasks._abstract import (
@@ -26,6 +25,7 @@ from promptlimit.tasks._abstract import (
     spread,
 )
 from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
+from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
 
 _REACH = 5.0
 _STEP, _FINEST = 0.8, 0.06

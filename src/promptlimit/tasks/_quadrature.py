@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from promptlimit.finite import UnreliableErrorWarning, WeightInterpolant
+from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.tasks._abstract import REPLICATES, Averaged, spread
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets
 from promptlimit.tasks._regression import LinearRegression
@@ -21,6 +21,7 @@ from promptlimit.tasks._softmax_risk import (
     risk_statistics,
     scores,
 )
+from promptlimit.weights import WeightInterpolant
 
 _SET = 4096
 _MARGIN = 1.25

@@ -5,9 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.finite import weight_statistics
 from promptlimit.tasks._abstract import Averaged
 from promptlimit.tasks._softmax_risk import Regressor
+from promptlimit.weights import weight_statistics
 
 _STEP = 0.25
 _HALVINGS = 3

@@ -23,10 +23,10 @@ from jaxtyping import Array, Float
 
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number
-from promptlimit.finite import WeightInterpolant, tabulate, weight_interpolant
 from promptlimit.tasks._points import Nodes
 from promptlimit.tasks._polynomials import Averages, averages, score_averages
 from promptlimit.tasks._regression import LinearRegression
+from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
 _STATISTICS = ("participation", "cubic_participation", "participation_square")
 

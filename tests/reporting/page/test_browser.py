@@ -1,6 +1,5 @@
 """The page in a real browser: from disk, alone, and in a reader's hands."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,31 +7,14 @@ import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
 
-from playwright.sync_api import (
-    Browser,
-    ConsoleMessage,
-    Locator,
-    Page,
-    Request,
-    expect,
-    sync_playwright,
-)
+from playwright.sync_api import Locator, Page, expect
 
 from promptlimit.reporting import report_page
 from promptlimit.results import ReportFolder
 from reporting.page.stored_results import PAPER, plot, write_results
+from reporting.page.visits import NEEDS_BROWSER, Visit
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not CHROMIUM, reason="no Chromium was found; on Debian: apt-get install chromium"
-    ),
-]
+pytestmark = NEEDS_BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -41,42 +23,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = write_results(tmp_path_factory.mktemp("page") / "report", tuple(range(1, 20)))
     folder, drawing = ReportFolder(path), plot()
     text = report_page(folder.read(), {(PAPER, name): drawing for name in ("gaps", "more")})
-    return folder.save_page(text).as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Return one browser for all tests; root may only run it without its sandbox."""
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+    return folder.save_page(text, "<p>to explore</p>").as_uri()
 
 
 @pytest.fixture
-def opened(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+def opened(visit: Visit, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
     """Open the page at a width, and afterwards see that it was quiet and stayed at home."""
-    width = getattr(request, "param", 1280)
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme="light")
-    context.set_default_timeout(15_000)
-    page = context.new_page()
-    asked: list[str] = []
-    troubles: list[str] = []
-
-    def note_request(made: Request) -> None:
-        asked.append(made.url)
-
-    def note_message(message: ConsoleMessage) -> None:
-        troubles.append(message.text)
-
-    page.on("request", note_request)
-    page.on("console", note_message)
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.goto(address)
-    yield page
-    assert troubles == []
-    assert [url for url in asked if not url.startswith("data:")] == [address]
-    context.close()
+    with visit(address, getattr(request, "param", 1280)) as page:
+        yield page
 
 
 def area(shown: Locator) -> float:

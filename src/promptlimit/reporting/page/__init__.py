@@ -1,5 +1,6 @@
 """Pages: one self-contained HTML file each, from results, with nothing computed."""
 
+from promptlimit.reporting.page._explorer import explorer_page as explorer_page
 from promptlimit.reporting.page._heads import heads_page as heads_page
 from promptlimit.reporting.page._heads import write_heads_page as write_heads_page
 from promptlimit.reporting.page._report import report_page as report_page

@@ -32,22 +32,33 @@ class Entry:
     entries: "tuple[Entry, ...]" = ()
 
 
-def page_text(template: str, *, title: str, contents: tuple[Entry, ...], **values: Any) -> str:
+def page_text(
+    template: str,
+    *,
+    title: str,
+    contents: tuple[Entry, ...],
+    sources: tuple[str, ...] = (),
+    **values: Any,
+) -> str:
     """Return a page as the text of an HTML file; the same values give the same text.
 
     Args:
         template: the file that fills the shell.
         title: the name in the browser's bar and the heading.
         contents: what is on the page.
+        sources: style sheets and scripts besides those of every page.
         values: what the template asks for.
     """
-    style, script = (_source(name) for name in ("page.css", "page.js"))
+    style, script = (_sources(ending, sources) for ending in (".css", ".js"))
     shell = {"style": style, "script": script, "title": title, "contents": contents}
     return _ENVIRONMENT.get_template(template).render(**shell, **values)
 
 
-def _source(name: str) -> Markup:
-    text = (resources.files("promptlimit.reporting.page") / name).read_text(encoding="utf-8")
+def _sources(ending: str, more: tuple[str, ...]) -> Markup:
+    """Return the sources of one kind as one text, those of every page first."""
+    folder = resources.files("promptlimit.reporting.page")
+    names = (f"page{ending}", *(name for name in more if name.endswith(ending)))
+    text = "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
     return Markup(text)  # noqa: S704  # our own
 
 

@@ -24,8 +24,8 @@ from jaxtyping import Array, Key, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 
 from promptlimit.attention import Factored
-from promptlimit.finite import weight_statistics
 from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
+from promptlimit.weights import weight_statistics
 
 _REPLICATES = 4
 _GRID = 16

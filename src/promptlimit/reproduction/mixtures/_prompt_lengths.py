@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
-from promptlimit.finite import selection
 from promptlimit.measures import AbstractMeasure, Gaussian
 from promptlimit.tasks import Denoising
+from promptlimit.weights import selection
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 """The exponent of a head with the gate of Bayes over noisy prompts, whose sharpness is 1."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent, gradient_gap, output_gap
-from promptlimit.finite import prompt_moments, weight_statistics
+from promptlimit.finite import prompt_moments
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._ensembles import (
     random_gaussian,
@@ -17,6 +17,7 @@ from promptlimit.reproduction.large_prompt._ensembles import (
     standard_problem,
 )
 from promptlimit.results import Check
+from promptlimit.weights import weight_statistics
 
 _SHARPNESSES = np.array([0.5, 1.0, 2.0, 3.0, 4.0])
 _LENGTHS = np.logspace(0, 12, 49).round()

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
-from promptlimit.finite import prompt_moments, weight_statistics
+from promptlimit.finite import prompt_moments
 from promptlimit.measures import Gaussian
 from promptlimit.reproduction import Figure, Setting
+from promptlimit.weights import weight_statistics
 
 SHARPNESSES = np.array([1.0, 2.0, 3.0, 4.0, 6.0])
 _LENGTHS = np.unique(np.logspace(0, 12, 121).round())

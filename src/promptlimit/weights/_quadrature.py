@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtri_exp
 
-from promptlimit.finite._transforms import STEP, ScoreTransforms, blocked_product
+from promptlimit.weights._transforms import STEP, ScoreTransforms, blocked_product
 
 _NEGLIGIBLE = -46.0
 _SATURATED = 60.0

@@ -23,12 +23,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.finite._weight_statistics import (
+from promptlimit.results import AccuracyError, write_bytes
+from promptlimit.weights._weight_statistics import (
     MAX_SHARPNESS,
     WeightStatistics,
     weight_statistics,
 )
-from promptlimit.results import AccuracyError, write_bytes
 
 DEGREE = 7
 TOLERANCE = 1e-9

@@ -12,7 +12,8 @@ import numpy as np
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
-from promptlimit.finite._prompts import (
+from promptlimit.results import AccuracyError
+from promptlimit.weights._prompts import (
     EPSILON,
     LARGEST_EXPONENT,
     NEGLIGIBLE,
@@ -22,7 +23,6 @@ from promptlimit.finite._prompts import (
     Scores,
     even_and_odd,
 )
-from promptlimit.results import AccuracyError
 
 _WIDEST = 2.0**13
 """Range of u beyond which scores are too far apart to be summed over."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit.finite._selection import Selection, selection
+from promptlimit.weights._selection import Selection, selection
 
 _ORDER = 5
 _STEP = 0.2

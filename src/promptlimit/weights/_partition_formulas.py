@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.finite._transforms import ScoreTransforms
+from promptlimit.weights._transforms import ScoreTransforms
 
 Integrands = Mapping[int, NDArray[np.float64]]
 

@@ -10,13 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.finite import (
-    MixtureTokens,
-    Selection,
-    cross_moment,
-    selection,
-    selection_tables,
-)
+from promptlimit.weights import MixtureTokens, Selection, cross_moment, selection, selection_tables
 
 LENGTHS = np.array([1.0, 2.0, 3.0, 10.0, 1e3, 1e9, 1e18, math.inf])
 MEANS = np.array([[0.3, -1.2, 0.5], [1.0, 0.4, -0.7], [-0.6, 0.2, 0.9]])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import promptlimit.finite
+import promptlimit.weights
 
 
 def test_weight_statistics_load_without_jax():
@@ -20,7 +20,9 @@ def test_weight_statistics_load_without_jax():
 
 
 def test_every_public_name_is_listed_and_loads():
-    for name in dir(promptlimit.finite):
-        assert getattr(promptlimit.finite, name) is not None
-    with pytest.raises(AttributeError, match=r"^module 'promptlimit.finite' has no attribute 'x'$"):
-        promptlimit.finite.x  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    for name in dir(promptlimit.weights):
+        assert getattr(promptlimit.weights, name) is not None
+    with pytest.raises(
+        AttributeError, match=r"^module 'promptlimit.weights' has no attribute 'x'$"
+    ):
+        promptlimit.weights.x  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]

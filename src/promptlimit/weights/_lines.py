@@ -19,8 +19,10 @@ import numpy as np
 from scipy.special import loggamma
 
 from promptlimit._arrays import Array
-from promptlimit.finite._atoms import Atoms
-from promptlimit.finite._prompts import (
+from promptlimit.measures import AbstractMeasure
+from promptlimit.results import AccuracyError, NotAnalyticError
+from promptlimit.weights._atoms import Atoms
+from promptlimit.weights._prompts import (
     EPSILON,
     NEGLIGIBLE,
     SMALLEST,
@@ -29,7 +31,7 @@ from promptlimit.finite._prompts import (
     Scores,
     even_and_odd,
 )
-from promptlimit.finite._ray import (
+from promptlimit.weights._ray import (
     LEFT,
     MOST_PARTS,
     NEAR,
@@ -39,8 +41,6 @@ from promptlimit.finite._ray import (
     GaussianRay,
     Ray,
 )
-from promptlimit.measures import AbstractMeasure
-from promptlimit.results import AccuracyError, NotAnalyticError
 
 _SLACK = 4.0
 """How far above its least the logarithm of an integrand on the real axis may lie."""

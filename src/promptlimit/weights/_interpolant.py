@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike, checked_lengths
-from promptlimit.finite._interpolant_table import interpolation_table
-from promptlimit.finite._weight_statistics import MAX_SHARPNESS, STATISTICS
+from promptlimit.weights._interpolant_table import interpolation_table
+from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 
 
 class WeightInterpolant(eqx.Module):

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from promptlimit.finite import _interpolant_table
-from promptlimit.finite._interpolant import WeightInterpolant, weight_interpolant
-from promptlimit.finite._interpolant_table import forget_tables, interpolation_table, tabulate
-from promptlimit.finite._weight_statistics import STATISTICS, weight_statistics
 from promptlimit.results import AccuracyError
+from promptlimit.weights import _interpolant_table
+from promptlimit.weights._interpolant import WeightInterpolant, weight_interpolant
+from promptlimit.weights._interpolant_table import forget_tables, interpolation_table, tabulate
+from promptlimit.weights._weight_statistics import STATISTICS, weight_statistics
 
 LENGTHS = (1, 2, 1e6, math.inf)
 END = 3.0

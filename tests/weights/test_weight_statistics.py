@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptlimit.finite import _weight_statistics as engine
-from promptlimit.finite._quadrature import node_range
-from promptlimit.finite._transforms import (
+from promptlimit.results import AccuracyError
+from promptlimit.weights import _weight_statistics as engine
+from promptlimit.weights._quadrature import node_range
+from promptlimit.weights._transforms import (
     ScoreTransforms,
     _narrow_transforms,
     _wide_transforms,
     score_transforms,
 )
-from promptlimit.finite._weight_statistics import (
+from promptlimit.weights._weight_statistics import (
     STATISTICS,
     WeightStatistics,
     weight_statistics,
 )
-from promptlimit.results import AccuracyError
 
 REFERENCE = json.loads(
     pathlib.Path(__file__).with_name("weight_statistics_reference.json").read_text("utf-8")

@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, checked_lengths
-from promptlimit.finite._partition_formulas import (
+from promptlimit.results import AccuracyError
+from promptlimit.weights._partition_formulas import (
     Integrands,
     frozen_statistics,
     identities,
     positive_statistics,
     spread_statistics,
 )
-from promptlimit.finite._quadrature import Brackets, brackets, node_range
-from promptlimit.finite._transforms import STEP, ScoreTransforms, score_transforms, stacked
-from promptlimit.results import AccuracyError
+from promptlimit.weights._quadrature import Brackets, brackets, node_range
+from promptlimit.weights._transforms import STEP, ScoreTransforms, score_transforms, stacked
 
 MAX_SHARPNESS = 40.0
 TOLERANCE = 1e-10

@@ -7,10 +7,10 @@ import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
 from promptlimit._inputs import float_array, in_double, require_shape
-from promptlimit.finite._lines import score_law
-from promptlimit.finite._prompts import EPSILON, LARGEST_EXPONENT, STEP, Prompts
 from promptlimit.measures import AbstractMeasure, require_measure
 from promptlimit.results import Kind
+from promptlimit.weights._lines import score_law
+from promptlimit.weights._prompts import EPSILON, LARGEST_EXPONENT, STEP, Prompts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,62 @@
+"""What a stored atlas says of where its heads stand: their sharpness, and the length they read."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from promptlimit.results._files import InputFileError
+from promptlimit.results._json import json_object, listing, number, text
+
+_MOST_HEADS, _LONGEST = 100_000, 2**40
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMark:
+    r"""One head: its layer and number, the square root of its median $\sigma^2$, and its length."""
+
+    layer: int
+    head: int
+    sharpness: float
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadMarks:
+    """The heads of a model, as `promptlimit heads` stores them in atlas.json."""
+
+    model: str
+    heads: tuple[HeadMark, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "HeadMarks":
+        """Return the heads of a stored atlas, or raise `InputFileError`: one sentence."""
+        try:
+            content = json_object(path, largest=100_000_000)
+            heads = listing(content, "heads")
+            if not 0 < len(heads) <= _MOST_HEADS:
+                raise ValueError(f"its 'heads' are {len(heads)}, not 1 to {_MOST_HEADS}")
+            window = _count(content, "window", _LONGEST)
+            return cls(text(content, "model"), tuple(_mark(head, window) for head in heads))
+        except (ValueError, OSError) as problem:
+            raise InputFileError(
+                f"{path} must be an atlas.json of promptlimit heads, but {problem}."
+            ) from problem
+
+
+def _mark(head: object, window: int) -> HeadMark:
+    if not isinstance(head, dict):
+        raise ValueError("one of its 'heads' is no object")
+    square = number(head, "sharpness_median")
+    if not 0.0 <= square < math.inf:
+        raise ValueError(f"a 'sharpness_median' is {square}, not finite and at least 0")
+    layer, place = (_count(head, name, _MOST_HEADS, least=0) for name in ("layer", "head"))
+    return HeadMark(layer, place, math.sqrt(square), window)
+
+
+def _count(content: Mapping[str, Any], key: str, most: int, least: int = 1) -> int:
+    value = number(content, key)
+    if not (least <= value <= most and value == int(value)):
+        raise ValueError(f"its '{key}' is {value:g}, not a whole number from {least} to {most}")
+    return int(value)

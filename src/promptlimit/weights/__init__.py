@@ -1,0 +1,69 @@
+"""The softmax weights of L scores, exactly, whatever reads them: NumPy, and no attention in sight.
+
+Names load on first use: asking for the weight statistics does not import jax.
+"""
+
+from typing import TYPE_CHECKING
+
+from promptlimit._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from promptlimit.weights._cross_moments import MixtureTokens as MixtureTokens
+    from promptlimit.weights._cross_moments import cross_moment as cross_moment
+    from promptlimit.weights._interpolant import WeightInterpolant as WeightInterpolant
+    from promptlimit.weights._interpolant import weight_interpolant as weight_interpolant
+    from promptlimit.weights._interpolant_table import tabulate as tabulate
+    from promptlimit.weights._lines import RayLaw as RayLaw
+    from promptlimit.weights._lines import score_law as score_law
+    from promptlimit.weights._prompts import EPSILON as EPSILON
+    from promptlimit.weights._prompts import NEGLIGIBLE as NEGLIGIBLE
+    from promptlimit.weights._prompts import STEP as STEP
+    from promptlimit.weights._prompts import AbstractScoreLaw as AbstractScoreLaw
+    from promptlimit.weights._prompts import Numbers as Numbers
+    from promptlimit.weights._prompts import Prompts as Prompts
+    from promptlimit.weights._ray import Ray as Ray
+    from promptlimit.weights._score_statistics import ScoreStatistics as ScoreStatistics
+    from promptlimit.weights._score_statistics import score_statistics as score_statistics
+    from promptlimit.weights._selection import SHARPEST as SHARPEST
+    from promptlimit.weights._selection import Selection as Selection
+    from promptlimit.weights._selection import selection as selection
+    from promptlimit.weights._selection_table import SelectionTable as SelectionTable
+    from promptlimit.weights._selection_table import selection_tables as selection_tables
+    from promptlimit.weights._weighed_values import ScoredValues as ScoredValues
+    from promptlimit.weights._weighed_values import deviation_moments as deviation_moments
+    from promptlimit.weights._weighed_values import upper_tails as upper_tails
+    from promptlimit.weights._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
+    from promptlimit.weights._weight_statistics import WeightStatistics as WeightStatistics
+    from promptlimit.weights._weight_statistics import weight_statistics as weight_statistics
+
+_HOME = {
+    "AbstractScoreLaw": "_prompts",
+    "EPSILON": "_prompts",
+    "MAX_SHARPNESS": "_weight_statistics",
+    "MixtureTokens": "_cross_moments",
+    "NEGLIGIBLE": "_prompts",
+    "Numbers": "_prompts",
+    "Prompts": "_prompts",
+    "Ray": "_ray",
+    "RayLaw": "_lines",
+    "SHARPEST": "_selection",
+    "STEP": "_prompts",
+    "ScoreStatistics": "_score_statistics",
+    "ScoredValues": "_weighed_values",
+    "Selection": "_selection",
+    "SelectionTable": "_selection_table",
+    "WeightInterpolant": "_interpolant",
+    "WeightStatistics": "_weight_statistics",
+    "cross_moment": "_cross_moments",
+    "deviation_moments": "_weighed_values",
+    "score_law": "_lines",
+    "score_statistics": "_score_statistics",
+    "selection": "_selection",
+    "selection_tables": "_selection_table",
+    "tabulate": "_interpolant_table",
+    "upper_tails": "_weighed_values",
+    "weight_interpolant": "_interpolant",
+    "weight_statistics": "_weight_statistics",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
