@@ -12,6 +12,7 @@ from promptlimit._lazy import lazy_names
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
     from promptlimit.heads._capture import capture as capture
+    from promptlimit.heads._causal_atlas import causal_atlas as causal_atlas
     from promptlimit.heads._example import CAUSAL_EXAMPLE as CAUSAL_EXAMPLE
     from promptlimit.heads._example import EXAMPLE as EXAMPLE
     from promptlimit.heads._example import INSTALL_CAUSAL_MODEL as INSTALL_CAUSAL_MODEL
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from promptlimit.heads._prompts import CapturedHeads as CapturedHeads
     from promptlimit.heads._replace import replacement_curve as replacement_curve
     from promptlimit.heads._windows import windows_of as windows_of
+    from promptlimit.results import CausalAtlas as CausalAtlas
     from promptlimit.results import HeadAtlas as HeadAtlas
     from promptlimit.results import HeadReplacement as HeadReplacement
 
 _HOME = {
     "CAUSAL_EXAMPLE": "_example",
     "CapturedHeads": "_prompts",
+    "CausalAtlas": "_causal_atlas",
     "EXAMPLE": "_example",
     "Head": "_head",
     "HeadAtlas": "_atlas",
@@ -43,6 +46,7 @@ _HOME = {
     "Model": "_model",
     "atlas": "_atlas",
     "capture": "_capture",
+    "causal_atlas": "_causal_atlas",
     "example_file": "_example",
     "example_folder": "_example",
     "example_texts": "_example",
