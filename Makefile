@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help reproduce example test lint types layers unit mutants test-lowest figures benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ $(HAS_CAUSAL_MODEL): $(STAMP)
 
 example: $(HAS_MODEL) ## Measure the heads of a sentence encoder into report/heads/ (90 MB to fetch)
 	$(BIN)/promptlimit heads --example --out report/heads
+
+example-causal: $(HAS_CAUSAL_MODEL) ## Measure a language model by distance into report/causal/ (93 MB to fetch)
+	$(BIN)/promptlimit heads --example --causal --out report/causal
 
 test: lint layers ## Everything continuous integration checks
 	@$(MAKE) --no-print-directory --jobs 2 types unit

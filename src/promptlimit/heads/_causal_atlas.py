@@ -70,7 +70,7 @@ def causal_atlas(
     table = prediction(int(far[0]), prompts.length)
     report = progress or (lambda *_: None)
     total = prompts.count * len(prompts.scales)
-    report("measuring heads", 0, total)
+    report("measuring by distance", 0, total)
 
     def window_rows(index: int) -> QueryRows:
         layers: list[QueryRows] = []
@@ -82,7 +82,7 @@ def causal_atlas(
                     f"{layer} of {prompts.name} does not. Are its weights those of a trained model?"
                 )
             layers.append(rows)
-            report("measuring heads", index * len(prompts.scales) + len(layers), total)
+            report("measuring by distance", index * len(prompts.scales) + len(layers), total)
         return _stacked(layers)
 
     rows = _stacked([window_rows(index) for index in range(prompts.count)])
@@ -131,8 +131,7 @@ def _assembled(  # noqa: PLR0917 - in the order of their use
     errors = {name: part.sum(axis=-1) for name, part in rows.errors._asdict().items()}
     totals = np.asarray(rows.total)
     lengths = positions + 1
-    edges = np.geomspace(lengths[0], lengths[-1] + 1, _CLASSES + 1).round()
-    classes = [(lengths >= low) & (lengths < high) for low, high in itertools.pairwise(edges)]
+    edges, classes = _classes(lengths)
     split = {
         "between": rows.between,
         "within": np.asarray(rows.variance) - rows.between,
@@ -173,11 +172,20 @@ def _assembled(  # noqa: PLR0917 - in the order of their use
     )
 
 
+def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return edges of classes of lengths in equal ratios, none empty, and who is in each."""
+    count = _CLASSES
+    while True:
+        edges = np.geomspace(lengths[0], lengths[-1] + 1, count + 1).round()
+        classes = [(lengths >= low) & (lengths < high) for low, high in itertools.pairwise(edges)]
+        if count == 1 or all(chosen.any() for chosen in classes):
+            return edges, classes
+        count -= 1
+
+
 def _mean(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the mean over windows and the chosen queries, [layers, heads]; NaN without any."""
-    return (
-        rows[..., chosen].mean(axis=(0, -1)) if chosen.any() else np.full(rows.shape[1:3], np.nan)
-    )
+    """Return the mean over windows and the chosen queries, [layers, heads]."""
+    return rows[..., chosen].mean(axis=(0, -1))
 
 
 def _entropy_predicted(

@@ -151,6 +151,7 @@ class CausalAtlas:
         }
         plain |= {"sharpness": self.sharpness, "between_share": self.between_share}
         plain |= {f"r2_{name}": value for name, value in self.r2.items()}
+        plain |= {f"predicted_{name}": value for name, value in self.entropy_predicted.items()}
         return plain | {f"{name}_by_length": value for name, value in self.by_length.items()}
 
 
