@@ -11,6 +11,9 @@ from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
+    from promptlimit.heads._cache_plan import CachePlan as CachePlan
+    from promptlimit.heads._cache_plan import cache_plan as cache_plan
+    from promptlimit.heads._cache_plan import token_importance as token_importance
     from promptlimit.heads._capture import capture as capture
     from promptlimit.heads._causal_atlas import causal_atlas as causal_atlas
     from promptlimit.heads._example import CAUSAL_EXAMPLE as CAUSAL_EXAMPLE
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CAUSAL_EXAMPLE": "_example",
+    "CachePlan": "_cache_plan",
     "CapturedHeads": "_prompts",
     "CausalAtlas": "_causal_atlas",
     "EXAMPLE": "_example",
@@ -45,6 +49,7 @@ _HOME = {
     "MissingExtraError": "_extra",
     "Model": "_model",
     "atlas": "_atlas",
+    "cache_plan": "_cache_plan",
     "capture": "_capture",
     "causal_atlas": "_causal_atlas",
     "example_file": "_example",
@@ -53,6 +58,7 @@ _HOME = {
     "export_maps": "_export",
     "load": "_model",
     "replacement_curve": "_replace",
+    "token_importance": "_cache_plan",
     "windows_of": "_windows",
 }
 

@@ -64,7 +64,7 @@ def causal_atlas(
         raise ValueError(
             f"`model` must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
         )
-    distances = Distances(sinks, recent, _equivalent(*prompts.widths), band)
+    distances = Distances(sinks, recent, moment_tokens(*prompts.widths), band)
     positions = _positions(prompts.length, distances, every)
     far = positions + 1 - sinks - recent
     table = prediction(int(far[0]), prompts.length)
@@ -94,7 +94,7 @@ def _stacked(parts: list[QueryRows]) -> QueryRows:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-def _equivalent(keys: int, values: int) -> int:
+def moment_tokens(keys: int, values: int) -> int:
     """Return how many tokens of this many coordinates the moments of far tokens cost.
 
     Moments are a count, two means, the covariance of keys and that of values with keys.
