@@ -106,13 +106,9 @@ def continued(model: pl.heads.Model, ids: np.ndarray, requests: list[tuple[dict,
                 pl.heads.Head(queries[h], keys[h], values[h], scale=shape.scale(index), causal=True)
                 for h in range(group * groups, (group + 1) * groups)
             ]
-            ranks = {
-                how: pl.heads.token_importance(members, how)
-                for how in ("recent", "heavy", "window", "expected")
-            }
+            planner = pl.heads.CachePlanner(members)
             for place, (options, tokens) in enumerate(requests):
-                ranked = options | {"importance": ranks[options["importance"]]}
-                plan = pl.heads.cache_plan(members, tokens, **ranked)
+                plan = planner.plan(tokens, **options)
                 chosen[place] += plan.moments is not None
                 for member in range(groups):
                     head = group * groups + member

@@ -1,6 +1,8 @@
 # ruff: noqa: E501 - one line a case
 """Caches of a few tokens and moments: against plain NumPy, token by token."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def group() -> list[pl.heads.Head]:
     ]
 
 
-OPTIONS = {"sinks": SINKS, "recent": RECENT, "last": LAST}
+OPTIONS: dict[str, Any] = {"sinks": SINKS, "recent": RECENT, "last": LAST}
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

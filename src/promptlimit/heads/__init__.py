@@ -12,6 +12,7 @@ from promptlimit._lazy import lazy_names
 if TYPE_CHECKING:
     from promptlimit.heads._atlas import atlas as atlas
     from promptlimit.heads._cache_plan import CachePlan as CachePlan
+    from promptlimit.heads._cache_plan import CachePlanner as CachePlanner
     from promptlimit.heads._cache_plan import cache_plan as cache_plan
     from promptlimit.heads._cache_plan import token_importance as token_importance
     from promptlimit.heads._capture import capture as capture
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOME = {
     "CAUSAL_EXAMPLE": "_example",
     "CachePlan": "_cache_plan",
+    "CachePlanner": "_cache_plan",
     "CapturedHeads": "_prompts",
     "CausalAtlas": "_causal_atlas",
     "EXAMPLE": "_example",

@@ -24,7 +24,10 @@ Importance = Literal["recent", "heavy", "window", "expected"]
 last queries gave their neighbourhood (SnapKV); by the weight Gaussian queries would give them."""
 _POOL = 7
 """Tokens of a neighbourhood."""
+_BLOCK = 256
+"""Queries whose scores are in memory at once."""
 _CERTAIN = 1e-6
+"""Share of the mean that every query has in a calibration, however little it is moved."""
 
 
 class Calibration(NamedTuple):
@@ -104,16 +107,121 @@ class CachePlan:
         """
         tilts = self.scale * np.asarray(queries, np.float64)
         keys, values = self.keys.astype(np.float64), self.values.astype(np.float64)
-        scores, seen = tilts @ keys.T, np.ones((len(tilts), len(keys)), bool)
+        scores = tilts @ keys.T
         if later_keys is not None and later_values is not None:
             later = tilts @ np.asarray(later_keys, np.float64).T
+            later = np.where(np.tri(len(tilts), dtype=bool), later, -np.inf)
             scores = np.concatenate([scores, later], axis=1)
-            seen = np.concatenate([seen, np.tri(len(tilts), dtype=bool)], axis=1)
             values = np.concatenate([values, np.asarray(later_values, np.float64)])
-        log_mass, answer = _attended(scores, values, seen)
+        log_mass, answer = _attended(scores, values)
         if self.moments is None:
             return answer
         return _joined(log_mass, answer, *self.moments.read(tilts, self.calibrations[head]))
+
+
+class _LastQueries(NamedTuple):
+    """A head at the last queries of its prompt, in doubles: what plans are fitted to.
+
+    Attributes:
+        tilts: the queries times the scale, [last, d].
+        scores: of every token, -inf where a query does not see it, [last, length].
+        answers: the head's own, [last, e].
+    """
+
+    tilts: np.ndarray
+    scores: np.ndarray
+    answers: np.ndarray
+
+
+class CachePlanner:
+    """Plans of several sizes and kinds for causal heads that share keys and values.
+
+    Args:
+        heads: one, or those that share keys and values.
+        sinks: tokens kept at the beginning.
+        recent: tokens kept at the end.
+        last: queries at the end of the prompt that plans are fitted to.
+    """
+
+    def __init__(
+        self, heads: Head | Sequence[Head], *, sinks: int = 4, recent: int = 64, last: int = 64
+    ):
+        self._group = _checked_group(heads)
+        _require_counts(sinks=sinks, recent=recent, last=last)
+        first = self._group[0]
+        self._length, self._sinks, self._recent, self._last = len(first.keys), sinks, recent, last
+        self._keys, self._values = first.keys.astype(np.float64), first.values.astype(np.float64)
+        self._seen = [self._last_queries(head) for head in self._group]
+        self._importance: dict[str, np.ndarray] = {}
+
+    def plan(
+        self,
+        tokens: int,
+        *,
+        importance: Importance | np.ndarray = "heavy",
+        moments: Literal["where better", "always", "never"] = "where better",
+        calibrate: bool = True,
+    ) -> CachePlan:
+        """Return the cache of so many tokens' memory; arguments as for `cache_plan`."""
+        price = moment_tokens(self._keys.shape[1], self._values.shape[1])
+        least = self._sinks + self._recent + (price if moments == "always" else 0)
+        if isinstance(tokens, bool) or not least <= tokens < self._length:
+            raise ValueError(
+                f"`tokens` must be from the {least} that are always paid for to fewer than the "
+                f"{self._length} of the prompt, got {tokens}."
+            )
+        ranked = self._ranked(importance)
+        dropped = self._planned(ranked, tokens)
+        if moments == "never" or tokens - price < self._sinks + self._recent:
+            return dropped
+        read = self._planned(ranked, tokens - price, calibrate=calibrate)
+        chosen = read if moments == "always" or read.error < dropped.error else dropped
+        return dataclasses.replace(chosen, error=chosen.error / (dropped.error or 1.0))
+
+    def _ranked(self, importance: Importance | np.ndarray) -> np.ndarray:
+        """Return the importance of all tokens, infinite for those that are always kept."""
+        if isinstance(importance, str):
+            if importance not in self._importance:
+                ranks = token_importance(self._group, importance, last=self._last)
+                self._importance[importance] = ranks
+            importance = self._importance[importance]
+        if np.shape(importance) != (self._length,):
+            raise ValueError(
+                f"`importance` must be one number for each of the {self._length} tokens, "
+                f"got shape {np.shape(importance)}."
+            )
+        ranked = np.array(importance, np.float64)
+        ranked[: self._sinks], ranked[self._length - self._recent :] = np.inf, np.inf
+        return ranked
+
+    def _last_queries(self, head: Head) -> _LastQueries:
+        tilts = head.scale * head.queries[-self._last :].astype(np.float64)
+        here = np.arange(self._length - self._last, self._length)
+        seen = np.arange(self._length)[None] <= here[:, None]
+        scores = np.where(seen, tilts @ self._keys.T, -np.inf)
+        return _LastQueries(tilts, scores, _attended(scores, self._values)[1])
+
+    def _planned(
+        self, ranked: np.ndarray, tokens: int, *, calibrate: bool | None = None
+    ) -> CachePlan:
+        """Return the plan that keeps so many tokens; the rest is dropped if `calibrate` is None."""
+        kept = np.sort(np.argsort(-ranked, kind="stable")[:tokens])
+        far = np.setdiff1d(np.arange(self._length), kept)
+        moments = None if calibrate is None else _far_moments(self._keys[far], self._values[far])
+        calibrations, error = [], 0.0
+        for seen in self._seen:
+            log_mass, answer = _attended(seen.scores[:, kept], self._values[kept])
+            calibration = Calibration()
+            if moments is not None:
+                if calibrate:
+                    truth = _attended(seen.scores[:, far], self._values[far])
+                    calibration = _calibrated(moments, seen.tilts, truth, (log_mass, answer))
+                answer = _joined(log_mass, answer, *moments.read(seen.tilts, calibration))
+            calibrations.append(calibration)
+            error += float(((answer - seen.answers) ** 2).sum())
+        first = self._group[0]
+        keys, values, fitted = first.keys[kept], first.values[kept], tuple(calibrations)
+        return CachePlan(kept, keys, values, first.scale, moments, fitted, error, self._last)
 
 
 def cache_plan(
@@ -144,31 +252,8 @@ def cache_plan(
         recent: tokens kept at the end.
         last: queries at the end of the prompt that the plan is fitted to.
     """
-    group = _checked_group(heads)
-    length = len(group[0].keys)
-    price = moment_tokens(group[0].keys.shape[1], group[0].values.shape[1])
-    least = sinks + recent + (price if moments == "always" else 0)
-    _require_counts(length, tokens, least, sinks=sinks, recent=recent, last=last)
-    ranks = (
-        token_importance(group, importance, last=last)
-        if isinstance(importance, str)
-        else importance
-    )
-    if np.shape(ranks) != (length,):
-        raise ValueError(
-            f"`importance` must be one number for each of the {length} tokens, "
-            f"got shape {np.shape(ranks)}."
-        )
-    ranked = np.array(ranks, np.float64)
-    ranked[:sinks], ranked[length - recent :] = np.inf, np.inf
-    truth = [_own_answers(head, last) for head in group]
-    dropped = _planned(group, ranked, tokens, truth, last)
-    if moments == "never" or tokens - price < sinks + recent:
-        return dropped
-    read = _planned(group, ranked, tokens - price, truth, last, calibrate=calibrate)
-    chosen = read if moments == "always" or read.error < dropped.error else dropped
-    reference = dropped.error or 1.0
-    return dataclasses.replace(chosen, error=chosen.error / reference)
+    planner = CachePlanner(heads, sinks=sinks, recent=recent, last=last)
+    return planner.plan(tokens, importance=importance, moments=moments, calibrate=calibrate)
 
 
 def token_importance(
@@ -196,90 +281,51 @@ def _one_importance(head: Head, how: Importance, last: int) -> np.ndarray:
         )
     first = length - last if how == "window" else 0
     total = np.zeros(length)
-    for start in range(first, length, 256):
-        rows = np.arange(start, min(start + 256, length))
-        scores = (head.scale * head.queries[rows]) @ head.keys.T
-        seen = np.arange(length)[None] <= rows[:, None]
-        weights = np.where(
-            seen, np.exp(scores - np.where(seen, scores, -np.inf).max(1, keepdims=True)), 0
-        )
-        total += (weights / weights.sum(axis=1, keepdims=True)).sum(axis=0)
+    for start in range(first, length, _BLOCK):
+        end = min(start + _BLOCK, length)
+        scores = (head.scale * head.queries[start:end]) @ head.keys[:end].T
+        scores[:, start:][~np.tri(end - start, dtype=bool)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        total[:end] += (1.0 / weights.sum(axis=1)) @ weights
     if how == "heavy":
         return total
     padded = np.pad(total, _POOL // 2, constant_values=-np.inf)
     return np.lib.stride_tricks.sliding_window_view(padded, _POOL).max(axis=1)
 
 
-def _planned(
-    group: Sequence[Head],
-    ranked: np.ndarray,
-    tokens: int,
-    truth: Sequence[np.ndarray],
-    last: int,
-    *,
-    calibrate: bool | None = None,
-) -> CachePlan:
-    """Return the plan that keeps so many tokens; `calibrate` is None where the rest is dropped."""
-    first = group[0]
-    kept = np.sort(np.argsort(-ranked, kind="stable")[:tokens])
-    far = np.setdiff1d(np.arange(len(ranked)), kept)
-    moments = None if calibrate is None or not far.size else _far_moments(first, far)
-    calibrations, error = [], 0.0
-    for head, exact in zip(group, truth, strict=True):
-        tilts = head.scale * head.queries[-last:].astype(np.float64)
-        scores = tilts @ head.keys[kept].astype(np.float64).T
-        seen = kept[None] <= np.arange(len(ranked) - last, len(ranked))[:, None]
-        log_mass, answer = _attended(scores, head.values[kept].astype(np.float64), seen)
-        calibration = Calibration()
-        if moments is not None:
-            if calibrate:
-                calibration = _calibrated(head, far, tilts, moments, log_mass, answer)
-            answer = _joined(log_mass, answer, *moments.read(tilts, calibration))
-        calibrations.append(calibration)
-        error += float(((answer - exact) ** 2).sum())
-    keys, values, fitted = first.keys[kept], first.values[kept], tuple(calibrations)
-    return CachePlan(kept, keys, values, first.scale, moments, fitted, error, last)
-
-
-def _far_moments(head: Head, far: np.ndarray) -> FarMoments:
-    keys, values = head.keys[far].astype(np.float64), head.values[far].astype(np.float64)
+def _far_moments(keys: np.ndarray, values: np.ndarray) -> FarMoments:
     key_mean, value_mean = keys.mean(axis=0), values.mean(axis=0)
     centred = keys - key_mean
     return FarMoments(
-        count=len(far),
+        count=len(keys),
         key_mean=key_mean,
         value_mean=value_mean,
-        key_cov=centred.T @ centred / len(far),
-        cross=(values - value_mean).T @ centred / len(far),
+        key_cov=centred.T @ centred / len(keys),
+        cross=(values - value_mean).T @ centred / len(keys),
     )
 
 
-def _calibrated(  # noqa: PLR0917 - in the order of their use
-    head: Head,
-    far: np.ndarray,
-    tilts: np.ndarray,
+def _calibrated(
     moments: FarMoments,
-    kept_mass: np.ndarray,
-    kept_answer: np.ndarray,
+    tilts: np.ndarray,
+    far: tuple[np.ndarray, np.ndarray],
+    kept: tuple[np.ndarray, np.ndarray],
 ) -> Calibration:
     r"""Return the line and the gain that fit the far tokens' true mass and answer at some tilts.
 
     A change of $\ln Z_f$ moves the answer by $r(1-r)(a_f-a_k)$, r the far tokens' weight, and one
-    of $a_f$ by r: squares of these weigh the residuals.
+    of $a_f$ by r: squares of these weigh the residuals. `far` and `kept` are log-masses and
+    answers.
     """
-    values = head.values[far].astype(np.float64)
-    scores = tilts @ head.keys[far].astype(np.float64).T
-    mass, answer = _attended(scores, values, np.ones(scores.shape, bool))
+    (mass, answer), (kept_mass, kept_answer) = far, kept
     weight = 1.0 / (1.0 + np.exp(np.clip(kept_mass - mass, -700, 700)))
     moved = weight * (1.0 - weight) * np.linalg.norm(answer - kept_answer, axis=1)
-    importance = moved**2 + _CERTAIN * (moved**2).mean() + 1e-300
-    importance /= importance.sum()
+    share = moved**2 + _CERTAIN * (moved**2).mean() + 1e-300
+    share /= share.sum()
     x = moments.log_masses(tilts)
-    x_mean, mass_mean = importance @ x, importance @ mass
-    spread = importance @ (x - x_mean) ** 2
-    slope = (
-        float(importance @ ((x - x_mean) * (mass - mass_mean)) / spread) if spread > 1e-12 else 0.0
-    )
+    x_mean, mass_mean = share @ x, share @ mass
+    spread, both = share @ (x - x_mean) ** 2, share @ ((x - x_mean) * (mass - mass_mean))
+    slope = float(both / spread) if spread > 1e-12 else 0.0
     pulls = moments.pulls(tilts)
     squares = (weight**2) @ (pulls**2).sum(axis=1)
     along = (weight**2) @ ((answer - moments.value_mean) * pulls).sum(axis=1)
@@ -287,14 +333,12 @@ def _calibrated(  # noqa: PLR0917 - in the order of their use
     return Calibration(float(mass_mean - slope * x_mean), slope, gain)
 
 
-def _attended(
-    scores: np.ndarray, values: np.ndarray, seen: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-mass and answer of softmax attention over the tokens each query sees."""
-    top = np.where(seen, scores, -np.inf).max(axis=1, keepdims=True)
-    masses = np.where(seen, np.exp(np.minimum(scores - top, 0.0)), 0.0)
+def _attended(scores: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return log-mass and answer of softmax attention; -inf is the score of what is not seen."""
+    top = scores.max(axis=1, keepdims=True)
+    masses = np.exp(scores - top)
     total = masses.sum(axis=1)
-    return np.log(total) + top[:, 0], (masses / total[:, None]) @ values
+    return np.log(total) + top[:, 0], (masses @ values) / total[:, None]
 
 
 def _joined(
@@ -303,15 +347,6 @@ def _joined(
     """Return the answer of two sets of tokens from the log-mass and the answer of each."""
     weight = 1.0 / (1.0 + np.exp(np.clip(log_mass - far_log_mass, -700, 700)))
     return answer + weight[:, None] * (far_answer - answer)
-
-
-def _own_answers(head: Head, last: int) -> np.ndarray:
-    """Return the head's own answers to its last queries."""
-    tilts = head.scale * head.queries[-last:].astype(np.float64)
-    length = len(head.keys)
-    seen = np.arange(length)[None] <= np.arange(length - last, length)[:, None]
-    scores = tilts @ head.keys.astype(np.float64).T
-    return _attended(scores, head.values.astype(np.float64), seen)[1]
 
 
 def _checked_group(heads: Head | Sequence[Head]) -> Sequence[Head]:
@@ -328,9 +363,7 @@ def _checked_group(heads: Head | Sequence[Head]) -> Sequence[Head]:
     return group
 
 
-def _require_counts(
-    length: int, tokens: int, least: int, *, sinks: int, recent: int, last: int
-) -> None:
+def _require_counts(*, sinks: int, recent: int, last: int) -> None:
     for name, value, low in (("sinks", sinks, 0), ("recent", recent, 1), ("last", last, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ValueError(f"`{name}` must be a whole number from {low}, got {value}.")
@@ -338,9 +371,4 @@ def _require_counts(
         raise ValueError(
             f"`last` must be at most the {recent} recent tokens, got {last}: a query must not see "
             "tokens that come after it as moments."
-        )
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or not least <= tokens < length:
-        raise ValueError(
-            f"`tokens` must be from the {least} that are always paid for to fewer than the "
-            f"{length} of the prompt, got {tokens}."
         )

@@ -149,6 +149,25 @@ def _on_device(
     return jax.lax.map(head_rows, (heads, scales))
 
 
+class _Masks(NamedTuple):
+    """Which tokens each query sees, and which of them are first, last, far, or kept instead."""
+
+    inside: Bool[Array, "n length"]
+    first: Bool[Array, "1 length"]
+    last: Bool[Array, "n length"]
+    far: Bool[Array, "n length"]
+    longer: Bool[Array, "n length"]
+
+
+def _masks(positions: Int[Array, " n"], length: int, distances: Distances) -> _Masks:
+    inside = inside_of(positions, length, causal=True)
+    place, here = jnp.arange(length)[None], positions[:, None]
+    first = place < distances.sinks
+    last = inside & (place > here - distances.recent)
+    longer = inside & (first | (place > here - distances.recent - distances.equivalent))
+    return _Masks(inside, first, last, inside & ~first & ~last, longer)
+
+
 def _rows(
     scores: Float[Array, "n length"],
     positions: Int[Array, " n"],
@@ -157,57 +176,68 @@ def _rows(
     distances: Distances,
 ) -> tuple[QueryRows, Float[Array, "n e"]]:
     """Return what some queries show, `total` left open, and the head's answers to them."""
-    inside = inside_of(positions, scores.shape[1], causal=True)
-    place, here = jnp.arange(scores.shape[1])[None], positions[:, None]
-    first = place < distances.sinks
-    last = inside & (place > here - distances.recent)
-    far = inside & ~first & ~last
-    longer = inside & (first | (place > here - distances.recent - distances.equivalent))
-    scores = scores - jnp.where(inside, scores, -jnp.inf).max(axis=1, keepdims=True)
-    masses = _only(jnp.exp(jnp.minimum(scores, 0.0)), inside)
+    masks = _masks(positions, scores.shape[1], distances)
+    scores = scores - jnp.where(masks.inside, scores, -jnp.inf).max(axis=1, keepdims=True)
+    masses = _only(jnp.exp(jnp.minimum(scores, 0.0)), masks.inside)
+    far_masses, kept_masses = _only(masses, masks.far), _only(masses, ~masks.far)
     softmax = _weighed(masses)
-    _, variance, centred = _moments(scores, inside)
-    far_mean, far_variance, far_centred = _moments(scores, far)
-    far_count = far.sum(axis=1).astype(scores.dtype)
-    flat_mass = jnp.log(far_count) + far_mean
-    far_masses, kept_masses = _only(masses, far), _only(masses, ~far)
-    far_mass, kept_mass = _log_sum(far_masses), _log_sum(kept_masses)
-    finite = prediction.at_own_length(far_variance, far_count)
-    share = far.astype(scores.dtype) / far_count[:, None]
-    kept, middle = _weighed(kept_masses) @ values, share @ values
-    pull = (share * far_centred) @ values
-
-    def answer(log_mass: Array, far_answer: Array) -> Array:
-        weight = jax.nn.sigmoid(log_mass - kept_mass)[:, None]
-        return kept + weight * (far_answer - kept)
-
-    answers = FarLimits(
-        dropped=_weighed(_only(masses, longer)) @ values,
-        mean=answer(far_mass, middle),
-        gaussian=answer(flat_mass + 0.5 * far_variance, middle + pull),
-        gaussian_finite=answer(
-            flat_mass + 0.5 * finite.growth * far_variance,
-            middle + (1.0 - finite.participation)[:, None] * pull,
-        ),
-        gaussian_mass=answer(far_mass, middle + pull),
-    )
+    _, variance, centred = _moments(scores, masks.inside)
+    far_mean, far_variance, _ = _moments(scores, masks.far)
+    gaussian_mass = jnp.log(_counts(masks.far)) + far_mean + 0.5 * far_variance
     whole = softmax @ values
+    answers = _answers(scores, masses, values, masks, prediction)
     rows = QueryRows(
         variance=variance,
         between=_between(centred, positions, distances.band),
-        sinks=_only(softmax, first).sum(axis=1),
-        recent=_only(softmax, last).sum(axis=1),
+        sinks=_only(softmax, masks.first).sum(axis=1),
+        recent=_only(softmax, masks.last).sum(axis=1),
         participation=(softmax**2).sum(axis=1),
         entropy=_entropy(masses, scores),
-        far_odds=far_mass - kept_mass,
+        far_odds=_log_sum(far_masses) - _log_sum(kept_masses),
         far_entropy=_entropy(far_masses, scores),
         kept_entropy=_entropy(kept_masses, scores),
         far_variance=far_variance,
-        mass_error=flat_mass + 0.5 * far_variance - far_mass,
+        mass_error=gaussian_mass - _log_sum(far_masses),
         errors=FarLimits(*(((whole - one) ** 2).sum(axis=1) for one in answers)),
         total=jnp.zeros_like(variance),
     )
     return rows, whole
+
+
+def _answers(
+    scores: Float[Array, "n length"],
+    masses: Float[Array, "n length"],
+    values: Float[Array, "length e"],
+    masks: _Masks,
+    prediction: Prediction,
+) -> FarLimits:
+    """Return the answers [n, e] of each way to do without the far tokens."""
+    count = _counts(masks.far)
+    mean, variance, centred = _moments(scores, masks.far)
+    kept_masses = _only(masses, ~masks.far)
+    kept, kept_mass = _weighed(kept_masses) @ values, _log_sum(kept_masses)
+    true_mass = _log_sum(_only(masses, masks.far))
+    share = masks.far.astype(scores.dtype) / count[:, None]
+    middle, pull = share @ values, (share * centred) @ values
+    finite = prediction.at_own_length(variance, count)
+    left = (1.0 - finite.participation)[:, None]
+    flat_mass = jnp.log(count) + mean
+
+    def joined(log_mass: Array, far_answer: Array) -> Array:
+        weight = jax.nn.sigmoid(log_mass - kept_mass)[:, None]
+        return kept + weight * (far_answer - kept)
+
+    return FarLimits(
+        dropped=_weighed(_only(masses, masks.longer)) @ values,
+        mean=joined(true_mass, middle),
+        gaussian=joined(flat_mass + 0.5 * variance, middle + pull),
+        gaussian_finite=joined(flat_mass + 0.5 * finite.growth * variance, middle + left * pull),
+        gaussian_mass=joined(true_mass, middle + pull),
+    )
+
+
+def _counts(chosen: Bool[Array, "n length"]) -> Float[Array, " n"]:
+    return jnp.maximum(chosen.sum(axis=1), 1).astype(jnp.float32)
 
 
 def _only(rows: Float[Array, "n length"], chosen: Bool[Array, "*n length"]) -> Array:
@@ -230,7 +260,7 @@ def _moments(
     scores: Float[Array, "n length"], chosen: Bool[Array, "n length"]
 ) -> tuple[Array, Array, Array]:
     """Return mean and variance of the scores of chosen tokens, and their differences to it."""
-    count = jnp.maximum(chosen.sum(axis=1), 1).astype(scores.dtype)
+    count = _counts(chosen)
     mean = _only(scores, chosen).sum(axis=1) / count
     centred = _only(scores - mean[:, None], chosen)
     return mean, (centred**2).sum(axis=1) / count, centred

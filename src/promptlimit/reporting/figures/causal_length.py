@@ -17,10 +17,10 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     for name, colour in (("between", CONTRAST), ("within", LIMIT)):
         _curve(left, lengths, data[f"{name}_by_length"], colour, f"{name} bands of distance")
     left.set(
-        xscale="log", yscale="log", xlabel="tokens before the query", ylabel="variance of scores"
+        xscale="log", ylim=(0, None), xlabel="tokens before the query", ylabel="variance of scores"
     )
     left.set_title("scores and distance")
-    left.legend(loc="lower right", fontsize=9)
+    left.legend(loc="upper left", fontsize=9)
     _curve(right, lengths, data["entropy_by_length"], THIRD, "measured")
     right.plot(
         lengths,
