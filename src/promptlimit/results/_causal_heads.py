@@ -114,6 +114,8 @@ class CausalAtlas:
         for name, values in self.by_length.items():
             for place, (low, high) in enumerate(itertools.pairwise(self.lengths)):
                 columns[f"{name}_{low:.0f}_to_{high:.0f}"] = values[..., place]
+        for name, values in self.entropy_predicted.items():
+            columns[f"entropy_predicted_{name.replace(' ', '_')}"] = values
         for layer, head in np.ndindex(self.entropy.shape):
             numbers = {name: float(value[layer, head]) for name, value in columns.items()}
             yield {"layer": layer, "head": head, **numbers}
