@@ -45,13 +45,8 @@ class GgufFile:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
-            self._bytes = np.memmap(path, mode="r")
-        except (OSError, ValueError) as problem:  # NumPy refuses an empty file
-            raise InputFileError(
-                f"{path} must be a GGUF file, but {problem}. Copy it again."
-            ) from None
-        walk = _Walk(path, memoryview(self._bytes))  # pyright: ignore[reportArgumentType] - a buffer
+        self._bytes = _opened(path)
+        walk = _Walk(path, self._bytes.data)
         tensors, pairs = walk.opening()
         self.metadata: dict[str, Any] = {}
         for _ in range(pairs):
@@ -126,6 +121,24 @@ class GgufFile:
                 f"{_LARGEST_ALIGNMENT}, got {value!r:.40}. Copy the file again."
             )
         return value
+
+
+def _opened(path: Path) -> np.ndarray:
+    """Return the bytes of a file as they lie on the disk."""
+    try:
+        there = path.is_file()
+    except OSError:  # a name too long
+        there = False
+    if not there:
+        raise InputFileError(
+            f"{path} must be a GGUF file, but there is none of that name. Models are read from "
+            "disk and never fetched."
+        )
+    try:
+        return np.memmap(path, mode="r")
+    except (OSError, ValueError) as problem:  # NumPy refuses an empty file
+        reason = problem.strerror if isinstance(problem, OSError) else "it is empty"
+        raise InputFileError(f"{path} must be a GGUF file, but {reason}. Copy it again.") from None
 
 
 class _Walk:
