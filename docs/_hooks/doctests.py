@@ -13,9 +13,9 @@ class Doctests(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         """Rewrite one docstring."""
         if obj.docstring is not None and ">>>" in obj.docstring.value:
-            obj.docstring.value = _EXAMPLE.sub(_fenced, obj.docstring.value)
+            obj.docstring.value = _EXAMPLE.sub(_fence, obj.docstring.value)
 
 
-def _fenced(match: re.Match[str]) -> str:
+def _fence(match: re.Match[str]) -> str:
     indent, code = match["indent"], match[0].rstrip("\n")
     return f"{indent}```pycon\n{code}\n{indent}```\n"

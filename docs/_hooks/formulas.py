@@ -1,71 +1,89 @@
-"""Formulas drawn when the site is built, by KaTeX: pages need no script, and a wrong one is found."""
+"""Formulas drawn by KaTeX as the site is built: pages need no script, a wrong one is found.
 
-import atexit
+Until a page is written a formula stands in it as plain text, which is what the search reads.
+"""
+
+import hashlib
 import html
 import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import node
 from mkdocs.exceptions import PluginError
+
+import node
 
 _FORMULA = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\(?:\(|\[)(?P<formula>.*?)\\(?:\)|\])</(?P=tag)>', re.S
 )
-_process: subprocess.Popen[str] | None = None
+_MARK = re.compile(r'<(?P<tag>span|div) data-formula="(?P<name>\w+)">.*?</(?P=tag)>', re.S)
+_ANNOTATION = re.compile(r"<annotation.*?</annotation>", re.S)
+_TAG = re.compile(r"<[^>]*>")
+_SCRIPT = Path(__file__).with_name("katex.mjs")
+_DRAWINGS: dict[str, str] = {}
+"""The formulas drawn so far, by the names that mark their places."""
 
 
-def assets() -> Iterator[tuple[str, Path]]:
-    """Yield the files a page needs, by address: the style sheet, and its fonts in one format."""
+def assets() -> dict[str, Path]:
+    """Return the files a page needs, by address: the style sheet, and its fonts in one format."""
     folder = node.package("katex") / "dist"
-    for path in (folder / "katex.min.css", *sorted((folder / "fonts").glob("*.woff2"))):
-        yield f"assets/katex/{path.relative_to(folder).as_posix()}", path
+    paths = (folder / "katex.min.css", *sorted((folder / "fonts").glob("*.woff2")))
+    return {f"assets/katex/{path.relative_to(folder).as_posix()}": path for path in paths}
 
 
-def drawn(content: str, page: str) -> str:
-    """Return the content of a page with its formulas drawn."""
-
-    def replace(match: re.Match[str]) -> str:
-        formula = html.unescape(match["formula"])
-        return _rendered(formula, display=match["tag"] == "div", page=page)
-
-    return _FORMULA.sub(replace, content)
-
-
-def close() -> None:
-    """End the process that draws."""
-    global _process
-    if _process is not None:
-        _process.kill()
-        _process = None
+def mark(contents: Mapping[str, str]) -> dict[str, str]:
+    """Return the contents of pages, by address, with each formula as plain text that is marked."""
+    places = {
+        _name(match): (match, address)
+        for address, content in contents.items()
+        for match in _FORMULA.finditer(content)
+    }
+    undrawn = {name: place for name, place in places.items() if name not in _DRAWINGS}
+    _DRAWINGS.update(zip(undrawn, _drawings(undrawn.values()), strict=True))
+    return {address: _FORMULA.sub(_mark_of, content) for address, content in contents.items()}
 
 
-def _rendered(formula: str, *, display: bool, page: str) -> str:
-    process = _running()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps({"formula": formula, "display": display}) + "\n")
-    process.stdin.flush()
-    answer = json.loads(process.stdout.readline())
-    if "problem" in answer:
-        raise PluginError(f"{page}: {answer['problem']} in the formula {formula!r}")
-    return f'<div class="formula">{answer["html"]}</div>' if display else answer["html"]
+def draw(page: str) -> str:
+    """Return a page with the drawings where the marks were."""
+    return _MARK.sub(lambda match: _DRAWINGS[match["name"]], page)
 
 
-def _running() -> subprocess.Popen[str]:
-    global _process
-    if _process is None:
-        node.package("katex")
-        script = str(Path(__file__).with_name("katex.mjs"))
-        _process = subprocess.Popen(
-            [node.executable(), script, str(node.HOME) + os.sep],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        atexit.register(close)
-    return _process
+def _name(match: re.Match[str]) -> str:
+    """Return a name of a formula: the same for the same formula, inline or on its own line."""
+    return hashlib.sha256(f"{match['tag']} {match['formula']}".encode()).hexdigest()[:16]
+
+
+def _mark_of(match: re.Match[str]) -> str:
+    name, tag = _name(match), match["tag"]
+    text = _DRAWINGS[name].partition('<span class="katex-html"')[0]  # after it, the same again
+    text = _TAG.sub("", _ANNOTATION.sub("", text))
+    return f'<{tag} data-formula="{name}">{text}</{tag}>'
+
+
+def _drawings(places: Iterable[tuple[re.Match[str], str]]) -> list[str]:
+    """Return each formula as HTML; the page of one that is wrong is named."""
+    formulas = [(html.unescape(match["formula"]), match["tag"] == "div") for match, _ in places]
+    if not formulas:
+        return []
+    node.package("katex")
+    process = subprocess.run(
+        [node.executable(), str(_SCRIPT), str(node.HOME) + os.sep],
+        input=json.dumps(formulas),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if process.returncode:
+        raise PluginError(f"KaTeX did not run: {process.stderr.strip()[-2000:]}")
+    answers = json.loads(process.stdout)
+    for (formula, _), (_, page), answer in zip(formulas, places, answers, strict=True):
+        if "problem" in answer:
+            raise PluginError(f"{page}: {answer['problem']} in the formula {formula!r}")
+    return [
+        f'<div class="formula">{answer["html"]}</div>' if display else answer["html"]
+        for (_, display), answer in zip(formulas, answers, strict=True)
+    ]

@@ -1,15 +1,16 @@
-// Formulas in, one JSON line each; HTML out, or what is wrong with the formula.
+// Formulas in, as JSON: [[formula, whether it has a line of its own], ...].
+// Out, in their order: the HTML of each, or what is wrong with it.
+import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { createInterface } from "node:readline";
 
 const katex = createRequire(process.argv[2])("katex");
-for await (const line of createInterface({ input: process.stdin })) {
-  const { formula, display } = JSON.parse(line);
-  let answer;
+
+function drawing([formula, displayMode]) {
   try {
-    answer = { html: katex.renderToString(formula, { displayMode: display, throwOnError: true, strict: "ignore" }) };
+    return { html: katex.renderToString(formula, { displayMode, throwOnError: true, strict: "ignore" }) };
   } catch (problem) {
-    answer = { problem: problem.message };
+    return { problem: problem.message };
   }
-  process.stdout.write(`${JSON.stringify(answer)}\n`);
 }
+
+process.stdout.write(JSON.stringify(JSON.parse(readFileSync(0, "utf-8")).map(drawing)));

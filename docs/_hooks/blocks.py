@@ -9,20 +9,21 @@ from pathlib import Path
 import matplotlib as mpl
 
 mpl.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402  # after the choice of a backend
+import matplotlib.pyplot as plt
 
 mpl.rcParams |= {"svg.hashsalt": "promptlimit", "figure.figsize": (7.0, 3.9)}
 
 
-def _figures() -> str:
+def _drawings() -> str:
     """Return the open figures as SVG, and close them."""
     drawings = []
     for number in plt.get_fignums():
-        text = io.StringIO()
-        plt.figure(number).savefig(text, format="svg", bbox_inches="tight", metadata={"Date": None})
-        drawings.append(text.getvalue().partition("<svg")[1:])
+        file = io.StringIO()
+        plt.figure(number).savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+        text = file.getvalue()
+        drawings.append(f'\n<div class="drawing">{text[text.index("<svg") :]}</div>\n')
     plt.close("all")
-    return "".join(f'\n<div class="drawing"><{"".join(parts)[1:]}</div>\n' for parts in drawings)
+    return "".join(drawings)
 
 
 def main() -> None:
@@ -32,8 +33,8 @@ def main() -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(block, "<tutorial>", "exec"), names)  # noqa: S102  # our own pages
-        text = printed.getvalue()
-        outputs.append((f"\n```text\n{text.rstrip()}\n```\n" if text.strip() else "") + _figures())
+        text = printed.getvalue().rstrip()
+        outputs.append((f"\n```text\n{text}\n```\n" if text else "") + _drawings())
     Path(sys.argv[1]).write_text(json.dumps(outputs), "utf-8")
 
 
