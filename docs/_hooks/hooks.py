@@ -79,6 +79,11 @@ def on_post_page(output: str, page: Any, **_: object) -> str:
     return formulas.draw(output)
 
 
+def on_post_template(output_content: str, **_: object) -> str:
+    """Do so on the page that a server shows for a wrong address, whose addresses are absolute."""
+    return output_content.replace(_REMOTE_SHIM, "/" + _SHIM)
+
+
 def _text_inside_docs(text: str) -> str:
     """Return a page of the root with its links as they are inside the folder of the docs."""
     return text.replace("](docs/", "](")
