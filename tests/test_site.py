@@ -186,7 +186,7 @@ def test_a_tutorial_shows_what_its_blocks_print_and_draw_and_fails_with_one_of_t
     assert tutorials.page_with_output(page, "tutorials/a.md") == shown
     monkeypatch.undo()
     with pytest.raises(PluginError, match=r"(?s)^tutorials/a\.md fails:.*ZeroDivisionError"):
-        tutorials._outputs(["1 / 0"], "tutorials/a.md")
+        tutorials._outputs([("python", "", "1 / 0\n")], "tutorials/a.md")
 
 
 def test_examples_of_docstrings_are_fenced(hook: Callable[[str], Any]) -> None:
@@ -202,7 +202,7 @@ def test_examples_of_docstrings_are_fenced(hook: Callable[[str], Any]) -> None:
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_every_tutorial_runs(tutorial: Path, hook: Callable[[str], Any]) -> None:
     tutorials = hook("tutorials")
-    blocks = [match["code"] for match in tutorials._BLOCK.finditer(tutorial.read_text("utf-8"))]
+    blocks = tutorials.blocks_of(tutorial.read_text(encoding="utf-8"))
     outputs = "".join(tutorials._outputs(blocks, tutorial.name))
     assert "```text" in outputs
     assert "<svg" in outputs

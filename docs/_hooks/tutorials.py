@@ -1,6 +1,7 @@
 """Tutorials: their code is run, in order, and what it prints and draws stands below it.
 
-A tutorial is a page of Markdown. Its blocks of Python share one process of their own; a block that
+A tutorial is a page of Markdown. Its blocks of Python share one process of their own, in an empty
+folder; one with a title is a file there, and one for the console is run line by line. A block that
 fails, fails the build. What was run with this text and this code before is not run again. With
 `TUTORIALS=skip` in the environment nothing is run, and the pages say so.
 """
@@ -18,7 +19,12 @@ from pathlib import Path
 from mkdocs.exceptions import PluginError
 
 _LOG = logging.getLogger("mkdocs.hooks.tutorials")
-_BLOCK = re.compile(r"(?ms)^```python\n(?P<code>.*?)^```\n")
+_BLOCK = re.compile(
+    r'(?ms)^```(?P<language>python|console)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```\n'
+)
+Block = tuple[str, str, str]
+"""Its language, the file it is if any, and its text."""
+
 _ROOT = Path(__file__).parents[2]
 _RUNNER = Path(__file__).with_name("blocks.py")
 _STORE = _ROOT / ".tutorials"
@@ -35,7 +41,7 @@ def navigation(docs: Path) -> list[str]:
 
 def page_with_output(markdown: str, page: str) -> str:
     """Return the page with the output of its code."""
-    blocks = [match["code"] for match in _BLOCK.finditer(markdown)]
+    blocks = blocks_of(markdown)
     if not blocks:
         return markdown
     if os.environ.get("TUTORIALS") == "skip":
@@ -44,7 +50,15 @@ def page_with_output(markdown: str, page: str) -> str:
     return _BLOCK.sub(lambda match: match[0] + next(outputs), markdown)
 
 
-def _stored_outputs(blocks: list[str], page: str) -> list[str]:
+def blocks_of(markdown: str) -> list[Block]:
+    """Return the blocks of a page that are run, in their order."""
+    return [
+        (match["language"], match["title"] or "", match["code"])
+        for match in _BLOCK.finditer(markdown)
+    ]
+
+
+def _stored_outputs(blocks: list[Block], page: str) -> list[str]:
     """Return what the blocks print and draw, from the store if they were run before."""
     stored = _STORE / f"{_hash(blocks)}.json"
     if not stored.exists():
@@ -57,7 +71,7 @@ def _stored_outputs(blocks: list[str], page: str) -> list[str]:
     return json.loads(stored.read_text("utf-8"))
 
 
-def _outputs(blocks: list[str], page: str) -> list[str]:
+def _outputs(blocks: list[Block], page: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         process = subprocess.run(
@@ -75,7 +89,7 @@ def _outputs(blocks: list[str], page: str) -> list[str]:
         return json.loads(answer.read_text("utf-8"))
 
 
-def _hash(blocks: list[str]) -> str:
+def _hash(blocks: list[Block]) -> str:
     """Return a hash of the code of a tutorial and of all code it may run."""
     digest = hashlib.sha256(json.dumps(blocks).encode())
     for path in (*sorted((_ROOT / "src").rglob("*.py")), _RUNNER):
