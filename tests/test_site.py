@@ -117,6 +117,18 @@ def test_the_map_shows_every_package_and_what_it_imports(site: Path) -> None:
         assert set(uses.split(", ")) - {"nothing of ours"} == imported
 
 
+def test_the_readme_asks_the_questions_of_the_start_page_and_its_links_are_alive() -> None:
+    def table(path: Path) -> list[str]:
+        text = re.sub(r"\[(`[^`]*`|[^]]*)\]\([^)]*\)", r"\1", path.read_text(encoding="utf-8"))
+        return re.findall(r"(?m)^\| question .*(?:\n\|.*)+", text)
+
+    assert table(ROOT / "README.md") == table(DOCS / "index.md") != []
+    links = re.findall(r"\[[^]\\]*\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    local = [link for link in links if not link.startswith("https:")]
+    assert len(local) > 20
+    assert [link for link in local if not (ROOT / link).exists()] == []
+
+
 # ---------------------------------------------------------------- what fails the build
 
 
