@@ -118,7 +118,7 @@ def _narrow_transforms(sharpness: float, first: int, count: int, stride: int) ->
     return ScoreTransforms(sharpness, u, log_phi, moments, moments)
 
 
-def _lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
+def lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
     r"""Return where the nodes in t start, from the decay of their integrands at the lowest u.
 
     `F_1(t) exp(-(t-u)^2 / (2 sigma^2))` has slope `1 + u / sigma^2` at 0; when that is negative
@@ -142,7 +142,7 @@ def _wide_transforms(
     variable), $\varphi(u)=\int F_1(t)\,\Phi((t-u)/\sigma)\,dt$: sums of positive terms.
     """
     u = _nodes(first, count, stride)
-    t_first = math.floor(_lowest_t(sharpness, u[0], length) / STEP)
+    t_first = math.floor(lowest_t(sharpness, u[0], length) / STEP)
     t_count = math.ceil(_LARGEST_T / STEP) - t_first
     t = _nodes(t_first, t_count)
     k = np.arange(1, HIGHEST_POWER + 1)[:, None]
@@ -154,7 +154,7 @@ def _wide_transforms(
     def convolved(
         kernels: NDArray[np.float64], signals: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        return _correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
+        return correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
 
     j = np.arange(HIGHEST_POWER + 1)[:, None]
     moments = convolved(density * (x - sharpness) ** j, damped)
@@ -183,9 +183,7 @@ def blocked_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> ND
     return result
 
 
-def _correlations(
-    kernels: NDArray[np.float64], signals: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def correlations(kernels: NDArray[np.float64], signals: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
 
     P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
