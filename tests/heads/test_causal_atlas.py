@@ -30,8 +30,7 @@ def atlas(model: pl.heads.Model) -> pl.heads.CausalAtlas:
 
 
 def gaussian_log_partition(variance: float, count: int) -> float:
-    law = pl.Gaussian([0.0], [[1.0]])
-    return float(pl.score_statistics(law, [np.sqrt(variance)], count).log_partition)
+    return float(pl.length_statistics(np.sqrt(variance), count).log_partition)
 
 
 def entropy_of(weights: np.ndarray) -> float:
