@@ -103,6 +103,9 @@ def test_small_sharpness_keeps_every_digit_of_the_variance_of_the_entropy():
     across = pl.length_statistics(np.array([0.0699999999, 0.0700000001])[:, None], lengths)
     ratio = across.entropy_variance[1] / across.entropy_variance[0]
     assert_allclose(ratio, (0.0700000001 / 0.0699999999) ** 4, rtol=1e-10)
+    # beside a token of weight 1/3 an entropy moves with each free score, by minus p_l (s_l - R)
+    beside = pl.length_statistics(1e-6, 10, fixed_scores=[math.log(5.0)]).entropy_variance
+    assert_allclose(beside, 1e-12 * 10 * (math.log(5.0) / 3 / 15) ** 2, rtol=1e-9)
 
 
 def simulated(draw, fixed, prompts: int, seed: int = 3) -> dict[str, tuple[float, float]]:
