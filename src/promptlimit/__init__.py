@@ -18,9 +18,11 @@ from promptlimit._version import __version__ as __version__
 if TYPE_CHECKING:
     from promptlimit import attention as attention
     from promptlimit import concentration as concentration
+    from promptlimit import depth as depth
     from promptlimit import dynamics as dynamics
     from promptlimit import finite as finite
     from promptlimit import heads as heads
+    from promptlimit import lengths as lengths
     from promptlimit import measures as measures
     from promptlimit import parallel as parallel
     from promptlimit import results as results
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
     from promptlimit.attention import SoftmaxAttention as SoftmaxAttention
+    from promptlimit.attention import Stack as Stack
     from promptlimit.concentration import fit_rate as fit_rate
     from promptlimit.concentration import gap_exponent as gap_exponent
     from promptlimit.concentration import gradient_gap as gradient_gap
     from promptlimit.concentration import output_gap as output_gap
     from promptlimit.concentration import required_length as required_length
+    from promptlimit.depth import depth_flow as depth_flow
     from promptlimit.dynamics import OutsideTheoremWarning as OutsideTheoremWarning
     from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import TrainingPlan as TrainingPlan
@@ -59,6 +63,13 @@ if TYPE_CHECKING:
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import output_law as output_law
     from promptlimit.finite import prompt_moments as prompt_moments
+    from promptlimit.lengths import GaussianScores as GaussianScores
+    from promptlimit.lengths import ListedScores as ListedScores
+    from promptlimit.lengths import TokenScores as TokenScores
+    from promptlimit.lengths import entropy_prediction as entropy_prediction
+    from promptlimit.lengths import inverse_temperature as inverse_temperature
+    from promptlimit.lengths import length_statistics as length_statistics
+    from promptlimit.lengths import temperature_table as temperature_table
     from promptlimit.measures import AbstractMeasure as AbstractMeasure
     from promptlimit.measures import Affine as Affine
     from promptlimit.measures import Empirical as Empirical
@@ -76,11 +87,15 @@ if TYPE_CHECKING:
     from promptlimit.parallel import spread as spread
     from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
+    from promptlimit.results import DepthFlow as DepthFlow
+    from promptlimit.results import EntropyPrediction as EntropyPrediction
     from promptlimit.results import GapCurve as GapCurve
     from promptlimit.results import GapExponent as GapExponent
     from promptlimit.results import GradientMoments as GradientMoments
     from promptlimit.results import InputFileError as InputFileError
+    from promptlimit.results import InverseTemperatures as InverseTemperatures
     from promptlimit.results import KindUnavailableError as KindUnavailableError
+    from promptlimit.results import LengthStatistics as LengthStatistics
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
     from promptlimit.results import OutputLaw as OutputLaw
@@ -92,6 +107,7 @@ if TYPE_CHECKING:
     from promptlimit.results import RiskGradient as RiskGradient
     from promptlimit.results import RunBusyError as RunBusyError
     from promptlimit.results import StreamedAttention as StreamedAttention
+    from promptlimit.results import TemperatureTable as TemperatureTable
     from promptlimit.results import TunedLayers as TunedLayers
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
@@ -101,6 +117,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import Discrimination as Discrimination
     from promptlimit.tasks import InContextDenoising as InContextDenoising
     from promptlimit.tasks import LinearRegression as LinearRegression
+    from promptlimit.tasks import RotatedRegression as RotatedRegression
     from promptlimit.tasks import bayes_excess as bayes_excess
     from promptlimit.tasks import bayes_heads as bayes_heads
     from promptlimit.tasks import bayes_layer as bayes_layer
@@ -111,10 +128,8 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk as risk
     from promptlimit.tasks import risk_function as risk_function
     from promptlimit.tasks import risk_gradient as risk_gradient
-    from promptlimit.weights import ScoreStatistics as ScoreStatistics
     from promptlimit.weights import WeightInterpolant as WeightInterpolant
     from promptlimit.weights import WeightStatistics as WeightStatistics
-    from promptlimit.weights import score_statistics as score_statistics
     from promptlimit.weights import weight_interpolant as weight_interpolant
     from promptlimit.weights import weight_statistics as weight_statistics
 
@@ -128,24 +143,30 @@ _HOME = {
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
     "Denoising": "tasks",
+    "DepthFlow": "results",
     "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
+    "EntropyPrediction": "results",
     "Factored": "attention",
     "GapCurve": "results",
     "GapExponent": "results",
     "Gaussian": "measures",
     "GaussianParts": "measures",
+    "GaussianScores": "lengths",
     "Generated": "streaming",
     "GradientMoments": "results",
     "GradientReading": "attention",
     "InContextDenoising": "tasks",
     "InputFileError": "results",
+    "InverseTemperatures": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
     "Layer": "attention",
+    "LengthStatistics": "results",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
+    "ListedScores": "lengths",
     "MissingPackageError": "results",
     "Mixture": "measures",
     "MultiHead": "attention",
@@ -163,11 +184,14 @@ _HOME = {
     "RequiredLength": "results",
     "Risk": "results",
     "RiskGradient": "results",
+    "RotatedRegression": "tasks",
     "Rule": "finite",
     "RunBusyError": "results",
-    "ScoreStatistics": "weights",
     "SoftmaxAttention": "attention",
+    "Stack": "attention",
     "StreamedAttention": "results",
+    "TemperatureTable": "results",
+    "TokenScores": "lengths",
     "Training": "dynamics",
     "TrainingPlan": "dynamics",
     "Trajectory": "dynamics",
@@ -186,12 +210,16 @@ _HOME = {
     "bayes_risk": "tasks",
     "best_layer": "tasks",
     "block_start": "dynamics",
+    "depth_flow": "depth",
+    "entropy_prediction": "lengths",
     "fit_rate": "concentration",
     "flow_time": "dynamics",
     "gap_exponent": "concentration",
     "gradient_flow": "dynamics",
     "gradient_gap": "concentration",
     "gradient_moments": "finite",
+    "inverse_temperature": "lengths",
+    "length_statistics": "lengths",
     "linear_denoiser": "tasks",
     "linear_optimum": "tasks",
     "output_gap": "concentration",
@@ -201,10 +229,10 @@ _HOME = {
     "risk": "tasks",
     "risk_function": "tasks",
     "risk_gradient": "tasks",
-    "score_statistics": "weights",
     "sgd": "dynamics",
     "spread": "parallel",
     "stream": "streaming",
+    "temperature_table": "lengths",
     "trajectory_gap": "dynamics",
     "uniform_factors": "dynamics",
     "weight_interpolant": "weights",
@@ -215,9 +243,11 @@ _HOME = {
 _PACKAGES = (
     "attention",
     "concentration",
+    "depth",
     "dynamics",
     "finite",
     "heads",
+    "lengths",
     "measures",
     "parallel",
     "results",

@@ -10,7 +10,7 @@ from promptlimit._version import __version__
 
 _OWN = "promptlimit"
 _AT_LEAST = ("jax", "jaxlib")  # jaxlib comes with jax, and has a version of its own
-_FOR_DEVELOPERS = "dev"
+_FOR_DEVELOPERS = ("dev", "docs")
 
 
 def package_versions() -> dict[str, str | None]:
@@ -28,7 +28,7 @@ def extra_versions() -> dict[str, dict[str, str | None]]:
     """Return the versions of the packages of each extra a user may ask for, None where missing."""
     extras: dict[str, dict[str, str | None]] = {}
     for name, extra in _requirements():
-        if extra not in (None, _FOR_DEVELOPERS):
+        if extra is not None and extra not in _FOR_DEVELOPERS:
             extras.setdefault(extra, {})[name] = _version(name)
     return extras
 

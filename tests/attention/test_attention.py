@@ -446,6 +446,10 @@ WRONG_TYPES = {
     "HEAD(np.zeros((4, 2)), [0.0, 0.0])": "`prompt` must be a measure, got ndarray. "
     "Wrap an array of tokens as promptlimit.Empirical(tokens).",
     "pl.MultiHead([1])": "`heads[0]` must be an attention, got int.",
+    "pl.Stack([HEAD, 2])": "`layers[1]` must be a layer, got int. Pass promptlimit.Layer(heads).",
+    "pl.Stack([HEAD]).causal(pl.Gaussian(np.zeros(2), np.eye(2)), np.zeros(2))": "`prompt` must be "
+    "tokens in their order for a causal mask, got Gaussian. Call the stack itself for a law: its "
+    "limit does not feel the mask.",
     "HEAD.affine_limit(pl.Rademacher([1.0, 1.0]))": "`prompt` must be Gaussian for an affine "
     "limit, got Rademacher. Call the attention itself: it takes any measure.",
     "pl.Mixture([1.0], [3])": "`components[0]` must be a measure, got int. "

@@ -119,6 +119,22 @@ OPTIONS = {
         "--two-heads": None,
         "--out": OUT,
     },
+    "stack": {
+        "": ["good.npz", "good.json", "absent.npz", "query=query.csv", "folder", ""],
+        "--example": ["softmax", "linear", "x", ""],
+        "--prompt": WORDS,
+        "--kernel": ["x", "", "linear"],
+        "--lengths": LENGTHS,
+        "--causal": None,
+        "--out": OUT,
+    },
+    "temperature": {
+        "--sharpness": NUMBERS,
+        "--from": ["2", "10", "0", "x", "1,2", "nan"],
+        "--to": ["100", "1", "x", "1e31", "inf"],
+        "--needle": NUMBERS,
+        "--out": OUT,
+    },
     "train": {
         "--lengths": LENGTHS,
         "--seeds": WHOLE,
@@ -137,6 +153,9 @@ OPTIONS = {
         "--text": ["good.json", "absent.txt", "folder"],
         "--window": WHOLE,
         "--clusters": WHOLE,
+        "--causal": None,
+        "--recent": WHOLE,
+        "--band": WHOLE,
         "--out": OUT,
     },
     "reproduce": {
@@ -152,6 +171,8 @@ QUICK = {
     "stream": ["--length", "5"],
     "doctor": ["--devices", "0"],
     "denoise": ["--means", "1;-1", "--lengths", "2"],
+    "stack": ["--samples", "0", "--lengths", "2"],
+    "temperature": ["--from", "2", "--to", "9"],
 }
 """What comes first, so that a command takes no longer than it must; later options replace it."""
 
@@ -160,6 +181,7 @@ GOOD = {
     "gap": ["--dim", "1", "--lengths", "2,10"],
     "length": ["--dim", "1", "--tolerance", "0.5"],
     "stream": ["--example", "gaussian"],
+    "stack": ["--example", "softmax"],
 }
 """What a command can answer."""
 

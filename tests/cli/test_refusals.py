@@ -19,11 +19,17 @@ CASES = [
 ]
 EYE = [[1, 0], [0, 1]]
 HEAD = {"key_query": EYE, "value": EYE}
+LAYERS = {"key_query": [EYE, EYE], "value": [EYE, EYE]}
+ONE_OUTPUT = {"value": [[[1, 0]], [[1, 0]]], "residual": [[[1, 0]], [[1, 0]]]}
 TEXTS = {
     "bad.json": json.dumps({**HEAD, "query": [0, 0], "cov": [[1, 1], [0, 1]]}),
     "head.json": json.dumps(HEAD),
     "problem.json": json.dumps({**HEAD, "query": [1, 2], "cov": EYE}),
     "text.json": json.dumps({**HEAD, "query": "one", "cov": EYE}),
+    "stack.json": json.dumps({**LAYERS, "query": [1, 2], "cov": EYE}),
+    "fewer.json": json.dumps({**LAYERS, "value": [EYE], "query": [1, 2], "cov": EYE}),
+    "unchained.json": json.dumps({**LAYERS, **ONE_OUTPUT, "query": [1, 2], "cov": EYE}),
+    "cube.json": json.dumps({**LAYERS, "query": [1, 2], "prompt": "cube", "half_widths": [1, 1]}),
     "twice.json": '{"query": [1], "query": [2]}',
     "list.json": "[1, 2]",
     "broken.json": "{",
@@ -51,6 +57,7 @@ ARRAYS = {
     "cov": np.eye(2),
     "skew": np.array([[1.0, 1.0], [0.0, 1.0]]),
     "number": np.array(3.0),
+    "nothing": np.zeros((0, 2, 2)),
 }
 
 

@@ -110,6 +110,16 @@ def test_sharp_queries_keep_the_answers_that_can_be_had(x64):
     assert found.bound == math.inf
 
 
+def test_heads_of_different_tilts_have_the_leading_order_over_gaussian_tokens(x64):
+    both = pl.MultiHead([HALF, pl.SoftmaxAttention([[0.3]], [[1.0]])])
+    needed = pl.required_length(both, NORMAL, [[1.0], [2.0]], 0.01)
+    assert needed.exact is None
+    gaps = pl.output_gap(
+        both, NORMAL, [[1.0], [2.0]], [needed.asymptotic - 1, needed.asymptotic], kind="asymptotic"
+    )
+    assert gaps.relative[0] > 0.01 >= gaps.relative[1]
+
+
 BAD = [
     (
         {"tolerance": 0.0},
@@ -138,10 +148,11 @@ BAD = [
     (
         {
             "attention": pl.MultiHead([HALF, pl.SoftmaxAttention([[0.3]], [[1.0]])]),
+            "measure": pl.Rademacher([1.0]),
             "queries": [[1.0], [2.0]],
         },
-        "`attention` must have a gap that is known without simulation, got MultiHead over Gaussian "
-        "tokens at a list of queries: several heads need the joint law of their weights (their "
+        "`attention` must have a gap that is known without simulation, got MultiHead over "
+        "Rademacher tokens at a list of queries: several heads need the joint law of their weights (their "
         "means add up). Simulate gap curves with output_gap(..., kind='estimate').",
     ),
 ]

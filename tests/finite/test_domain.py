@@ -89,7 +89,7 @@ def sentence(name="TwoSidedExponential", tilt="[1.5]", value="nan"):
         lambda: pl.output_gap(HEAD, LAW, [[0.1], BEYOND], [10]),
         lambda: pl.gap_exponent(HEAD, LAW, [[0.1], BEYOND]),
         lambda: pl.required_length(HEAD, LAW, [BEYOND], 0.1),
-        lambda: pl.score_statistics(LAW, jnp.array(BEYOND), [10]),
+        lambda: pl.length_statistics(pl.TokenScores(LAW, jnp.array(BEYOND)), [10]),
     ],
 )
 def test_a_tilt_outside_the_domain_is_refused_wherever_a_law_is_read(ask):

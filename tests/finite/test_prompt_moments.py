@@ -364,7 +364,7 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
             {},
             "`key` must be given for MultiHead over Gaussian tokens, which has no exact answer "
             "here (several heads need the joint law of their weights (their means add up)), got "
-            "None. Pass key=jax.random.key(0) to simulate prompts.",
+            "None. Pass key=jax.random.key(0) to simulate prompts, or kind='asymptotic'.",
         ),
         (
             (SOFTMAX, FOLDED, [1.0], 5),
@@ -373,9 +373,9 @@ NO_COMPLEX = "of Folded tokens its `log_laplace` returns real numbers at complex
             f"query inside, got 'exact': {NO_COMPLEX}.",
         ),
         (
-            (BOTH, NORMAL, [1.0], 5),
+            (BOTH, FOLDED, [1.0], 5),
             {"kind": "asymptotic"},
-            "`kind` must be 'estimate' for MultiHead over Gaussian tokens, got 'asymptotic': "
+            "`kind` must be 'estimate' for MultiHead over Folded tokens, got 'asymptotic': "
             "several heads need the joint law of their weights (their means add up).",
         ),
         (

@@ -547,7 +547,7 @@ def test_the_partition_function_of_a_few_atoms_is_enumerated(length):
         squares += chance * np.sum(softmax(scores) ** 2)
     with jax.enable_x64(True):
         law = pl.Empirical(atoms, weights)
-        found = pl.score_statistics(law, 3.0 * tilt, [1, length, math.inf])
+        found = pl.length_statistics(pl.TokenScores(law, 3.0 * tilt), [1, length, math.inf])
     assert_allclose(found.log_partition[1], logs, rtol=1e-12)
     assert_allclose(found.participation[1], squares, rtol=1e-13)
     assert_allclose(found.log_partition[0], 3.0 * weights @ atoms @ tilt, rtol=1e-13)
@@ -559,7 +559,8 @@ def test_the_partition_function_of_a_few_atoms_is_enumerated(length):
 def test_the_partition_function_of_long_prompts_approaches_the_annealed_one(sharpness):
     # E ln Z = ln L + s^2/2 - (e^{s^2} - 1)/(2L) + O(1/L^2)
     length = 1e18
-    found = pl.score_statistics(pl.Gaussian([0.0], [[1.0]]), [sharpness], length)
+    scores = pl.TokenScores(pl.Gaussian([0.0], [[1.0]]), [sharpness])
+    found = pl.length_statistics(scores, length)
     left = math.log(length) + 0.5 * sharpness**2 - 0.5 * math.expm1(sharpness**2) / length
     assert_allclose(found.log_partition, left, rtol=1e-14)
 

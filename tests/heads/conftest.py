@@ -1,4 +1,4 @@
-"""The real model the tests share, where it is installed."""
+"""The real models the tests share, where they are installed."""
 
 import importlib.util
 from pathlib import Path
@@ -21,3 +21,12 @@ def minilm_folder() -> Path:
 def minilm(minilm_folder: Path) -> pl.heads.Model:
     """MiniLM, loaded once."""
     return pl.heads.load(minilm_folder)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> pl.heads.Model:
+    """SmolLM2 from the GGUF file of a package none of whose code runs, loaded once."""
+    file = pl.heads.example_file()
+    if file is None:
+        pytest.skip(f"SmolLM2 is not installed: {pl.heads.INSTALL_CAUSAL_MODEL}")
+    return pl.heads.load(file)

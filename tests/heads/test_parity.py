@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
+from heads.make_references import HEAD_COLUMNS, TEXT, WORD_COLUMNS
 from heads.small_models import CONFIGS, IDS, write_model
 
 BAR = 1e-4
@@ -43,3 +44,15 @@ def test_minilm_agrees_with_transformers(minilm: pl.heads.Model) -> None:
     spelled = minilm.tokenizer.encode(text.replace("licence", "license")).ids
     assert spelled[0] == 101
     assert spelled[-1] == 102
+
+
+def test_smollm2_agrees_with_transformers(smollm2: pl.heads.Model) -> None:
+    ids = smollm2.tokenizer.encode(TEXT).ids
+    assert ids == REFERENCES["smollm2_ids"].tolist()
+    logits = np.asarray(smollm2.logits(np.array(ids)))
+    assert relative(logits[:, WORD_COLUMNS], REFERENCES["smollm2_logits"]) < BAR
+    outputs = contexts(smollm2, np.array(ids))[:, :, HEAD_COLUMNS]
+    assert relative(outputs, REFERENCES["smollm2_context"]) < BAR
+    assert smollm2.loss(np.array(ids)) == pytest.approx(float(REFERENCES["smollm2_loss"]), rel=BAR)
+    assert smollm2.tokenizer.decode(ids) == TEXT
+    assert smollm2.parity.max() < BAR

@@ -77,6 +77,8 @@ MOMENTS = PromptMoments(
     kind="exact",
     error=np.zeros(3),
     samples=np.zeros(3, int),
+    limit_error=np.zeros(2),
+    bias_error=np.zeros((3, 2)),
 )
 
 

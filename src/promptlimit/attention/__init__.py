@@ -10,3 +10,5 @@ from promptlimit.attention._heads import SoftmaxAttention as SoftmaxAttention
 from promptlimit.attention._kernels import KernelName as KernelName
 from promptlimit.attention._layer import Layer as Layer
 from promptlimit.attention._multi_head import MultiHead as MultiHead
+from promptlimit.attention._stack import Stack as Stack
+from promptlimit.attention._stack import attend_through as attend_through

@@ -34,8 +34,9 @@ class AbstractAttention(eqx.Module):
     The prompt is any measure: finitely many tokens, or the law of one token when the prompt is
     infinite. One query a call; `jax.vmap` makes the batch.
 
-    What more an attention knows of itself it says through `heads_read` and `gradient_reading`,
-    which return None by default: with them, finite prompts are exact rather than simulated.
+    What more an attention knows of itself it says through `heads_read`, `layers_read` and
+    `gradient_reading`, which return None by default: with them, finite prompts are exact rather
+    than simulated.
     """
 
     @property
@@ -76,8 +77,8 @@ class AbstractAttention(eqx.Module):
             OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt;
                 NaN while jax traces.
         """
-        _require_prompt(self, prompt)
-        point = _as_query(self, query)
+        require_prompt(self, prompt)
+        point = as_query(self, query)
         output = _output(self, prompt, point)
         if not prompt.finite_everywhere and has_nan(output):
             with jax.default_matmul_precision("highest"):
@@ -92,7 +93,7 @@ class AbstractAttention(eqx.Module):
 
         Softmax: $M = V\Gamma U$, $b = Vm$ (Lemma 2.1). Linear: $M = V(\Gamma+mm^\top)U$, $b = 0$.
         """
-        _require_prompt(self, prompt)
+        require_prompt(self, prompt)
         if not isinstance(prompt, Gaussian):
             raise ValueError(
                 f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
@@ -140,8 +141,8 @@ class AbstractAttention(eqx.Module):
                 f"own, got '{wrt}'. Ask one of its heads."
             )
         require_choice("wrt", wrt, matrices)
-        _require_prompt(self, prompt)
-        point = _as_query(self, query)
+        require_prompt(self, prompt)
+        point = as_query(self, query)
         jacobian = _jacobian(self, prompt, point, wrt)
         if not prompt.finite_everywhere and has_nan(jacobian):
             self(prompt, point)
@@ -158,6 +159,14 @@ class AbstractAttention(eqx.Module):
     def residual_read(self) -> Float[Array, "output_dim query_dim"] | None:
         """Return $C$, where $Cz$ is added to the heads whatever the prompt; None if nothing is."""
         return None
+
+    def layers_read(self) -> "tuple[AbstractAttention, ...] | None":
+        """Return the layers that tokens and query pass one after another; None for one layer."""
+        return None
+
+    def numbers_held(self, length: int) -> int:  # noqa: ARG002  # for subclasses
+        """Return how many numbers are held at a time to read so many tokens, beside the tokens."""
+        return 0
 
     def single_head(self) -> "AbstractHead | None":
         """Return this attention as one head with merged parameters; None when it is not one."""
@@ -224,7 +233,8 @@ def _jacobian(
 
 
 # Functions, not methods: equinox wraps a method at every access, which small prompts would notice.
-def _require_prompt(attention: AbstractAttention, prompt: object) -> None:
+def require_prompt(attention: AbstractAttention, prompt: object) -> None:
+    """Refuse what is no measure, or one of tokens of another dimension."""
     measure = require_measure("prompt", prompt)
     if measure.dim != attention.token_dim:
         raise ValueError(
@@ -233,7 +243,8 @@ def _require_prompt(attention: AbstractAttention, prompt: object) -> None:
         )
 
 
-def _as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
+def as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
+    """Return a query as an array that fits, or say why it does not."""
     array = float_array("query", query, rank=1)
     reason = "what the attention's parameters take"
     require_shape("query", array, (attention.query_dim,), reason)

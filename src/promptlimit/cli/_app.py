@@ -26,7 +26,9 @@ from promptlimit.cli import (
     _limit,
     _report,
     _reproduce,
+    _stack,
     _stream,
+    _temperature,
     _train,
 )
 from promptlimit.cli._console import (
@@ -221,6 +223,8 @@ _add(_flow.flow, resumes=True)
 _add(_train.train, resumes=True)
 _add(_stream.stream, resumes=True)
 _add(_denoise.denoise)
+_add(_stack.stack)
+_add(_temperature.temperature)
 _add(_heads.heads)
 _add(_doctor.doctor)
 _add(_explore.explore)

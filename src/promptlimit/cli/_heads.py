@@ -1,7 +1,6 @@
 """`promptlimit heads`: which heads of a trained transformer are already linear?"""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,17 +8,25 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from promptlimit.cli._causal_heads import by_distance
 from promptlimit.cli._console import (
     ERR,
     OUT,
     CommandError,
     JsonOption,
     SeedOption,
-    UsageError,
     print_json,
     require_folder,
 )
 from promptlimit.cli._drawing import write_figure
+from promptlimit.cli._head_inputs import (
+    CHARACTERS,
+    model_path,
+    prompts_of,
+    report_of,
+    require_no_text,
+    texts_of,
+)
 from promptlimit.cli._progress import AbstractProgress, progress
 
 if TYPE_CHECKING:
@@ -32,27 +39,20 @@ _FIGURES = ("heads_phase", "heads_map", "heads_error")
 _JUDGED = 4
 """Windows on which replaced heads are judged, left out of the atlas where the text has twice as
 many."""
-_CHARACTERS = 24
-"""Characters read for each token wanted; a longer file is read no further."""
-
 _HEADINGS = (
     "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
     "R² uniform", "Gauss", "(pred.)", "sinks", "mixture", "affine", "length",
 )  # fmt: skip
 
 _REPLACED, _DRAWN = "heads replaced", "figures and page"
-_PHASES = {"reading the text": (0.0, 0.2), "measuring heads": (0.2, 0.8)}
-"""Where each phase of an atlas begins, and what share of it that is."""
-
-Report = Callable[[str, int, int], None]
 
 
 def heads(
     model_dir: Annotated[
         Path | None,
         typer.Argument(
-            help="Folder with config.json, model.safetensors and tokenizer.json; or heads captured "
-            "from a running model (.npz)."
+            help="Folder with config.json, model.safetensors and tokenizer.json; a language model "
+            "(.gguf); or heads captured from a running model (.npz)."
         ),
     ] = None,
     text: Annotated[
@@ -60,21 +60,50 @@ def heads(
         typer.Option("--text", metavar="FILE", help="A text to read; give several, one by one."),
     ] = None,
     example: Annotated[
-        bool, typer.Option("--example", help="A sentence encoder on two texts of this Python.")
+        bool,
+        typer.Option(
+            "--example",
+            help="A sentence encoder, or with --causal a language model, on two texts of this "
+            "Python.",
+        ),
+    ] = False,
+    causal: Annotated[
+        bool,
+        typer.Option(
+            "--causal", help="Measure a causal model by distance, over long prompts, instead."
+        ),
     ] = False,
     window: Annotated[
         int | None,
-        typer.Option("--window", min=8, help="Tokens of a prompt (the model's most, up to 512)."),
+        typer.Option(
+            "--window",
+            min=8,
+            help="Tokens of a prompt (the model's most, up to 512; 4096 with --causal).",
+        ),
     ] = None,
     windows: Annotated[
-        int, typer.Option("--windows", min=1, help="The most prompts to cut from a text.")
-    ] = 24,
+        int | None,
+        typer.Option(
+            "--windows", min=1, help="The most prompts to cut from a text (24; 1 with --causal)."
+        ),
+    ] = None,
     clusters: Annotated[
         int, typer.Option("--clusters", min=1, help="Gaussians in the mixture.")
     ] = 4,
     sinks: Annotated[
-        int, typer.Option("--sinks", min=0, help="Tokens that are atoms beside one Gaussian.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            "--sinks",
+            min=0,
+            help="Tokens that are atoms beside one Gaussian (8; the first 4 with --causal).",
+        ),
+    ] = None,
+    recent: Annotated[
+        int, typer.Option("--recent", min=1, help="With --causal: tokens kept before the query.")
+    ] = 64,
+    band: Annotated[
+        int, typer.Option("--band", min=1, help="With --causal: tokens of a band of distance.")
+    ] = 128,
     replace: Annotated[
         bool,
         typer.Option("--replace/--no-replace", help="Replace heads by their limits and compare."),
@@ -92,22 +121,29 @@ def heads(
     """
     if out is not None:
         require_folder(out)
-    folder = _folder(model_dir, example)
+    folder = model_path(model_dir, example, causal)
+    if causal:
+        by_distance(
+            folder, text or [], example, out, as_json=as_json, window=window, windows=windows or 1,
+            sinks=4 if sinks is None else sinks, recent=recent, band=band,
+        )  # fmt: skip
+        return
+    sinks, windows = 8 if sinks is None else sinks, windows or 24
     measured: dict[str, int] = {"clusters": clusters, "sinks": sinks, "seed": seed}
     with progress("heads") as shown:
         from promptlimit.heads import MissingExtraError
 
         try:
             if folder.suffix == ".npz":
-                _require_no_text(text or [])
+                require_no_text(text or [])
                 atlases, curve = _from_heads(folder, out, shown, measured), None
             else:
                 tokens = (windows + 8) * (window or 512)
-                texts = _texts(text or [], example, _CHARACTERS * tokens)
+                texts = texts_of(text or [], example, CHARACTERS * tokens)
                 shown.at("loading the model")
                 model = _model(folder, example=example, replace=replace)
                 prompts = {
-                    name: _prompts(model, name, text, window) for name, text in texts.items()
+                    name: prompts_of(model, name, text, window) for name, text in texts.items()
                 }
                 atlases, curve = _from_model(
                     model, prompts, out, shown, measured, windows=windows, replace=replace
@@ -184,14 +220,6 @@ def _from_heads(
     return {name: _atlas(heads, name, shown, **measured)}
 
 
-def _require_no_text(texts: list[Path]) -> None:
-    if texts:
-        raise UsageError(
-            f"--text must be left out for captured heads, which hold their prompts, got {texts[0]}",
-            "promptlimit heads HEADS.npz",
-        )
-
-
 def _require_loss(model: "Model", replace: bool) -> None:
     if replace and model.shape.causal and not model.predicts:
         raise CommandError(
@@ -200,69 +228,9 @@ def _require_loss(model: "Model", replace: bool) -> None:
         )
 
 
-def _prompts(model: "Model", name: str, content: str, window: int | None) -> "np.ndarray":
-    """Return a text cut into windows of token ids, or say which text cannot be."""
-    from promptlimit.heads import windows_of
-
-    if model.tokenizer is None:
-        raise CommandError(
-            f"{model.name} must hold tokenizer.json for a text to be read, but it does not",
-            "save the tokenizer beside the model: tokenizer.save_pretrained(MODEL_DIR)",
-        )
-    try:
-        return windows_of(model, content, window=window)
-    except ValueError as refusal:
-        words = str(refusal).replace("`text_or_ids`", f"the text '{name}'")
-        raise CommandError(
-            words.replace("`window`", "--window"), "promptlimit heads --help"
-        ) from None
-
-
 def _read(there: int, most: int, *, judged: bool) -> int:
     """Return how many windows the atlas reads: the last few are left to judge replacements by."""
     return min(most, there - _JUDGED) if judged and there >= 2 * _JUDGED else most
-
-
-def _folder(model_dir: Path | None, example: bool) -> Path:
-    if example == (model_dir is not None):
-        raise UsageError(
-            "MODEL_DIR or --example must be given, and not both", "promptlimit heads --example"
-        )
-    if model_dir is not None:
-        return model_dir
-    from promptlimit.heads import INSTALL_MODEL, example_folder
-
-    folder = example_folder()
-    if folder is None:
-        raise CommandError("the example's model is not installed", INSTALL_MODEL)
-    return folder
-
-
-def _texts(paths: list[Path], example: bool, most: int) -> dict[str, str]:
-    """Return the texts by name, each no longer than can be used."""
-    if example and not paths:
-        from promptlimit.heads import example_texts
-
-        return {name: content[:most] for name, content in example_texts().items()}
-    if not paths:
-        raise UsageError("--text must name a file", "promptlimit heads MODEL_DIR --text FILE")
-    texts: dict[str, str] = {}
-    for path in paths:
-        try:
-            with path.open(encoding="utf-8") as file:
-                content = file.read(most)
-        except (OSError, UnicodeDecodeError) as problem:
-            read = isinstance(problem, UnicodeDecodeError)
-            reason = "it is not UTF-8" if read else problem.strerror
-            raise CommandError(
-                f"--text must be a readable text file, got {path}: {reason}",
-                "convert it to UTF-8" if read else "name a file that can be read",
-            ) from None
-        name = path.stem.strip(".") or "text"
-        if name in texts:
-            raise UsageError(f"--text must have different names, got {name} twice", "rename one")
-        texts[name] = content
-    return texts
 
 
 def _plan(
@@ -297,7 +265,7 @@ def _atlas(
     from promptlimit.results import REGIMES
 
     item = f"text {name}"
-    measured = atlas(model, *ids, progress=_report(item, shown), **options)
+    measured = atlas(model, *ids, progress=report_of(item, shown), **options)
     counts = [f"{(measured.regime == regime).sum()} {regime}" for regime in REGIMES]
     shown.end(item, outcome=", ".join(counts))
     return measured
@@ -309,20 +277,11 @@ def _replaced(
     """Return what replaced heads do, and tell where the first curve ends."""
     from promptlimit.heads import replacement_curve
 
-    report = _report(_REPLACED, shown)
+    report = report_of(_REPLACED, shown)
     curve = replacement_curve(model, ids, atlas, windows=_JUDGED, seed=seed, progress=report)
     end = next(iter(curve.curves.values()))[-1].mean()
     shown.end(_REPLACED, outcome=f"{curve.measure} {end:.4f} with all")
     return curve
-
-
-def _report(item: str, shown: AbstractProgress) -> Report:
-    def report(what: str, done: int, total: int) -> None:
-        begins, share = _PHASES.get(what, (0.0, 1.0))
-        words = f"{item}: {what}, {done} of {total}"
-        shown.at(words, {item: begins + share * done / total})
-
-    return report
 
 
 def _write(

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -31,6 +31,9 @@ FACTORS = ("key_weight", "query_weight", "value_weight", "output", "scale")
 QUERIES = {"query", "queries", "query_mean", "query_cov"}
 ARRAY_NAMES = frozenset({"prompt", *MERGED, *FACTORS, *OF_PROMPTS, *QUERIES})
 """What arrays of a problem may be called."""
+
+STACK_NAMES = frozenset({"prompt", "kernel", "residual", "query", *MERGED, *OF_PROMPTS})
+"""What arrays of a stack may be called."""
 
 _MATRICES = 8
 """How many matrices of its dimension a problem holds at least, beside what it computes."""
@@ -150,7 +153,10 @@ def problem_of(
 
 
 def read_files(
-    files: Sequence[str], prompt: str | None, command: str
+    files: Sequence[str],
+    prompt: str | None,
+    command: str,
+    names: Collection[str] = ARRAY_NAMES,
 ) -> "dict[str, np.ndarray | str]":
     """Return the named arrays of all files, later ones replacing earlier ones."""
     from promptlimit.results import InputFileError, read_arrays
@@ -158,7 +164,7 @@ def read_files(
     arrays: dict[str, np.ndarray | str] = {}
     try:
         for source in files:
-            arrays.update(read_arrays(source, ARRAY_NAMES))
+            arrays.update(read_arrays(source, names))
     except InputFileError as refusal:
         hint = f"promptlimit {command} --help names what is read"
         raise CommandError(str(refusal), hint) from None

@@ -1,14 +1,22 @@
 """Problems that named arrays, examples or two numbers describe, built with jax."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from promptlimit._inputs import require_choice
-from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
-from promptlimit.cli._inputs import ARRAY_NAMES, FACTORS, MERGED, OF_PROMPTS, PROMPTS, QUERIES
+from promptlimit.attention import Factored, Layer, LinearAttention, SoftmaxAttention, Stack
+from promptlimit.cli._inputs import (
+    ARRAY_NAMES,
+    FACTORS,
+    MERGED,
+    OF_PROMPTS,
+    PROMPTS,
+    QUERIES,
+    STACK_NAMES,
+)
 from promptlimit.measures import (
     AbstractMeasure,
     Empirical,
@@ -219,3 +227,91 @@ def _queries(arrays: Arrays, dim: int) -> Queries:
             raise ValueError(words.replace("`mean`", "`query_mean`")) from None
     array = _needed(arrays, ways[0], "the problem")
     return array[None] if ways == ["query"] else array
+
+
+@dataclass(frozen=True)
+class AskedStack:
+    """What a stack is asked.
+
+    Attributes:
+        stack: the layers.
+        law: of their tokens.
+        query: one.
+    """
+
+    stack: Stack
+    law: AbstractMeasure
+    query: np.ndarray
+
+
+_KERNELS = {"softmax": SoftmaxAttention, "linear": LinearAttention}
+_SCORES = np.array([[[0.2, 0.1], [-0.1, 0.1]], [[-0.1, 0.1], [0.0, 0.1]]])
+_VALUES = np.array([[[0.4, 0.0], [0.1, 0.3]], [[0.2, -0.2], [0.1, 0.2]]])
+"""Of the examples: two heads, the same in every layer."""
+
+
+def stack_example(name: str) -> AskedStack:
+    """Return a built-in stack of three layers with two heads each."""
+    law = {"linear": "gaussian", "mixture": "mixture"}.get(name, "shifted")
+    sharper = 5.0 if name == "sharp" else 1.0
+    kernel = "linear" if name == "linear" else "softmax"
+    with jax.enable_x64(True):
+        stack = _stack_of(kernel, [sharper * _SCORES] * 3, [_VALUES] * 3, None)
+        return AskedStack(stack, _EXAMPLES[law](), np.array([1.0, -0.5]))
+
+
+def stack_from_arrays(arrays: Arrays) -> AskedStack:
+    """Return the stack that named arrays describe.
+
+    Args:
+        arrays: `key_query` and `value`, [layers, d, d] or [layers, heads, d, d]; optionally
+            `residual`, [layers, d, d], and `kernel`, "softmax" or "linear"; the prompt as for
+            `from_arrays`; and `query`.
+    """
+    for name in arrays:
+        require_choice("array", name, sorted(STACK_NAMES))
+    kernel = str(arrays.get("kernel", "softmax"))
+    require_choice("kernel", kernel, _KERNELS)
+    scores, values = (_of_heads(arrays, name) for name in MERGED)
+    if scores.shape[:2] != values.shape[:2]:
+        raise ValueError(
+            f"`value` must have as many layers and heads as `key_query`, {scores.shape[:2]}, got "
+            f"{values.shape[:2]}."
+        )
+    residual = _needed(arrays, "residual", "the stack") if "residual" in arrays else None
+    if residual is not None and (residual.ndim != 3 or len(residual) != len(scores)):
+        raise ValueError(
+            f"`residual` must have shape [layers, d, d] with {len(scores)} layers, got "
+            f"{residual.shape}."
+        )
+    shaped = {name: _shaped(name, value) for name, value in arrays.items()}
+    with jax.enable_x64(True):
+        stack = _stack_of(kernel, scores, values, residual)
+        law = _law(shaped, stack.token_dim)
+        return AskedStack(stack, law, _needed(shaped, "query", "the problem"))
+
+
+def _of_heads(arrays: Arrays, name: str) -> np.ndarray:
+    """Return matrices as [layers, heads, rows, columns]."""
+    matrices = _needed(arrays, name, "the stack")
+    if matrices.ndim not in (3, 4):
+        raise ValueError(
+            f"`{name}` must have shape [layers, d, d] or [layers, heads, d, d], got "
+            f"{matrices.shape}."
+        )
+    return matrices if matrices.ndim == 4 else matrices[:, None]
+
+
+def _stack_of(
+    kernel: str,
+    scores: Sequence[np.ndarray] | np.ndarray,
+    values: Sequence[np.ndarray] | np.ndarray,
+    residual: np.ndarray | None,
+) -> Stack:
+    residuals = [None] * len(scores) if residual is None else list(residual)
+    head = _KERNELS[kernel]
+    layers = []
+    for of_layer, values_of_layer, matrix in zip(scores, values, residuals, strict=True):
+        heads = [head(u, v) for u, v in zip(of_layer, values_of_layer, strict=True)]
+        layers.append(Layer(heads, matrix))
+    return Stack(layers)

@@ -27,6 +27,7 @@ from promptlimit.finite import (
     chunk_of_prompts,
     first_obstacle,
     known,
+    numbers_of_prompt,
     tokens_that_fit,
     warn_when_unreliable,
 )
@@ -260,10 +261,11 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.measure.dim
     counts = tuple(tokens_that_fit(float(length), dim) for length in problem.lengths)
-    chunk = chunk_of_prompts(sum(counts) * dim * _COPIES, min(samples, _LARGEST_CHUNK))
+    entries = sum(numbers_of_prompt(problem, count, _COPIES) for count in counts)
+    chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
         simulation = PromptSimulation.of(problem, known(effort.key))
-        chunks = in_chunks(_squares, (simulation, counts), chunk)
+        chunks = in_chunks(_squares, (simulation, problem.prompt, counts), chunk)
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
     _require_limits(problem, squares[:, -1])
@@ -287,13 +289,15 @@ def _require_limits(problem: Problem, squares: Array) -> None:
         )
 
 
-def _squares(shared: tuple[PromptSimulation, tuple[int, ...]], indices: JaxArray) -> JaxArray:
+def _squares(
+    shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]], indices: JaxArray
+) -> JaxArray:
     """Return the squared distances at all lengths, then the square of the limit."""
-    simulation, counts = shared
+    simulation, law, counts = shared
 
     def one(index: JaxArray) -> JaxArray:
         query, tokens = simulation.draw(max(counts), index)
-        limit = simulation.read(simulation.measure, query)
+        limit = simulation.read(law, query)
         squares = [
             jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
             for count in counts

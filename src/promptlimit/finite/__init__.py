@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._simulation import PromptSimulation as PromptSimulation
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._simulation import chunk_of_prompts as chunk_of_prompts
+    from promptlimit.finite._simulation import numbers_of_prompt as numbers_of_prompt
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
     from promptlimit.finite._softmax_moments import softmax_moments as softmax_moments
@@ -44,6 +45,7 @@ _HOME = {
     "first_obstacle": "_problem",
     "gradient_moments": "_gradient_moments",
     "known": "_problem",
+    "numbers_of_prompt": "_simulation",
     "output_law": "_output_law",
     "prompt_moments": "_prompt_moments",
     "softmax_moments": "_softmax_moments",

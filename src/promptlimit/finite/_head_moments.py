@@ -37,6 +37,8 @@ class MomentRows:
         participation: $E\sum_lp_l^2$, [n].
         error: of `mse`, in its units, [n].
         samples: how many prompts were simulated, [n]; None when none was.
+        limit_error: of `limit`, [e]; None when it is a closed form.
+        bias_error: one standard error of `bias`, [n, e]; None when no prompt was simulated.
     """
 
     limit: Array
@@ -46,6 +48,8 @@ class MomentRows:
     participation: Array
     error: Array
     samples: np.ndarray | None = None
+    limit_error: Array | None = None
+    bias_error: Array | None = None
 
     @property
     def value(self) -> Array:

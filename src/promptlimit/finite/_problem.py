@@ -17,6 +17,8 @@ from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._queries import Queries, checked_queries
 from promptlimit.measures import (
     AbstractMeasure,
+    Empirical,
+    Gaussian,
     GaussianParts,
     require_in_domain,
     require_measure,
@@ -32,6 +34,7 @@ from promptlimit.weights import AbstractScoreLaw, score_law
 Known = TypeVar("Known")
 
 _SEVERAL = "several heads need the joint law of their weights (their means add up)"
+_STACKED = "its upper layers read what the lower ones make of the prompt"
 _SILENT = "it does not say which heads it is (write `heads_read`)"
 _SILENT_GRADIENT = "it does not say what its gradients read (write `gradient_reading`)"
 
@@ -100,6 +103,7 @@ class Problem:
         wrt: the parameter whose gradient is compared; None for outputs.
         including_query: whether the query is itself a token of the prompt.
         sub_gaussian: the constant of the tokens' tails, where the user gave one.
+        causal: whether the tokens of a stack see only those before them.
     """
 
     attention: AbstractAttention
@@ -109,6 +113,7 @@ class Problem:
     wrt: str | None = None
     including_query: bool = False
     sub_gaussian: float | None = None
+    causal: bool = False
     _known: dict[object, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     """What was asked before, of this problem and of the same at other queries and lengths."""
 
@@ -118,8 +123,9 @@ class Problem:
         attention, measure = type(self.attention).__name__, type(self.measure).__name__
         where = "" if self.queries.is_one else f" at {self.queries.name}"
         inside = ", query inside" if self.including_query else ""
+        mask = ", causal mask" if self.causal else ""
         what = "" if self.wrt is None else f" (gradient in {self.wrt})"
-        return f"{attention} over {measure} tokens{where}{inside}{what}"
+        return f"{attention} over {measure} tokens{where}{inside}{mask}{what}"
 
     @property
     def query(self) -> Array:
@@ -150,6 +156,12 @@ class Problem:
             heads = self.attention.heads_read()
         readings = (Reading(h.kernel, doubles(h.key_query), doubles(h.value)) for h in heads or ())
         return tuple(readings) or None
+
+    @property
+    def layers(self) -> tuple[AbstractAttention, ...] | None:
+        """The layers of a stack of several, if the attention says that it is one."""
+        layers = self.attention.layers_read()
+        return None if layers is None or len(layers) == 1 else layers
 
     @property
     def passed_by(self) -> Array:
@@ -226,6 +238,8 @@ class Problem:
     @property
     def no_head(self) -> str:
         """Why what is compared is not of one head, where it is not."""
+        if self.layers is not None:
+            return _STACKED
         if self.heads is None:
             return _SILENT
         return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _SILENT_GRADIENT
@@ -238,8 +252,19 @@ class Problem:
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
         """Return the same at any query; call inside `enable_x64`."""
         if self.wrt is None:
-            return self.attention(self.measure, query)
-        return self.attention.jacobian(self.measure, query, wrt=self.wrt)
+            return self.attention(self.prompt, query)
+        return self.attention.jacobian(self.prompt, query, wrt=self.wrt)
+
+    @property
+    def prompt(self) -> AbstractMeasure:
+        """The law as a prompt: for a stack one Gaussian or atoms, where it is that in disguise."""
+        if self.layers is None or self.parts is None:
+            return self.measure
+        if self.parts.is_gaussian:
+            return Gaussian(self.parts.means[0], self.parts.all_covs()[0])
+        if self.parts.covs is None:
+            return Empirical(self.parts.means, self.parts.weights)
+        return self.measure
 
     def law_along(self, tilt: Array) -> AbstractScoreLaw:
         """Return the law of a token along a tilt, or raise `NotAnalyticError`."""
@@ -292,6 +317,7 @@ def checked_problem(
     wrt: str | None = None,
     including_query: bool = False,
     sub_gaussian: float | None = None,
+    causal: bool = False,
 ) -> Problem:
     """Return the problem at one query or at several, or say what does not fit."""
     _require_fitting(attention, measure)
@@ -309,6 +335,7 @@ def checked_problem(
             f"`including_query` must be False when queries (dimension {attention.query_dim}) are "
             f"not tokens (dimension {attention.token_dim}), got True."
         )
+    _require_mask(attention, causal, including_query)
     if wrt is not None:
         require_choice("wrt", wrt, attention.matrices())
     constant = None if sub_gaussian is None else float(sub_gaussian)
@@ -321,7 +348,23 @@ def checked_problem(
             require_shape("query", point, (attention.query_dim,), reason)
             where = Queries.one(doubles(point))
         both = in_double(attention), in_double(measure)
-    return Problem(*both, where, lengths, wrt, including_query, constant)
+    return Problem(*both, where, lengths, wrt, including_query, constant, causal)
+
+
+def _require_mask(attention: AbstractAttention, causal: bool, including_query: bool) -> None:
+    """Refuse a mask that is no truth value, over one layer, or with the query among the tokens."""
+    if not isinstance(causal, bool | np.bool_):
+        raise ValueError(f"`causal` must be True or False, got {causal!r}.")
+    if causal and attention.layers_read() is None:
+        raise ValueError(
+            f"`causal` must be False for {type(attention).__name__}, which is one layer: its query "
+            "sees all tokens, got True. Pass a promptlimit.Stack."
+        )
+    if causal and including_query:
+        raise ValueError(
+            "`including_query` must be False under a causal mask, got True. The query stands at "
+            "the end and sees every token; let it be one of them without the mask."
+        )
 
 
 def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:

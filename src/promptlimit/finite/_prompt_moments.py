@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths
 from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.depth import MOST_NODES
 from promptlimit.finite._head_moments import (
     MomentRows,
     WhitenedTokens,
@@ -19,8 +20,22 @@ from promptlimit.finite._head_moments import (
 )
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle, known
 from promptlimit.finite._rules import Effort, Quantity, Rule
-from promptlimit.finite._simulation import output_errors, simulated_lengths, standard_error
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
+from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
+from promptlimit.finite._stack_moments import (
+    atoms_limit,
+    controlled_moments,
+    controlled_obstacle,
+    drawn_linear_stack,
+    exact_linear_stack,
+    linear_stack_obstacle,
+    many_nodes,
+    particle_moments,
+    simulated_moments,
+    without_atoms,
+    without_closed_limit,
+    without_particles,
+)
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import PromptMoments
 from promptlimit.weights import MAX_SHARPNESS
@@ -33,6 +48,7 @@ def prompt_moments(
     lengths: ArrayLike,
     *,
     including_query: bool = False,
+    causal: bool = False,
     kind: str = "auto",
     key: PRNGKeyArray | None = None,
     rtol: float | None = None,
@@ -54,6 +70,7 @@ def prompt_moments(
         query: $z$, shape `[query_dim]`.
         lengths: $L$, one or an array: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
+        causal: whether the tokens of a stack see only those before them, and themselves.
         kind: "auto", "exact", "asymptotic" or "estimate".
         key: randomness, for `estimate`.
         rtol: relative standard error of the mean squared error at which an estimate stops; 0.01
@@ -68,7 +85,12 @@ def prompt_moments(
     """
     shaped = checked_lengths(lengths, name="lengths")
     problem = checked_problem(
-        attention, measure, shaped.ravel(), query=query, including_query=including_query
+        attention,
+        measure,
+        shaped.ravel(),
+        query=query,
+        including_query=including_query,
+        causal=causal,
     )
     effort = Effort(key, samples, rtol)
     rule = PROMPT_MOMENTS.choose(problem, kind, effort)
@@ -87,13 +109,27 @@ def prompt_moments(
         kind=rule.kind,
         error=rows.error.reshape(shape),
         samples=np.zeros(shape, dtype=np.int64) if counts is None else counts.reshape(shape),
+        limit_error=_or_zeros(rows.limit_error, rows.limit.shape),
+        bias_error=_or_zeros(rows.bias_error, (*shape, rows.limit.size)),
     )
+
+
+def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:
+    return np.zeros(shape) if array is None else array.reshape(shape)
 
 
 def finite_length(problem: Problem) -> str | None:
     """Return why a problem is no limit."""
     infinite = problem.lengths.size and np.isinf(problem.lengths).all()
     return None if infinite else "a length is finite"
+
+
+def _no_closed_limit(problem: Problem) -> str | None:
+    return finite_length(problem) or without_closed_limit(problem)
+
+
+def _no_atoms(problem: Problem) -> str | None:
+    return finite_length(problem) or without_atoms(problem)
 
 
 def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
@@ -139,6 +175,10 @@ def _softmax_beside_mean(problem: Problem) -> str | None:
     return _softmax_over_law(problem) if heads is None else problem.law_obstacle(heads[0].tilt)
 
 
+def _not_by_nodes(problem: Problem) -> str | None:
+    return _softmax_beside_mean(problem) if problem.layers is None else many_nodes(problem)
+
+
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
     first, second = known(_head_beside_mean(problem))
     law, values = problem.law_along(first.tilt), (first.value, second.value)
@@ -151,6 +191,10 @@ def _leading_obstacle(problem: Problem) -> str | None:
     if head is None:
         return problem.no_head
     return problem.leading_obstacle(head.tilt) if head.kernel == "softmax" else None
+
+
+def _expansion_obstacle(problem: Problem) -> str | None:
+    return expansion_obstacle(problem) if problem.head is None else _leading_obstacle(problem)
 
 
 def _limit(problem: Problem, _effort: Effort) -> MomentRows:
@@ -185,20 +229,7 @@ def _leading_order(problem: Problem, effort: Effort) -> MomentRows:
 
 
 def _estimate(problem: Problem, effort: Effort) -> MomentRows:
-    """Return the moments of simulated prompts, length by length."""
-    limit, head = problem.limit(), problem.head
-    tilt = head.tilt if head is not None and head.kernel == "softmax" else None
-    rows = MomentRows.at_infinity(limit, problem.lengths.size)
-    samples = np.zeros(problem.lengths.size, dtype=np.int64)
-    simulated = simulated_lengths(problem, effort, output_errors, limit, tilt)
-    for place, (squares, deviation, parts) in simulated:
-        bias, samples[place] = deviation.mean(axis=0), squares.size
-        cov = (deviation - bias).T @ (deviation - bias) / (squares.size - 1)
-        error = standard_error(squares)
-        rows.put(place, bias, cov, squares.mean(), parts.mean(), error)
-    if head is not None and head.kernel == "linear":
-        rows.participation[:] = 1.0 / (problem.lengths + float(problem.including_query))
-    return dataclasses.replace(rows, samples=samples)
+    return simulated_moments(problem, effort, problem.limit())
 
 
 def _of_heads(
@@ -221,7 +252,20 @@ def _of_heads(
 PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
     "prompt_moments",
     [
-        Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
+        Rule(
+            "limit",
+            "anything but a stack over tokens neither Gaussian nor listed, all lengths infinite",
+            "$T[\\mu](z)$",
+            _no_closed_limit,
+            _limit,
+        ),
+        Rule(
+            "limit",
+            "a stack over a mixture of Gaussians in one or two dimensions, all lengths infinite",
+            "atoms of a quadrature, doubled until the limit stays",
+            _no_atoms,
+            atoms_limit,
+        ),
         Rule(
             "exact",
             "one linear head, any tokens",
@@ -251,11 +295,46 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             _of_heads(_exact_beside_mean),
         ),
         Rule(
+            "exact",
+            f"linear layers, Gaussian tokens, query outside, up to {MOST_NODES} nodes",
+            "Gauss rules for the entries of a Wishart matrix, exact for polynomials",
+            _not_by_nodes,
+            exact_linear_stack,
+        ),
+        Rule(
             "asymptotic",
             "one head, any tokens",
             "leading order in 1/L",
             _leading_obstacle,
             _of_heads(_leading_order),
+        ),
+        Rule(
+            "asymptotic",
+            "softmax layers of any heads, Gaussian tokens, query outside, no lower layer sharp",
+            "leading order in 1/L, by a sum over paths of layers",
+            _expansion_obstacle,
+            expansion_rows,
+        ),
+        Rule(
+            "estimate",
+            "linear layers, Gaussian tokens, query outside",
+            "Wishart matrices drawn, at no cost in L",
+            linear_stack_obstacle,
+            drawn_linear_stack,
+        ),
+        Rule(
+            "estimate",
+            "softmax layers that can be expanded as above, few heads and layers",
+            "prompts simulated, less what their tokens do to first order",
+            controlled_obstacle,
+            controlled_moments,
+        ),
+        Rule(
+            "estimate",
+            "a stack over tokens neither Gaussian nor listed",
+            "prompts simulated about a limit over atoms or particles",
+            without_particles,
+            particle_moments,
         ),
         Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
     ],

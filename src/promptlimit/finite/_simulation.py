@@ -14,7 +14,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.finite._problem import Problem, known
 from promptlimit.finite._rules import Effort
 from promptlimit.measures import AbstractMeasure, Empirical
@@ -49,13 +49,14 @@ class PromptSimulation(eqx.Module):
     queries: AbstractMeasure
     including_query: bool = eqx.field(static=True)
     wrt: str | None = eqx.field(static=True)
+    causal: bool = eqx.field(static=True)
     key: PRNGKeyArray
 
     @classmethod
     def of(cls, problem: Problem, key: PRNGKeyArray) -> "PromptSimulation":
         """Return the simulation of a problem; call inside `enable_x64`."""
         modules = problem.attention, problem.measure, problem.queries.as_measure()
-        return cls(*modules, problem.including_query, problem.wrt, key)
+        return cls(*modules, problem.including_query, problem.wrt, problem.causal, key)
 
     def draw(self, count: int, index: JaxArray) -> tuple[JaxArray, JaxArray]:
         """Return query and tokens of the prompt of this index."""
@@ -72,6 +73,9 @@ class PromptSimulation(eqx.Module):
     def read_tokens(self, tokens: JaxArray, query: JaxArray) -> JaxArray:
         """Return the same of finitely many tokens, the query among them if it should be."""
         prompt = Empirical(tokens)
+        if self.causal:
+            layers = known(self.attention.layers_read())
+            return attend_through(layers, prompt, query, causal=True)
         return self.read(prompt.including(query) if self.including_query else prompt, query)
 
 
@@ -100,12 +104,36 @@ def simulated_lengths(
 def _simulated(
     problem: Problem, length: float, effort: Effort, program: Program, constants: tuple[Any, ...]
 ) -> tuple[Array, ...]:
-    dim, most = problem.measure.dim, effort.most_samples
-    count = tokens_that_fit(length, dim)
-    look = min(_FIRST_LOOK, most)
-    chunk = chunk_of_prompts(count * dim * _COPIES, look)
+    chunks, chunk = prompt_chunks(problem, length, effort, program, *constants)
+    return rows_until_known(chunks, chunk, effort)
+
+
+def prompt_chunks(
+    problem: Problem, length: float, effort: Effort, program: Program, *constants: Any
+) -> tuple[Iterator[Any], int]:
+    """Return what a program makes of prompts of a length, so many at a time, and how many.
+
+    The program is that of `simulated_lengths`; call inside `enable_x64`.
+    """
+    count = tokens_that_fit(length, problem.measure.dim)
+    entries = numbers_of_prompt(problem, count, _COPIES)
     simulation = PromptSimulation.of(problem, known(effort.key))
-    chunks = in_chunks(program, (simulation, count, *constants), chunk)
+    chunk = chunk_of_prompts(entries, min(_FIRST_LOOK, effort.most_samples))
+    return in_chunks(program, (simulation, count, *constants), chunk), chunk
+
+
+def rows_until_known(
+    chunks: Iterator[tuple[Array, ...]], chunk: int, effort: Effort
+) -> tuple[Array, ...]:
+    """Return so many rows that the mean of the first array is known as well as it should be.
+
+    Args:
+        chunks: arrays, one row a prompt, of which the first are squared errors.
+        chunk: how many rows each has.
+        effort: how many rows, or when to stop.
+    """
+    most = effort.most_samples
+    look = min(_FIRST_LOOK, most)
     pieces: list[tuple[Array, ...]] = []
     while True:
         pieces += islice(chunks, -(-look // chunk) - len(pieces))
@@ -124,6 +152,11 @@ def tokens_that_fit(length: float, dim: int) -> int:
             f"got {length:g}. Ask for a kind that does not simulate."
         )
     return int(length)
+
+
+def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
+    """Return how many numbers the simulation of one prompt of so many tokens holds."""
+    return count * problem.measure.dim * copies + problem.attention.numbers_held(count)
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:
@@ -191,6 +224,19 @@ def output_errors(
             own = [query[None]] if simulation.including_query else []
             weights = jax.nn.softmax(jnp.concatenate([tokens, *own]) @ tilt)
         return jnp.sum(deviation**2), deviation, jnp.sum(weights**2)
+
+    return jax.vmap(one)(indices)
+
+
+def outputs_and_tokens(
+    shared: tuple[PromptSimulation, int, JaxArray], indices: JaxArray
+) -> tuple[JaxArray, JaxArray]:
+    """Return deviations from the limit, the one constant, and the tokens that made them."""
+    simulation, count, limit = shared
+
+    def one(index: JaxArray) -> tuple[JaxArray, JaxArray]:
+        query, tokens = simulation.draw(count, index)
+        return simulation.read_tokens(tokens, query) - limit, tokens
 
     return jax.vmap(one)(indices)
 

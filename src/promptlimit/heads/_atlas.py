@@ -19,10 +19,9 @@ from promptlimit.heads._prompts import (
     CapturedHeads,
     HeadLists,
     HeadPrompts,
-    prompts_of_heads,
-    prompts_of_model,
+    prompts_of,
 )
-from promptlimit.heads._windows import TextOrIds, windows_of
+from promptlimit.heads._windows import TextOrIds
 from promptlimit.results import HeadAtlas
 
 Result = TypeVar("Result")
@@ -68,9 +67,7 @@ def atlas(
         seed: of the clusters' starts.
         progress: called as the work goes on.
     """
-    if isinstance(windows, bool) or (windows is not None and windows < 1):
-        raise ValueError(f"`windows` must be at least 1, got {windows}.")
-    prompts = _prompts(model, text_or_ids, window, windows)
+    prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
     for name, value, least in (("clusters", clusters, 1), ("sinks", sinks, 0)):
         if isinstance(value, bool) or not least <= value <= quarter:
@@ -95,33 +92,6 @@ def atlas(
 
     every = _in_threads(window_sums, prompts.count, "measuring heads", report)
     return _assembled(prompts, _stacked(list(every)), moments, settings)
-
-
-def _prompts(
-    model: Model | CapturedHeads | HeadLists,
-    text_or_ids: TextOrIds | None,
-    window: int | None,
-    windows: int | None,
-) -> HeadPrompts:
-    if isinstance(model, Model):
-        if text_or_ids is None:
-            raise ValueError("`text_or_ids` must be given for a model to read, got None.")
-        return prompts_of_model(
-            model, windows_of(model, text_or_ids, window=window, at_most=windows)
-        )
-    prompts = prompts_of_heads(model)
-    for name, value in (("text_or_ids", text_or_ids), ("window", window), ("windows", windows)):
-        if value is not None:
-            raise ValueError(
-                f"`{name}` must be left out for heads, which hold their prompts, "
-                f"got {type(value).__name__}."
-            )
-    if prompts.length < 8:
-        raise ValueError(
-            f"`model` must be heads over at least 8 tokens, got {prompts.length}. "
-            "Give a longer prompt."
-        )
-    return prompts
 
 
 def _stacked(parts: list[Sums]) -> Sums:
@@ -200,9 +170,9 @@ def _assembled(
         effective_tokens_predicted=1.0 / means.participation_predicted,
         skewness=means.skewness,
         kurtosis=means.kurtosis,
-        r2={name: 1.0 - _ratio(error.sum(axis=0), total) for name, error in errors.items()},
-        r2_error=_jackknife(np.asarray(sums.errors.gaussian), sums.total),
-        error_predicted=_ratio(sums.predicted_error.sum(axis=0), total),
+        r2={name: 1.0 - share_of(error.sum(axis=0), total) for name, error in errors.items()},
+        r2_error=share_error(np.asarray(sums.errors.gaussian), sums.total),
+        error_predicted=share_of(sums.predicted_error.sum(axis=0), total),
         length_needed=_length_needed(sums.grid_error.sum(axis=0), sums.grid_total.sum(axis=0)),
         exponent=_exponents(prompts.scales, moments),
         matrix=np.stack([matrix for matrix, _ in maps]),
@@ -210,17 +180,17 @@ def _assembled(
     )
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Return the share of a variation; NaN for a head that answers every query alike."""
     return part / np.where(whole > 0, whole, np.nan)
 
 
-def _jackknife(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
+def share_error(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     """Return the standard error of a ratio of sums over windows; infinite for a single window."""
     count = len(errors)
     if count == 1:
         return np.full(errors.shape[1:], np.inf)
-    without = _ratio(errors.sum(axis=0) - errors, totals.sum(axis=0) - totals)
+    without = share_of(errors.sum(axis=0) - errors, totals.sum(axis=0) - totals)
     return np.sqrt((count - 1) * without.var(axis=0))
 
 
@@ -230,7 +200,7 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     Logarithms are interpolated between the lengths of the grid; infinite beyond its end,
     NaN for a limit that does not vary.
     """
-    share = _ratio(errors, totals[..., None])
+    share = share_of(errors, totals[..., None])
     lengths = np.full(totals.shape, np.inf)
     grid = np.log(GRID)
     for place in np.ndindex(totals.shape):

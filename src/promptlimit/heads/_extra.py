@@ -1,4 +1,4 @@
-"""The two packages of the extra `heads`, imported when a model is opened and not before."""
+"""The packages of the extra `heads`, imported when a model is opened and not before."""
 
 import importlib
 from types import ModuleType
@@ -11,7 +11,7 @@ class MissingExtraError(ImportError):
 
 
 def extra(package: str) -> ModuleType:
-    """Return safetensors or tokenizers, or say which command installs it."""
+    """Return safetensors, tokenizers or gguf, or say which command installs it."""
     try:
         return importlib.import_module(package)
     except ImportError:

@@ -1,8 +1,8 @@
-"""A model's folder on disk: configuration and weights, read without trusting either."""
+"""A model's folder on disk: configuration, weights and tokenizer, read without trusting them."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ _CONVERT = (
 )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of the folder's config.json."""
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         there = folder.is_dir()
     except OSError:  # a name too long, a folder that may not be entered
@@ -57,27 +56,33 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-class WeightFiles:
-    """The named tensors of a folder, one file or several shards, looked up without reading them."""
+class ModelFolder:
+    """Configuration, tensors and tokenizer of a folder of Hugging Face layout.
+
+    Tensors lie in one file or several shards, and are looked up without reading them.
+
+    Attributes:
+        place: the path of the folder.
+        name: of the model.
+        described_by: what the shapes of tensors must agree with.
+        config: the content of config.json.
+    """
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.place, self.name, self.described_by = folder, folder.name, "config.json"
+        self.config = _read_config(folder)
         self._opened: dict[str, Any] = {}
         self._home = _tensor_homes(folder, self._open)
 
     def __contains__(self, name: str) -> bool:
         return name in self._home
 
-    def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
-        return self._home.keys()
-
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Return one tensor in single precision, after its shape and type have been checked."""
         name = self._spelled(name)
         if name not in self._home:
             raise InputFileError(
-                f"{self.folder} must hold the tensor '{name}', but it does not. "
+                f"{self.place} must hold the tensor '{name}', but it does not. "
                 "The weights do not belong to this config.json."
             )
         source = self._open(self._home[name])
@@ -100,6 +105,22 @@ class WeightFiles:
             )
         return array
 
+    def tokenizer(self) -> Any:
+        """Return the tokenizer of tokenizer.json, or None where there is none."""
+        path = self.place / "tokenizer.json"
+        if not path.is_file():
+            return None
+        tokenizers = extra("tokenizers")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as problem:  # the package raises Exception itself
+            raise InputFileError(
+                f"{path} must be a tokenizer, but {problem}. Save it again."
+            ) from None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
     def _spelled(self, name: str) -> str:
         """Return the name, or the one that old models have for it: gamma and beta in norms."""
         start, dot, end = name.rpartition("LayerNorm.")
@@ -108,7 +129,7 @@ class WeightFiles:
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
-            self._opened[file] = _open_safetensors(self.folder / file)
+            self._opened[file] = _open_safetensors(self.place / file)
         return self._opened[file]
 
 

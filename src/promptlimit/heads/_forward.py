@@ -121,6 +121,13 @@ def closed(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> A
 
 @functools.partial(jax.jit, static_argnames="shape")
 @full_precision
+def next_token_logits(weights: Weights, hidden: Array, *, shape: AbstractArchitecture) -> Array:
+    """Return the scores of the token after each, [n, vocabulary]."""
+    return shape.logits(weights, shape.close(weights, hidden))
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+@full_precision
 def next_token_loss(
     weights: Weights, hidden: Array, ids: Int[Array, " n"], *, shape: AbstractArchitecture
 ) -> Array:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from promptlimit.heads._clusters import members, sink_members
 from promptlimit.heads._forward import LayerHeads
-from promptlimit.heads._prediction import Prediction
+from promptlimit.heads._prediction import Prediction, Statistics
 from promptlimit.heads._weighing import (
     gaussian_weights,
     in_blocks,
@@ -284,7 +284,7 @@ def _summary(
     return _DeviceSums(
         scores=scores,
         errors=ByLimit(*(_square(rows.softmax - answer) for answer in answers)),
-        predicted_error=_gaussian_error(rows, *statistics).sum(),
+        predicted_error=_gaussian_error(rows, statistics).sum(),
         total=_square(y),
         grid_total=_square(_centred(few.gaussian)),
         few=_FewQueries(few.sharpness, _along(few), few.spread),
@@ -293,10 +293,10 @@ def _summary(
     )
 
 
-def _gaussian_error(rows: _Rows, participation: Array, score_error: Array) -> Array:
+def _gaussian_error(rows: _Rows, statistics: Statistics) -> Array:
     r"""Return $E|T_L-T|^2=|Be|^2E(A-\sigma)^2+(\|B\|_F^2-|Be|^2)E\,S_2$ for each query."""
     along = _along(rows)
-    return along * score_error + (rows.spread - along) * participation
+    return along * statistics.score_error + (rows.spread - along) * statistics.participation
 
 
 def _along(rows: _Rows) -> Array:

@@ -1,4 +1,4 @@
-"""A trained transformer from a folder on disk: its weights, its tokens, its heads."""
+"""A trained transformer from a folder or a file on disk: its weights, its tokens, its heads."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from promptlimit.heads._extra import extra
-from promptlimit.heads._files import WeightFiles, read_config
+from promptlimit.heads._files import ModelFolder
 from promptlimit.heads._forward import (
     LayerHeads,
     Replacements,
     as_trained,
     closed,
     embedded,
+    next_token_logits,
     next_token_loss,
     run_layer,
 )
+from promptlimit.heads._gguf_model import GgufModel
 from promptlimit.heads._head import Head
 from promptlimit.heads.families import AbstractArchitecture, Tensor, architecture
 from promptlimit.measures import full_precision
@@ -34,11 +35,11 @@ class Model:
     """A transformer whose heads can be taken out, measured and replaced; made by `load`.
 
     Attributes:
-        name: of its folder.
+        name: of its folder or file.
         shape: its architecture.
         around: the arrays outside the layers.
         layers: the arrays of each layer.
-        tokenizer: of the package tokenizers, or None where the folder has none.
+        tokenizer: of the package tokenizers, or None where there is none to be had.
         parity: relative error of each layer's attention output when it is rebuilt from the heads
             by the textbook formula, on a short made-up prompt, [layers].
     """
@@ -78,6 +79,12 @@ class Model:
         """Return the model's last hidden state, final norm included, [n, hidden]."""
         return closed(self.around, self.final(ids, replacements), shape=self.shape)
 
+    def logits(self, ids: np.ndarray, replacements: Replacements | None = None) -> Array:
+        """Return the scores of the token after each, [n, vocabulary]."""
+        self._require_next_token("logits")
+        rows = self.final(ids, replacements)
+        return next_token_logits(self.around, rows, shape=self.shape)
+
     def embedding(self, ids: np.ndarray, replacements: Replacements | None = None) -> np.ndarray:
         """Return the mean of the last hidden state over the tokens, of unit norm, [hidden]."""
         mean = np.asarray(self.hidden(ids, replacements), dtype=np.float64).mean(axis=0)
@@ -85,18 +92,21 @@ class Model:
 
     def loss(self, ids: np.ndarray, replacements: Replacements | None = None) -> float:
         """Return the mean surprise of a token given those before it, in nats."""
+        self._require_next_token("a loss")
+        rows = self.final(ids, replacements)
+        return float(next_token_loss(self.around, rows, jnp.asarray(ids), shape=self.shape))
+
+    def _require_next_token(self, what: str) -> None:
         if not self.shape.causal:
             raise ValueError(
-                f"`model` must be causal to have a loss, got {self.shape.model_type}. "
+                f"`model` must be causal to have {what}, got {self.shape.model_type}. "
                 "Compare embeddings."
             )
         if not self.predicts:
             raise ValueError(
-                f"`model` must hold lm_head.weight to have a loss, but {self.name} does not. "
+                f"`model` must hold lm_head.weight to have {what}, but {self.name} does not. "
                 "Save the model with its head for causal language modelling."
             )
-        rows = self.final(ids, replacements)
-        return float(next_token_loss(self.around, rows, jnp.asarray(ids), shape=self.shape))
 
     def heads(self, ids: np.ndarray) -> list[list[Head]]:
         """Return every head over this prompt, by layer; arrays of one prompt are held at once."""
@@ -135,74 +145,61 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """Return the model in a local folder of Hugging Face layout.
+    """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
     The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
-    text, `tokenizer.json`. Nothing is fetched and nothing pickled is opened. Every tensor is
+    text, `tokenizer.json`. A file must end in `.gguf` and be a plain Llama; quantised weights are
+    restored to single precision. Nothing is fetched and nothing pickled is opened. Every tensor is
     checked against the configuration, and the model is rebuilt from its heads once: `parity`.
 
     Args:
-        path: the folder.
+        path: the folder, or the file.
 
     Raises:
-        InputFileError: the folder cannot be used; the message says what to do.
-        MissingExtraError: safetensors or tokenizers is not installed.
+        InputFileError: the folder or file cannot be used; the message says what to do.
+        MissingExtraError: safetensors, tokenizers or gguf is not installed.
     """
-    folder = Path(path)
-    shape = architecture(read_config(folder))
-    files = WeightFiles(folder)
-    prefix = _prefix(files, shape)
-    around = _read(files, prefix, shape.around(), 0)
-    if shape.causal and "lm_head.weight" in files:
+    place = Path(path)
+    source = GgufModel(place) if place.suffix == ".gguf" else ModelFolder(place)
+    shape = architecture(source.config, source=source.described_by)
+    prefix = _prefix(source, shape)
+    around = _read(source, prefix, shape.around(), 0)
+    if shape.causal and "lm_head.weight" in source:
         rows = (shape.vocabulary, shape.hidden)
-        around["unembed"] = jnp.asarray(files.read("lm_head.weight", rows))
-    layers = [_read(files, prefix, shape.layer(), index) for index in range(shape.layers)]
-    model = Model(folder.name, shape, around, layers, _tokenizer(folder))
+        around["unembed"] = jnp.asarray(source.read("lm_head.weight", rows))
+    layers = [_read(source, prefix, shape.layer(), index) for index in range(shape.layers)]
+    model = Model(source.name, shape, around, layers, source.tokenizer())
     try:
         parity = rebuilding_error(model)
     except ValueError:  # a head refuses numbers that are not finite
         parity = np.array([np.nan])
     if not np.isfinite(parity).all():
         raise InputFileError(
-            f"{folder} must hold weights whose heads are finite in single precision, but theirs "
+            f"{place} must hold weights whose heads are finite in single precision, but theirs "
             "are not. Are they those of a trained model?"
         )
     return dataclasses.replace(model, parity=parity)
 
 
-def _prefix(files: WeightFiles, shape: AbstractArchitecture) -> str:
+def _prefix(source: ModelFolder | GgufModel, shape: AbstractArchitecture) -> str:
     first = shape.around()["words"].name
     for prefix in shape.prefixes:
-        if prefix + first in files:
+        if prefix + first in source:
             return prefix
     raise InputFileError(
-        f"{files.folder} must hold the tensor '{first}' of a {shape.model_type} model, but it does "
-        "not. The weights do not belong to this config.json."
+        f"{source.place} must hold the tensor '{first}' of a {shape.model_type} model, but it does "
+        f"not. The weights do not belong to {source.described_by}."
     )
 
 
 def _read(
-    files: WeightFiles, prefix: str, tensors: Mapping[str, Tensor], layer: int
+    source: ModelFolder | GgufModel, prefix: str, tensors: Mapping[str, Tensor], layer: int
 ) -> dict[str, Array]:
     arrays = {}
     for short, tensor in tensors.items():
-        array = files.read(prefix + tensor.name.replace("{layer}", str(layer)), tensor.shape)
+        array = source.read(prefix + tensor.name.replace("{layer}", str(layer)), tensor.shape)
         arrays[short] = jnp.asarray(array.T if tensor.transposed else array)
     return arrays
-
-
-def _tokenizer(folder: Path) -> Any:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        return None
-    tokenizers = extra("tokenizers")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as problem:  # the package raises Exception itself
-        raise InputFileError(f"{path} must be a tokenizer, but {problem}. Save it again.") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:

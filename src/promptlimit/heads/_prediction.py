@@ -26,10 +26,18 @@ _END = 0.5 * np.log1p(SHARPEST**2)
 
 
 class Statistics(NamedTuple):
-    r"""Means over prompts of Gaussian tokens: $E\,S_2$ and $E(A-\sigma)^2$, in one shape."""
+    r"""Means over prompts of Gaussian tokens, in one shape.
+
+    Attributes:
+        participation: $E\,S_2$.
+        score_error: $E(A-\sigma)^2$.
+        growth: $(E\ln Z-\ln L)/(\sigma^2/2)$, from $1-1/L$ for flat scores down to 0 for sharp
+            ones: what a prompt of L tokens makes of the mass $Le^{\sigma^2/2}$ of many.
+    """
 
     participation: Array
     score_error: Array
+    growth: Array
 
 
 class Prediction(NamedTuple):
@@ -37,8 +45,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         lengths: logarithms of the lengths between which prompts' own lengths lie, increasing.
-        logs: of participation and score error at those lengths, [2, lengths, nodes].
-        grid: the same at the lengths of `GRID`, [2, lengths, nodes].
+        logs: of the three statistics at those lengths, [3, lengths, nodes].
+        grid: of the first two at the lengths of `GRID`, [2, lengths, nodes].
     """
 
     lengths: np.ndarray | Array
@@ -66,7 +74,7 @@ class Prediction(NamedTuple):
             count,
         )
 
-        flat, low = table.reshape(2, -1), nodes * row + column
+        flat, low = table.reshape(len(table), -1), nodes * row + column
         logs = (_between(flat, low, right), _between(flat, low + nodes, right))
         return Statistics(*jnp.exp(logs[0] * (1.0 - above)[None] + logs[1] * above[None]))
 
@@ -103,5 +111,19 @@ def prediction(shortest: int, longest: int) -> Prediction:
     asked = weight_statistics(sigma[:, None], lengths)
     logs = np.log([asked.participation, asked.score_error])
     fine = np.linspace(0.0, _END, _FINE * (_ASKED - 1) + 1)
-    table = CubicSpline(nodes, logs, axis=1)(fine).swapaxes(1, 2).astype(np.float32)
-    return Prediction(np.log(own).astype(np.float32), table[:, : len(own)], table[:, len(own) :])
+    table = CubicSpline(nodes, logs, axis=1)(fine).swapaxes(1, 2)
+    growth = _growth(np.sqrt(np.expm1(2 * fine)), np.exp(table[0, : len(own)]))
+    logs = np.concatenate([table[:, : len(own)], np.log(growth)[None]]).astype(np.float32)
+    grid = table[:, len(own) :].astype(np.float32)
+    return Prediction(np.log(own).astype(np.float32), logs, grid)
+
+
+def _growth(sigma: np.ndarray, participation: np.ndarray) -> np.ndarray:
+    r"""Return $\frac2{\sigma^2}\int_0^\sigma s(1-E\,S_2)\,ds$, [lengths, nodes].
+
+    Since $\frac{d}{d\sigma}E\ln Z=E\,A=\sigma(1-E\,S_2)$, that is
+    $(E\ln Z-\ln L)/(\sigma^2/2)$.
+    """
+    area = CubicSpline(sigma**2, 1.0 - participation, axis=1).antiderivative()(sigma**2)
+    flat = 1.0 - participation[:, :1]
+    return np.concatenate([flat, area[:, 1:] / sigma[1:] ** 2], axis=1)

@@ -12,6 +12,7 @@ import numpy as np
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._head import Head
 from promptlimit.heads._model import Model
+from promptlimit.heads._windows import USUAL, TextOrIds, windows_of
 from promptlimit.results import InputFileError, read_arrays, write_bytes
 
 _MEMORY = 512 * 2**20
@@ -121,6 +122,7 @@ class HeadPrompts:
         scales: the factor on the scores, [layers, heads].
         count: number of prompts.
         length: tokens of a prompt.
+        widths: coordinates of a key and of a value.
         layers: from the number of a prompt to its heads.
     """
 
@@ -132,16 +134,64 @@ class HeadPrompts:
     scales: np.ndarray
     count: int
     length: int
+    widths: tuple[int, int]
     layers: Callable[[int], Iterable[LayerHeads]]
 
 
-def prompts_of_model(model: Model, cut: np.ndarray) -> HeadPrompts:
-    """Return windows of token ids [windows, window] as prompts; each is read twice.
+def prompts_of(
+    model: Model | CapturedHeads | HeadLists,
+    text_or_ids: TextOrIds | None,
+    window: int | None,
+    windows: int | None,
+    *,
+    usual: int = USUAL,
+    readings: int = 2,
+) -> HeadPrompts:
+    """Return a text's windows, or heads that are there already, as prompts.
 
-    The heads of the first windows are kept for the second reading, as many as the memory allows.
+    Args:
+        model: from `load`, from `capture`, or lists of heads.
+        text_or_ids: a text, token ids, or windows; nothing for heads.
+        window: tokens of a prompt; as many as the model takes, at most `usual`, unless given.
+        windows: the most prompts to read.
+        usual: as above.
+        readings: how often each prompt will be read.
+    """
+    if isinstance(windows, bool) or (windows is not None and windows < 1):
+        raise ValueError(f"`windows` must be at least 1, got {windows}.")
+    if isinstance(model, Model):
+        if text_or_ids is None:
+            raise ValueError("`text_or_ids` must be given for a model to read, got None.")
+        length = min(usual, model.shape.positions) if window is None else window
+        cut = windows_of(model, text_or_ids, window=length, at_most=windows)
+        return prompts_of_model(model, cut, readings)
+    prompts = prompts_of_heads(model)
+    for name, value in (("text_or_ids", text_or_ids), ("window", window), ("windows", windows)):
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must be left out for heads, which hold their prompts, "
+                f"got {type(value).__name__}."
+            )
+    if prompts.length < 8:
+        raise ValueError(
+            f"`model` must be heads over at least 8 tokens, got {prompts.length}. "
+            "Give a longer prompt."
+        )
+    return prompts
+
+
+def prompts_of_model(model: Model, cut: np.ndarray, readings: int = 2) -> HeadPrompts:
+    """Return windows of token ids [windows, window] as prompts.
+
+    Where each is read twice, the heads of the first windows are kept for the second reading, as
+    many as the memory allows.
     """
     shape = model.shape
-    room = _MEMORY // (12 * shape.layers * shape.heads * shape.head_dim * cut.shape[1])
+    room = (
+        (readings > 1)
+        * _MEMORY
+        // (12 * shape.layers * shape.heads * shape.head_dim * cut.shape[1])
+    )
     kept: dict[int, list[LayerHeads]] = {}
 
     def layers(index: int) -> Iterable[LayerHeads]:
@@ -163,6 +213,7 @@ def prompts_of_model(model: Model, cut: np.ndarray) -> HeadPrompts:
         scales=scales,
         count=cut.shape[0],
         length=cut.shape[1],
+        widths=(shape.head_dim, shape.head_dim),
         layers=layers,
     )
 
@@ -186,6 +237,7 @@ def prompts_of_heads(heads: CapturedHeads | HeadLists) -> HeadPrompts:
         scales=scales,
         count=len(captured.prompts),
         length=len(first.keys),
+        widths=(first.keys.shape[1], first.values.shape[1]),
         layers=layers,
     )
 

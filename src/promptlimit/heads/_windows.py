@@ -9,7 +9,8 @@ from promptlimit.heads._model import Model
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]
 """A text, a list of token ids to cut into windows, or the windows themselves, one a row."""
 
-_USUAL = 512
+USUAL = 512
+"""Tokens of a window, where the model takes as many."""
 
 
 def windows_of(
@@ -20,7 +21,7 @@ def windows_of(
     A text's windows each begin and end with the special tokens the tokenizer would put there, and
     they count. A window has as many tokens as the model takes, at most 512, unless given.
     """
-    window = min(_USUAL, model.shape.positions) if window is None else window
+    window = min(USUAL, model.shape.positions) if window is None else window
     _require_window(model, window)
     if isinstance(text_or_ids, str):
         first, ids, last = _encoded(model.tokenizer, text_or_ids)
@@ -71,7 +72,8 @@ def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int
     """Return the special tokens before a text, its own tokens, and the special tokens after it."""
     if tokenizer is None:
         raise ValueError(
-            "`text_or_ids` must be token ids, got a text, for a model without tokenizer.json."
+            "`text_or_ids` must be token ids, got a text, for a model without tokenizer.json, or "
+            "whose GGUF file has a tokenizer that is not known here."
         )
     try:
         whole = tokenizer.encode(text, add_special_tokens=True)

@@ -101,6 +101,6 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
 
 
 def covariance_root(cov: Array) -> Array:
-    r"""Return the symmetric root of a covariance, rounding below zero taken for zero."""
+    """Return the symmetric root of covariances, [..., d, d]; rounding below zero counts as zero."""
     variances, axes = np.linalg.eigh(cov)
-    return (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
+    return (axes * np.sqrt(np.maximum(variances, 0.0))[..., None, :]) @ axes.mT

@@ -1,5 +1,6 @@
 """Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
 
+from promptlimit.results._causal_heads import CausalAtlas as CausalAtlas
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
 from promptlimit.results._claims import Origin as Origin
@@ -10,6 +11,7 @@ from promptlimit.results._claims import StoredReport as StoredReport
 from promptlimit.results._claims import Verdict as Verdict
 from promptlimit.results._claims import figure_numbers as figure_numbers
 from promptlimit.results._curves import MissingPackageError as MissingPackageError
+from promptlimit.results._depth_flow import DepthFlow as DepthFlow
 from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
 from promptlimit.results._files import read_arrays as read_arrays
@@ -33,6 +35,11 @@ from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
 from promptlimit.results._laws import OutputLaw as OutputLaw
 from promptlimit.results._laws import mean_under_tail as mean_under_tail
 from promptlimit.results._laws import sinh_thresholds as sinh_thresholds
+from promptlimit.results._lengths import TEMPERATURE_ROWS as TEMPERATURE_ROWS
+from promptlimit.results._lengths import EntropyPrediction as EntropyPrediction
+from promptlimit.results._lengths import InverseTemperatures as InverseTemperatures
+from promptlimit.results._lengths import LengthStatistics as LengthStatistics
+from promptlimit.results._lengths import TemperatureTable as TemperatureTable
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments

@@ -22,7 +22,8 @@ class PromptMoments:
     Attributes:
         lengths: $L$, the number of tokens drawn, the query not counted.
         mean: $E\,T_L$, [output_dim].
-        bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits.
+        bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits;
+            NaN, as the mean, where the leading order of a stack has none (docs/depth.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
         effective_tokens: $1/E\sum_lp_l^2$, $p$ the attention weights, own token included; NaN for
@@ -32,6 +33,10 @@ class PromptMoments:
         error: of `mse`, in its units: the numerical error the code measured on itself ("exact"),
             one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
+        limit_error: of `limit`, [output_dim]: 0 where it is a closed form, else what the doubling
+            of a quadrature moved, or one standard error over replicas of particles.
+        bias_error: one standard error of `bias` where prompts were simulated, 0 elsewhere,
+            [output_dim].
     """
 
     lengths: np.ndarray
@@ -44,6 +49,8 @@ class PromptMoments:
     kind: Kind
     error: np.ndarray
     samples: np.ndarray
+    limit_error: np.ndarray
+    bias_error: np.ndarray
 
     @property
     def value(self) -> np.ndarray:
@@ -72,9 +79,13 @@ class PromptMoments:
             name: (axes, getattr(self, name))
             for name in ("mse", "effective_tokens", "error", "samples")
         }
-        variables |= {name: ((*axes, "output"), getattr(self, name)) for name in ("mean", "bias")}
+        variables |= {
+            name: ((*axes, "output"), getattr(self, name))
+            for name in ("mean", "bias", "bias_error")
+        }
         variables["cov"] = (*axes, "output", "other_output"), self.cov
         variables["limit"] = ("output",), self.limit
+        variables["limit_error"] = ("output",), self.limit_error
         return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
 
 

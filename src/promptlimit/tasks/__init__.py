@@ -35,6 +35,7 @@ from promptlimit.tasks._points import require_points as require_points
 from promptlimit.tasks._regression import AbstractRegression as AbstractRegression
 from promptlimit.tasks._regression import CovariateRegression as CovariateRegression
 from promptlimit.tasks._regression import LinearRegression as LinearRegression
+from promptlimit.tasks._regression import RotatedRegression as RotatedRegression
 from promptlimit.tasks._regression import require_regression as require_regression
 from promptlimit.tasks._regression_risk import LinearRisk as LinearRisk
 from promptlimit.tasks._regression_risk import risk_function as risk_function

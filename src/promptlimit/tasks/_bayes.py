@@ -7,13 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.attention import AbstractAttention
+from promptlimit.depth import bartlett_factors
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import REPLICATES, AbstractTask, Averaged, Lengths, spread
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths, risk_request
-
-_SEED = 20_240_207
 
 
 def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
@@ -111,7 +110,8 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Averaged:
         return Averaged(never / 2, 0.0, 0)
     values = np.zeros(REPLICATES)
     for replicate in range(REPLICATES):
-        factor = np.sqrt(variances[seen])[:, None] * _bartlett(rank, length, points, replicate)
+        standard, _ = bartlett_factors(rank, length, points, replicate)
+        factor = np.sqrt(variances[seen])[:, None] * standard
         values[replicate] = (never + _unexplained(factor, inside, noise, prior).mean()) / 2
     return Averaged(float(values.mean()), spread(values), points * REPLICATES)
 
@@ -132,27 +132,3 @@ def _unexplained(
         return noise * np.einsum("ij,nji->n", query, inverse)
     inner = np.linalg.solve(across @ factor + ridge * np.eye(tokens), across @ query)
     return prior * (np.trace(query) - np.einsum("nij,nji->n", factor, inner))
-
-
-def _bartlett(dim: int, length: float, points: int, replicate: int) -> NDArray[np.float64]:
-    r"""Return T, [points, d, min(L, d)], with $TT^\top$ a Wishart matrix of L degrees of freedom.
-
-    Lower trapezoidal: independent normals below the diagonal, and $T_{jj}^2\sim\chi^2_{L-j}$,
-    j from 0.
-    """
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import gammaincinv, ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
-
-    columns = int(min(length, dim))
-    below = np.tril_indices(dim, -1, columns)
-    rng = np.random.default_rng([_SEED, replicate])
-    uniforms = qmc.Sobol(columns + below[0].size, rng=rng).random(points)
-    uniforms = np.clip(uniforms, 2.0**-53, 1 - 2.0**-53)
-    factor = np.zeros((points, dim, columns))
-    freedom = length - np.arange(columns)
-    diagonal = np.arange(columns)
-    chi2 = 2 * gammaincinv(freedom / 2, uniforms[:, :columns])
-    factor[:, diagonal, diagonal] = np.sqrt(chi2)
-    factor[:, below[0], below[1]] = ndtri(uniforms[:, columns:])
-    return factor

@@ -1,51 +1,106 @@
-"""What linear attention learns: its best parameters on Gaussian regression, in closed form."""
+"""What linear attention learns: its best parameters on Gaussian regression, one layer or many."""
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from promptlimit._inputs import Number
-from promptlimit.attention import LinearAttention
+from promptlimit.attention import Layer, LinearAttention, Stack
+from promptlimit.depth import (
+    MOST_STEPS,
+    Spectrum,
+    best_moving_steps,
+    best_steps,
+    moving_degree,
+    spectrum_of,
+    wishart_spectrum,
+)
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._polynomials import linear_risk
-from promptlimit.tasks._regression import LinearRegression, require_regression
+from promptlimit.tasks._regression import (
+    AbstractGaussianRegression,
+    LinearRegression,
+    RotatedRegression,
+    require_regression,
+)
 from promptlimit.tasks._risk import kind_of, require_lengths
+
+_MOST_MOVING = 3
 
 
 class LinearOptimum(NamedTuple):
-    """The best linear attention on a regression, and its exact risk."""
+    r"""The best linear attention on a regression, and its exact risk.
 
-    attention: LinearAttention
+    Attributes:
+        attention: one head, or a `Stack` of layers whose last output coordinate predicts.
+        risk: its risk.
+        steps: $\beta_l$, one a layer, with $B_l=\beta_lI$; None where B is no multiple of the
+            identity.
+        covariate_steps: how far each layer moves the covariates; None where they stay.
+        bound: the least risk of any polynomial of the prompt's second moment that the layers could
+            be; above Bayes', and below `risk` where no real steps are that polynomial.
+    """
+
+    attention: LinearAttention | Stack
     risk: Risk
+    steps: NDArray[np.float64] | None
+    covariate_steps: NDArray[np.float64] | None
+    bound: float
 
 
-@overload
-def linear_optimum(task: LinearRegression, lengths: Number) -> LinearOptimum: ...
 @overload
 def linear_optimum(
-    task: LinearRegression, lengths: Sequence[Number] | np.ndarray
+    task: LinearRegression | RotatedRegression,
+    lengths: Number,
+    depth: int = 1,
+    *,
+    moving_covariates: bool = False,
+) -> LinearOptimum: ...
+@overload
+def linear_optimum(
+    task: LinearRegression | RotatedRegression,
+    lengths: Sequence[Number] | np.ndarray,
+    depth: int = 1,
+    *,
+    moving_covariates: bool = False,
 ) -> tuple[LinearOptimum, ...]: ...
 def linear_optimum(
-    task: LinearRegression, lengths: Lengths
+    task: LinearRegression | RotatedRegression,
+    lengths: Lengths,
+    depth: int = 1,
+    *,
+    moving_covariates: bool = False,
 ) -> LinearOptimum | tuple[LinearOptimum, ...]:
     r"""Return the linear attention of least risk over L tokens, and that risk.
 
-    $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and $V=\kappa\,\mathrm{diag}(0,1)$ with
+    **One layer** on a `LinearRegression`: $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and
+    $V=\kappa\,\mathrm{diag}(0,1)$ with
     $\Gamma=(1+\frac1L)\Sigma+\frac1L(\mathrm{tr}\Sigma+s^2/\tau^2)I$ and
     $\kappa=\mathrm{tr}(\Gamma^{-2})^{1/4}$ (Zhang et al. 2024 without noise; Remark 5.3 at
     $L=\infty$, with the pseudo-inverse of a singular $\Sigma$). The law of the query does not
     matter. The factor $\kappa$ balances U and V, as gradient flow does; any other has the same
     risk. The attention comes in the precision in force, its risk in double.
 
+    **K layers** with a residual are K steps of gradient descent, $p(S)=\prod_l(1-\beta_lS)$ (von
+    Oswald et al. 2023, Ahn et al. 2023). The best steps are found from exact moments of the
+    prompt's second moment S: at finite L for $\Sigma=\lambda I$, and at $L=\infty$ for covariances
+    that vary from prompt to prompt. They are the best among $B_l=\beta_lI$. With a fixed $\Sigma$
+    one layer is enough at $L=\infty$, and all K are that layer.
+
     Args:
-        task: the regression.
+        task: the regression, `LinearRegression` or `RotatedRegression`.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. For many, one optimum a length
             comes back, as a tuple.
+        depth: $K$, the number of layers, up to 16.
+        moving_covariates: whether the layers move the covariates too (GD++), up to 3 layers; found
+            by descent from several starts.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -53,16 +108,59 @@ def linear_optimum(
     0.493939
     >>> print(pl.linear_optimum(task, math.inf).risk)
     Risk(value=0.05, error=0.0, kind='limit', lengths=inf, samples=0)
+    >>> two = pl.linear_optimum(task, 40, depth=2)
+    >>> print(two.steps.round(6), f"{two.risk.mse:.9f}")
+    [0.638422 1.227466] 0.135299415
     """
-    require_regression(task)
-    if not task.covariance.any():
-        raise ValueError("`task` must have a covariance that is not zero, got zeros.")
+    if not isinstance(task, RotatedRegression):
+        require_regression(task)
+        if not task.covariance.any():
+            raise ValueError("`task` must have a covariance that is not zero, got zeros.")
     tokens = require_lengths(lengths)
-    optima = tuple(_optimum(task, length) for length in tokens.ravel().tolist())
+    _require_depth(depth, moving_covariates=moving_covariates)
+    optima = tuple(
+        _optimum(task, length, depth, moving_covariates) for length in tokens.ravel().tolist()
+    )
     return optima if tokens.ndim else optima[0]
 
 
-def _optimum(task: LinearRegression, length: float) -> LinearOptimum:
+def _require_depth(depth: int, *, moving_covariates: bool) -> None:
+    most = _MOST_MOVING if moving_covariates else MOST_STEPS
+    if not (isinstance(depth, int | np.integer) and 1 <= depth <= most):
+        why = " where covariates move" if moving_covariates else ""
+        raise ValueError(
+            f"`depth` must be a whole number from 1 to {most}{why}, got {depth}. "
+            "Ask for the `risk` of a Stack of your own beyond."
+        )
+
+
+def _optimum(
+    task: LinearRegression | RotatedRegression, length: float, depth: int, moving: bool
+) -> LinearOptimum:
+    if isinstance(task, RotatedRegression):
+        return _rotated_optimum(task, length, depth, moving)
+    scale = float(task.covariance[0, 0])
+    isotropic = np.array_equal(task.covariance, scale * np.eye(task.token_dim - 1))
+    if depth == 1 or math.isinf(length):
+        return _one_layer(task, length, depth, scale if isotropic else None)
+    if not isotropic:
+        raise ValueError(
+            f"`task` must have a covariance that is a multiple of the identity for {depth} layers "
+            f"over {length:g} tokens, got {task.covariance.tolist()}. Ask for depth=1, for "
+            "math.inf, or for the `risk` of a Stack of your own."
+        )
+    tokens = int(length)
+    degree = moving_degree(depth) if moving else depth
+    spectrum = wishart_spectrum(task.token_dim - 1, tokens, degree)
+    ridge = Fraction(task.noise_variance) / Fraction(task.prior_variance) / Fraction(scale) / tokens
+    load = task.prior_variance * float(np.trace(task.query_covariance)) / (task.token_dim - 1)
+    return _deep_optimum(_Descent(task, length, scale, load), spectrum, ridge, depth, moving)
+
+
+def _one_layer(
+    task: LinearRegression, length: float, depth: int, scale: float | None
+) -> LinearOptimum:
+    """Return the best layer alone, or K times it over an infinite prompt, which it solves."""
     S = task.covariance
     dim = S.shape[0]
     ridge = (np.trace(S) + task.noise_variance / task.prior_variance) / length
@@ -71,7 +169,73 @@ def _optimum(task: LinearRegression, length: float) -> LinearOptimum:
     key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
     key_query[:dim, :dim], value[dim, dim] = inverse / balance, balance
     with jax.enable_x64(True):
-        least = linear_risk(task, length, jnp.asarray(key_query), jnp.asarray(value[dim]))
+        least = float(linear_risk(task, length, jnp.asarray(key_query), jnp.asarray(value[dim])))
     kind = kind_of(length, simulated=False)
-    risk = Risk(float(least), 0.0, kind, length, 0)
-    return LinearOptimum(LinearAttention(key_query, value), risk)
+    attention = LinearAttention(key_query, value)
+    if depth > 1:
+        attention = _stack([key_query] * depth, [-value] * depth)
+    steps = None if scale is None else np.full(depth, inverse[0, 0])
+    return LinearOptimum(attention, Risk(least, 0.0, kind, length, 0), steps, None, least)
+
+
+class _Descent(NamedTuple):
+    """Of what layers are the steps: the regression, L, the unit of eigenvalues and that of F."""
+
+    task: AbstractGaussianRegression
+    length: float
+    scale: float
+    load: float
+
+
+def _rotated_optimum(
+    task: RotatedRegression, length: float, depth: int, moving: bool
+) -> LinearOptimum:
+    if math.isfinite(length):
+        raise ValueError(
+            f"`lengths` must be infinite for RotatedRegression, got {length:g}. Ask for the `risk` "
+            "of a Stack over finitely many tokens."
+        )
+    eigenvalues = [Fraction(value) for value in task.spectrum.tolist() if value > 0]
+    scale = sum(eigenvalues, Fraction(0)) / len(eigenvalues)
+    degree = moving_degree(depth) if moving else depth
+    spectrum = spectrum_of(
+        [
+            sum((value * (value / scale) ** k for value in eigenvalues), Fraction(0))
+            for k in range(2 * degree + 1)
+        ]
+    )
+    descent = _Descent(task, length, float(scale), task.prior_variance)
+    return _deep_optimum(descent, spectrum, Fraction(0), depth, moving)
+
+
+def _deep_optimum(
+    descent: _Descent, spectrum: Spectrum, ridge: Fraction, depth: int, moving: bool
+) -> LinearOptimum:
+    """Return the stack of the best steps; those of a finite spectrum are taken again and again."""
+    if moving:
+        best, covariate_steps = best_moving_steps(spectrum, ridge, depth)
+    else:
+        best, covariate_steps = best_steps(spectrum, ridge), None
+    steps = np.resize(best.steps, depth) / descent.scale
+    shifts = np.zeros(depth) if covariate_steps is None else covariate_steps / descent.scale
+    dim = descent.task.token_dim - 1
+    key_query, value = [], []
+    for step, shift in zip(steps, shifts, strict=True):
+        # As large as each other, as gradient flow keeps them.
+        balance = math.sqrt(math.hypot(step, math.sqrt(dim) * shift) / math.sqrt(dim)) or 1.0
+        key_query.append(np.diag([balance] * dim + [0.0]))
+        value.append(-np.diag([shift] * dim + [step]) / balance)
+    noise = descent.task.noise_variance
+    risk, bound = ((noise + descent.load * mean) / 2 for mean in (best.mean, best.bound))
+    kind = kind_of(descent.length, simulated=False)
+    moved = None if covariate_steps is None else shifts
+    result = Risk(risk, 0.0, kind, descent.length, 0)
+    return LinearOptimum(_stack(key_query, value), result, steps, moved, bound)
+
+
+def _stack(key_query: list[NDArray[np.float64]], value: list[NDArray[np.float64]]) -> Stack:
+    """Return the layers; the last turns the sign of the label, so that it is the prediction."""
+    layers = [Layer(LinearAttention(u, v)) for u, v in zip(key_query[:-1], value[:-1], strict=True)]
+    sign = np.append(np.ones(len(value[-1]) - 1), -1.0)
+    last = Layer(LinearAttention(key_query[-1], sign[:, None] * value[-1]), np.diag(sign))
+    return Stack([*layers, last])

@@ -40,12 +40,12 @@ class AbstractRegression(AbstractTask):
     prior_variance: eqx.AbstractVar[float]
 
     @abc.abstractmethod
-    def _with_noise(self) -> tuple[AbstractMeasure, AbstractMeasure]:
-        r"""Return the laws of $(x, s\,\epsilon)$ in the prompt and in the query."""
+    def _with_noise(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
+        r"""Return the laws of $(x, s\,\epsilon)$ in the prompt and in the query, fixed or drawn."""
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
         r"""Return the laws of $(x, y)$ in the prompt and in the query for one random $w$."""
-        prompt, query = self._with_noise()
+        prompt, query = self._with_noise(key=jax.random.fold_in(key, 1))
         weights = math.sqrt(self.prior_variance) * jax.random.normal(key, (prompt.dim - 1,))
         last = jnp.concatenate([weights, jnp.ones(1, weights.dtype)])
         matrix = jnp.eye(last.size, dtype=last.dtype).at[-1].set(last)
@@ -63,7 +63,22 @@ class AbstractRegression(AbstractTask):
         return 0.5 * (output[-1] - token[-1]) ** 2
 
 
-class LinearRegression(AbstractRegression):
+class AbstractGaussianRegression(AbstractRegression):
+    """Linear regression whose tokens are centred and Gaussian given w and their covariance."""
+
+    @property
+    @abc.abstractmethod
+    def turns(self) -> int:
+        """How many standard normals the covariance of a prompt is made of; 0 for a fixed one."""
+
+    @abc.abstractmethod
+    def covariances(
+        self, normals: Float[np.ndarray, "points turns"]
+    ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
+        r"""Return $\Sigma$ and $\Sigma_q$ of prompts made of these normals; of all, if fixed."""
+
+
+class LinearRegression(AbstractGaussianRegression):
     r"""In-context linear regression with Gaussian covariates $x\sim N(0,\Sigma)$ (section 5).
 
     Tokens are Gaussian given $w$, so risks are exact at every length. Single precision would show
@@ -130,14 +145,105 @@ class LinearRegression(AbstractRegression):
 
         return regression_gradient(self, batches)
 
-    def _with_noise(self) -> tuple[Gaussian, Gaussian]:
-        return self._joint(self.covariance), self._joint(self.query_covariance)
+    @property
+    def turns(self) -> int:
+        """None: the covariance is fixed."""
+        return 0
 
-    def _joint(self, covariance: np.ndarray | Array) -> Gaussian:
-        # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
-        host = jnp.asarray(covariance, dtype=jnp.result_type(float))
-        block = jnp.pad(host, (0, 1)).at[-1, -1].set(self.noise_variance)
-        return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
+    def covariances(
+        self,
+        normals: Float[np.ndarray, "points turns"],  # noqa: ARG002
+    ) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "d d"]]:
+        r"""Return $\Sigma$ and $\Sigma_q$."""
+        return self.covariance, self.query_covariance
+
+    def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:  # noqa: ARG002
+        noise = self.noise_variance
+        return _joint(self.covariance, noise), _joint(self.query_covariance, noise)
+
+
+class RotatedRegression(AbstractGaussianRegression):
+    r"""In-context linear regression where each prompt has its own $\Sigma=O\Lambda O^\top$.
+
+    The rotation O is uniform (Haar) and new for every prompt, so that no weights can hold
+    $\Sigma^{-1}$: over an infinite prompt one layer does not solve the regression, and depth pays.
+
+    Args:
+        spectrum: the eigenvalues $\Lambda$ of the covariance, at least one of them positive.
+        noise_variance: $s^2$, of the labels in the prompt and of the query's.
+        prior_variance: $\tau^2$, of each entry of $w$.
+
+    >>> import math, promptlimit as pl
+    >>> task = pl.RotatedRegression([1.0, 0.5, 0.25])
+    >>> print([round(pl.linear_optimum(task, math.inf, depth=K).risk.mse, 6) for K in (1, 2, 3)])
+    [0.239726, 0.027356, 0.0]
+    """
+
+    spectrum: Float[np.ndarray, " d"]
+    noise_variance: float = eqx.field(static=True)
+    prior_variance: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        spectrum: ArrayLike,
+        *,
+        noise_variance: Number = 0.0,
+        prior_variance: Number = 1.0,
+    ):
+        with jax.enable_x64(True):
+            eigenvalues = np.asarray(float_array("spectrum", spectrum, rank=1), np.float64)
+        if not ((eigenvalues >= 0).all() and eigenvalues.any()):
+            raise ValueError(
+                "`spectrum` must hold eigenvalues that are not negative, one of them positive, "
+                f"got {eigenvalues.tolist()}. They are variances of the covariates."
+            )
+        self.spectrum = eigenvalues
+        self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of a token: the covariates' and one for the label."""
+        return self.spectrum.size + 1
+
+    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
+        """Return the risk of heads and stacks that read a second moment: a mean over points."""
+        from promptlimit.tasks._stack_risk import stack_risk  # noqa: PLC0415  # as above
+
+        return stack_risk(attention, self, float(length))
+
+    def least_risk(self, length: Number, *, points: int) -> Averaged:
+        """Return the risk of the posterior mean of w, which asks for no covariance."""
+        from promptlimit.tasks._bayes import ridge_risk  # noqa: PLC0415  # as above
+
+        fixed = LinearRegression(
+            np.diag(self.spectrum),
+            noise_variance=self.noise_variance,
+            prior_variance=self.prior_variance,
+        )
+        return ridge_risk(fixed, float(length), points)
+
+    @property
+    def turns(self) -> int:
+        """The entries of the matrix whose orthogonal factor is the rotation."""
+        return self.spectrum.size**2
+
+    def covariances(
+        self, normals: Float[np.ndarray, "points turns"]
+    ) -> tuple[Float[np.ndarray, "points d d"], Float[np.ndarray, "points d d"]]:
+        r"""Return $O\Lambda O^\top$, twice, for the rotations made of these normals."""
+        dim = self.spectrum.size
+        rotations, triangles = np.linalg.qr(normals.reshape(-1, dim, dim))
+        signs = np.sign(np.diagonal(triangles, axis1=1, axis2=2))
+        rotations = rotations * signs[:, None, :]
+        rotated = (rotations * self.spectrum) @ rotations.mT
+        return rotated, rotated
+
+    def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:
+        scales = jnp.asarray(self.spectrum, dtype=jnp.result_type(float))
+        rotation, signs = jnp.linalg.qr(jax.random.normal(key, (scales.size,) * 2))
+        rotation = rotation * jnp.sign(jnp.diag(signs))[None]
+        law = _joint((rotation * scales[None]) @ rotation.T, self.noise_variance)
+        return law, law
 
 
 class CovariateRegression(AbstractRegression):
@@ -189,9 +295,17 @@ class CovariateRegression(AbstractRegression):
         """The dimension of a token: the covariates' and one for the label."""
         return self.covariates.dim + 1
 
-    def _with_noise(self) -> tuple[Product, Product]:
+    def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Product, Product]:  # noqa: ARG002
         noise = Gaussian([0.0], [[self.noise_variance]])
         return Product([self.covariates, noise]), Product([self.query_covariates, noise])
+
+
+def _joint(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
+    r"""Return the law of $(x, s\,\epsilon)$."""
+    # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
+    host = jnp.asarray(covariance, dtype=jnp.result_type(float))
+    block = jnp.pad(host, (0, 1)).at[-1, -1].set(noise_variance)
+    return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
 
 
 def _covariance(name: str, value: ArrayLike) -> np.ndarray:

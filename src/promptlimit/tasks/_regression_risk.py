@@ -32,6 +32,7 @@ from promptlimit.tasks._softmax_risk import (
     risk_statistics,
     tabulate_risks,
 )
+from promptlimit.tasks._stack_risk import stack_risk
 
 
 class LinearRisk(eqx.Module):
@@ -237,7 +238,7 @@ class LinearHeadsRisk(AbstractExactRisk):
 def regression_risk(
     attention: AbstractAttention, task: LinearRegression, length: float
 ) -> AbstractExactRisk | None:
-    """Return the exact risk: of one head, or of several where a polynomial is; None if not known.
+    """Return the exact risk: of one head, of several where a polynomial is, of a stack; or None.
 
     Several softmax heads over finitely many tokens need the joint law of their weights.
     """
@@ -245,6 +246,6 @@ def regression_risk(
     if head is not None:
         return RegressionRisk(task, length, head.kernel)
     if heads is None:
-        return None
+        return None if attention.layers_read() is None else stack_risk(attention, task, length)
     linear = all(one.kernel == "linear" for one in heads)
     return LinearHeadsRisk(task, length) if linear or math.isinf(length) else None

@@ -54,7 +54,7 @@ def simulated_gradient(simulation: RiskSimulation, samples: int) -> ArrayMoments
 
 
 def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) -> ArrayMoments:
-    chunk = _chunk(simulation.length, simulation.task.token_dim, samples)
+    chunk = _chunk(simulation, samples)
     origin: list[NDArray[np.float64]] = []
     sums, squares = [0.0], [0.0]
     chunks = in_chunks(program, simulation, chunk)
@@ -80,8 +80,9 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
     return means, [np.asarray(error) for error in errors]
 
 
-def _chunk(length: float, dim: int, samples: int) -> int:
+def _chunk(simulation: RiskSimulation, samples: int) -> int:
     """Return how many prompts to hold at a time, a power of two, or refuse one that is too long."""
+    length, dim = simulation.length, simulation.task.token_dim
     most = _LARGEST_PROMPT // (8 * dim * _COPIES)
     count = 1 if math.isinf(length) else length
     if count > most:
@@ -89,7 +90,8 @@ def _chunk(length: float, dim: int, samples: int) -> int:
             f"`lengths` must be at most {most} to simulate prompts of dimension {dim}, "
             f"got {length:g}. Ask for math.inf, the limit."
         )
-    fitting = max(1, int(_MEMORY_BUDGET // (8 * count * dim * _COPIES)))
+    entries = count * dim * _COPIES + simulation.attention.numbers_held(int(count))
+    fitting = max(1, int(_MEMORY_BUDGET // (8 * entries)))
     return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
 
 

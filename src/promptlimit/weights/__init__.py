@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from promptlimit.weights._interpolant_table import tabulate as tabulate
     from promptlimit.weights._lines import RayLaw as RayLaw
     from promptlimit.weights._lines import score_law as score_law
+    from promptlimit.weights._own_token import OwnTokenStatistics as OwnTokenStatistics
+    from promptlimit.weights._own_token import own_token_statistics as own_token_statistics
     from promptlimit.weights._prompts import EPSILON as EPSILON
     from promptlimit.weights._prompts import NEGLIGIBLE as NEGLIGIBLE
     from promptlimit.weights._prompts import STEP as STEP
     from promptlimit.weights._prompts import AbstractScoreLaw as AbstractScoreLaw
     from promptlimit.weights._prompts import Numbers as Numbers
     from promptlimit.weights._prompts import Prompts as Prompts
+    from promptlimit.weights._quadrature import node_range as node_range
     from promptlimit.weights._ray import Ray as Ray
-    from promptlimit.weights._score_statistics import ScoreStatistics as ScoreStatistics
-    from promptlimit.weights._score_statistics import score_statistics as score_statistics
+    from promptlimit.weights._ray_means import ray_score_means as ray_score_means
+    from promptlimit.weights._score_means import MEANS_STEP as MEANS_STEP
+    from promptlimit.weights._score_means import ScoreMeans as ScoreMeans
+    from promptlimit.weights._score_means import gaussian_score_means as gaussian_score_means
+    from promptlimit.weights._score_means import listed_score_means as listed_score_means
     from promptlimit.weights._selection import SHARPEST as SHARPEST
     from promptlimit.weights._selection import Selection as Selection
     from promptlimit.weights._selection import selection as selection
@@ -40,15 +46,17 @@ _HOME = {
     "AbstractScoreLaw": "_prompts",
     "EPSILON": "_prompts",
     "MAX_SHARPNESS": "_weight_statistics",
+    "MEANS_STEP": "_score_means",
     "MixtureTokens": "_cross_moments",
     "NEGLIGIBLE": "_prompts",
     "Numbers": "_prompts",
+    "OwnTokenStatistics": "_own_token",
     "Prompts": "_prompts",
     "Ray": "_ray",
     "RayLaw": "_lines",
     "SHARPEST": "_selection",
     "STEP": "_prompts",
-    "ScoreStatistics": "_score_statistics",
+    "ScoreMeans": "_score_means",
     "ScoredValues": "_weighed_values",
     "Selection": "_selection",
     "SelectionTable": "_selection_table",
@@ -56,8 +64,12 @@ _HOME = {
     "WeightStatistics": "_weight_statistics",
     "cross_moment": "_cross_moments",
     "deviation_moments": "_weighed_values",
+    "own_token_statistics": "_own_token",
+    "gaussian_score_means": "_score_means",
+    "listed_score_means": "_score_means",
+    "node_range": "_quadrature",
+    "ray_score_means": "_ray_means",
     "score_law": "_lines",
-    "score_statistics": "_score_statistics",
     "selection": "_selection",
     "selection_tables": "_selection_table",
     "tabulate": "_interpolant_table",

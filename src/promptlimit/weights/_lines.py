@@ -124,6 +124,11 @@ class RayLaw(AbstractScoreLaw):
         return points[usable], log_laplace[usable], (once, twice)
 
     @property
+    def at_poles(self) -> tuple[float, float]:
+        r"""$\Lambda(t)$ and $\Lambda(2t)$, of scores measured from the offset."""
+        return self._axis[2]
+
+    @property
     def offset(self) -> float:
         """The score of the ray's centre."""
         return float(self.ray.centre @ self.tilt)
@@ -131,7 +136,7 @@ class RayLaw(AbstractScoreLaw):
     @property
     def log_mean(self) -> float:
         r"""$\Lambda(t)$."""
-        return self._axis[2][0]
+        return self.at_poles[0]
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
         r"""Return u between which something is left of $1-\phi^L$ and of $\phi^L$.
@@ -148,7 +153,7 @@ class RayLaw(AbstractScoreLaw):
         right = ((-NEGLIGIBLE / shortest - 4.0 - size) / points[below]).min()
         return float(left), float(right)
 
-    def _lines(self, power: int, low: float, high: float) -> list[Line]:
+    def _lines(self, power: int, low: float, high: float, pole: int) -> list[Line]:
         r"""Return lines for $F_k$, k = `power`, that serve every u from `low` to `high`."""
         points, log_laplace, at_poles = self._axis
         log_size = loggamma(power - points + 0j).real + log_laplace
@@ -158,7 +163,6 @@ class RayLaw(AbstractScoreLaw):
         grid = np.arange(low, high + _COARSE, _COARSE)
         excess = log_size + np.outer(grid, points)
         floor = excess.min(axis=1)
-        pole = max(power, 1)  # beyond it, the term added back is what counts
         crossed = points[excess.argmin(axis=1)] > pole
         leading = pole * grid + at_poles[pole - 1]
         floor = np.where(crossed, np.maximum(floor, leading), floor)
@@ -176,9 +180,14 @@ class RayLaw(AbstractScoreLaw):
             start += int(runs[start, at])
         return lines
 
-    def _integrands(self, power: int, u: Array) -> list[tuple[Line, Complex, slice]]:
-        r"""Return lines with the nodes that matter, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and u."""
-        lines = self._lines(power, u[0], u[-1])
+    def integrands(
+        self, power: int, u: Array, pole: int | None = None
+    ) -> list[tuple[Line, Complex, slice]]:
+        r"""Return lines with the nodes that matter, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and u.
+
+        Beyond the pole the term added back is what counts: k, or 1 for $\varphi$, unless said.
+        """
+        lines = self._lines(power, u[0], u[-1], pole or max(power, 1))
         multiples = np.concatenate([line.multiples for line in lines])
         exponent = self.ray.log_laplace(multiples) + loggamma(power - multiples)
         if not np.isfinite(exponent).all():
@@ -236,9 +245,9 @@ class RayLaw(AbstractScoreLaw):
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""
-        at_poles = self._axis[2]
+        at_poles = self.at_poles
         log_phi, rounding, mass = np.empty((3, u.size))
-        for line, integrand, part in self._integrands(0, u):
+        for line, integrand, part in self.integrands(0, u):
             here = u[part]
             waves, scale = line.waves(here), line.scale(here)
             zeroth = (integrand @ waves).real * scale
@@ -258,7 +267,7 @@ class RayLaw(AbstractScoreLaw):
         """Return $F_k$, k = `power`, summed over even and over odd u with weights, [n, u]."""
         density, start = np.empty(u.size), 0
         multiples, shares, roundings, lines = [], [], [], []
-        for line, integrand, part in self._integrands(power, u):
+        for line, integrand, part in self.integrands(power, u):
             here = u[part]
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
             upper, lower = integrand, integrand / (power - 1.0 - c)

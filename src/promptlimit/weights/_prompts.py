@@ -6,8 +6,7 @@ $x=e^{s+u}$, $y=Vz-T$, $\phi=Ee^{-x}$ and $F_k[f]=E[f\,x^ke^{-x}]$,
 
     E(T_L - T)            = L int B phi^{L-1} du,                      B = F_1[y]
     E(T_L - T)(T_L - T)'  = L int F_2[yy'] phi^{L-1} du + L(L-1) int B B' phi^{L-2} du
-    E S_2                 = L int F_2[1] phi^{L-1} du
-    E ln Z                = int (e^{-e^u} - phi^L) du.
+    E S_2                 = L int F_2[1] phi^{L-1} du.
 
 A query inside the prompt (Remark 3.2) is one more token, of score $s_0$: with $a=e^{u+s_0}$ every
 integrand gains $e^{-a}$, and with $r=Vq-T$ the own token adds $r\int ae^{-a}\phi^L$,

@@ -119,7 +119,7 @@ def _narrow_transforms(sharpness: float, first: int, count: int, stride: int) ->
     return ScoreTransforms(sharpness, u, log_phi, moments, moments)
 
 
-def _lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
+def lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
     r"""Return where the nodes in t start, from the decay of their integrands at the lowest u.
 
     `F_1(t) exp(-(t-u)^2 / (2 sigma^2))` has slope `1 + u / sigma^2` at 0; when that is negative
@@ -143,7 +143,7 @@ def _wide_transforms(
     variable), $\varphi(u)=\int F_1(t)\,\Phi((t-u)/\sigma)\,dt$: sums of positive terms.
     """
     u = _nodes(first, count, stride)
-    t_first = math.floor(_lowest_t(sharpness, u[0], length) / STEP)
+    t_first = math.floor(lowest_t(sharpness, u[0], length) / STEP)
     t_count = math.ceil(_LARGEST_T / STEP) - t_first
     t = _nodes(t_first, t_count)
     k = np.arange(1, HIGHEST_POWER + 1)[:, None]

@@ -20,4 +20,7 @@ NEEDS_BROWSER = [
 ]
 
 Visit = Callable[..., contextlib.AbstractContextManager[Any]]
-"""From an address, a width and a colour scheme to the page that is open meanwhile."""
+"""From an address, a width and a colour scheme to the page that is open meanwhile.
+
+`home` is where a page of several files may ask; a page that is one file asks for itself alone.
+"""

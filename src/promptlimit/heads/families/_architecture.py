@@ -141,23 +141,23 @@ def register(*model_types: str) -> Callable[[Class], Class]:
     return decorator
 
 
-def architecture(values: Mapping[str, Any]) -> AbstractArchitecture:
-    """Return the architecture a config.json describes, or say why it is not supported."""
+def architecture(values: Mapping[str, Any], *, source: str = "config.json") -> AbstractArchitecture:
+    """Return the architecture a configuration describes, or say why it is not supported."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in _FAMILIES:
         raise InputFileError(
-            f"`model_type` in config.json must be one of {', '.join(_FAMILIES)}, got "
+            f"`model_type` in {source} must be one of {', '.join(_FAMILIES)}, got "
             f"{model_type!r}. {WITHOUT_WEIGHTS}"
         )
-    shape = _FAMILIES[model_type].read(model_type, Config(values))
+    shape = _FAMILIES[model_type].read(model_type, Config(values, source))
     if shape.activation not in ACTIVATION:
         raise InputFileError(
-            f"the activation in config.json must be one of {', '.join(ACTIVATION)}, "
+            f"the activation in {source} must be one of {', '.join(ACTIVATION)}, "
             f"got {shape.activation!r}."
         )
     if shape.heads % shape.key_heads:
         raise InputFileError(
-            f"`num_key_value_heads` in config.json must divide the {shape.heads} heads, "
+            f"`num_key_value_heads` in {source} must divide the {shape.heads} heads, "
             f"got {shape.key_heads}."
         )
     return shape

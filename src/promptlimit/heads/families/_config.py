@@ -17,9 +17,10 @@ _HUGE = 1e30
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The named values of a config.json."""
+    """The named values of a config.json, or of another `source` that errors name."""
 
     values: Mapping[str, Any]
+    source: str = "config.json"
 
     def get(self, name: str, default: object = None) -> Any:
         """Return a value as it is."""
@@ -30,8 +31,8 @@ class Config:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
             raise InputFileError(
-                f"`{name}` in config.json must be a whole number from {least} to {_LARGEST}, "
-                f"got {value!r}."
+                f"`{name}` in {self.source} must be a whole number from {least} to {_LARGEST}, "
+                f"got {value!r:.40}."
             )
         return value
 
@@ -40,7 +41,8 @@ class Config:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _HUGE:
             raise InputFileError(
-                f"`{name}` in config.json must be positive and below {_HUGE:g}, got {value!r:.40}."
+                f"`{name}` in {self.source} must be positive and below {_HUGE:g}, "
+                f"got {value!r:.40}."
             )
         return float(value)
 
@@ -48,7 +50,9 @@ class Config:
         """Return true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise InputFileError(f"`{name}` in config.json must be true or false, got {value!r}.")
+            raise InputFileError(
+                f"`{name}` in {self.source} must be true or false, got {value!r:.40}."
+            )
         return value
 
     def share(self, total: str, parts: str) -> int:
@@ -56,15 +60,16 @@ class Config:
         whole, count = self.whole(total), self.whole(parts)
         if whole % count:
             raise InputFileError(
-                f"the hidden size in config.json must be a multiple of the {count} heads, "
+                f"the hidden size in {self.source} must be a multiple of the {count} heads, "
                 f"got {whole}."
             )
         return whole // count
 
     def require(self, name: str, expected: object) -> None:
         """Refuse a model that differs from what its family can do."""
-        if self.get(name, expected) != expected:
+        value = self.get(name, expected)
+        if type(value) is not type(expected) or value != expected:
             raise InputFileError(
-                f"`{name}` in config.json must be {expected!r}, got {self.get(name)!r}. "
+                f"`{name}` in {self.source} must be {expected!r}, got {value!r:.40}. "
                 f"{WITHOUT_WEIGHTS}"
             )

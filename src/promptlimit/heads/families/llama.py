@@ -130,7 +130,8 @@ def _head_dim(config: Config) -> int:
     width = config.whole("head_dim") if own else config.share("hidden_size", "num_attention_heads")
     if width % 2:
         raise InputFileError(
-            f"the width of a head in config.json must be even for rotary positions, got {width}."
+            f"the width of a head in {config.source} must be even for rotary positions, "
+            f"got {width}."
         )
     return width
 
@@ -152,7 +153,7 @@ def _rope_theta(config: Config) -> float:
         kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else rope
         if kind not in ("default", None):
             raise InputFileError(
-                f"`{name}` in config.json must be plain rotary positions, got {kind!r}. "
+                f"`{name}` in {config.source} must be plain rotary positions, got {kind!r}. "
                 f"{WITHOUT_WEIGHTS}"
             )
         if isinstance(rope, Mapping) and "rope_theta" in rope:

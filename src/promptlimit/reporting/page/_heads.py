@@ -40,7 +40,7 @@ _LIMITS = ("uniform", "gaussian", "sinks", "mixture", "affine")
 
 
 @dataclass(frozen=True)
-class _PageFigure:
+class PageFigure:
     """A figure on the page."""
 
     anchor: str
@@ -56,7 +56,7 @@ class _Text:
     anchor: str
     name: str
     atlas: HeadAtlas
-    figures: tuple[_PageFigure, ...]
+    figures: tuple[PageFigure, ...]
 
     @property
     def regimes(self) -> list[tuple[str, ...]]:
@@ -117,7 +117,8 @@ def heads_page(
     first, replacing = texts[0].atlas, None
     layers, heads = first.linear.shape
     if replacement is not None:
-        drawn = _drawn("replacement-figure", "heads_replacement", drawings["heads_replacement"])
+        words, svg = _CAPTIONS["heads_replacement"], drawings["heads_replacement"]
+        drawn = drawn_figure("replacement-figure", words, svg)
         contents.append(Entry("replacement", "Replacing heads"))
         prompts = next(iter(replacement.curves.values())).shape[1]
         replacing = {"figure": drawn, "prompts": prompts, "read_before": replacement.read_before}
@@ -135,16 +136,17 @@ def heads_page(
     )
 
 
-def _figures(anchor: str, text: str, drawings: Mapping[str, bytes]) -> tuple[_PageFigure, ...]:
+def _figures(anchor: str, text: str, drawings: Mapping[str, bytes]) -> tuple[PageFigure, ...]:
     return tuple(
-        _drawn(f"{anchor}-{figure}", figure, drawings[f"{text}/{figure}"])
-        for figure in _CAPTIONS
+        drawn_figure(f"{anchor}-{figure}", words, drawings[f"{text}/{figure}"])
+        for figure, words in _CAPTIONS.items()
         if f"{text}/{figure}" in drawings
     )
 
 
-def _drawn(anchor: str, figure: str, svg: bytes) -> _PageFigure:
-    return _PageFigure(anchor, *_CAPTIONS[figure], inline(svg, f"{anchor}-"))
+def drawn_figure(anchor: str, words: tuple[str, str], svg: bytes) -> PageFigure:
+    """Return an SVG file of this library with its title and caption, to stand on a page."""
+    return PageFigure(anchor, *words, inline(svg, f"{anchor}-"))
 
 
 def _cell(value: float | int | str, digits: int) -> str:  # noqa: PYI041 - run-time checks

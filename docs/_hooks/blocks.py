@@ -1,0 +1,96 @@
+"""Run the blocks of one tutorial in this process; write what each printed and drew.
+
+A block is [language, title, code]: Python that is run, a file that is written where it has a title,
+or commands for the console.
+"""
+
+import ast
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+mpl.use("svg")
+import matplotlib.pyplot as plt
+
+mpl.rcParams |= {"svg.hashsalt": "promptlimit", "figure.figsize": (7.0, 3.9)}
+
+
+def _output(language: str, title: str, code: str, names: dict[str, Any]) -> str:
+    """Return what a block prints and draws, as Markdown."""
+    if title:
+        Path(title).parent.mkdir(parents=True, exist_ok=True)
+        Path(title).write_text(code, "utf-8")
+        return ""
+    printed = io.StringIO()
+    if language == "console":
+        for line in code.splitlines():
+            printed.write(_printed_by_command(line.removeprefix("$ ")))
+        figures = []
+    else:
+        with contextlib.redirect_stdout(printed):
+            value = _run(code, names)
+        figures = [value] if isinstance(value, Figure) else []
+    text = printed.getvalue().rstrip()
+    return (f"\n```text\n{text}\n```\n" if text else "") + _drawings(figures)
+
+
+def _run(code: str, names: dict[str, Any]) -> object:
+    """Run Python; return the value of its last line where that is an expression."""
+    tree = ast.parse(code)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<tutorial>", "exec"), names)  # noqa: S102  # our own pages
+    if not isinstance(last, ast.Expr):
+        return None
+    return eval(compile(ast.Expression(last.value), "<tutorial>", "eval"), names)  # noqa: S307
+
+
+def _printed_by_command(command: str) -> str:
+    """Return what a command prints; commands of this environment come first."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    name, *arguments = shlex.split(command)
+    process = subprocess.run(
+        [shutil.which(name, path=path) or name, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if process.returncode:
+        raise RuntimeError(f"{command!r} ends with {process.returncode}: {process.stderr}")
+    return process.stdout
+
+
+def _drawings(figures: list[Figure]) -> str:
+    """Return figures, and those that are open, as SVG; close them."""
+    opened = [plt.figure(number) for number in plt.get_fignums()]
+    drawings = []
+    for figure in dict.fromkeys((*opened, *figures)):
+        file = io.StringIO()
+        figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+        text = file.getvalue()
+        drawings.append(f'\n<div class="drawing">{text[text.index("<svg") :]}</div>\n')
+    plt.close("all")
+    return "".join(drawings)
+
+
+def main() -> None:
+    """Read blocks from standard input, write their outputs to the file named."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    sys.path.insert(0, "")  # as in a console: modules beside the tutorial
+    blocks: list[tuple[str, str, str]] = json.load(sys.stdin)
+    outputs = [_output(language, title, code, names) for language, title, code in blocks]
+    Path(sys.argv[1]).write_text(json.dumps(outputs), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

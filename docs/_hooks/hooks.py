@@ -1,0 +1,89 @@
+"""What the site is made of besides the pages in this folder, put in place as mkdocs builds.
+
+Reference pages from the docstrings, tutorials with the output of their code, formulas drawn,
+the map of the packages, the explorer. Whatever cannot be made fails the build.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import architecture
+import formulas
+import node
+import reference
+import tutorials
+from promptlimit.reporting import explorer_page
+
+_ROOT = Path(__file__).parents[2]
+_PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md")
+_MAP = "<!-- architecture -->"
+_REMOTE_SHIM = "https://unpkg.com/iframe-worker/shim"
+_SHIM = "assets/iframe-worker.js"
+"""What lets the search run from disk; the theme would ask a server for it."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fill the sections of the navigation whose pages come from elsewhere."""
+    sections = {
+        "Tutorials": tutorials.navigation(Path(config.docs_dir)),
+        "Reference": reference.navigation(Path(config.docs_dir)),
+        "Project": [name.lower() for name in _PROJECT],
+    }
+    config.nav = [
+        {title: sections.get(title, pages)}
+        for entry in config.nav or []
+        for title, pages in entry.items()
+    ]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and assets that do not lie in the folder."""
+    texts = reference.pages(Path(config.docs_dir)) | {
+        name.lower(): _text_inside_docs((_ROOT / name).read_text("utf-8")) for name in _PROJECT
+    }
+    for address, text in texts.items():
+        files.append(File.generated(config, address, content=text))
+    files.append(File.generated(config, "explorer.html", content=explorer_page()))
+    shim = node.package("iframe-worker") / "shim" / "index.js"
+    for address, path in {**formulas.assets(), _SHIM: shim}.items():
+        files.append(File.generated(config, address, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
+    """Run tutorials, draw the map where it is asked for, name the language of doctests."""
+    address = page.file.src_uri
+    if address.startswith("tutorials/"):
+        markdown = tutorials.page_with_output(markdown, address)
+    if _MAP in markdown:
+        markdown = markdown.replace(_MAP, architecture.drawing(_ROOT))
+    return markdown.replace("```python\n>>>", "```pycon\n>>>")
+
+
+def on_env(env: Any, files: Files, **_: object) -> Any:
+    """Draw the formulas of all pages at once; the search reads them as text."""
+    pages = [file.page for file in files.documentation_pages() if file.page is not None]
+    contents = formulas.mark({page.file.src_uri: page.content or "" for page in pages})
+    for page in pages:
+        page.content = contents[page.file.src_uri]
+    return env
+
+
+def on_post_page(output: str, page: Any, **_: object) -> str:
+    """Put the drawings in place; take the one script that the theme has elsewhere from here."""
+    output = output.replace(_REMOTE_SHIM, "../" * page.url.count("/") + _SHIM)
+    return formulas.draw(output)
+
+
+def on_post_template(output_content: str, **_: object) -> str:
+    """Do so on the page that a server shows for a wrong address, whose addresses are absolute."""
+    return output_content.replace(_REMOTE_SHIM, "/" + _SHIM)
+
+
+def _text_inside_docs(text: str) -> str:
+    """Return a page of the root with its links as they are inside the folder of the docs."""
+    return text.replace("](docs/", "](")

@@ -1,0 +1,97 @@
+"""Tutorials: their code is run, in order, and what it prints and draws stands below it.
+
+A tutorial is a page of Markdown. Its blocks of Python share one process of their own, in an empty
+folder; one with a title is a file there, and one for the console is run line by line. A block that
+fails, fails the build. What was run with this text and this code before is not run again. With
+`TUTORIALS=skip` in the environment nothing is run, and the pages say so.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mkdocs.exceptions import PluginError
+
+_LOG = logging.getLogger("mkdocs.hooks.tutorials")
+_BLOCK = re.compile(
+    r'(?ms)^```(?P<language>python|console)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```\n'
+)
+Block = tuple[str, str, str]
+"""Its language, the file it is if any, and its text."""
+
+_ROOT = Path(__file__).parents[2]
+_RUNNER = Path(__file__).with_name("blocks.py")
+_STORE = _ROOT / ".tutorials"
+_LIMIT = 600
+"""Seconds one tutorial may take; each should take less than 120 on two cores."""
+
+_NOT_RUN = '\n\n!!! note "The code of this page was not run when the site was built."\n'
+
+
+def navigation(docs: Path) -> list[str]:
+    """Return the section "Tutorials", in the order of the files' names."""
+    return [f"tutorials/{path.name}" for path in sorted((docs / "tutorials").glob("*.md"))]
+
+
+def page_with_output(markdown: str, page: str) -> str:
+    """Return the page with the output of its code."""
+    blocks = blocks_of(markdown)
+    if not blocks:
+        return markdown
+    if os.environ.get("TUTORIALS") == "skip":
+        return markdown.replace("\n", _NOT_RUN, 1)
+    outputs = iter(_stored_outputs(blocks, page))
+    return _BLOCK.sub(lambda match: match[0] + next(outputs), markdown)
+
+
+def blocks_of(markdown: str) -> list[Block]:
+    """Return the blocks of a page that are run, in their order."""
+    return [
+        (match["language"], match["title"] or "", match["code"])
+        for match in _BLOCK.finditer(markdown)
+    ]
+
+
+def _stored_outputs(blocks: list[Block], page: str) -> list[str]:
+    """Return what the blocks print and draw, from the store if they were run before."""
+    stored = _STORE / f"{_hash(blocks)}.json"
+    if not stored.exists():
+        _LOG.info("Running %s", page)
+        text = json.dumps(_outputs(blocks, page))
+        _STORE.mkdir(exist_ok=True)
+        unfinished = stored.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(stored)
+    return json.loads(stored.read_text("utf-8"))
+
+
+def _outputs(blocks: list[Block], page: str) -> list[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        process = subprocess.run(
+            [sys.executable, str(_RUNNER), str(answer)],
+            input=json.dumps(blocks),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            cwd=folder,
+            timeout=_LIMIT,
+            check=False,
+        )
+        if process.returncode:
+            raise PluginError(f"{page} fails:\n{process.stderr.strip()[-2000:]}")
+        return json.loads(answer.read_text("utf-8"))
+
+
+def _hash(blocks: list[Block]) -> str:
+    """Return a hash of the code of a tutorial and of all code it may run."""
+    digest = hashlib.sha256(json.dumps(blocks).encode())
+    for path in (*sorted((_ROOT / "src").rglob("*.py")), _RUNNER):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]

@@ -1,0 +1,286 @@
+"""Layers one upon another: a whole attention network on tokens, and its infinite-prompt limit."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from promptlimit._inputs import ArrayLike, promoted
+from promptlimit.attention._abstract import AbstractAttention, as_query, require_prompt
+from promptlimit.attention._heads import AbstractHead
+from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, compiled
+
+Carried = TypeVar("Carried")
+Affine = tuple[Array, Array]
+
+_LOOP = 3
+"""Layers alike from which on they are one compiled loop rather than so many copies."""
+
+_SCORES = 2**20
+"""Scores of tokens for tokens that one prompt holds at a time."""
+
+_COPIES = 3
+"""Arrays of that size: scores, their exponentials, what a mask leaves of them."""
+
+
+class Stack(AbstractAttention):
+    r"""The layers $F_1,F_2,\dots$ one upon another: tokens and query pass through all of them.
+
+    In each layer every token attends to all tokens, itself included, and the query attends to the
+    tokens and is a key for none: with $\mu_0$ the prompt and $q_0$ the query,
+
+        mu_{l+1} = F_l[mu_l]_# mu_l,      q_{l+1} = F_l[mu_l](q_l).
+
+    On `Empirical` tokens that is the network as it runs; `causal` lets token i see the tokens 1 to
+    i alone. On a `Gaussian` every $\mu_l$ is Gaussian and every layer affine (Castin et al. 2025),
+    so that the whole stack has a closed limit. Softmax and linear layers mix. Other laws have no
+    closed image under a layer: `prompt_moments(stack, law, query, math.inf)` takes particles or
+    quadrature.
+
+    Args:
+        layers: from the first to the last. A `Layer` has a residual; a head or a `MultiHead` is a
+            layer without one. A stack among them stands for its own layers.
+
+    >>> import jax, jax.numpy as jnp, promptlimit as pl
+    >>> layer = pl.Layer(pl.SoftmaxAttention(key_query=[[0.2]], value=[[0.6]]))
+    >>> stack = pl.Stack([layer, layer])
+    >>> law, query = pl.Gaussian([0.5], [[1.0]]), jnp.array([1.0])
+    >>> tokens = pl.Empirical(law.sample(2_000, key=jax.random.key(1)))
+    >>> outputs = stack(law, query), stack(tokens, query), stack.causal(tokens, query)
+    >>> print([round(float(output[0]), 3) for output in outputs])
+    [2.15, 2.11, 2.124]
+    >>> print(round(float(stack.push_forward(law).mean[0]), 3))
+    1.505
+    """
+
+    layers: tuple[AbstractAttention, ...]
+
+    def __init__(self, layers: Sequence[AbstractAttention]):
+        flat: list[AbstractAttention] = []
+        for index, layer in enumerate(layers):
+            if not isinstance(layer, AbstractAttention):
+                raise ValueError(
+                    f"`layers[{index}]` must be a layer, got {type(layer).__name__}. "
+                    "Pass promptlimit.Layer(heads)."
+                )
+            flat += layer.layers_read() or (layer,)
+        if not flat:
+            raise ValueError("`layers` must hold at least one layer, got none.")
+        _require_chain(flat)
+        self.layers = tuple(flat)
+
+    @property
+    def token_dim(self) -> int:
+        """The dimension of the prompt's tokens."""
+        return self.layers[0].token_dim
+
+    @property
+    def query_dim(self) -> int:
+        """The dimension of a query."""
+        return self.layers[0].query_dim
+
+    @property
+    def output_dim(self) -> int:
+        """The dimension of the output, that of the last layer."""
+        return self.layers[-1].output_dim
+
+    def causal(self, prompt: Empirical, query: ArrayLike) -> Float[Array, " output_dim"]:
+        """Return the output where token i sees the tokens 1 to i alone, and the query all of them.
+
+        The limit of long prompts is that without the mask; what a finite prompt adds is larger.
+
+        Args:
+            prompt: tokens in their order.
+            query: outside of them, as one more position at their end.
+        """
+        require_prompt(self, prompt)
+        if not isinstance(prompt, Empirical) or prompt.weights is not None:
+            thing = "tokens with weights" if isinstance(prompt, Empirical) else type(prompt)
+            raise ValueError(
+                "`prompt` must be tokens in their order for a causal mask, got "
+                f"{thing if isinstance(thing, str) else thing.__name__}. Call the stack itself "
+                "for a law: its limit does not feel the mask."
+            )
+        return _causal_output(self.layers, prompt, as_query(self, query))
+
+    def layers_read(self) -> tuple[AbstractAttention, ...]:
+        """Return the layers."""
+        return self.layers
+
+    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+        """Return the heads of the layer where there is one."""
+        return self.layers[0].heads_read() if len(self.layers) == 1 else None
+
+    def residual_read(self) -> Float[Array, "output_dim query_dim"] | None:
+        """Return the residual of the layer where there is one."""
+        return self.layers[0].residual_read() if len(self.layers) == 1 else None
+
+    def numbers_held(self, length: int) -> int:
+        """Return the scores of tokens for tokens that are held at a time."""
+        return _COPIES * length * _rows_at_a_time(length) if len(self.layers) > 1 else 0
+
+    def _attend(
+        self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
+    ) -> Float[Array, " output_dim"]:
+        r"""Return $q_K$."""
+        if len(self.layers) == 1:
+            return self.layers[0]._attend(prompt, query)
+        if isinstance(prompt, Empirical):
+            return attend_through(self.layers, prompt, query)
+        if isinstance(prompt, Gaussian):
+            matrix, shift = self._affine_limit(prompt)
+            return matrix @ query + shift
+        raise ValueError(
+            f"`prompt` must be tokens or Gaussian for a stack of {len(self.layers)} layers, got "
+            f"{type(prompt).__name__}: a layer makes no law of it that has a closed form. Ask "
+            "prompt_moments(stack, law, query, math.inf), or pass Empirical(law.sample(...))."
+        )
+
+    def _affine_limit(
+        self, prompt: Gaussian
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+        r"""Return $(P_K, p_K)$: the layers' maps at the images of the prompt, one after another."""
+        return _composed_limit(self.layers, prompt)
+
+
+def _require_chain(layers: Sequence[AbstractAttention]) -> None:
+    """Refuse a layer that does not take what the one before it puts out, tokens and queries."""
+    for index, (below, layer) in enumerate(itertools.pairwise(layers)):
+        if below.query_dim != below.token_dim:
+            raise ValueError(
+                f"`layers[{index}]` must take tokens as queries, for the layer above reads what it "
+                f"makes of them, got tokens of dimension {below.token_dim} and queries of "
+                f"dimension {below.query_dim}."
+            )
+        if not below.output_dim == layer.token_dim == layer.query_dim:
+            raise ValueError(
+                f"`layers[{index + 1}]` must take tokens and queries of dimension "
+                f"{below.output_dim}, which `layers[{index}]` puts out, got {layer.token_dim} and "
+                f"{layer.query_dim}."
+            )
+
+
+@compiled
+def _composed_limit(layers: tuple[AbstractAttention, ...], prompt: Gaussian) -> Affine:
+    r"""Return $(P_K, p_K)$: $P_{l+1}=M_lP_l$, $p_{l+1}=M_lp_l+c_l$.
+
+    $(M_l, c_l)$ is the limit of layer l over $\mu_l=N(P_lm+p_l,\ P_l\Gamma P_l^\top)$.
+    """
+
+    def step(layer: AbstractAttention, so_far: Affine) -> Affine:
+        p, shift = so_far
+        image = Gaussian(p @ prompt.location + shift, p @ prompt.covariance @ p.T)
+        m, c = layer._affine_limit(image)
+        return m @ p, m @ shift + c
+
+    first, *rest = layers
+    return _through(rest, step, first._affine_limit(prompt))
+
+
+@compiled
+def _causal_output(layers: tuple[AbstractAttention, ...], prompt: Empirical, query: Array) -> Array:
+    return attend_through(layers, prompt, query, causal=True)
+
+
+def attend_through(
+    layers: Sequence[AbstractAttention], prompt: Empirical, query: Array, *, causal: bool = False
+) -> Float[Array, " output_dim"]:
+    """Return what the last layer makes of the query over the tokens that the others made.
+
+    Args:
+        layers: that chain.
+        prompt: the tokens; equal weights under a mask.
+        query: outside of them.
+        causal: whether token i sees the tokens 1 to i alone.
+    """
+    arrays = jax.tree.leaves(eqx.filter((layers, prompt, query), eqx.is_inexact_array))
+    dtype = promoted(*(array.dtype for array in arrays))  # what a loop carries keeps its type
+
+    def step(layer: AbstractAttention, rows: Array) -> Array:
+        return _rows_after(layer, Empirical(rows[:-1], prompt.weights), rows, causal)
+
+    start = jnp.concatenate([prompt.tokens, query[None]], dtype=dtype)
+    rows = _through(layers[:-1], step, start)
+    return layers[-1]._attend(Empirical(rows[:-1], prompt.weights), rows[-1])
+
+
+def _rows_after(
+    layer: AbstractAttention, prompt: Empirical, rows: Float[Array, "rows d"], causal: bool
+) -> Float[Array, "rows e"]:
+    r"""Return $F[\mu](z_i)$ for the tokens and, in the last row, for the query.
+
+    Linear heads without a mask read one second moment S: $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
+    """
+    heads, residual = layer.heads_read(), layer.residual_read()
+    if heads is None:
+        return _row_by_row(layer, prompt, rows, causal)
+    start = jnp.zeros((rows.shape[0], layer.output_dim), rows.dtype)
+    if residual is not None:
+        start = rows @ residual.T
+    if not causal and (linear := [head for head in heads if head.kernel == "linear"]):
+        tokens, weights = prompt.tokens, prompt.weights
+        shares = 1.0 / prompt.length if weights is None else weights[None]
+        second = (tokens.T * shares) @ tokens
+        start = start + sum(rows @ (h.value @ second @ h.key_query).T for h in linear)
+        heads = [head for head in heads if head.kernel != "linear"]
+
+    def step(head: AbstractAttention, images: Array) -> Array:
+        return images + _row_by_row(head, prompt, rows, causal)
+
+    return _through(heads, step, start)
+
+
+def _row_by_row(
+    layer: AbstractAttention, prompt: Empirical, rows: Array, causal: bool
+) -> Float[Array, "rows e"]:
+    """Return what a layer makes of every row, some rows of the matrix of scores at a time."""
+    length, dtype = prompt.length, rows.dtype
+    places = jnp.arange(length)
+
+    def image(place_and_row: tuple[Array, Array]) -> Array:
+        place, row = place_and_row
+        if not causal:
+            return layer._attend(prompt, row)
+        seen = (places <= place).astype(dtype)
+        return layer._attend(Empirical(prompt.tokens, seen / jnp.sum(seen)), row)
+
+    every = jnp.arange(rows.shape[0]), rows
+    at_a_time = _rows_at_a_time(length)
+    if at_a_time == length:
+        return jax.vmap(image)(every)
+    # What a gradient needs is made again: all rows at once would be the whole matrix.
+    return jax.lax.map(jax.checkpoint(image), every, batch_size=at_a_time)
+
+
+def _rows_at_a_time(length: int) -> int:
+    return min(length, max(1, _SCORES // length))
+
+
+def _through(
+    layers: Sequence[AbstractAttention],
+    step: Callable[[AbstractAttention, Carried], Carried],
+    start: Carried,
+) -> Carried:
+    """Return what is carried through all layers; those alike are one loop, compiled once."""
+    so_far = start
+    for _, same in itertools.groupby(layers, _shape):
+        run = tuple(same)
+        if len(run) < _LOOP:
+            for layer in run:
+                so_far = step(layer, so_far)
+            continue
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *run)
+        so_far, _ = jax.lax.scan(lambda held, layer: (step(layer, held), None), so_far, stacked)
+    return so_far
+
+
+def _shape(layer: AbstractAttention) -> object:
+    """Return what layers alike have in common; nothing is like one with other than arrays in it."""
+    leaves, structure = jax.tree.flatten(layer)
+    if not all(eqx.is_array(leaf) for leaf in leaves):
+        return object()
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

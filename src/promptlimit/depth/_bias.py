@@ -1,0 +1,168 @@
+r"""The bias of a softmax stack: what a finite prompt does to the mean of its output, to order 1/L.
+
+With b_l(z) the limit of L times the bias before layer l, C_l(z) = E_y K_l K_l' and
+c_lj(t,s) = E_y chi_l(t,y) chi_j(s,y) (`_fluctuations`), derived here:
+
+    b_{l+1}(z) = M_l b_l(z) + sum_h V^h grad_t { x_l(t) - c_ll(t,t)/2
+                 + sum_{j<l} <grad_t, U_l N_jl grad_s> c_lj(t, s)|_{s=t_j(z)} }_{t=t_l(z)}
+    x_l(t) = E_{z'~N(m + G P_l't, G)} [ <t, b_l(z') + K_l(z',z')> + t'C_l(z')t/2 ]
+
+c_ll/2 is the concavity of the logarithm, x_l what the tokens' own errors do, and the last sum the
+covariance of the query's own noise with the field that it reads. Each term is a derivative of
+$E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is one in a covariance $\epsilon D$ of t and s.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.depth._fluctuations import descents, pair_form, query_tilt, require_few_terms
+from promptlimit.depth._gaussian_stack import GaussianStack
+from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
+from promptlimit.results import KindUnavailableError
+
+Diagram: TypeAlias = tuple[float, Tilts, Array]
+r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""
+
+
+def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
+    r"""Return $\lim_LL\,E(\Phi_L(z)-\Phi(z))$, [..., e].
+
+    Args:
+        stack: the layers, over tokens of the law that the limit is of.
+        query: $z$, [..., d].
+
+    Raises:
+        KindUnavailableError: a layer is too sharp, or there are too many paths.
+    """
+    _require_expansion(stack)
+    return reading_bias(stack, query) + _own_error_bias(stack, query)
+
+
+def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
+    r"""Return $V_1\nabla x_1(t)$, which the bias of two masked layers has $\ln L/L$ times.
+
+    Under a causal mask token k sees k tokens and errs as 1/k; their mean is $\ln L/L$. The constant
+    beside it is not universal: the first tokens decide it.
+    """
+    if stack.depth != 2:
+        raise KindUnavailableError(
+            f"`stack` must have two layers for its bias to grow as ln L under a mask, got "
+            f"{stack.depth}. Simulate prompts."
+        )
+    _require_expansion(stack)
+    return _own_error_bias(stack, query)
+
+
+def _require_expansion(stack: GaussianStack) -> None:
+    if (obstacle := stack.sharp_layer()) is not None:
+        raise KindUnavailableError(
+            f"`stack` must have a bias of order 1/L, got one in which {obstacle}. Simulate prompts."
+        )
+
+
+def _own_error_bias(stack: GaussianStack, query: Array) -> Array:
+    return _gradients(stack, query, lambda level, _, tilts: own_errors(stack, tilts, level))
+
+
+def reading_bias(stack: GaussianStack, query: Array) -> Array:
+    """Return the same without what the errors of the tokens themselves do."""
+
+    def diagrams(level: int, head: int, tilts: Tilts) -> Iterator[Diagram]:
+        yield from _concavity(stack, tilts, level)
+        for j, h in stack.below(level):
+            zero = np.zeros((stack.token_dims[j], stack.token_dims[level]))
+            both = tilts.append(zero, slice(None), shift=query_tilt(stack, query, j, h))
+            yield from _query_noise(stack, both, (level, head), (j, h))
+
+    return _gradients(stack, query, diagrams)
+
+
+def _gradients(
+    stack: GaussianStack, query: Array, diagrams: Callable[[int, int, Tilts], Iterator[Diagram]]
+) -> Array:
+    r"""Return $\sum N\nabla_t$ of the diagrams of every head (l, h) at the query, [..., e]."""
+    require_few_terms(stack)
+    total: Array | float = 0.0
+    for level, head in stack.below(stack.depth):
+        tilts = Tilts.start(query_tilt(stack, query, level, head))
+        gradient: Array | float = 0.0
+        for factor, v, form in diagrams(level, head, tilts):
+            gradient = gradient + factor * GaussianMean.of(v, form).derivative()
+        if not np.isscalar(gradient):
+            total = total + stack.carry(level, head, stack.depth) @ gradient
+    batch = np.broadcast_shapes(query.shape[:-1], stack.mean.shape[:-1], stack.cov.shape[:-2])
+    return np.broadcast_to(total, (*batch, stack.layers[-1].residual.shape[0], 1))[..., 0]
+
+
+def own_errors(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
+    r"""Yield $x_l(t)$: what the errors of the tokens themselves do to the field at v = t."""
+    t = slice(0, stack.token_dims[level])
+    token = slice(t.stop, t.stop + stack.mean.shape[-1])
+    both = tilts.append(stack.cov @ stack.paths[level].mT, t, noise=stack.cov)  # t and z' - m
+    heads = stack.below(level)
+    for place, (j, h) in enumerate(heads):
+        s = slice(token.stop, token.stop + stack.token_dims[j])
+        read = _read(stack, both, (j, h), token, (level, t))
+        yield from own_errors(stack, read.select(s), j)
+        yield from _concavity(stack, read.select(s), j)
+        for below in stack.below(j):
+            other = slice(s.stop, s.stop + stack.token_dims[below[0]])
+            two = _read(stack, read, below, token).select(s, other)
+            yield from _query_noise(stack, two, (j, h), below)
+        for descent in descents(stack, read.select(s, token), j):
+            yield 1.0, descent.tilts, _own_form(stack, descent.layer)
+        for number, beside in enumerate(heads[: place + 1]):
+            other = slice(s.stop, s.stop + stack.token_dims[beside[0]])
+            two = _read(stack, read, beside, token, (level, t)).select(s, other)
+            yield from _pairs(stack, two, j, beside[0], 0.5 if number == place else 1.0)
+
+
+def _read(
+    stack: GaussianStack,
+    tilts: Tilts,
+    head: tuple[int, int],
+    token: slice,
+    mark: tuple[int, slice] | None = None,
+) -> Tilts:
+    r"""Return v and below it $t_j(z')$, plus $\epsilon N_{jl}'t$ for a mark: l, the rows of t."""
+    j, h = head
+    key_query = stack.layers[j].heads[h][0]
+    marked = None if mark is None else (stack.carry(j, h, mark[0]).mT, mark[1])
+    return tilts.append(
+        key_query @ stack.paths[j], token, shift=key_query @ stack.means[j], mark=marked
+    )
+
+
+def _pairs(
+    stack: GaussianStack, tilts: Tilts, level: int, other: int, factor: float
+) -> Iterator[Diagram]:
+    r"""Yield a factor times $c_{lj}(t,s)$, v = (t, s)."""
+    for first in descents(stack, tilts, level):
+        for second in descents(stack, first.tilts, other):
+            yield factor, second.tilts, pair_form(stack, first.layer, second.layer)
+
+
+def _concavity(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Diagram]:
+    r"""Yield $-c_{ll}(t,t)/2$, v = t."""
+    t = slice(0, stack.token_dims[level])
+    yield from _pairs(stack, tilts.select(t, t), level, level, -0.5)
+
+
+def _query_noise(
+    stack: GaussianStack, tilts: Tilts, head: tuple[int, int], below: tuple[int, int]
+) -> Iterator[Diagram]:
+    r"""Yield $\langle\nabla_t,U_lN_{jl}\nabla_s\rangle c_{lj}(t,s)$, v = (t, s)."""
+    (level, number), (j, h) = head, below
+    t = slice(0, stack.token_dims[level])
+    noise = stack.layers[level].heads[number][0] @ stack.carry(j, h, level)
+    moving = tilts.correlate(noise, t, slice(t.stop, None))
+    yield from _pairs(stack, moving, level, j, 1.0)
+
+
+def _own_form(stack: GaussianStack, level: int) -> Array:
+    r"""Return J with $\tfrac12v'Jv=\langle x,P_py\rangle-\tfrac12x'G_px$, for v = (y, x)."""
+    path, dim = stack.paths[level], stack.mean.shape[-1]
+    return symmetric_form(np.zeros((dim, dim)), path.mT, -path @ stack.cov @ path.mT)

@@ -1,0 +1,305 @@
+r"""Continuous depth: layers so thin and so many that tokens follow $z'=T[\mu_t](z)$.
+
+A residual layer of step $\epsilon$ is one step of Euler's method, and over a Gaussian the limit is
+an ordinary differential equation (Castin, Ablin, Carrillo and Peyré 2025): with $(M, c)$ the affine
+limit of the attention over $N(m,G)$,
+
+    m' = M m + c,      G' = M G + G M',       softmax: M = V G U, c = V m.
+
+Where every $V_h=v_hI$ and the heads are softmax, $G(t)=G_0(I-tBG_0)^{-1}$ with
+$B=\sum_hv_h(U_h+U_h^\top)$ (derived here): it blows up at $t^*=1/\lambda_{\max}
+(G_0^{1/2}BG_0^{1/2})$ if that is positive, and never if not.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit._inputs import ArrayLike, float_array, in_double, require_choice
+from promptlimit.attention import AbstractAttention
+from promptlimit.measures import AbstractMeasure, Empirical, Gaussian
+from promptlimit.results import DepthFlow
+
+Vector = NDArray[np.float64]
+
+_METHODS = ("auto", "closed", "ode")
+_BLOWN_UP = 1e6
+_ROWS = 2**21
+
+
+def depth_flow(
+    attention: AbstractAttention,
+    prompt: AbstractMeasure,
+    times: ArrayLike,
+    *,
+    method: str = "auto",
+    tolerance: float = 1e-9,
+) -> DepthFlow:
+    r"""Return what continuous depth makes of a prompt: $\mu_t$ with $z'=T[\mu_t](z)$.
+
+    A `Gaussian` stays one, and may blow up at a finite depth. Tokens stay within $e^{\|V\|t}$ times
+    the largest of them under one softmax head: no finite prompt blows up.
+
+    Args:
+        attention: $T$, the same at every depth, without its residual: that is the identity of
+            Euler's step. Tokens, queries and outputs of one dimension.
+        prompt: $\mu_0$.
+        times: the depths, increasing, from 0 on.
+        method: "closed" for the closed form of the covariance, "ode" for the equation, "auto" for
+            the first where there is one.
+        tolerance: of the solver, relative; the error reported is the change when it is 100 times
+            as large.
+
+    >>> import numpy as np, promptlimit as pl
+    >>> head = pl.SoftmaxAttention([[0.5]], [[1.0]])
+    >>> flow = pl.depth_flow(head, pl.Gaussian([0.0], [[1.0]]), [0.0, 0.5, 0.9])
+    >>> print(flow.cov[:, 0, 0].round(6), flow.blow_up)
+    [ 1.  2. 10.] 1.0
+    >>> tokens = pl.Empirical(np.linspace(-2, 2, 50)[:, None])
+    >>> print(pl.depth_flow(head, tokens, [2.0]).blow_up)
+    inf
+    """
+    require_choice("method", method, _METHODS)
+    with jax.enable_x64(True):
+        head = in_double(attention)
+        when = np.asarray(float_array("times", times, rank=1), np.float64)
+        law = _require_problem(head, in_double(prompt), when)
+        heads = _heads(head)
+        if isinstance(law, Empirical):
+            return _token_flow(heads, law, when, tolerance)
+        start = _State(np.asarray(law.location), np.asarray(law.covariance))
+    symmetric = _closed_matrix(heads)
+    if symmetric is None or method == "ode":
+        if method == "closed":
+            raise ValueError(
+                "`attention` must have softmax heads with multiples of the identity for values to "
+                "have a closed form of depth, got other ones. Ask for method='ode'."
+            )
+        return _solved_flow(heads, start, when, tolerance)
+    return _closed_flow(heads, start, symmetric, when, tolerance)
+
+
+class _State(NamedTuple):
+    """A Gaussian on plain arrays."""
+
+    mean: Vector
+    cov: Vector
+
+
+class _Head(NamedTuple):
+    """A head on plain arrays: U, V and whether it is softmax."""
+
+    key_query: Vector
+    value: Vector
+    softmax: bool
+
+
+def _require_problem(
+    attention: AbstractAttention, prompt: AbstractMeasure, times: Vector
+) -> Gaussian | Empirical:
+    """Return the prompt, or say what does not fit."""
+    dims = (attention.token_dim, attention.query_dim, attention.output_dim)
+    if not isinstance(prompt, Gaussian | Empirical):
+        raise ValueError(
+            f"`prompt` must be Gaussian or tokens in continuous depth, got "
+            f"{type(prompt).__name__}. Pass Empirical(law.sample(...)) for another law."
+        )
+    if set(dims) != {prompt.dim}:
+        raise ValueError(
+            f"`attention` must take and make tokens of dimension {prompt.dim} (that of `prompt`), "
+            f"got tokens, queries and outputs of dimensions {dims}."
+        )
+    if times.size == 0 or times[0] < 0 or (np.diff(times) <= 0).any():
+        raise ValueError(f"`times` must increase from 0 on, got {times.tolist()}.")
+    return prompt
+
+
+def _heads(attention: AbstractAttention) -> list[_Head]:
+    """Return the heads, or refuse what is not a sum of heads, or has a residual."""
+    heads = attention.heads_read()
+    if heads is None or attention.residual_read() is not None:
+        raise ValueError(
+            "`attention` must be heads without a residual in continuous depth, got "
+            f"{type(attention).__name__}. Pass a head, or a MultiHead of them: the residual is the "
+            "step itself."
+        )
+    return [
+        _Head(np.asarray(one.key_query), np.asarray(one.value), one.kernel == "softmax")
+        for one in heads
+    ]
+
+
+def _closed_matrix(heads: list[_Head]) -> Vector | None:
+    """Return B where the covariance has a closed form, else None."""
+    dim = len(heads[0].key_query)
+    scalar = all(np.array_equal(head.value, head.value[0, 0] * np.eye(dim)) for head in heads)
+    if not scalar or not all(head.softmax for head in heads):
+        return None
+    return np.sum(
+        [head.value[0, 0] * (head.key_query + head.key_query.T) for head in heads], axis=0
+    )
+
+
+def _motion(heads: list[_Head], state: _State) -> _State:
+    """Return m' and G'."""
+    m, G = state
+    M, c = np.zeros_like(G), np.zeros_like(m)
+    for U, V, softmax in heads:
+        M = M + V @ (G if softmax else G + np.outer(m, m)) @ U
+        c = c + (V @ m if softmax else 0.0)
+    return _State(M @ m + c, M @ G + G @ M.T)
+
+
+def _closed_flow(
+    heads: list[_Head], start: _State, symmetric: Vector, times: Vector, tolerance: float
+) -> DepthFlow:
+    r"""Return the flow with its closed covariance; a mean that is not zero is integrated over it.
+
+    $G(t)=A(I-tC)^{-1}A$ with $A=G_0^{1/2}$ and $C=ABA$, in the axes of C.
+    """
+    variances, axes = np.linalg.eigh(start.cov)
+    root = (axes * np.sqrt(np.maximum(variances, 0.0))) @ axes.T
+    rates, directions = np.linalg.eigh(root @ symmetric @ root)
+    spread = root @ directions
+    negligible = 1e-13 * float(np.abs(rates).max())
+    blow_up = 1 / rates[-1] if rates[-1] > negligible else math.inf
+
+    def cov(time: float) -> Vector:
+        return (spread / (1 - time * rates)) @ spread.T
+
+    before = times < blow_up
+    covs = np.full((times.size, *start.cov.shape), np.nan)
+    for place in np.flatnonzero(before):
+        covs[place] = cov(times[place])
+    means = np.full((times.size, start.mean.size), np.nan)
+    means[before] = 0.0
+    if start.mean.any():
+
+        def motion(time: float, mean: Vector) -> Vector:
+            return _motion(heads, _State(mean, cov(time))).mean
+
+        means[before] = _integrated(motion, start.mean, times[before], tolerance)
+    return DepthFlow(times, means, covs, np.zeros(times.size), "limit", float(blow_up))
+
+
+def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
+    """Return the flow by the differential equation, up to where the covariance is 1e6 times G_0's.
+
+    There it grows as $1/(t^*-t)$, so that $t^*-t$ is the covariance over its slope.
+    """
+    dim = start.mean.size
+    limit = _BLOWN_UP * max(float(np.linalg.norm(start.cov)), np.finfo(float).tiny)
+
+    def motion(_: float, state: Vector) -> Vector:
+        moved = _motion(heads, _State(state[:dim], state[dim:].reshape(dim, dim)))
+        return np.concatenate([moved.mean, moved.cov.ravel()])
+
+    def room(_: float, state: Vector) -> float:
+        return limit - float(np.linalg.norm(state[dim:]))
+
+    packed = np.concatenate([start.mean, start.cov.ravel()])
+    fine, end = _solved(motion, packed, times, tolerance, room)
+    rough, _ = _solved(motion, packed, times, 100 * tolerance, room)
+    blow_up = None
+    if end is not None:
+        time, state = end
+        growth, size = motion(time, state)[dim:], float(np.linalg.norm(state[dim:]))
+        blow_up = time + size**2 / float(growth @ state[dim:])
+    covs = fine[:, dim:].reshape(-1, dim, dim)
+    error = np.abs(fine - rough)[:, dim:].max(axis=1)
+    return DepthFlow(times, fine[:, :dim], covs, error, "limit", blow_up)
+
+
+def _token_flow(
+    heads: list[_Head], prompt: Empirical, times: Vector, tolerance: float
+) -> DepthFlow:
+    """Return the flow of tokens; softmax heads alone keep them bounded at every depth."""
+    tokens = np.asarray(prompt.tokens)
+    weights = np.full(len(tokens), 1 / len(tokens))
+    if prompt.weights is not None:
+        weights = np.asarray(prompt.weights)
+
+    def motion(_: float, flat: Vector) -> Vector:
+        z = flat.reshape(tokens.shape)
+        return sum((_read(head, z, weights) for head in heads), np.zeros_like(z)).ravel()
+
+    fine = _integrated(motion, tokens.ravel(), times, tolerance)
+    rough = _integrated(motion, tokens.ravel(), times, 100 * tolerance)
+    path, other = (one.reshape(-1, *tokens.shape) for one in (fine, rough))
+    means, covs = _token_moments(path, weights)
+    error = np.abs(covs - _token_moments(other, weights)[1]).max(axis=(1, 2))
+    bounded = all(head.softmax for head in heads)
+    return DepthFlow(times, means, covs, error, "exact", math.inf if bounded else None, path)
+
+
+def _token_moments(path: Vector, weights: Vector) -> tuple[Vector, Vector]:
+    means = np.einsum("l,nld->nd", weights, path)
+    apart = path - means[:, None]
+    return means, np.einsum("l,nli,nlj->nij", weights, apart, apart)
+
+
+def _read(head: _Head, tokens: Vector, weights: Vector) -> Vector:
+    """Return what a head makes of every token, some rows of the matrix of scores at a time."""
+    U, V, softmax = head
+    if not softmax:
+        return tokens @ (V @ ((tokens.T * weights) @ tokens) @ U).T
+    rows = max(1, _ROWS // len(tokens))
+    parts = []
+    for start in range(0, len(tokens), rows):
+        scores = tokens[start : start + rows] @ U.T @ tokens.T
+        scores -= scores.max(axis=1, keepdims=True)
+        weighed = np.exp(scores, out=scores)
+        weighed *= weights
+        parts.append(weighed @ tokens / weighed.sum(axis=1, keepdims=True))
+    return np.concatenate(parts) @ V.T
+
+
+def _integrated(
+    motion: Callable[[float, Vector], Vector], start: Vector, times: Vector, tolerance: float
+) -> Vector:
+    """Return the solution at all times, [n, size]."""
+    return _solved(motion, start, times, tolerance, None)[0]
+
+
+def _solved(
+    motion: Callable[[float, Vector], Vector],
+    start: Vector,
+    times: Vector,
+    tolerance: float,
+    room: Callable[[float, Vector], float] | None,
+) -> tuple[Vector, tuple[float, Vector] | None]:
+    """Return the solution at all times, NaN from where there is no room, and that time and state.
+
+    Dormand and Prince's method of order 8 in NumPy: programs of d numbers are not worth compiling.
+    """
+    from scipy.integrate import solve_ivp  # noqa: PLC0415  # half a second to load
+
+    states = np.full((times.size, start.size), np.nan)
+    states[times == 0] = start
+    if times.size == 0 or times[-1] == 0:
+        return states, None
+    if room is not None:
+        room.terminal = True  # pyright: ignore[reportFunctionMemberAccess]  # scipy's convention
+    solution = solve_ivp(
+        motion,
+        (0.0, float(times[-1])),
+        start,
+        method="DOP853",
+        t_eval=times,
+        events=room,
+        rtol=tolerance,
+        atol=tolerance * max(float(np.abs(start).max()), np.finfo(float).tiny),
+    )
+    if solution.status < 0:
+        raise ArithmeticError(
+            f"the flow must be followed to time {times[-1]:g}, but its steps became too small "
+            "before: tokens of linear heads may leave all bounds. Ask for earlier times."
+        )
+    states[: len(solution.t)] = np.reshape(solution.y, (start.size, -1)).T
+    if solution.status == 1:
+        return states, (float(solution.t_events[0][0]), solution.y_events[0][0])
+    return states, None

@@ -1,0 +1,239 @@
+r"""What one token does to a stack, and the covariance that many independent ones make.
+
+A stack is a functional of the empirical measure. To first order it moves by the mean over tokens of
+its influence $K(z,y)$, and L times its covariance tends to $E_yK(z,y)K(z',y)'$. Derived here:
+
+    K_K(z,y) = sum_{l<K} N_lK grad_t chi_l(t_l(z), y),    N_lK = M_{K-1}...M_{l+1} V_l
+    chi_l(t,y) = e^{<t,Z_l y> - Lambda_l(t)} - 1 + <t, E_{z'~N(m + G P_l't, G)} K_l(z',y)>
+
+Unrolled, chi is a sum over paths of layers l = p_0 > p_1 > ... > p_k: a Gaussian tilt descends,
+
+    s_0 = t,   s_{i+1} = (A + eps_{i+1} N') s_i + U_j m_j + N(0, U_j G_j U_j'),   A = U_j P_j G P_l'
+
+from layer l to j, and the path has $\partial_{\epsilon_1}\cdots\partial_{\epsilon_k}$ of
+$E\exp(\langle s_k,P(y-m)\rangle-\tfrac12s_k'G_{p_k}s_k)$. Of several heads a path also picks one.
+Under a causal mask a path of k steps meets one of k' with the weight $\binom{k+k'}k$.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.depth._gaussian_stack import GaussianStack
+from promptlimit.depth._nilpotent import exponential, inverse, product
+from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
+from promptlimit.results import KindUnavailableError
+
+AnyArray = Any
+"""Of NumPy, or of jax while it traces."""
+
+MOST_TERMS = 1500
+"""Coefficients in all paths, which are squared for the covariance: six layers of one head."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+    """A path of layers, with the tilt that came down it.
+
+    Attributes:
+        tilts: where the path has arrived.
+        layer: its last layer.
+        steps: how many steps it has.
+    """
+
+    tilts: Tilts
+    layer: int
+    steps: int
+
+
+def descents(stack: GaussianStack, tilts: Tilts, level: int) -> Iterator[Descent]:
+    """Yield every path down from a layer, of the first tilt of v; it arrives below the others."""
+    first, others = slice(0, stack.token_dims[level]), slice(stack.token_dims[level], None)
+    yield Descent(tilts.select(others, first), level, 0)
+    for j, h in stack.below(level):
+        key_query, path = stack.layers[j].heads[h][0], stack.paths[j]
+        across = key_query @ path @ stack.cov
+        lower = tilts.append(
+            across @ stack.paths[level].mT,
+            first,
+            shift=key_query @ stack.means[j],
+            noise=across @ path.mT @ key_query.mT,
+            mark=(stack.carry(j, h, level).mT, first),
+        )
+        size = lower.mean.shape[-2]
+        arrived = slice(size - stack.token_dims[j], size)
+        between = slice(first.stop, arrived.start)
+        for descent in descents(stack, lower.select(arrived, between), j):
+            yield dataclasses.replace(descent, steps=descent.steps + 1)
+
+
+def query_tilt(stack: GaussianStack, query: Array, level: int, head: int) -> Array:
+    """Return $t_l(z)=U_lZ_l(z)$, a column."""
+    return stack.layers[level].heads[head][0] @ stack.position(level, query)
+
+
+def pair_form(stack: GaussianStack, first: int, second: int) -> Array:
+    r"""Return J with $\tfrac12v'Jv=x'P_pGP_q'x'$, for v = (x, x') at layers p and q."""
+    between = stack.paths[first] @ stack.cov @ stack.paths[second].mT
+    rows, columns = (np.zeros((size, size)) for size in between.shape[-2:])
+    return symmetric_form(rows, between, columns)
+
+
+def query_descents(stack: GaussianStack, query: Array) -> list[tuple[Array, Descent]]:
+    """Return every path down from where the query reads, with N from there to the output."""
+    require_few_terms(stack)
+    return [
+        (stack.carry(level, head, stack.depth), descent)
+        for level, head in stack.below(stack.depth)
+        for descent in descents(stack, Tilts.start(query_tilt(stack, query, level, head)), level)
+    ]
+
+
+def fluctuation_cov(stack: GaussianStack, query: Array, *, causal: bool = False) -> Array:
+    r"""Return $\lim_LL\,\mathrm{Cov}$ of the output at a query, [..., e, e].
+
+    Args:
+        stack: the layers, over tokens of the law that the limit is of.
+        query: $z$, [..., d].
+        causal: whether a token sees only those before it; the query sees them all.
+
+    Raises:
+        KindUnavailableError: it is infinite, or there are too many paths.
+    """
+    ends = query_descents(stack, query)
+    for _, descent in ends:
+        _require_finite_square(stack, descent)
+    total: Array | float = 0.0
+    for place, (left, first) in enumerate(ends):
+        for number, (right, second) in enumerate(ends[: place + 1]):
+            form = pair_form(stack, first.layer, second.layer)
+            mean = GaussianMean.of(first.tilts.join(second.tilts), form)
+            part = left @ mean.mixed_derivative(first.tilts.slope.shape[-1]) @ right.mT
+            weight = math.comb(first.steps + second.steps, first.steps) if causal else 1.0
+            total = total + weight * (part if number == place else part + part.mT)
+    return 0.5 * (total + np.asarray(total).mT)
+
+
+def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
+    r"""Refuse a path whose square has no mean: $C G_p$ with an eigenvalue of one or more."""
+    across = stack.paths[descent.layer] @ stack.root
+    spread = across.mT @ descent.tilts.cov[0] @ across
+    largest = float(np.max(np.linalg.eigvalsh(spread)))
+    if largest >= 1.0:
+        raise KindUnavailableError(
+            "`stack` must have a finite covariance to order 1/L, got a path to layer "
+            f"{descent.layer} whose tilt has variance {largest:.4g}, not below 1. Simulate prompts."
+        )
+
+
+def too_many_terms(stack: GaussianStack) -> str | None:
+    """Return why the paths of a stack are too many to be summed; None if they are not."""
+    terms, below = 0, 1
+    for layer in stack.layers:
+        terms += len(layer.heads) * below
+        below *= 1 + 3 * len(layer.heads)
+    if terms <= MOST_TERMS:
+        return None
+    heads = max(len(layer.heads) for layer in stack.layers)
+    shape = f"{stack.depth} layers of {heads} head{'s' if heads > 1 else ''}"
+    return f"{shape} have paths of {terms} terms, more than the {MOST_TERMS} that can be summed"
+
+
+def require_few_terms(stack: GaussianStack) -> None:
+    """Refuse a stack with more terms than one has time for."""
+    if (obstacle := too_many_terms(stack)) is not None:
+        raise KindUnavailableError(
+            f"`stack` must have few paths, got one in which {obstacle}. Simulate prompts, or take "
+            "`influence` of one long prompt."
+        )
+
+
+class KernelPart(eqx.Module):
+    r"""What one path has in K: $N\,\partial_\epsilon[e^{F(y)}\nabla F(y)]$.
+
+    Attributes:
+        carry: $N$, [e, q].
+        steps: of the path: how many tokens pass it on.
+        constant: of F, [2^n], ...
+        linear: ... its coefficients in $y-m$, [2^n, d], ...
+        square: ... and in their products, halved, [2^n, d, d].
+        pull: of $\nabla F$, [2^n, q], ...
+        turn: ... and its coefficients in $y-m$, [2^n, q, d].
+    """
+
+    carry: AnyArray
+    steps: int = eqx.field(static=True)
+    constant: AnyArray
+    linear: AnyArray
+    square: AnyArray
+    pull: AnyArray
+    turn: AnyArray
+
+    @staticmethod
+    def of(stack: GaussianStack, carry: Array, descent: Descent) -> "KernelPart":
+        r"""Return the part of a path, with $x\sim N(a,C)$ and $X=(I+CG_p)^{-1}$ at its end.
+
+        F = -ln det(I + C G_p)/2 - a'G_p X a/2 + <P y, X a> + (P y)'X C P y/2
+        """
+        tilts, path = descent.tilts, stack.paths[descent.layer]
+        cov = path @ stack.cov @ path.mT
+        matrix = tilts.cov @ cov
+        matrix[0] += np.eye(cov.shape[-1])
+        inverted, log_det = inverse(matrix)
+        ahead = product(inverted, tilts.mean)
+        drawn = cov @ ahead
+        slope = np.ascontiguousarray(tilts.slope.mT)
+        return KernelPart(
+            carry=carry,
+            steps=descent.steps,
+            constant=-0.5 * (log_det + product(tilts.mean.mT, drawn)[..., 0, 0]),
+            linear=(path.mT @ ahead)[..., 0],
+            square=path.mT @ product(inverted, tilts.cov) @ path,
+            pull=-product(slope, drawn)[..., 0],
+            turn=product(slope, np.ascontiguousarray(inverted.mT)) @ path,
+        )
+
+    def at(self, tokens: AnyArray) -> AnyArray:
+        """Return the part at tokens less their mean, [n, d] to [n, e]."""
+        xp = tokens.__array_namespace__()
+        square = 0.5 * xp.sum(xp.einsum("nd,sde->sne", tokens, self.square) * tokens[None], axis=2)
+        exponent = self.constant[:, None] + xp.einsum("sd,nd->sn", self.linear, tokens) + square
+        gradient = self.pull[:, None] + xp.einsum("sqd,nd->snq", self.turn, tokens)
+        last = xp.sum(exponential(exponent)[:, :, None] * gradient[::-1], axis=0)
+        return last @ self.carry.T
+
+
+class StackKernel(eqx.Module):
+    r"""The influence $K(z,y)$ of a token y on the output of a stack at a query z.
+
+    It has mean zero, and its mean over the tokens of a prompt is what moves the output to first
+    order: a control variate that leaves of the noise of a simulation a part $L^{-1/2}$.
+
+    Attributes:
+        mean: of a token, [d].
+        parts: one a path.
+    """
+
+    mean: AnyArray
+    parts: tuple[KernelPart, ...]
+
+    @staticmethod
+    def of(stack: GaussianStack, query: Array) -> "StackKernel":
+        """Return the kernel at one query, [d]."""
+        paths = query_descents(stack, query)
+        return StackKernel(stack.mean, tuple(KernelPart.of(stack, *path) for path in paths))
+
+    def __call__(self, tokens: AnyArray) -> AnyArray:
+        """Return $K(z,y)$ for tokens y, [n, d] to [n, e]."""
+        return sum(self.by_steps(tokens))
+
+    def by_steps(self, tokens: AnyArray) -> list[AnyArray]:
+        r"""Return $K^{(p)}(z,y)$, what p tokens pass on, [n, e] for each p; K is their sum."""
+        centred = tokens - self.mean[None]
+        steps = range(1 + max(part.steps for part in self.parts))
+        return [sum(part.at(centred) for part in self.parts if part.steps == p) for p in steps]

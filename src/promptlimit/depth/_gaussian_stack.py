@@ -1,0 +1,196 @@
+r"""A stack of softmax layers over Gaussian tokens: its limit is affine, layer after layer.
+
+Layer l is $F_l[\mu](z)=R_lz+\sum_hV_l^h\nabla\Lambda_\mu(U_l^hz)$; the tokens attend to the tokens,
+themselves included, and the query to the tokens. Over $N(m_l,G_l)$ it is $z\mapsto M_lz+c_l$, so
+that tokens stay Gaussian (Castin, Ablin, Carrillo and Peyré 2025).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+
+import jax
+import numpy as np
+
+from promptlimit._arrays import Array, doubles
+from promptlimit.attention import AbstractAttention
+from promptlimit.measures import covariance_root
+
+SHARPEST = 0.5
+r"""The $\tau^2$ from which on a layer that another reads has no expansion in 1/L."""
+
+SLOWEST = 0.25
+"""The q from which on the bias nears its leading order more slowly than 1/L."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianLayer:
+    r"""The matrices of one layer.
+
+    Attributes:
+        residual: $R$, [e, d].
+        heads: $(U^h, V^h)$ of every head, [d, d] and [e, d].
+    """
+
+    residual: Array
+    heads: tuple[tuple[Array, Array], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianStack:
+    r"""Softmax layers over tokens $N(m,G)$, and the limit maps they are.
+
+        M_l = R_l + sum_h V_l^h G_l U_l^h,    c_l = sum_h V_l^h m_l,    P_l = M_{l-1}...M_0,
+        m_{l+1} = M_l m_l + c_l,    G_l = P_l G P_l',    Z_l(z) = m_l + P_l (z - m)
+
+    Leading axes of mean and cov, and of queries, are many stacks at once, of the same layers.
+
+    Attributes:
+        mean: $m$, [..., d].
+        cov: $G$, [..., d, d].
+        layers: from the tokens' end.
+    """
+
+    mean: Array
+    cov: Array
+    layers: tuple[GaussianLayer, ...]
+
+    @staticmethod
+    def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
+        """Return layers that `unread_layer` has nothing against, over tokens of a Gaussian law."""
+        with jax.enable_x64(True):
+            return GaussianStack(mean, cov, tuple(_matrices(layer) for layer in layers))
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return len(self.layers)
+
+    @property
+    def token_dims(self) -> list[int]:
+        """The dimension of tokens before every layer."""
+        return [layer.residual.shape[1] for layer in self.layers]
+
+    @cached_property
+    def _limits(self) -> tuple[list[Array], list[Array], list[Array]]:
+        mean, path = self.mean[..., None], np.eye(self.mean.shape[-1])
+        maps, means, paths = [], [mean], [path]
+        for layer in self.layers:
+            cov = path @ self.cov @ path.mT
+            maps.append(layer.residual + sum(v @ cov @ u for u, v in layer.heads))
+            mean = maps[-1] @ mean + sum(v @ mean for _, v in layer.heads)
+            path = maps[-1] @ path
+            means.append(mean)
+            paths.append(path)
+        return maps, means, paths
+
+    @property
+    def maps(self) -> list[Array]:
+        """$M_l$ of every layer, [..., e, d]."""
+        return self._limits[0]
+
+    @property
+    def means(self) -> list[Array]:
+        """$m_l$ before every layer and after the last, columns [..., d, 1]."""
+        return self._limits[1]
+
+    @property
+    def paths(self) -> list[Array]:
+        """$P_l$ before every layer and after the last, [..., e, d]."""
+        return self._limits[2]
+
+    @cached_property
+    def root(self) -> Array:
+        r"""$G^{1/2}$, symmetric."""
+        return covariance_root(self.cov)
+
+    def position(self, level: int, query: Array) -> Array:
+        """Return $Z_l(z)$ as columns, [..., e, 1]."""
+        return self.means[level] + self.paths[level] @ (query - self.mean)[..., None]
+
+    def output(self, query: Array) -> Array:
+        """Return what the infinite prompt makes of a query, [..., e]."""
+        return self.position(self.depth, query)[..., 0]
+
+    def carry(self, level: int, head: int, until: int) -> Array:
+        r"""Return $N=M_{l'-1}\cdots M_{l+1}V_l^h$: from what a head reads to layer l' = `until`."""
+        matrix = self.layers[level].heads[head][1]
+        for between in range(level + 1, until):
+            matrix = self.maps[between] @ matrix
+        return matrix
+
+    def below(self, level: int) -> list[tuple[int, int]]:
+        """Return layer and number of every head below a layer."""
+        return [(j, h) for j in range(level) for h in range(len(self.layers[j].heads))]
+
+    def whitened_key_query(self, level: int, head: int) -> Array:
+        r"""Return $\omega=G^{1/2}P_l'U_l^hP_lG^{1/2}$, [..., d, d].
+
+        Its norm $\tau$ is that of $G_l^{1/2}U_l^hG_l^{1/2}$: the largest standard deviation of a
+        token's scores in the layer, over the tokens that attend.
+        """
+        across = self.paths[level] @ self.root
+        return across.mT @ self.layers[level].heads[head][0] @ across
+
+    def squared_tau(self, level: int) -> float:
+        r"""Return $\tau_l^2$, the largest over heads and over stacks."""
+        heads = range(len(self.layers[level].heads))
+        norms = [np.linalg.norm(self.whitened_key_query(level, h), 2, axis=(-2, -1)) for h in heads]
+        return float(np.max(norms, initial=0.0)) ** 2
+
+    def own_exponent(self, level: int) -> float:
+        r"""Return q with which a token's weight on itself grows, $e^{q|\xi|^2}$.
+
+        The largest eigenvalue of $(I-(I-\omega)'(I-\omega))/2$, over heads and stacks. The bias
+        nears its leading order as $L^{-(1/2-q)/q}$: no faster than 1/L once $q\ge1/4$.
+        """
+        heads = range(len(self.layers[level].heads))
+        eye = np.eye(self.mean.shape[-1])
+        least = [
+            np.linalg.norm(eye - self.whitened_key_query(level, h), -2, axis=(-2, -1))
+            for h in heads
+        ]
+        return 0.5 - 0.5 * float(np.min(least, initial=1.0)) ** 2
+
+    def sharp_layer(self) -> str | None:
+        r"""Return why there is no expansion in 1/L: $\tau_l^2\ge1/2$ in a layer below the last."""
+        for level in range(self.depth - 1):
+            if (sharpness := self.squared_tau(level)) >= SHARPEST:
+                return (
+                    f"layer {level} is so sharp that its tokens' errors do not fall as 1/L "
+                    f"(tau^2 = {sharpness:.4g}, and it must be below 1/2)"
+                )
+        return None
+
+    def slow_layer(self) -> str | None:
+        """Return why the bias is not yet that of its leading order; None if it soon is."""
+        for level in range(self.depth - 1):
+            if (exponent := self.own_exponent(level)) >= SLOWEST:
+                return (
+                    f"the tokens of layer {level} attend to themselves so much that the bias nears "
+                    f"its leading order more slowly than 1/L (q = {exponent:.4g}, and it must be "
+                    "below 1/4)"
+                )
+        return None
+
+
+def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
+    """Return why layers are no `GaussianStack`: one that is not of softmax heads, or of vectors."""
+    for number, layer in enumerate(layers):
+        heads = layer.heads_read()
+        if heads is None:
+            return f"layer {number} does not say which heads it is (write `heads_read`)"
+        if any(head.kernel != "softmax" for head in heads):
+            return f"layer {number} has a head that is not softmax"
+        if layer.query_dim != layer.token_dim:
+            return f"layer {number} takes queries that are no tokens"
+    return None
+
+
+def _matrices(layer: AbstractAttention) -> GaussianLayer:
+    residual = layer.residual_read()
+    shape = layer.output_dim, layer.query_dim
+    return GaussianLayer(
+        np.zeros(shape) if residual is None else doubles(residual),
+        tuple((doubles(head.key_query), doubles(head.value)) for head in layer.heads_read() or ()),
+    )

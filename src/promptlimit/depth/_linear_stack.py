@@ -1,0 +1,258 @@
+r"""A stack of linear layers over L Gaussian tokens: exact in law, whatever L.
+
+A linear layer moves all tokens and the query by one matrix, so that the whole stack is a polynomial
+in the second moment $S=\frac1L\sum_iz_iz_i^\top$ of the prompt:
+
+    M_l = R_l + sum_h V_l^h P_l S P_l' U_l^h,     P_{l+1} = M_l P_l,     P_0 = I,     output P_K z
+
+of degree $D_K=(3^K-1)/2$. With $z_i=m+Bx_i$, $x_i\sim N(0,I_r)$ and $\bar x=g/\sqrt L$, S is made
+of $g\sim N(0,I)$ and $\sum_ix_ix_i^\top-gg^\top\sim\mathrm{Wishart}_r(L-1,I)$, independent of it;
+when m = 0 of $\mathrm{Wishart}_r(L,I)$ alone. A Wishart matrix of n degrees is $TT^\top$, T lower
+trapezoidal with normals below its diagonal and $T_{jj}^2\sim\chi^2_{n-j}$, j from 0 (Bartlett): a
+prompt costs $r(r+1)/2$ numbers, or so many Gauss nodes each, exact for polynomials. Derived here.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.random import Generator
+
+from promptlimit._arrays import Array, doubles
+
+MOST_NODES = 2**18
+"""Nodes of the product of Gauss rules beyond which prompts are drawn."""
+
+_CHUNK = 2**13
+"""Prompts at a time."""
+
+_MANY = 1e8
+"""Degrees of freedom from which on a chi-square is its normal with its skewness."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearLayer:
+    r"""The matrices of a layer of linear heads.
+
+    Attributes:
+        residual: $R$, [e, d].
+        heads: $(U^h, V^h)$ of every head, [d, d] and [e, d].
+    """
+
+    residual: Array
+    heads: tuple[tuple[Array, Array], ...]
+
+    def read(self, second: Array) -> Array:
+        r"""Return $\sum_hV^hSU^h$, [..., e, d]."""
+        return sum((v @ second @ u for u, v in self.heads), np.zeros(self.residual.shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class BartlettDraws:
+    r"""What a prompt of L tokens is made of, for n prompts at once.
+
+    Attributes:
+        length: $L$.
+        mean_normals: $g$, [n, r]; None when the tokens are centred.
+        excess: $y_j=(T_{jj}^2-f)/\sqrt{2f}$, $f$ the degrees of freedom, [n, columns].
+        normals: the entries of T below its diagonal, row by row, [n, below].
+    """
+
+    length: float
+    mean_normals: Array | None
+    excess: Array
+    normals: Array
+
+    def second_moment_error(self, root: Array, mean: Array) -> Array:
+        r"""Return $S-E\,S$, [n, d, d], without a difference of large numbers.
+
+        `B (sum xx'/L - I) B' + m (B g)'/sqrt L + (B g) m'/sqrt L`.
+        """
+        spread = self._wishart_error(root.shape[1])
+        if self.mean_normals is None:
+            return root @ (spread / self.length) @ root.T
+        g = self.mean_normals
+        spread = (spread + g[:, :, None] * g[:, None, :] - np.eye(g.shape[1])) / self.length
+        across = mean[:, None] * (g @ root.T)[:, None, :] / math.sqrt(self.length)
+        return root @ spread @ root.T + across + across.swapaxes(1, 2)
+
+    def _wishart_error(self, dim: int) -> Array:
+        r"""Return $TT^\top-nI$, [n, r, r]."""
+        count, columns = self.excess.shape
+        freedom = _freedom(self.length, self.mean_normals is not None)
+        steps = np.arange(columns)
+        chi2_error = np.sqrt(2.0 * (freedom - steps)) * self.excess
+        factor = np.zeros((count, dim, columns))
+        factor[:, steps, steps] = np.sqrt(np.maximum(freedom - steps + chi2_error, 0.0))
+        rows, places = np.tril_indices(dim, -1, columns)
+        factor[:, rows, places] = self.normals
+        product = factor @ factor.swapaxes(1, 2)
+        below = factor.copy()
+        below[:, steps, steps] = 0.0
+        diagonal = np.sum(below**2, axis=2) - np.where(np.arange(dim) < columns, 0.0, freedom)
+        diagonal[:, steps] += chi2_error - steps
+        every = np.arange(dim)
+        product[:, every, every] = diagonal
+        return product
+
+
+def _freedom(length: float, with_mean: bool) -> float:
+    """Return the degrees of freedom of the Wishart matrix."""
+    return length - 1.0 if with_mean else length
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearStack:
+    r"""Linear layers over tokens $N(m, BB^\top)$, at one query.
+
+    Attributes:
+        layers: from the first to the last.
+        mean: $m$, [d].
+        root: $B$, [d, r].
+        query: $z$, [d].
+    """
+
+    layers: tuple[LinearLayer, ...]
+    mean: Array
+    root: Array
+    query: Array
+
+    @property
+    def degree(self) -> int:
+        r"""The degree $D_K=(3^K-1)/2$ of the output in the second moment."""
+        return (3 ** len(self.layers) - 1) // 2
+
+    @cached_property
+    def _limits(self) -> tuple[Array, list[Array], list[Array]]:
+        """The mean second moment, and the limits of $M_l$ and of $P_l$."""
+        second = self.root @ self.root.T + np.outer(self.mean, self.mean)
+        path = np.eye(self.mean.size)
+        maps, paths = [], [path]
+        for layer in self.layers:
+            maps.append(layer.residual + layer.read(path @ second @ path.T))
+            path = maps[-1] @ path
+            paths.append(path)
+        return second, maps, paths
+
+    @property
+    def limit(self) -> Array:
+        """The output of an infinite prompt."""
+        return self._limits[2][-1] @ self.query
+
+    def deviations(self, second_error: Array) -> tuple[Array, Array]:
+        r"""Return the outputs minus their limit in two parts, [n, e], for second moments $S+E$.
+
+        The first part is linear in E: its mean over prompts is zero, and the second alone makes
+        the bias. With $\delta=\delta^1+\rho$ the deviation of $P_l$ from its limit,
+        $P_lSP_l^\top$ deviates from its own by
+
+            delta1 S P' + P E P' + P S delta1'    and    rho S P' + delta (E (P+delta)' + S delta')
+                                                         + P E delta' + P S rho'
+
+        (S and P the limits), so that no small number is a difference of large ones.
+        """
+        second, maps, paths = self._limits
+        first = np.zeros((second_error.shape[0], *second.shape))
+        rest = first
+        for layer, matrix, path in zip(self.layers, maps, paths[:-1], strict=True):
+            moved = first + rest
+            across, turned = path @ second, moved.swapaxes(1, 2)
+            linear = first @ across.T + path @ second_error @ path.T + across @ first.swapaxes(1, 2)
+            error = rest @ across.T + across @ rest.swapaxes(1, 2) + path @ second_error @ turned
+            error = error + moved @ (second_error @ (path.T + turned) + second @ turned)
+            read = layer.read(linear)
+            rest = layer.read(error) @ (path + moved) + read @ moved + matrix @ rest
+            first = read @ path + matrix @ first
+        return first @ self.query, rest @ self.query
+
+    def exact_moments(self, length: float) -> tuple[Array, Array, float]:
+        """Return bias, covariance and mean squared error over prompts of so many tokens."""
+        size = self.limit.size
+        bias, square = np.zeros(size), np.zeros((size, size))
+        for draws, weights in self._nodes(length):
+            first, rest = self.deviations(draws.second_moment_error(self.root, self.mean))
+            bias += weights @ rest
+            square += (weights[:, None] * (first + rest)).T @ (first + rest)
+        return bias, square - np.outer(bias, bias), float(np.trace(square))
+
+    def node_count(self, length: float) -> float:
+        """Return how many nodes `exact_moments` takes."""
+        chi2, normal, columns, below, with_mean = self._shape(length)
+        return float(chi2) ** columns * float(normal) ** (below + with_mean)
+
+    def _shape(self, length: float) -> tuple[int, int, int, int, int]:
+        """Return the nodes of a chi-square and of a normal, and how many there are of each.
+
+        Second moments are of degree $2D$ in a chi-square and $4D$ in a normal: odd powers of
+        $T_{jj}$ come with odd powers of normals, whose mean is zero.
+        """
+        with_mean = bool(self.mean.any())
+        rank = self.root.shape[1]
+        columns = int(min(_freedom(length, with_mean), rank))
+        below = np.tril_indices(rank, -1, columns)[0].size
+        return self.degree + 1, 2 * self.degree + 1, columns, below, rank * with_mean
+
+    def _nodes(self, length: float) -> Iterator[tuple[BartlettDraws, Array]]:
+        """Yield nodes and weights of the product of all rules, some at a time."""
+        chi2, normal, columns, below, with_mean = self._shape(length)
+        freedom = _freedom(length, with_mean > 0)
+        rules = [_chi2_rule(freedom - step, chi2) for step in range(columns)]
+        rules += [_normal_rule(normal)] * (below + with_mean)
+        places = itertools.product(*(range(rule[0].size) for rule in rules))
+        while chunk := list(itertools.islice(places, _CHUNK)):
+            index = np.array(chunk, dtype=np.int64).reshape(len(chunk), len(rules)).T
+            picks = list(zip(rules, index, strict=True))
+            points = np.stack([rule[0][i] for rule, i in picks] or [np.zeros(0)], axis=-1)
+            weights = np.prod([np.ones(len(chunk)), *(rule[1][i] for rule, i in picks)], axis=0)
+            points = points.reshape(len(chunk), len(rules))
+            last = columns + below
+            normals = points[:, last:] if with_mean else None
+            yield (
+                BartlettDraws(length, normals, points[:, :columns], points[:, columns:last]),
+                weights,
+            )
+
+    def drawn_deviations(self, length: float, count: int, rng: Generator) -> tuple[Array, Array]:
+        """Return the two parts of `deviations` over so many random prompts, [count, e] each."""
+        _, _, columns, below, with_mean = self._shape(length)
+        freedom = doubles(_freedom(length, with_mean > 0) - np.arange(columns))
+        draws = BartlettDraws(
+            length,
+            rng.standard_normal((count, with_mean)) if with_mean else None,
+            _chi2_excess(freedom, count, rng),
+            rng.standard_normal((count, below)),
+        )
+        return self.deviations(draws.second_moment_error(self.root, self.mean))
+
+
+def _chi2_excess(freedom: Array, count: int, rng: Generator) -> Array:
+    r"""Return draws of $(\chi^2_f-f)/\sqrt{2f}$, [count, len(freedom)].
+
+    For large f it is $z+\frac{\sqrt2}{3\sqrt f}(z^2-1)+O(1/f)$, z normal, which keeps its digits.
+    """
+    if freedom.size and freedom.min() >= _MANY:
+        z = rng.standard_normal((count, freedom.size))
+        return z + math.sqrt(2.0) / 3.0 * (z**2 - 1.0) / np.sqrt(freedom)
+    return (rng.chisquare(freedom, (count, freedom.size)) - freedom) / np.sqrt(2.0 * freedom)
+
+
+def _normal_rule(count: int) -> tuple[Array, Array]:
+    """Return nodes and weights of Gauss for a standard normal."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return nodes, weights / weights.sum()
+
+
+def _chi2_rule(freedom: float, count: int) -> tuple[Array, Array]:
+    r"""Return nodes and weights of Gauss for $(\chi^2_f-f)/\sqrt{2f}$.
+
+    Generalised Laguerre polynomials in the centred variable: the recurrence has
+    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ beside it, good for any f.
+    """
+    half, k = freedom / 2.0, np.arange(count)
+    beside = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
+    matrix = np.diag(2.0 * k / math.sqrt(half)) + np.diag(beside, 1) + np.diag(beside, -1)
+    nodes, vectors = np.linalg.eigh(matrix)
+    return nodes, vectors[0] ** 2

@@ -1,0 +1,155 @@
+r"""The bias of two layers where tokens that attend to themselves keep it from its leading order.
+
+The term of a token's own errors, $x_1(t)$ of `_bias`, is the mean over tokens z' of what one layer
+does at finite length to a token of its own prompt, and that is known exactly at every length:
+
+    x_1(t) = L E_{z'~N(m + G M_0't, G)} [ <t, E d(z')> + E <t, d(z')>^2 / 2 ],   d = F_0[mu_L](z') - F_0[mu](z')
+
+over prompts of z' and L - 1 others. The rest of the bias is its leading order. Derived here.
+"""  # noqa: E501  # a formula stays on one line
+
+import itertools
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.depth._bias import reading_bias
+from promptlimit.depth._fluctuations import query_tilt
+from promptlimit.depth._gaussian_stack import GaussianStack
+from promptlimit.results import KindUnavailableError
+from promptlimit.weights import OwnTokenStatistics, own_token_statistics
+
+_NODES = {1: 48, 2: 24, 3: 12}
+"""Nodes an axis of a tensor rule, by dimension."""
+
+_POINTS = 2**15
+"""Points of a Sobol' sequence in more dimensions, each with its mirror image."""
+
+_TABLE = (20, 56)
+"""Chebyshev nodes in the sharpness and in the own score from which statistics are interpolated."""
+
+
+def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
+    r"""Return L times the bias at a length, the tokens' own errors exact, [e].
+
+    Args:
+        stack: two layers, the first of one head.
+        query: $z$, [d].
+        length: $L$, at least 2.
+    """
+    if stack.depth != 2 or len(stack.layers[0].heads) != 1:
+        heads = len(stack.layers[0].heads)
+        raise KindUnavailableError(
+            "`stack` must have two layers, the first of one head, for its tokens' own errors to be "
+            f"exact, got {stack.depth} layers and {heads} heads. Simulate prompts."
+        )
+    total = reading_bias(stack, query)
+    for head, (_, value) in enumerate(stack.layers[1].heads):
+        tilt = query_tilt(stack, query, 1, head)[:, 0]
+        total = total + value @ _own_error_gradient(stack, tilt, length)
+    return total
+
+
+def _own_error_gradient(stack: GaussianStack, tilt: Array, length: float) -> Array:
+    r"""Return $\nabla_tx_1(t)=E[\nabla_tf]+M_0G^{1/2}E[\xi f]$, $z'=m+GM_0't+G^{1/2}\xi$."""
+    nodes, weights = _normal_nodes(stack.mean.size)
+    onward = stack.maps[0]
+    tokens = stack.mean + stack.cov @ onward.T @ tilt + nodes @ stack.root
+    errors, products = _own_errors(stack, tokens, tilt, length)
+    values = errors @ tilt + 0.5 * products @ tilt
+    along = weights @ (errors + products)
+    return length * (along + onward @ stack.root @ (weights * values @ nodes))
+
+
+def _own_errors(
+    stack: GaussianStack, tokens: Array, tilt: Array, length: float
+) -> tuple[Array, Array]:
+    r"""Return $E\,d$ and $E[dd']t$ of a token among L - 1 others, [n, e] each.
+
+    With $B=VG^{1/2}$, e along $G^{1/2}Uz'$, $r=V(z'-m-GUz')$ and the statistics of
+    `own_token_statistics`,
+
+        E d   = P0 r - sigma S2 Be
+        E dd' = S2 BB' + (B2 - S2) Be (Be)' + X (Be r' + r (Be)') + P00 rr'.
+    """
+    ((key_query, value),) = stack.layers[0].heads
+    seen = tokens @ key_query.T @ stack.root
+    sharpness = np.linalg.norm(seen, axis=1)
+    unit = seen / np.maximum(sharpness, np.finfo(np.float64).tiny)[:, None]
+    own_score = np.einsum("nd,nd->n", tokens @ key_query.T, tokens - stack.mean)
+    statistics = _statistics(sharpness, own_score, length - 1.0)
+    spread = value @ stack.root
+    along = unit @ spread.T
+    away = (tokens - stack.mean) @ value.T - sharpness[:, None] * along
+    p0, s2 = statistics.own[:, None], statistics.participation[:, None]
+    b2, x, p00 = (
+        part[:, None]
+        for part in (statistics.score_error, statistics.coupling, statistics.own_square)
+    )
+    ahead, aside = (along @ tilt)[:, None], (away @ tilt)[:, None]
+    products = s2 * (spread @ spread.T @ tilt) + (b2 - s2) * ahead * along
+    products = products + x * (aside * along + ahead * away) + p00 * aside * away
+    return p0 * away - s2 * sharpness[:, None] * along, products
+
+
+def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
+    """Return `own_token_statistics`, of many points by interpolation of their logarithms."""
+    count = _TABLE[0] * _TABLE[1]
+    if sharpness.size <= count or length == 0.0:
+        return own_token_statistics(sharpness, own_score, length)
+    places, ranges = zip(
+        *(
+            _chebyshev_places(x, size)
+            for x, size in zip((sharpness, own_score), _TABLE, strict=True)
+        ),
+        strict=True,
+    )
+    grid = [side.ravel() for side in np.meshgrid(*places, indexing="ij")]
+    table = own_token_statistics(*grid, length)
+    left, right = (
+        _chebyshev_weights(x, *limits, size)
+        for x, limits, size in zip((sharpness, own_score), ranges, _TABLE, strict=True)
+    )
+
+    def interpolate(values: Array) -> Array:
+        return np.exp(np.sum(left @ np.log(values).reshape(_TABLE) * right, axis=1))
+
+    return OwnTokenStatistics(
+        own=interpolate(table.own),
+        own_square=interpolate(table.own_square),
+        participation=interpolate(table.participation),
+        score_error=interpolate(table.score_error),
+        coupling=-sharpness * interpolate(-table.coupling / grid[0]),
+    )
+
+
+def _chebyshev_places(x: Array, size: int) -> tuple[Array, tuple[float, float]]:
+    """Return Chebyshev nodes between the least and the largest of numbers, and these two."""
+    low, high = float(x.min()), float(x.max()) + 1e-9
+    angles = np.pi * (np.arange(size) + 0.5) / size
+    return 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angles), (low, high)
+
+
+def _chebyshev_weights(x: Array, low: float, high: float, size: int) -> Array:
+    """Return what the values at the nodes are weighed with in the interpolant at x, [n, size]."""
+    angles = np.pi * (np.arange(size) + 0.5) / size
+    orders = np.arange(size)
+    at_nodes = np.cos(np.outer(angles, orders)) * np.where(orders == 0, 1.0, 2.0) / size
+    inside = np.clip((2.0 * x - low - high) / (high - low), -1.0, 1.0)
+    return np.cos(np.outer(np.arccos(inside), orders)) @ at_nodes.T
+
+
+def _normal_nodes(dim: int) -> tuple[Array, Array]:
+    """Return nodes [n, d] and weights [n] for means over standard normal vectors."""
+    if dim in _NODES:
+        x, w = np.polynomial.hermite_e.hermegauss(_NODES[dim])
+        nodes = np.array(list(itertools.product(x, repeat=dim)))
+        weights = np.array(list(itertools.product(w / w.sum(), repeat=dim))).prod(axis=1)
+        kept = weights > 1e-18
+        return nodes[kept], weights[kept]
+    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
+    from scipy.special import ndtri  # noqa: PLC0415
+    from scipy.stats import qmc  # noqa: PLC0415
+
+    points = ndtri(qmc.Sobol(dim, rng=np.random.default_rng(20_250_131)).random(_POINTS))
+    return np.concatenate([points, -points]), np.full(2 * _POINTS, 0.5 / _POINTS)

@@ -1,0 +1,122 @@
+r"""What polynomials of a random matrix average to: Gauss quadrature of its spectrum, from moments.
+
+A stack of linear layers turns the prompt's second moment $S$ into a polynomial $p(S)$ with
+$p(0)=1$, and its risk is made of
+
+$$F(p)=\int\Big(p^2+c\,\frac{(1-p)^2}{\lambda}\Big)d\mu,\qquad \mu=E\sum_i\delta_{\lambda_i(S)},$$
+
+c the ridge. With $q=(1-p)/\lambda$ and $d\nu=\lambda\,d\mu$ this is $\mu_0-\int(2q-(\lambda+c)q^2)
+d\nu$, so that n Gauss nodes of $\nu$ with weights W are enough for degrees up to n, and there
+(derived here)
+
+$$F(p)=\underbrace{\mu_0-\sum_j\frac{W_j}{\lambda_j+c}}_{F_n}+\sum_j\frac{W_j}{\lambda_j+c}
+\Big(\frac{c-(\lambda_j+c)\,p(\lambda_j)}{\lambda_j}\Big)^2 .$$
+
+$F_n$ is the least of all polynomials of degree n, and no term is negative: nothing cancels, at any
+L. Moments determine nodes badly, so they are rational numbers until the Jacobi matrix is known.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit.depth._wishart import trace_moments
+
+MOST_STEPS = 16
+"""The largest degree whose moments are had in a moment: 2n powers of a Wishart matrix."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectrum:
+    r"""A measure $\mu$ on $[0,\infty)$ by the Jacobi matrix of $d\nu=\lambda\,d\mu$, about 1.
+
+    Attributes:
+        mass: $\mu_0$.
+        diagonal: of the Jacobi matrix, less 1.
+        squares: of its off-diagonal, after $\nu_0$; fewer than asked for where $\nu$ is finite.
+    """
+
+    mass: Fraction
+    diagonal: tuple[Fraction, ...]
+    squares: tuple[Fraction, ...]
+
+    @property
+    def degree(self) -> int:
+        """How many nodes there are, and the degree up to which they integrate F."""
+        return len(self.diagonal)
+
+    def least(self, ridge: Fraction) -> Fraction:
+        r"""Return $F_n$, by the continued fraction $\nu_0/(a_0+c-b_1^2/(a_1+c-\dots))$."""
+        tail = Fraction(0)
+        for diagonal, square in zip(self.diagonal[::-1], self.squares[::-1], strict=True):
+            tail = square / (1 + diagonal + ridge - tail)
+        return self.mass - tail
+
+    @functools.cached_property
+    def nodes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        r"""The Gauss nodes of $\nu$ less 1, as accurate as they are spread, and their weights."""
+        diagonal = np.array([float(entry) for entry in self.diagonal])
+        beside = np.array([_root(square) for square in self.squares[1:]])
+        offsets, vectors = np.linalg.eigh(
+            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        )
+        return offsets, float(self.squares[0]) * vectors[0] ** 2
+
+    def truncated(self, degree: int) -> "Spectrum":
+        """Return the spectrum as polynomials of a lower degree see it."""
+        return Spectrum(self.mass, self.diagonal[:degree], self.squares[:degree])
+
+    def misfits(self, ridge: float, residuals: NDArray[np.inexact]) -> NDArray[np.inexact]:
+        r"""Return the roots of the terms of $F(p)-F_n$ at $p(\lambda_j)$, one a node."""
+        offsets, weights = self.nodes
+        points = 1 + offsets
+        beyond = (ridge - (points + ridge) * residuals) / points
+        return np.sqrt(weights / (points + ridge)) * beyond
+
+    def mean(self, ridge: Fraction, residuals: NDArray[np.float64]) -> float:
+        r"""Return $F(p)$ from $p(\lambda_j)$, exact for degrees up to that of the spectrum."""
+        squares = self.misfits(float(ridge), residuals) ** 2
+        return float(self.least(ridge)) + float(squares.sum())
+
+
+def _root(square: Fraction) -> float:
+    """Return the root of a rational number, however small."""
+    return math.sqrt(square.numerator / square.denominator)
+
+
+def spectrum_of(moments: Sequence[Fraction]) -> Spectrum:
+    r"""Return the spectrum with these moments $\mu_0,\dots,\mu_{2n}$, of n nodes at the most.
+
+    Chebyshev's algorithm on the moments of $\lambda-1$ under $\nu$; it ends early where $\nu$ has
+    fewer atoms.
+    """
+    count = len(moments) // 2
+    previous = [Fraction(0)] * (2 * count)
+    current = [
+        sum((math.comb(k, i) * (-1) ** (k - i) * moments[i + 1] for i in range(k + 1)), Fraction(0))
+        for k in range(2 * count)
+    ]
+    diagonal, squares = [current[1] / current[0]], [current[0]]
+    for k in range(1, count):
+        following = [Fraction(0)] * (2 * count)
+        for i in range(k, 2 * count - k):
+            following[i] = current[i + 1] - diagonal[-1] * current[i]
+            following[i] -= squares[-1] * previous[i] if k > 1 else 0
+        if following[k] == 0:
+            break
+        diagonal.append(following[k + 1] / following[k] - current[k] / current[k - 1])
+        squares.append(following[k] / current[k - 1])
+        previous, current = current, following
+    return Spectrum(moments[0], tuple(diagonal), tuple(squares))
+
+
+@functools.lru_cache(maxsize=64)
+def wishart_spectrum(dim: int, length: int, degree: int) -> Spectrum:
+    r"""Return that of $S=W/L$, $W\sim\mathrm{Wishart}_d(L,I)$, for polynomials of this degree."""
+    traces = trace_moments(dim, length, 2 * degree)
+    return spectrum_of([Fraction(trace, length**k) for k, trace in enumerate(traces)])

@@ -1,0 +1,164 @@
+r"""Jointly Gaussian tilts, and means of exponentials of quadratic forms of them.
+
+Everything a finite prompt does to a stack, to leading order, is a derivative of
+$E\exp(\tfrac12v'Jv)$ in what moves the mean and the covariance of a Gaussian vector v. The
+derivatives are carried along as nilpotent numbers (`_nilpotent`).
+"""
+
+import dataclasses
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.depth._nilpotent import exponential, inverse, last_of_product, product
+
+
+@dataclasses.dataclass(frozen=True)
+class Tilts:
+    r"""A Gaussian vector v, of one tilt or of several below one another, with infinitesimals.
+
+    Attributes:
+        mean: of v, columns [2^n, ..., k, 1].
+        slope: the derivative of the mean in where the tilts start, [2^n, ..., k, q].
+        cov: of v, [2^n, ..., k, k].
+    """
+
+    mean: Array
+    slope: Array
+    cov: Array
+
+    @staticmethod
+    def start(tilt: Array) -> "Tilts":
+        """Return one tilt that is not random, a column [..., k, 1], and from which others start."""
+        size, batch = tilt.shape[-2], tilt.shape[:-2]
+        slope = np.broadcast_to(np.eye(size), (*batch, size, size))
+        return Tilts(tilt[None], slope[None], np.zeros((1, *batch, size, size)))
+
+    def select(self, *rows: slice) -> "Tilts":
+        """Return some rows of v, below one another."""
+        places = np.concatenate([np.arange(self.mean.shape[-2])[part] for part in rows])
+        cov = self.cov[..., places, :][..., places]
+        return Tilts(self.mean[..., places, :], self.slope[..., places, :], cov)
+
+    def append(
+        self,
+        matrix: Array,
+        of: slice,
+        *,
+        shift: Array | float = 0.0,
+        noise: Array | float = 0.0,
+        mark: tuple[Array, slice] | None = None,
+    ) -> "Tilts":
+        r"""Return v and below it $Av_{of}+c+N(0,\text{noise})$, plus $\epsilon Bv_{at}$ if marked.
+
+        Args:
+            matrix: A, [..., k', k_of].
+            of: the rows of v that it multiplies.
+            shift: c, a column.
+            noise: the covariance of what is added independently.
+            mark: B and the rows that it multiplies; with it comes a new infinitesimal.
+        """
+        mean, slope = (matrix @ numbers[..., of, :] for numbers in (self.mean, self.slope))
+        across = matrix @ self.cov[..., of, :]
+        own = across[..., of] @ matrix.mT
+        mean[0] += shift
+        own[0] += noise
+        without = Tilts(_below(self.mean, mean), _below(self.slope, slope), self._grow(across, own))
+        if mark is None:
+            return without
+        matrix, at = mark
+        mean, slope = (matrix @ numbers[..., at, :] for numbers in (self.mean, self.slope))
+        half = across[..., at] @ matrix.mT
+        across = matrix @ self.cov[..., at, :]
+        zero = Tilts(*(np.zeros_like(part) for part in (self.mean, self.slope, self.cov)))
+        return Tilts(
+            np.concatenate([without.mean, _below(zero.mean, mean)]),
+            np.concatenate([without.slope, _below(zero.slope, slope)]),
+            np.concatenate([without.cov, zero._grow(across, half + half.mT)]),
+        )
+
+    def _grow(self, across: Array, own: Array) -> Array:
+        """Return the covariance with rows and columns added."""
+        lower = np.concatenate([across, own], axis=-1)
+        return _below(np.concatenate([self.cov, across.mT], axis=-1), lower)
+
+    def correlate(self, cov: Array, first: slice, second: slice) -> "Tilts":
+        r"""Return v with $\epsilon D$ added to the covariance of two of its parts.
+
+        Its derivative is $E\langle\nabla_1,D\nabla_2\rangle f(v)$.
+        """
+        added = np.zeros_like(self.cov)
+        added[0][..., first, second] = cov
+        added[0][..., second, first] = cov.mT
+        mean, slope = (np.concatenate([part, 0.0 * part]) for part in (self.mean, self.slope))
+        return Tilts(mean, slope, np.concatenate([self.cov, added]))
+
+    def join(self, other: "Tilts") -> "Tilts":
+        """Return both, independent, below one another, each with its own starting point."""
+        own, others = len(self.mean), len(other.mean)
+
+        def blocks(first: Array, second: Array) -> Array:
+            batch = np.broadcast_shapes(first.shape[1:-2], second.shape[1:-2])
+            rows, columns = (
+                a + b for a, b in zip(first.shape[-2:], second.shape[-2:], strict=True)
+            )
+            both = np.zeros((own * others, *batch, rows, columns))
+            both[:own, ..., : first.shape[-2], : first.shape[-1]] = first
+            both[::own, ..., first.shape[-2] :, first.shape[-1] :] = second
+            return both
+
+        mean = blocks(self.mean, other.mean).sum(axis=-1, keepdims=True)
+        return Tilts(mean, blocks(self.slope, other.slope), blocks(self.cov, other.cov))
+
+
+def _below(above: Array, below: Array) -> Array:
+    return np.concatenate([above, below], axis=-2)
+
+
+def symmetric_form(first: Array, between: Array, second: Array) -> Array:
+    """Return the matrix of these blocks, [..., k, k], and of `between` transposed."""
+    batch = np.broadcast_shapes(*(block.shape[:-2] for block in (first, between, second)))
+    a, b, c = (np.broadcast_to(m, (*batch, *m.shape[-2:])) for m in (first, between, second))
+    return _below(np.concatenate([a, b], axis=-1), np.concatenate([b.mT, c], axis=-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianMean:
+    r"""$e^F=E\exp(\tfrac12v'Jv)$, with the derivatives of F in the starting points.
+
+        F = (mu'Y mu - ln det(I - CJ)) / 2,    Y = J (I - CJ)^-1,    v ~ N(mu, C)
+
+    Attributes:
+        value: $e^F$, [2^n, ...].
+        gradient: $\nabla F$, columns [2^n, ..., q, 1].
+        slope: of the mean of v, [2^n, ..., k, q].
+        precision: $Y$, [2^n, ..., k, k].
+    """
+
+    value: Array
+    gradient: Array
+    slope: Array
+    precision: Array
+
+    @staticmethod
+    def of(tilts: Tilts, form: Array) -> "GaussianMean":
+        """Return the mean for J = `form`, [..., k, k]."""
+        matrix = -tilts.cov @ form
+        matrix[0] += np.eye(form.shape[-1])
+        inverted, log_det = inverse(matrix)
+        precision = form @ inverted
+        pull = product(precision, tilts.mean)
+        square = product(tilts.mean.mT, pull)[..., 0, 0]
+        gradient = product(np.ascontiguousarray(tilts.slope.mT), pull)
+        return GaussianMean(exponential(0.5 * (square - log_det)), gradient, tilts.slope, precision)
+
+    def derivative(self) -> Array:
+        """Return the gradient of the mean, last coefficient, columns [..., q, 1]."""
+        return last_of_product(self.value, self.gradient)
+
+    def mixed_derivative(self, first: int) -> Array:
+        r"""Return $\nabla_t\nabla_s'$, last coefficient, t the `first` entries of the start."""
+        left, right = self.gradient[..., :first, :], self.gradient[..., first:, :]
+        onward = product(self.precision, self.slope[..., first:])
+        curvature = product(np.ascontiguousarray(self.slope[..., :first].mT), onward)
+        return last_of_product(self.value, product(left, right.mT) + curvature)

@@ -1,0 +1,79 @@
+r"""Moments of softmax layers over Gaussian tokens to leading order in 1/L.
+
+    Cov T_L ~ C / L,    E T_L - T ~ b / L
+
+with C and b in closed form (`promptlimit.depth`; derived in docs/depth.md). Where tokens attend to
+themselves so much that b is not reached at any practical length, the bias of two layers has the
+tokens' own errors exactly at that length, and that of more is NaN: not known. Under a causal mask
+it grows as $(\ln L)^{K-1}/L$ with a constant that the first tokens decide: NaN too.
+"""
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.depth import (
+    GaussianStack,
+    fluctuation_bias,
+    fluctuation_cov,
+    semi_exact_bias,
+    too_many_terms,
+    unread_layer,
+)
+from promptlimit.finite._head_moments import MomentRows, leading_error
+from promptlimit.finite._problem import Problem, first_obstacle, known
+from promptlimit.finite._rules import Effort
+
+
+def expansion_obstacle(problem: Problem) -> str | None:
+    """Return why softmax layers have no leading order in 1/L."""
+    layers = problem.layers or (problem.attention,)
+    if problem.layers is None and (problem.heads is None or problem.gaussian is None):
+        return problem.no_head
+    obstacle = first_obstacle(
+        (problem.wrt is not None, "a gradient is compared"),
+        (problem.gaussian is None, "the tokens are not Gaussian"),
+        (problem.including_query, "the query is a token"),
+    )
+    if obstacle is None:
+        obstacle = unread_layer(layers)
+    if obstacle is None:
+        stack = gaussian_stack(problem)
+        obstacle = stack.sharp_layer() or too_many_terms(stack)
+    return obstacle
+
+
+def gaussian_stack(problem: Problem) -> GaussianStack:
+    """Return the layers of a problem over its Gaussian tokens."""
+    gaussian = known(problem.gaussian)
+    layers = problem.layers or (problem.attention,)
+    return GaussianStack.of(layers, gaussian.means[0], gaussian.all_covs()[0])
+
+
+def expansion_rows(problem: Problem, _effort: Effort) -> MomentRows:
+    """Return the leading order of every moment."""
+    stack, lengths = gaussian_stack(problem), problem.lengths
+    cov = fluctuation_cov(stack, problem.query, causal=problem.causal)
+    shares = 1.0 / lengths
+    bias = _bias_constants(stack, problem)
+    return MomentRows(
+        limit=stack.output(problem.query),
+        bias=np.where(np.isinf(lengths)[:, None], 0.0, bias) * shares[:, None],
+        cov=shares[:, None, None] * cov,
+        mse=shares * np.trace(cov),
+        participation=np.where(np.isinf(lengths), 0.0, np.nan),
+        error=leading_error(lengths),
+    )
+
+
+def _bias_constants(stack: GaussianStack, problem: Problem) -> Array:
+    """Return L times the bias at every length, [n, e]."""
+    constants = np.full((problem.lengths.size, stack.layers[-1].residual.shape[0]), np.nan)
+    if problem.causal and stack.depth > 1:
+        return constants
+    if stack.slow_layer() is None:
+        constants[:] = fluctuation_bias(stack, problem.query)
+    elif stack.depth == 2 and len(stack.layers[0].heads) == 1:
+        for place in np.flatnonzero(np.isfinite(problem.lengths)):
+            length = float(problem.lengths[place])
+            constants[place] = semi_exact_bias(stack, problem.query, length)
+    return constants

@@ -1,0 +1,391 @@
+r"""Moments of stacks over finite prompts, and their limit where it has no closed form.
+
+Over Gaussian tokens or a list of them a stack has a closed limit, and linear stacks are exact in
+law at every length. Over other laws the image of a token under a layer has no closed form: atoms of
+a quadrature stand for the law in one and two dimensions, particles in more. Derived in
+docs/depth.md.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jaxtyping import Array as JaxArray
+from jaxtyping import PRNGKeyArray
+
+from promptlimit._arrays import Array, doubles
+from promptlimit.attention import AbstractAttention
+from promptlimit.depth import (
+    MOST_NODES,
+    LinearLayer,
+    LinearStack,
+    StackKernel,
+    fluctuation_cov,
+)
+from promptlimit.finite._head_moments import MomentRows
+from promptlimit.finite._problem import Problem, first_obstacle, known
+from promptlimit.finite._rules import Effort
+from promptlimit.finite._simulation import (
+    PromptSimulation,
+    chunk_of_prompts,
+    numbers_of_prompt,
+    output_errors,
+    outputs_and_tokens,
+    prompt_chunks,
+    rows_until_known,
+    simulated_lengths,
+    standard_error,
+    warn_when_unreliable,
+)
+from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
+from promptlimit.measures import Empirical, GaussianParts, covariance_root
+from promptlimit.parallel import in_chunks
+from promptlimit.results import AccuracyError, KindUnavailableError
+
+_PARTICLES = 1024
+"""Tokens that stand for a law in more than two dimensions; their error falls as 1/N^2."""
+
+_REPLICAS = 64
+"""Independent prompts of them, unless a user who asks for nothing but the limit says otherwise."""
+
+_FIRST_NODES = {1: 64, 2: 16}
+"""Nodes an axis that the quadrature of a Gaussian part begins with, by dimension."""
+
+_MOST_ATOMS = 8192
+"""Atoms beyond which a quadrature does not go: the scores of all for all must be computed."""
+
+_MOST_TERMS = 64
+"""Terms of an influence beyond which it takes longer than the prompts that it would spare."""
+
+_CLOSE = 1e-10
+"""The relative change at which a quadrature stops..."""
+
+_FAR = 1e-4
+"""... and at which its last word is not believed."""
+
+
+def without_closed_limit(problem: Problem) -> str | None:
+    """Return why there is no closed limit: a stack over neither Gaussian tokens nor atoms."""
+    if problem.layers is None or problem.wrt is not None:
+        return None
+    parts = problem.parts
+    if parts is not None and (parts.is_gaussian or parts.covs is None):
+        return None
+    return (
+        f"what a layer makes of {type(problem.measure).__name__} tokens has no closed form "
+        "(particles stand for it)"
+    )
+
+
+def without_atoms(problem: Problem) -> str | None:
+    """Return why no atoms of a quadrature stand for the tokens of a stack."""
+    if without_closed_limit(problem) is None:
+        return "it has a closed limit"
+    parts = problem.parts
+    return first_obstacle(
+        (parts is None, "the tokens are no mixture of Gaussians"),
+        (problem.measure.dim > 2, "quadrature of a stack's tokens takes one or two dimensions"),
+        (
+            parts is not None
+            and _atom_count(parts, _FIRST_NODES.get(problem.measure.dim, 1)) * 4 > _MOST_ATOMS,
+            "the mixture has too many parts for a quadrature",
+        ),
+    )
+
+
+def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
+    """Return the limit over atoms, with the change at the last doubling of their number."""
+    limit, error = _limit_by_atoms(problem)
+    rows = MomentRows.at_infinity(limit, problem.lengths.size)
+    return dataclasses.replace(rows, limit_error=error)
+
+
+def _limit_by_atoms(problem: Problem) -> tuple[Array, Array]:
+    parts, nodes = known(problem.parts), _FIRST_NODES[problem.measure.dim]
+    before = _over_atoms(problem, parts, nodes)
+    while True:
+        nodes *= 2
+        limit = _over_atoms(problem, parts, nodes)
+        error = np.abs(limit - before)
+        relative = float(np.linalg.norm(error) / max(np.linalg.norm(limit), 1e-300))
+        if relative <= _CLOSE:
+            return limit, error
+        if _atom_count(parts, 2 * nodes) > _MOST_ATOMS:
+            break
+        before = limit
+    if relative > _FAR:
+        raise AccuracyError(
+            f"For {problem.subject}, the last doubling of the atoms moves the limit by a share of "
+            f"{relative:.2g}: the tilts reach beyond them. Ask for kind='estimate' with a key."
+        )
+    return limit, error
+
+
+def _atom_count(parts: GaussianParts, nodes: int) -> int:
+    return int(sum(nodes ** np.linalg.matrix_rank(cov) for cov in parts.all_covs()))
+
+
+def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
+    r"""Return what the stack makes of atoms, so many an axis of every Gaussian part.
+
+    They stand $h=\sqrt{2\pi/n}$ apart and weigh $e^{-x^2/2}$: a trapezoidal sum, whose error falls
+    geometrically for the smooth maps that layers are; it reaches to $x=\sqrt{\pi n/2}$, for tilts
+    read the tails.
+    """
+    points, shares = [], []
+    normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
+    weights = np.exp(-0.5 * normals**2)
+    for share, mean, cov in zip(parts.weights, parts.means, parts.all_covs(), strict=True):
+        root = covariance_root(cov)
+        axes = np.linalg.svd(root)[0][:, : np.linalg.matrix_rank(cov)]
+        grid = np.array(list(itertools.product(normals, repeat=axes.shape[1])))
+        points.append(mean + grid @ (root @ axes).T)
+        products = itertools.product(weights / weights.sum(), repeat=axes.shape[1])
+        shares.append(share * np.array([math.prod(row) for row in products]))
+    with jax.enable_x64(True):
+        atoms = Empirical(np.concatenate(points), np.concatenate(shares))
+        return doubles(problem.attention(atoms, problem.query))
+
+
+def without_particles(problem: Problem) -> str | None:
+    """Return why particles are no way to the moments of a stack."""
+    return None if without_closed_limit(problem) else "it has a closed limit"
+
+
+def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
+    """Return the moments of simulated prompts about a limit that is itself an estimate.
+
+    The limit comes from atoms where they can be had. What is not known of it counts in the errors
+    of the mean squared errors.
+    """
+    key, prompt_key = jax.random.split(known(effort.key))
+    if without_atoms(problem) is None:
+        limit, limit_error = _limit_by_atoms(problem)
+    else:
+        limit, limit_error = _limit_by_particles(problem, key, effort)
+    effort = dataclasses.replace(effort, key=prompt_key)
+    rows = simulated_moments(problem, effort, limit)
+    doubt = float(np.linalg.norm(limit_error))
+    pull = 2.0 * np.linalg.norm(rows.bias, axis=1) * doubt
+    error = np.where(np.isinf(problem.lengths), 0.0, np.hypot(rows.error, pull + doubt**2))
+    return dataclasses.replace(rows, error=error, limit_error=limit_error)
+
+
+def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> tuple[Array, Array]:
+    r"""Return the limit over replicas of N particles, and its standard error.
+
+    One replica is $2T_N-\frac12(T_{N/2}+T'_{N/2})$ over all its particles and its halves, which
+    takes the bias of order 1/N out.
+    """
+    replicas = _REPLICAS if effort.samples is None else int(effort.samples)
+    if np.isfinite(problem.lengths).any():
+        replicas = min(replicas, _REPLICAS)
+    chunk = chunk_of_prompts(numbers_of_prompt(problem, 2 * _PARTICLES, 4), replicas)
+    with jax.enable_x64(True):
+        simulation = PromptSimulation.of(dataclasses.replace(problem, causal=False), key)
+        chunks = in_chunks(_replica_outputs, simulation, chunk)
+        rows = list(itertools.islice(chunks, -(-replicas // chunk)))
+    outputs = np.concatenate(rows)[:replicas]
+    return outputs.mean(axis=0), outputs.std(axis=0, ddof=1) / math.sqrt(replicas)
+
+
+def _replica_outputs(simulation: PromptSimulation, indices: JaxArray) -> JaxArray:
+    def one(index: JaxArray) -> JaxArray:
+        query, tokens = simulation.draw(_PARTICLES, index)
+        halves = tokens[: _PARTICLES // 2], tokens[_PARTICLES // 2 :]
+        whole, *parts = (simulation.read(Empirical(some), query) for some in (tokens, *halves))
+        return 2.0 * whole - 0.5 * (parts[0] + parts[1])
+
+    return jax.vmap(one)(indices)
+
+
+def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentRows:
+    """Return the moments about a limit of simulated prompts, length by length."""
+    head = problem.head
+    tilt = head.tilt if head is not None and head.kernel == "softmax" else None
+    rows = _rows_to_fill(problem, limit)
+    simulated = simulated_lengths(problem, effort, output_errors, limit, tilt)
+    for place, (squares, deviation, parts) in simulated:
+        bias, cov = deviation.mean(axis=0), _covariance(deviation)
+        rows.put(place, bias, cov, squares.mean(), parts.mean(), standard_error(squares))
+        _put_draws(rows, place, deviation)
+    if head is not None and head.kernel == "linear":
+        rows.participation[:] = 1.0 / (problem.lengths + float(problem.including_query))
+    return rows
+
+
+def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
+    """Return the rows of infinite prompts, with places for what simulated ones have besides."""
+    rows = MomentRows.at_infinity(limit, problem.lengths.size)
+    samples = np.zeros(problem.lengths.size, dtype=np.int64)
+    return dataclasses.replace(rows, samples=samples, bias_error=np.zeros_like(rows.bias))
+
+
+def _put_draws(rows: MomentRows, place: int, draws: Array) -> None:
+    """Write how many draws the bias is the mean of, and its standard error."""
+    known(rows.samples)[place] = draws.shape[0]
+    known(rows.bias_error)[place] = draws.std(axis=0, ddof=1) / math.sqrt(draws.shape[0])
+
+
+def _covariance(deviation: Array) -> Array:
+    centred = deviation - deviation.mean(axis=0)
+    return centred.T @ centred / (deviation.shape[0] - 1)
+
+
+def controlled_obstacle(problem: Problem) -> str | None:
+    """Return why the first order of what a prompt does is not taken out of a simulation."""
+    if problem.layers is None:
+        return problem.no_head
+    obstacle = expansion_obstacle(problem)
+    if obstacle is not None:
+        return obstacle
+    terms = sum(part.constant.size for part in _kernel(problem).parts)
+    return f"its influences have {terms} terms, too many" if terms > _MOST_TERMS else None
+
+
+def _kernel(problem: Problem) -> StackKernel:
+    return StackKernel.of(gaussian_stack(problem), problem.query)
+
+
+def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
+    r"""Return the moments of simulated prompts, with the first order k as a control variate.
+
+    The mean k of the influences of a prompt's tokens has mean zero and covariance $C/L$: the bias
+    is the mean of $T_L-T-k$, and the mean squared error $\mathrm{tr}\,C/L$ more than that of
+    $|T_L-T|^2-|k|^2$. Both have less noise by a factor $L^{-1/2}$. Under a causal mask the token at
+    place i reaches the query through p others $\frac1{p!}(\sum_{j\ge i}1/j)^p$ as often; k has mean
+    zero still, and its square is not used.
+    """
+    limit, kernel = problem.limit(), _kernel(problem)
+    try:
+        cov = fluctuation_cov(gaussian_stack(problem), problem.query)
+    except KindUnavailableError:  # the influences have no finite square: they are no help
+        return simulated_moments(problem, effort, limit)
+    rows = _rows_to_fill(problem, limit)
+    for place in np.flatnonzero(np.isfinite(problem.lengths)):
+        length = float(problem.lengths[place])
+        with jax.enable_x64(True):
+            chunks, chunk = prompt_chunks(problem, length, effort, outputs_and_tokens, limit)
+            controlled = (
+                _controlled(kernel, cov / length, problem.causal, *drawn) for drawn in chunks
+            )
+            squares, deviation, control = rows_until_known(controlled, chunk, effort)
+        warn_when_unreliable(squares, effort)
+        rest = deviation - control
+        bias, spread = rest.mean(axis=0), _covariance(deviation)
+        if not problem.causal:
+            spread = spread - _covariance(control) + cov / length
+        mse, error = squares.mean(), standard_error(squares)
+        rows.put(int(place), bias, spread, mse, np.nan, error)
+        _put_draws(rows, int(place), rest)
+    return rows
+
+
+def _controlled(
+    kernel: StackKernel, cov: Array, causal: bool, deviation: Array, tokens: Array
+) -> tuple[Array, Array, Array]:
+    """Return squared errors, deviations and their first orders, one row a prompt."""
+    count, length, dim = tokens.shape
+    by_steps = np.stack(kernel.by_steps(tokens.reshape(-1, dim)))
+    by_steps = by_steps.reshape(by_steps.shape[0], count, length, -1)
+    reach = np.ones((by_steps.shape[0], length))
+    if causal:
+        later = np.cumsum(1.0 / np.arange(length, 0, -1))[::-1]
+        reach = np.stack([later**p / math.factorial(p) for p in range(by_steps.shape[0])])
+    control = np.einsum("pl,pnle->ne", reach, by_steps) / length
+    squares = np.sum(deviation**2, axis=1)
+    if not causal:
+        squares = squares - np.sum(control**2, axis=1) + np.trace(cov)
+    return squares, deviation, control
+
+
+def linear_stack_obstacle(problem: Problem) -> str | None:
+    """Return why a problem is not of linear layers over Gaussian tokens."""
+    layers = problem.layers
+    if layers is None:
+        return problem.no_head
+    return first_obstacle(
+        (problem.gaussian is None, "the tokens are not Gaussian"),
+        (problem.causal, "under a causal mask each token has a second moment of its own"),
+        (problem.including_query, "the query is a token"),
+        (not all(map(_is_linear, layers)), "its layers are not all linear"),
+    )
+
+
+def many_nodes(problem: Problem) -> str | None:
+    """Return why the moments of a stack are not those of a product of Gauss rules."""
+    obstacle = linear_stack_obstacle(problem)
+    if obstacle is not None:
+        return obstacle
+    finite = problem.lengths[np.isfinite(problem.lengths)]
+    stack = _linear_stack(problem)
+    nodes = max((stack.node_count(float(length)) for length in finite), default=0.0)
+    beyond = f"{len(stack.layers)} linear layers in {stack.root.shape[1]} dimensions"
+    words = f"{beyond} take {nodes:.2g} nodes, more than {MOST_NODES}"
+    return words if nodes > MOST_NODES else None
+
+
+def exact_linear_stack(problem: Problem, _effort: Effort) -> MomentRows:
+    """Return the moments of a linear stack by Gauss rules, which are exact for polynomials."""
+    stack = _linear_stack(problem)
+    rows = MomentRows.at_infinity(stack.limit, problem.lengths.size)
+    for place in np.flatnonzero(np.isfinite(problem.lengths)):
+        rows.put(int(place), *stack.exact_moments(float(problem.lengths[place])), np.nan, 0.0)
+    return rows
+
+
+def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
+    """Return the moments of a linear stack over prompts drawn as Wishart matrices.
+
+    The part that is linear in the second moment has mean zero, and is left out of the bias.
+    """
+    stack = _linear_stack(problem)
+    rows = _rows_to_fill(problem, stack.limit)
+    words = np.asarray(jax.random.key_data(known(effort.key))).ravel()
+    for place in np.flatnonzero(np.isfinite(problem.lengths)):
+        rng = np.random.default_rng([*map(int, words)])
+        chunk = chunk_of_prompts(8 * problem.measure.dim**2, effort.most_samples)
+        chunks = _linear_draws(stack, float(problem.lengths[place]), chunk, rng)
+        squares, first, rest = rows_until_known(chunks, chunk, effort)
+        warn_when_unreliable(squares, effort)
+        bias, cov = rest.mean(axis=0), _covariance(first + rest)
+        rows.put(int(place), bias, cov, squares.mean(), np.nan, standard_error(squares))
+        _put_draws(rows, int(place), rest)
+    return rows
+
+
+def _linear_draws(
+    stack: LinearStack, length: float, chunk: int, rng: np.random.Generator
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield squared errors and the two parts of the deviations of prompts, without end."""
+    while True:
+        first, rest = stack.drawn_deviations(length, chunk, rng)
+        yield np.sum((first + rest) ** 2, axis=1), first, rest
+
+
+def _is_linear(layer: AbstractAttention) -> bool:
+    heads = layer.heads_read()
+    return heads is not None and all(head.kernel == "linear" for head in heads)
+
+
+def _linear_stack(problem: Problem) -> LinearStack:
+    """Return the stack as matrices, at the query, in coordinates that carry the tokens' spread."""
+    gaussian, layers = known(problem.gaussian), []
+    with jax.enable_x64(True):
+        for layer in known(problem.layers):
+            residual = layer.residual_read()
+            shape = (layer.output_dim, layer.query_dim)
+            heads = known(layer.heads_read())
+            layers.append(
+                LinearLayer(
+                    np.zeros(shape) if residual is None else doubles(residual),
+                    tuple((doubles(head.key_query), doubles(head.value)) for head in heads),
+                )
+            )
+    variances, axes = np.linalg.eigh(gaussian.all_covs()[0])
+    kept = variances > 1e-14 * variances.max()
+    root = axes[:, kept] * np.sqrt(variances[kept])
+    return LinearStack(tuple(layers), gaussian.means[0], root, problem.query)

@@ -1,0 +1,248 @@
+"""Every head of a causal model by distance, over long prompts."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.heads._atlas import Progress, share_error, share_of
+from promptlimit.heads._far_tokens import Distances, QueryRows, query_rows
+from promptlimit.heads._model import Model
+from promptlimit.heads._prediction import Prediction, prediction
+from promptlimit.heads._prompts import CapturedHeads, HeadLists, HeadPrompts, prompts_of
+from promptlimit.heads._windows import TextOrIds
+from promptlimit.results import CausalAtlas
+
+LONG = 4096
+"""Tokens of a window, where the model takes as many."""
+_CLASSES = 6
+
+
+def causal_atlas(
+    model: Model | CapturedHeads | HeadLists,
+    text_or_ids: TextOrIds | None = None,
+    *,
+    window: int | None = None,
+    windows: int | None = None,
+    sinks: int = 4,
+    recent: int = 64,
+    band: int = 128,
+    every: int = 8,
+    progress: Progress | None = None,
+) -> CausalAtlas:
+    r"""Return what every head of a causal model sees by distance, and what far tokens amount to.
+
+    A query sees its own token and all before it. The first few (sinks) and the last few (the
+    recent window) are kept; the others are far. Measured are the scores' variance, split into
+    what lies between bands of distance and within them, the weights of sinks and recent tokens,
+    effective tokens and entropy. Then the far tokens are replaced by their count, means and
+    covariances, $1+d+e+de+d(d+1)/2$ numbers a head, beside dropping them and keeping more recent
+    tokens in that memory instead.
+
+    The cost is that of reading the text once and grows with its length; scores of a few hundred
+    queries of one head are in memory at once. Only one query of `every` is looked at.
+
+    Args:
+        model: from `load`, what `capture` returns, or heads, as for `atlas`.
+        text_or_ids: a text, token ids, or the windows themselves, one a row; nothing for heads.
+        window: tokens of a window; as many as the model takes, at most 4096, unless given.
+        windows: the most windows to read.
+        sinks: tokens kept at the beginning.
+        recent: tokens kept before the query, its own included.
+        band: tokens of a band of distance.
+        every: one query of so many is looked at, the last always.
+        progress: called as the work goes on.
+    """
+    for name, value, least in (
+        ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
+    ):  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"`{name}` must be a whole number from {least}, got {value}.")
+    prompts = prompts_of(model, text_or_ids, window, windows, usual=LONG, readings=1)
+    if not prompts.causal:
+        raise ValueError(
+            f"`model` must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
+        )
+    distances = Distances(sinks, recent, moment_tokens(*prompts.widths), band)
+    positions = _positions(prompts.length, distances, every)
+    far = positions + 1 - sinks - recent
+    table = prediction(int(far[0]), prompts.length)
+    report = progress or (lambda *_: None)
+    total = prompts.count * len(prompts.scales)
+    report("measuring by distance", 0, total)
+
+    def window_rows(index: int) -> QueryRows:
+        layers: list[QueryRows] = []
+        for layer, heads in enumerate(prompts.layers(index)):
+            rows = query_rows(heads, prompts.scales[layer], positions, table, distances)
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(rows)):
+                raise ValueError(
+                    f"`model` must have scores that are finite in single precision, but layer "
+                    f"{layer} of {prompts.name} does not. Are its weights those of a trained model?"
+                )
+            layers.append(rows)
+            report("measuring by distance", index * len(prompts.scales) + len(layers), total)
+        return _stacked(layers)
+
+    rows = _stacked([window_rows(index) for index in range(prompts.count)])
+    return _assembled(prompts, rows, positions, distances, table, every)
+
+
+def _stacked(parts: list[QueryRows]) -> QueryRows:
+    """Return rows with one axis more, before the others."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+
+
+def moment_tokens(keys: int, values: int) -> int:
+    """Return how many tokens of this many coordinates the moments of far tokens cost.
+
+    Moments are a count, two means, the covariance of keys and that of values with keys.
+    """
+    numbers = 1 + keys + values + values * keys + keys * (keys + 1) // 2
+    return -(-numbers // (keys + values))
+
+
+def _positions(length: int, distances: Distances, every: int) -> np.ndarray:
+    """Return the queries looked at: one of `every`, from an eighth of the window on, the last too.
+
+    A query must have twice the tokens before it that are kept, so that dropping drops something.
+    """
+    kept = distances.sinks + distances.recent + distances.equivalent
+    first = max(length // 8, 2 * kept)
+    if length <= first:
+        raise ValueError(
+            f"`window` must exceed twice the {kept} tokens that are kept or paid for by moments, "
+            f"got {length}. Give a longer window or a smaller `recent`."
+        )
+    return np.arange(length - 1, first - 1, -every)[::-1]
+
+
+def _assembled(  # noqa: PLR0917 - in the order of their use
+    prompts: HeadPrompts,
+    rows: QueryRows,
+    positions: np.ndarray,
+    distances: Distances,
+    table: Prediction,
+    every: int,
+) -> CausalAtlas:
+    """Return means over queries and windows; squares are summed before they are divided."""
+    means = jax.tree.map(lambda leaf: leaf.mean(axis=(0, -1)), rows._replace(total=rows.entropy))
+    errors = {name: part.sum(axis=-1) for name, part in rows.errors._asdict().items()}
+    totals = np.asarray(rows.total)
+    lengths = positions + 1
+    edges, classes = _classes(lengths)
+    split = {
+        "between": rows.between,
+        "within": np.asarray(rows.variance) - rows.between,
+        "entropy": rows.entropy,
+    }
+    return CausalAtlas(
+        model=prompts.name,
+        model_type=prompts.model_type,
+        window=prompts.length,
+        windows=prompts.count,
+        shortest=int(lengths[0]),
+        every=every,
+        sinks=distances.sinks,
+        recent=distances.recent,
+        equivalent=distances.equivalent,
+        band=distances.band,
+        rotary=prompts.rotary,
+        parity=prompts.parity,
+        between=means.between,
+        within=means.variance - means.between,
+        sink_weight=means.sinks,
+        recent_weight=means.recent,
+        effective_tokens=1.0 / means.participation,
+        entropy=means.entropy,
+        far_sharpness=means.far_variance,
+        mass_error=means.mass_error,
+        r2={
+            name: 1.0 - share_of(error.sum(axis=0), totals.sum(axis=0))
+            for name, error in errors.items()
+        },
+        r2_error={name: share_error(error, totals) for name, error in errors.items()},
+        lengths=edges,
+        by_length={
+            name: np.stack([_mean(part, chosen) for chosen in classes], axis=-1)
+            for name, part in split.items()
+        },
+        entropy_predicted=_entropy_predicted(rows, lengths, classes, table, distances),
+    )
+
+
+def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return edges of classes of lengths in equal ratios, none empty, and who is in each."""
+    count = _CLASSES
+    while True:
+        edges = np.geomspace(lengths[0], lengths[-1] + 1, count + 1).round()
+        classes = [(lengths >= low) & (lengths < high) for low, high in itertools.pairwise(edges)]
+        if count == 1 or all(chosen.any() for chosen in classes):
+            return edges, classes
+        count -= 1
+
+
+def _mean(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return the mean over windows and the chosen queries, [layers, heads]."""
+    return rows[..., chosen].mean(axis=(0, -1))
+
+
+def _entropy_predicted(
+    rows: QueryRows,
+    lengths: np.ndarray,
+    classes: list[np.ndarray],
+    table: Prediction,
+    distances: Distances,
+) -> dict[str, np.ndarray]:
+    r"""Return the entropy of the longest prompts predicted from the shortest, [layers, heads].
+
+    Each prediction takes what a query of a short prompt shows to the mean logarithm of the long
+    prompts' lengths: its entropy as it is; $\ln$ of the ratio of lengths added; what Gaussian
+    scores of its sharpness would add; the same for far tokens alone, beside kept ones that stay.
+    """
+    short, long = classes[0], classes[-1]
+    entropy, odds, far_entropy, kept_entropy, variance, far_variance = (
+        np.asarray(part)[..., short]
+        for part in (
+            rows.entropy, rows.far_odds, rows.far_entropy, rows.kept_entropy, rows.variance,
+            rows.far_variance,
+        )
+    )  # fmt: skip
+    before, after = lengths[short].astype(float), np.exp(np.log(lengths[long]).mean())
+    kept = distances.sinks + distances.recent
+    _, added = _added(table, variance, before, after)
+    grown, far_added = _added(table, far_variance, before - kept, after - kept)
+    weight = 1.0 / (1.0 + np.exp(-(odds + grown)))
+    choice = -sum(p * np.log(np.maximum(p, 1e-300)) for p in (weight, 1.0 - weight))
+    predictions = {
+        "no change": entropy,
+        "more tokens": entropy + np.log(after / before),
+        "gaussian": entropy + added,
+        "gaussian far": choice + (1.0 - weight) * kept_entropy + weight * (far_entropy + far_added),
+    }
+    return {name: part.mean(axis=(0, -1)) for name, part in predictions.items()}
+
+
+def _added(
+    table: Prediction, variance: np.ndarray, before: np.ndarray, after: float
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return what $E\ln Z$ and $E\,H$ of Gaussian scores gain from one length to another.
+
+    $E\ln Z=\ln L+g\sigma^2/2$ and $E\,H=E\ln Z-\sigma^2(1-E\,S_2)$.
+    """
+
+    def at(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        flat = (
+            jnp.asarray(part.ravel(), jnp.float32) for part in np.broadcast_arrays(variance, length)
+        )
+        statistics = table.at_own_length(*flat)
+        growth, participation = (
+            np.asarray(part, np.float64).reshape(variance.shape)
+            for part in (statistics.growth, statistics.participation)
+        )
+        partition = np.log(length) + 0.5 * growth * variance
+        return partition, partition - variance * (1.0 - participation)
+
+    early, late = at(before), at(np.array(after))
+    return late[0] - early[0], late[1] - early[1]

@@ -1,0 +1,238 @@
+r"""Log-partition function, entropy and weights over prompts: integrals over u, for many prompts.
+
+L free tokens have independent scores, fixed ones the scores $s_f$; $Z$ is the sum of $e^s$. With
+$\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`weights.ScoreMeans`), $\chi\varphi^L$ is
+the survival function of $\ln T-\ln Z$, T exponential, so that for any $c$, with $v=u+c$ and
+$I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
+
+    E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2.
+
+At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$, and nothing cancels however long the
+prompt. The entropy is $H=\sum_lp_l(\ln Z-s_l)$; under the integral $\ln Z$ becomes $\psi_k-u$
+beside $Z^{-k}$, $\psi_k$ the digamma function of k, so that with $t=s+u$
+
+    E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
+
+The second moment is had so too, for weights on a few tokens, and about the annealed limit for
+weights on many. Derived in docs/lengths.md.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit._arrays import Array
+from promptlimit.weights import ScoreMeans
+
+_EULER = 0.57721566490153286061
+_PSI_1, _PSI_2, _TRIGAMMA_2 = -_EULER, 1.0 - _EULER, 0.64493406684822643647
+_SPREAD = 0.1
+r"""Of $L\psi$ where $E\,Z\,e^u=1$, up to which prompts are near their annealed limit."""
+
+_LARGEST_EXPONENT = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptIntegrals:
+    """Statistics of prompts, [n] each, and what is known of their errors.
+
+    Attributes:
+        log_partition: the mean of ln Z.
+        log_partition_variance: its variance.
+        entropy: the mean entropy of the weights.
+        entropy_variance: its variance.
+        participation: the mean sum of squared weights.
+        fixed_weights: the mean weights of the fixed tokens, [n, f].
+        error: the largest relative error as measured, of what is no variance.
+        variance_error: that of both variances.
+    """
+
+    log_partition: Array
+    log_partition_variance: Array
+    entropy: Array
+    entropy_variance: Array
+    participation: Array
+    fixed_weights: Array
+    error: Array
+    variance_error: Array
+
+
+def prompt_integrals(scores: ScoreMeans, lengths: Array, fixed: Array) -> PromptIntegrals:
+    r"""Return the statistics of prompts of L free tokens, [n], beside fixed ones, [n, f]."""
+    prompts = _Prompts(scores, lengths, fixed)
+    moments = prompts.partition()
+    entropy, square, plain_size = prompts.entropy()
+    again, centred, centred_size = prompts.centred_entropy(moments, entropy)
+    plain = plain_size < centred_size
+    entropy_variance = np.maximum(np.where(plain, square - entropy**2, centred), 0.0)
+    participation = prompts.integral(prompts.squares)
+    lost = np.interp(-moments.centre, scores.u, scores.rounding)
+    log_partition = moments.centre + moments.mean
+    errors = [
+        np.abs(prompts.integral(prompts.masses) - 1.0),
+        prompts.step_error(prompts.squares, participation),
+        prompts.step_error(prompts.masses, np.ones(lengths.size)),
+        np.abs(again - entropy) / np.maximum(1.0, np.maximum(entropy, np.abs(log_partition))),
+    ]
+    variance_errors = [
+        lost * _share(moments.size, moments.variance),
+        lost * _share(np.minimum(plain_size, centred_size), entropy_variance),
+    ]
+    return PromptIntegrals(
+        log_partition,
+        np.maximum(moments.variance, 0.0),
+        np.maximum(entropy, 0.0),
+        entropy_variance,
+        participation,
+        prompts.fixed_weights(),
+        np.max(errors, axis=0),
+        np.max(variance_errors, axis=0),
+    )
+
+
+def _share(size: Array, value: Array) -> Array:
+    """Return the size as a multiple of the value; of what is zero, none."""
+    return np.divide(size, value, out=np.zeros_like(size), where=value != 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PartitionMoments:
+    r"""Moments of $Y=\ln Z-c$, and about which scores the energy is to be taken.
+
+    Attributes:
+        centre: c.
+        mean: $E\,Y$.
+        second: $E\,Y^2$.
+        size: of the terms of the variance of Y.
+        spread: whether c is $\ln E\,Z$ and prompts are near their annealed limit.
+        mean_score: the mean score under the annealed weights.
+    """
+
+    centre: Array
+    mean: Array
+    second: Array
+    size: Array
+    spread: NDArray[np.bool_]
+    mean_score: Array
+
+    @property
+    def variance(self) -> Array:
+        """The variance of ln Z."""
+        return self.second - self.mean**2
+
+
+class _Prompts:
+    """Integrands, [n, u], of prompts of several lengths and fixed tokens."""
+
+    def __init__(self, scores: ScoreMeans, lengths: Array, fixed: Array):
+        self.scores, self.lengths, self.fixed = scores, lengths[:, None], fixed
+        u = scores.u
+        self.fixed_t = fixed[:, None, :] + u[:, None]
+        self.fixed_x = np.exp(np.minimum(self.fixed_t, _LARGEST_EXPONENT))
+        self.fixed_mass = self.fixed_x.sum(axis=2)
+        self.log_left = self.lengths * scores.log_phi - self.fixed_mass
+        self.left = scores.step * np.exp(self.log_left)
+        self.phi = np.exp(scores.log_phi)
+        self.mass = scores.mass / self.phi
+        self.masses = self.lengths * self.mass + self.fixed_mass
+        self.squares = self.lengths * (scores.square / self.phi) + (self.fixed_x**2).sum(axis=2)
+
+    def integral(self, integrand: Array) -> Array:
+        r"""Return $\int f\chi\varphi^Ldu$, [n]."""
+        return np.einsum("nu,nu->n", self.left, integrand)
+
+    def step_error(self, integrand: Array, value: Array) -> Array:
+        """Return the relative error of the step: the square of that of a step twice as long."""
+        signs = 1.0 - 2.0 * (np.arange(self.scores.u.size) % 2)
+        return (self.integral(integrand * signs) / value) ** 2
+
+    def fixed_weights(self) -> Array:
+        r"""Return $\int e^{s_f+u}\chi\varphi^Ldu$, [n, f]."""
+        return np.einsum("nu,nuf->nf", self.left, self.fixed_x)
+
+    def partition(self) -> _PartitionMoments:
+        r"""Return the moments of ln Z about $\ln E\,Z$, or about its median where that is far."""
+        scores, u = self.scores, self.scores.u
+        log_free = np.log(self.lengths[:, 0]) + scores.log_mean
+        annealed = np.logaddexp.reduce(np.column_stack([log_free, self.fixed]), axis=1)
+        excess = self.lengths * scores.excess
+        there = np.array([np.interp(-c, u, row) for c, row in zip(annealed, excess, strict=True)])
+        spread = there < _SPREAD
+        middle = [np.interp(1.0, -row, u) for row in np.minimum.accumulate(self.log_left, axis=1)]
+        centre = np.where(spread, annealed, -np.array(middle))
+        v = u + centre[:, None]
+        reference = np.exp(-np.exp(np.minimum(v, _LARGEST_EXPONENT)))
+        plain = np.exp(self.log_left) - reference
+        close = spread[:, None] & (excess < 1.0)  # where the two would cancel
+        difference = np.where(close, reference * np.expm1(np.minimum(excess, 1.0)), plain)
+        difference = scores.step * difference
+        zeroth = difference.sum(axis=1)
+        terms = 2.0 * (v + _EULER) * difference
+        second = terms.sum(axis=1)
+        shares = np.exp(np.column_stack([log_free, self.fixed]) - annealed[:, None])
+        levels = np.column_stack([np.full(len(shares), scores.tilted_mean), self.fixed])
+        return _PartitionMoments(
+            centre,
+            -zeroth,
+            second,
+            np.abs(terms).sum(axis=1) + np.where(spread, 0.0, 1.0),
+            spread,
+            (shares * levels).sum(axis=1),
+        )
+
+    def entropy(self) -> tuple[Array, Array, Array]:
+        r"""Return $E\,H$, $E\,H^2$ and the size of the terms of the latter.
+
+        With $e=F_1[\psi_2-t]/\varphi$, $S=\sum_f(\psi_2-t_f)e^{t_f}$, $M$ the whole mass and $a$
+        that of one free token,
+        $E\,H^2=\int\{L(F_2[(\psi_2-t)^2-\psi_2']/\varphi-e^2+\psi_2'a^2)+(Le+S)^2-\psi_2'M^2\}$.
+        """
+        scores, phi, lengths = self.scores, self.phi, self.lengths
+        log_mass = scores.log_mass / phi
+        by_fixed = (self.fixed_t * self.fixed_x).sum(axis=2)
+        first = lengths * (_PSI_1 * self.mass - log_mass) + _PSI_1 * self.fixed_mass - by_fixed
+        one = _PSI_2 * self.mass - log_mass
+        polynomial = (
+            (_PSI_2**2 - _TRIGAMMA_2) * scores.square
+            - 2.0 * _PSI_2 * scores.log_square
+            + scores.log_squares
+        )
+        square = (lengths * one + _PSI_2 * self.fixed_mass - by_fixed) ** 2
+        diagonal = lengths * (polynomial / phi - one**2 + _TRIGAMMA_2 * self.mass**2)
+        noise = _TRIGAMMA_2 * self.masses**2
+        value = self.integral(square + diagonal - noise)
+        size = self.integral(square + np.abs(diagonal) + noise)
+        return self.integral(first), value, size
+
+    def centred_entropy(
+        self, moments: _PartitionMoments, entropy: Array
+    ) -> tuple[Array, Array, Array]:
+        r"""Return mean and variance of $H=c-m+Y-W$, and the size of the terms of the latter.
+
+        $W=\sum p(s-m)$, with m the annealed mean score or, far from that limit, that at the mean
+        entropy. With $b=F_1[s-m]/\varphi$ and $G=Lb+\sum_fe^{t_f}(s_f-m)$,
+        $E\,W=\int G$, $E\,W^2=\int\{L(F_2[(s-m)^2]/\varphi-b^2)+G^2\}$ and
+        $E\,YW=-\int(v+\gamma)G$, each against $\chi\varphi^L$. At the annealed limit
+        $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\psi'$: what is left after terms that cancel.
+        """
+        scores, phi, lengths = self.scores, self.phi, self.lengths
+        energy = moments.centre + moments.mean - entropy
+        level = np.where(moments.spread, moments.mean_score, energy)[:, None]
+        off = scores.tilted_mean - level
+        drift = scores.drift / phi
+        apart = self.fixed - level
+        by_fixed = np.einsum("nuf,nf->nu", self.fixed_x, apart)
+        plain = lengths * (drift + off * self.mass) + by_fixed
+        whole = np.where(moments.spread[:, None], lengths * (drift - off * scores.slope), plain)
+        spread = (scores.spread + 2.0 * off * scores.lean + off**2 * scores.square) / phi
+        own = lengths * (spread - (drift + off * self.mass) ** 2)
+        v = scores.u + moments.centre[:, None]
+        mean = self.integral(whole)
+        square = self.integral(own + whole**2)
+        cross_terms = -(v + _EULER) * whole
+        cross = self.integral(cross_terms)
+        size = moments.size + square + 2.0 * self.integral(np.abs(cross_terms))
+        change = moments.mean - mean
+        variance = moments.second - 2.0 * cross + square - change**2
+        return moments.centre - level[:, 0] + change, variance, size

@@ -1,0 +1,92 @@
+"""The entropy at other lengths, guessed from the scores of one query, with its error."""
+
+import math
+
+import numpy as np
+
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit.lengths._length_statistics import length_statistics
+from promptlimit.lengths._scores import ListedScores
+from promptlimit.results import EntropyPrediction
+
+_GROUPS = 16
+
+
+def entropy_prediction(
+    scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
+) -> EntropyPrediction:
+    r"""Return the mean entropy over prompts of other lengths, guessed from N measured scores.
+
+    L draws from the list have the mean entropy that `length_statistics` of `ListedScores` says,
+    exactly. As a guess of what L tokens of the law behind the list do, that is too high by $c/N$:
+    with $p$ the softmax of the scores, $w=Np$, $e=s-\sum ps$,
+
+        c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
+
+    Beside fixed tokens, which are not drawn, both come from a jackknife of 16 groups. Scores of
+    real heads are not independent: keep sinks as fixed tokens, and take keys at random rather than
+    neighbours.
+
+    Args:
+        scores: $s_j$ of the N tokens of one query, at the inverse temperature that is meant.
+        lengths: L, finite.
+        fixed_scores: of tokens that every prompt has.
+
+    >>> scores = np.random.default_rng(0).normal(size=512)
+    >>> guess = entropy_prediction(scores, [64, 4096])
+    >>> truth = length_statistics(1.0, [64, 4096]).entropy
+    >>> print(guess.kind, np.all(np.abs(guess.value - truth) < 2 * guess.error))
+    estimate True
+    """
+    law = ListedScores(scores)
+    values = np.asarray(law.scores, np.float64)
+    if values.size < 2 * _GROUPS:
+        raise ValueError(
+            f"`scores` must be at least {2 * _GROUPS} to guess from, got {values.size}. Take more "
+            "keys of the query."
+        )
+    counts = checked_lengths(lengths, name="lengths")
+    if not np.isfinite(counts).all():
+        raise ValueError("`lengths` must be finite, got inf. The entropy grows as ln L.")
+    fixed = np.atleast_1d(np.asarray(fixed_scores, np.float64))
+    listed = length_statistics(law, counts, fixed_scores=fixed).entropy
+    bias, error = (
+        _jackknife(values, counts, fixed, listed) if fixed.size else _expansion(values, counts)
+    )
+    weights = np.exp(values - np.logaddexp.reduce(values))
+    entropy = float(np.logaddexp.reduce(values) - weights @ values)
+    return EntropyPrediction(
+        lengths=counts,
+        value=doubles(listed - bias),
+        listed=listed,
+        bias=bias,
+        naive=doubles(entropy + np.log(counts / values.size)),
+        error=error,
+        participation=float(weights @ weights),
+    )
+
+
+def _expansion(scores: Array, lengths: Array) -> tuple[Array, Array]:
+    """Return the bias of order 1/N and the standard error by the delta method."""
+    count = scores.size
+    weights = np.exp(scores - np.logaddexp.reduce(scores))
+    w, e = count * weights, scores - weights @ scores
+    bias = (np.mean(w**2 * e) - 0.5 * (np.mean(w**2) - 1.0)) / count
+    error = math.sqrt(np.mean((w * (1.0 - e) - 1.0) ** 2) / count)
+    return np.full(lengths.shape, bias), np.full(lengths.shape, error)
+
+
+def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tuple[Array, Array]:
+    """Return bias and standard error by leaving out every sixteenth score, from each start."""
+    without = np.stack(
+        [
+            length_statistics(
+                ListedScores(np.delete(scores, np.s_[group::_GROUPS])), lengths, fixed_scores=fixed
+            ).entropy
+            for group in range(_GROUPS)
+        ]
+    )
+    mean = without.mean(axis=0)
+    spread = ((without - mean) ** 2).sum(axis=0)
+    error = np.sqrt((_GROUPS - 1.0) / _GROUPS * spread)
+    return doubles((_GROUPS - 1.0) * (mean - listed)), doubles(error)

@@ -1,0 +1,268 @@
+r"""The inverse temperature that keeps something as prompts grow: roots of exact functions of b.
+
+A factor b on all scores makes a head of sharpness $\sigma$ one of sharpness $b\sigma$, and moves a
+needle from $\Delta$ to $b\Delta$ above the mean. What is to be kept decides the law of b: the
+weight of a needle asks for $\ln L$ where its competitors are flat and for more where they are
+not, the entropy for $\sqrt{2(\ln L-H)}/\sigma$, the distance to freezing for $\sqrt{\ln L}$
+(docs/lengths.md).
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit.lengths._length_statistics import length_statistics
+from promptlimit.lengths._scores import Number
+from promptlimit.results import InverseTemperatures
+from promptlimit.weights import MAX_SHARPNESS
+
+Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
+"""What a temperature may keep."""
+
+_GRID = (np.arange(1, 33) / 32.0) ** 2
+"""Shares of the largest sharpness at which the weight of a needle is looked at first."""
+
+_NEAR = 0.9
+"""Share of the target that some weight looked at must reach, for more to be sought near it."""
+
+_ROOT = 1e-13
+_NUDGE = 1e-4
+
+
+def inverse_temperature(
+    sharpness: ArrayLike,
+    lengths: ArrayLike,
+    *,
+    keep: str = "needle",
+    margin: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    target: ArrayLike | None = None,
+    base: ArrayLike | None = None,
+) -> InverseTemperatures:
+    r"""Return the smallest factor b on the scores of L tokens that keeps what is to be kept.
+
+    `keep` is "needle", the mean weight of one token whose score is `margin` above the mean of the
+    others; "entropy", the mean entropy; "effective_tokens", $1/E\,S_2$; or "freezing", the distance
+    $b^2\sigma^2/\ln L$ to where weights freeze on a few tokens. The value to keep is `weight` for a
+    needle, `target` for the entropy and for effective tokens, or what it is at the length `base`
+    with b = 1. Everything broadcasts.
+
+    Args:
+        sharpness: $\sigma$ from 0 to 40, of the scores at b = 1.
+        lengths: L, finite.
+        keep: what is kept.
+        margin: $\Delta$, for a needle.
+        weight: between 0 and 1, for a needle.
+        target: for the entropy, in nats, and for effective tokens.
+        base: a length, instead of a value.
+
+    Returns:
+        Exact roots as `value`, NaN where no b keeps it: none with $b\sigma\le40$, where weights are
+        frozen in all but name. Beside it the `annealed` formula: good far from freezing, and silent
+        (NaN) where a root may still exist.
+
+    >>> kept = inverse_temperature(1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5)
+    >>> print(kept.value.round(6), kept.annealed.round(6))
+    [1.28951  3.105726      nan] [1.289959 3.107081      nan]
+    """
+    _require_arguments(keep, margin=margin, weight=weight, target=target, base=base)
+    kept = weight if keep == "needle" else target
+    columns = {"sharpness": sharpness, "margin": margin, "target": kept}
+    counts = checked_lengths(lengths, name="lengths")
+    bases = checked_lengths(math.inf if base is None else base, name="base")
+    try:
+        sigma, margins, targets, counts, bases = np.broadcast_arrays(
+            *(_numbers(name, column) for name, column in columns.items()), counts, bases
+        )
+    except ValueError:
+        raise ValueError(
+            "`sharpness`, `lengths`, `margin`, the value to keep and `base` must broadcast."
+        ) from None
+    _require_ranges(keep, sigma, counts, targets)
+    if base is not None:
+        targets = _quantity(keep, sigma, bases, margins)
+    cells = np.stack([np.ravel(column) for column in (sigma, counts, margins, targets)], axis=1)
+    root = _needle_root if keep == "needle" else _falling_root
+    roots = np.array([root(keep, *map(float, cell)) for cell in cells]).reshape(-1, 2)
+    return InverseTemperatures(
+        sharpness=sigma.copy(),
+        lengths=counts.copy(),
+        keep=keep,
+        target=np.array(targets),
+        value=roots[:, 0].reshape(sigma.shape),
+        annealed=_annealed(keep, sigma, counts, margins, targets),
+        kind="exact",
+        error=roots[:, 1].reshape(sigma.shape),
+    )
+
+
+def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
+    r"""Return $\Delta$ at which a needle has this mean weight among L tokens $N(0,\sigma^2)$.
+
+    >>> print(round(needle_margin(2.0, 8192, 0.5), 4))
+    11.0079
+    """
+    sharpness, length, weight = float(sharpness), float(length), float(weight)
+    _require_ranges("needle", np.array(sharpness), np.array(length), np.array(weight))
+    middle = math.log(length) + math.log(weight / (1.0 - weight)) + 0.5 * sharpness**2
+    reach = 4.0 + 2.0 * sharpness**2 + 10.0 * sharpness
+
+    def short(margin: float) -> float:
+        return float(_quantity("needle", sharpness, length, margin)) - weight
+
+    return crossing(short, middle - reach, middle + reach)
+
+
+def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
+    """Return what may be kept, at these sharpnesses and lengths."""
+    if keep == "needle":
+        fixed = doubles(margin)[..., None]
+        beside = length_statistics(sharpness, lengths, fixed_scores=fixed)
+        return doubles(beside.fixed_weights[..., 0])
+    if keep == "freezing":
+        return doubles(doubles(sharpness) ** 2 / np.log(lengths))
+    return getattr(length_statistics(sharpness, lengths), keep)
+
+
+def _falling_root(
+    keep: str, sigma: float, length: float, _: float, target: float
+) -> tuple[float, float]:
+    r"""Return b and its error for what falls with b, from its value at b = 0.
+
+    Freezing alone grows: $b^2\sigma^2/\ln L$, a closed form.
+    """
+    if keep == "freezing":
+        return (math.sqrt(target * math.log(length)) / sigma, 0.0) if sigma > 0.0 else _NONE
+    flat = math.log(length) if keep == "entropy" else length
+    if target >= flat:
+        return (0.0, 0.0) if target == flat else _NONE
+    guess = float(_annealed(keep, np.array(1.0), np.array(length), np.nan, np.array(target)))
+    high = min(1.3 * guess + 0.1, MAX_SHARPNESS)
+
+    def above(tau: float) -> float:
+        return math.log(float(_quantity(keep, tau, length, 0.0)) / target)
+
+    while high < MAX_SHARPNESS and above(high) > 0.0:
+        high = min(1.5 * high, MAX_SHARPNESS)
+    if sigma == 0.0 or above(high) > 0.0:
+        return _NONE
+    tau = crossing(above, 1e-3 * guess, high)
+    return tau / sigma, _root_error(above, tau)
+
+
+def _needle_root(
+    _: str, sigma: float, length: float, margin: float, weight: float
+) -> tuple[float, float]:
+    r"""Return the smallest b that gives a needle its weight, and its error.
+
+    The weight starts at 1/(L+1) and may rise to a maximum and fall again, so that b is scanned
+    before a root is looked for; without competitors of spread it is $\ln(LP/(1-P))/\Delta$.
+    """
+    advantage = math.log(length) + math.log(weight / (1.0 - weight))
+    if advantage <= 0.0 or margin <= 0.0:
+        return (0.0, 0.0) if advantage == 0.0 else _NONE
+    if sigma == 0.0:
+        return advantage / margin, 0.0
+
+    def short(b: float) -> float:
+        return math.log(float(_quantity("needle", b * sigma, length, b * margin)) / weight)
+
+    grid = MAX_SHARPNESS / sigma * _GRID
+    values: list[float] = []
+    for b in grid:
+        values.append(short(float(b)))
+        if values[-1] >= 0.0:
+            break
+    top = int(np.argmax(values))
+    high = float(grid[top])
+    if values[top] < 0.0:
+        if values[top] < math.log(_NEAR) or top == grid.size - 1:
+            return _NONE
+        bounds = float(grid[max(top - 1, 0)]), float(grid[top + 1])
+        best: Any = minimize_scalar(lambda b: -short(b), bounds=bounds, method="bounded")
+        high = float(best.x)
+        if short(high) < 0.0:
+            return _NONE
+    low = float(grid[top - 1]) if top else 0.0
+    root = crossing(short, low, high)
+    return root, _root_error(short, root)
+
+
+_NONE = math.nan, math.nan
+
+
+def crossing(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return where a function changes sign between two places, to thirteen digits."""
+    root = brentq(function, low, high, rtol=np.float64(_ROOT))
+    return float(root)  # pyright: ignore[reportArgumentType]  # no full output was asked for
+
+
+def _root_error(function: Callable[[float], float], root: float) -> float:
+    """Return the relative error of a root of a function that is right to a few last digits."""
+    slope = (function(root * (1.0 + _NUDGE)) - function(root * (1.0 - _NUDGE))) / (2.0 * _NUDGE)
+    return _ROOT * (1.0 + 1.0 / max(abs(slope), _ROOT))
+
+
+def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target: Array) -> Array:
+    r"""Return b where $Z$ is replaced by its mean $Le^{b^2\sigma^2/2}$; NaN where there is none.
+
+    For a needle, with $a=\ln(LP/(1-P))$, the smaller root of $b\Delta-b^2\sigma^2/2=a$, which is
+    $2a/(\Delta+\sqrt{\Delta^2-2\sigma^2a})$; for the entropy $\sqrt{2(\ln L-H)}/\sigma$, for
+    effective tokens $\sqrt{\ln(L/n)}/\sigma$.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        if keep == "needle":
+            a = np.log(lengths) + np.log(target / (1.0 - target))
+            root = np.sqrt(np.square(margin) - 2.0 * sigma**2 * a)
+            return np.where(a >= 0.0, 2.0 * a / (margin + root), np.nan)
+        square = {
+            "entropy": lambda: 2.0 * (np.log(lengths) - target),
+            "effective_tokens": lambda: np.log(lengths / target),
+            "freezing": lambda: target * np.log(lengths),
+        }[keep]()
+        return doubles(np.sqrt(square) / sigma)
+
+
+def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
+    if keep not in get_args(Kept):
+        raise ValueError(f"`keep` must be one of {', '.join(get_args(Kept))}, got '{keep}'.")
+    value = "weight" if keep == "needle" else "target"
+    other = "target" if keep == "needle" else "weight"
+    if (given[value] is None) == (given["base"] is None):
+        raise ValueError(
+            f"one of `{value}` and `base` must be given to keep '{keep}', and only one."
+        )
+    if given[other] is not None or (given["margin"] is None) == (keep == "needle"):
+        raise ValueError(
+            "`margin` and `weight` must be given for a needle, and for nothing else; `target` for "
+            "the rest."
+        )
+
+
+def _numbers(name: str, value: ArrayLike | None) -> Array:
+    try:
+        return np.asarray(np.nan if value is None else value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"`{name}` must hold numbers, got {value!r:.40}.") from None
+
+
+def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> None:
+    if not np.all((sigma >= 0.0) & (sigma <= MAX_SHARPNESS)):
+        wrong = sigma[~((sigma >= 0.0) & (sigma <= MAX_SHARPNESS))].flat[0]
+        raise ValueError(
+            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong}. It is the standard "
+            "deviation of the scores."
+        )
+    if not np.isfinite(lengths).all():
+        raise ValueError("`lengths` must be finite, got inf. No temperature keeps anything there.")
+    highest = 1.0 if keep == "needle" else np.inf
+    name = "weight" if keep == "needle" else "target"
+    known = targets[~np.isnan(targets)]
+    if not np.all((known > 0.0) & (known < highest)):
+        wrong = known[~((known > 0.0) & (known < highest))].flat[0]
+        between = "between 0 and 1" if keep == "needle" else "positive and finite"
+        raise ValueError(f"`{name}` must be {between}, got {wrong}.")

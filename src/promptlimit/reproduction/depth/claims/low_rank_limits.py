@@ -1,0 +1,50 @@
+"""Claim 3: flows that do not blow up end at a covariance of lower rank."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.depth._continuous import distance, flow, random_covariance, root_of
+from promptlimit.results import Check
+
+_LATE = 1e8
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return ranks and limits for K = -Q of half the dimension, and for B < 0."""
+    rng = np.random.default_rng(setting.seed)
+    wrong, apart, inverses, missed = 0.0, [], [], []
+    with jax.enable_x64(True):
+        for dim in (3, 4) if setting.quick else (3, 4, 5, 6):
+            Q, G = rng.normal(size=(dim // 2, dim)), random_covariance(rng, dim)
+            U, A = -Q.T @ Q, root_of(G)
+            late = flow(U, G, [_LATE])
+            wrong += float(late.ranks(1e-4)[0] != dim - dim // 2)
+            _, _, rows = np.linalg.svd(Q @ A)
+            kernel = rows[dim // 2 :]
+            projected = A @ kernel.T @ kernel @ A
+            apart.append(distance(late.cov[0], projected))
+            full = -random_covariance(rng, dim)
+            far = _LATE * flow(full, G, [_LATE]).cov[0]
+            inverses.append(distance(far, np.linalg.inv(-2 * full)))
+            soon = flow(-U, G, [0.9 / float(np.linalg.eigvalsh(-2 * A @ U @ A)[-1])])
+            missed.append(distance(soon.cov[0], projected))
+    return [
+        Check("ranks at t = 10⁸ that differ from ⌈d/2⌉", wrong, "<=", 0.0),
+        Check("distance from √G₀ P √G₀, P on the kernel of C", max(apart), "<=", 1e-6),
+        Check("U + U' < 0: distance of tG from (−U − U')⁻¹", max(inverses), "<=", 1e-6),
+        Check("K = Q, near its blow-up: the first distance", min(missed), ">=", 0.5, "control"),
+    ]
+
+
+CLAIM = Claim(
+    number=3,
+    name="low-rank-limits",
+    statement="With V = I and B = U + U' ≤ 0 the covariance tends to √G₀ P √G₀, P the projection "
+    "on the kernel of √G₀B√G₀, of rank d − rank B: for K = −Q with ⌊d/2⌋ rows, ⌈d/2⌉. With B < 0 "
+    "tG(t) tends to (−B)⁻¹ whatever G₀ (derived here).",
+    reference="Castin et al. 2025, low-rank limits",
+    decide=decide,
+)

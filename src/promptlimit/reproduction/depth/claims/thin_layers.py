@@ -1,0 +1,62 @@
+"""Claim 5: K layers of step T/K reach the flow at rate 1/K."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from promptlimit.attention import Layer, SoftmaxAttention, Stack
+from promptlimit.measures import Gaussian
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.depth._continuous import flow, random_covariance
+from promptlimit.results import Check
+
+
+def _errors(
+    key_query: np.ndarray, cov: np.ndarray, time: float, counts: Sequence[int]
+) -> np.ndarray:
+    """Return how far stacks of so many thin layers are from the flow."""
+    target, law = flow(key_query, cov, [time]).cov[0], Gaussian(np.zeros(len(cov)), cov)
+    errors = []
+    for count in counts:
+        thin = Layer(SoftmaxAttention(key_query, time / count * np.eye(len(cov))))
+        image = Stack([thin] * count).push_forward(law)
+        errors.append(np.linalg.norm(np.asarray(image.cov) - target))
+    return np.array(errors)
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return how errors fall as layers are halved, and layers that are not."""
+    rng = np.random.default_rng(setting.seed)
+    counts = (40, 80) if setting.quick else (40, 80, 160)
+    with jax.enable_x64(True):
+        ratios = []
+        for dim in (1, 3):
+            G = random_covariance(rng, dim)
+            U = 0.3 * rng.normal(size=(dim, dim)) / dim
+            errors = _errors(U, G, 0.5, counts)
+            ratios.append(errors[:-1] / errors[1:])
+        thick = Layer(SoftmaxAttention(U, 0.005 * np.eye(dim)))
+        law = Gaussian(np.zeros(dim), G)
+        few, many = (np.asarray(Stack([thick] * n).push_forward(law).cov) for n in counts[:2])
+        target = flow(U, G, [0.005 * counts[0]]).cov[0]
+        kept = float(np.linalg.norm(many - target) / np.linalg.norm(few - target))
+    return [
+        Check(
+            "error with K layers over that with 2K, distance from 2",
+            max(float(np.abs(ratio - 2).max()) for ratio in ratios),
+            "<=",
+            0.1,
+        ),
+        Check("steps not divided by K: 2K layers over K", kept, ">=", 1.5, role="control"),
+    ]
+
+
+CLAIM = Claim(
+    number=5,
+    name="thin-layers",
+    statement="A stack of K residual layers of step T/K reaches the flow at depth T with an error "
+    "of order 1/K.",
+    reference="Euler's method; Castin et al. 2025 for the equation",
+    decide=decide,
+)

@@ -1,0 +1,66 @@
+"""Claim 8: layers that start alike learn algebraically, others exponentially."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from scipy.integrate import solve_ivp
+
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.depth._regression import descent_stack
+from promptlimit.results import Check
+from promptlimit.tasks import LinearRegression, risk
+
+
+def residual_flow(start: Sequence[float], times: np.ndarray) -> np.ndarray:
+    r"""Return $e_l(t)$ of the flow $e_l'=-\partial_l\frac12\prod_ke_k^2$, [layers, times]."""
+
+    def motion(_: float, residuals: np.ndarray) -> np.ndarray:
+        others = [np.delete(residuals, place).prod() for place in range(residuals.size)]
+        return -residuals.prod() * np.array(others)
+
+    end = float(times[-1])
+    solution = solve_ivp(motion, (0, end), start, "LSODA", times, rtol=1e-10, atol=1e-14)
+    return solution.y
+
+
+def _slope(start: Sequence[float], times: np.ndarray) -> float:
+    """Return how the logarithm of the risk falls with that of the time, at the end."""
+    risks = 0.5 * residual_flow(start, times).prod(axis=0) ** 2
+    return float(np.diff(np.log(risks[-2:]))[0] / np.diff(np.log(times[-2:]))[0])
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return slopes of tied flows, a conserved number, and the rate of an untied one."""
+    del setting
+    late = np.array([0.0, 1e5, 1e6])
+    untied = residual_flow([0.9, 0.5], np.array([0.0, 5.0, 20.0, 40.0]))
+    gaps = untied[0] ** 2 - untied[1] ** 2
+    risks = 0.5 * untied.prod(axis=0) ** 2
+    rate = float(np.log(risks[1] / risks[2]) / 15)
+    with jax.enable_x64(True):
+        steps = 1 - untied[:, 1]
+        task = LinearRegression([[1.0]])
+        known = risk(descent_stack(steps.tolist(), 1, "softmax"), task, math.inf).value
+    slopes = [_slope([0.7] * 2, late), _slope([0.7] * 3, late)]
+    tied = 0.5 * residual_flow([0.7] * 2, np.array([0.0, 40.0]))[:, 1].prod() ** 2
+    return [
+        Check("K = 2, tied: slope of the risk, from −2", abs(slopes[0] + 2), "<=", 1e-3),
+        Check("K = 3, tied: from −3/2", abs(slopes[1] + 1.5), "<=", 1e-3),
+        Check("K = 2, untied: change of e₁² − e₂²", float(np.ptp(gaps)), "<=", 1e-8),
+        Check("its rate against 2(e₁² − e₂²), distance", abs(rate / (2 * gaps[0]) - 1), "<=", 0.1),
+        Check("risk of the stack of these steps, distance", abs(known / risks[1] - 1), "<=", 1e-9),
+        Check("K = 2: tied risk at t = 40 over the untied", tied / risks[-1], ">=", 1e3, "control"),
+    ]
+
+
+CLAIM = Claim(
+    number=8,
+    name="tied-layers",
+    statement="Gradient flow on the steps of K layers over one covariance conserves eₗ² − eₖ², e = "
+    "1 − λβ: from equal steps the risk falls like t^{−K/(K−1)}, from unequal ones exponentially "
+    "(derived here).",
+    reference="Bordelon, Letey and Pehlevan 2025 for the setting",
+    decide=decide,
+)

@@ -1,0 +1,49 @@
+"""Claim 5: a closed formula nearly keeps the weight of a needle, and exact roots keep it."""
+
+import math
+from collections.abc import Sequence
+
+from promptlimit.lengths import inverse_temperature, length_statistics, log_n, needle_margin
+from promptlimit.reproduction import Claim, Setting
+from promptlimit.results import Check, Length
+
+_CELLS = (
+    (1.0, 6.0, 0.5, 1e2), (1.0, 6.0, 0.5, 1e4), (1.0, 6.0, 0.5, 1e6), (1.0, 6.0, 0.9, 1e5),
+    (2.0, 11.0, 0.5, 8192.0), (2.0, 12.0, 0.3, 1e6), (0.5, 4.0, 0.7, 1e9),
+)  # fmt: skip
+
+
+def weight(b: float, sigma: float, margin: float, length: Length) -> float:
+    """Return the mean weight of a needle at an inverse temperature."""
+    statistics = length_statistics(b * sigma, length, fixed_scores=[b * margin])
+    return float(statistics.fixed_weights[0])
+
+
+def decide(setting: Setting) -> Sequence[Check]:
+    """Return by how much formula, roots and log-n miss the weight that is to be kept."""
+    cells = _CELLS[::2] if setting.quick else _CELLS
+    by_formula, by_root = [], []
+    for sigma, margin, target, length in cells:
+        advantage = math.log(length) + math.log(target / (1.0 - target))
+        if advantage > 0.8 * margin**2 / (2.0 * sigma**2):
+            raise ValueError(f"the needle {margin} is too low for the formula")
+        kept = inverse_temperature(sigma, length, margin=margin, weight=target)
+        for b, column in ((kept.annealed, by_formula), (kept.value, by_root)):
+            column.append(abs(weight(float(b), sigma, margin, length) / target - 1.0))
+    margin = needle_margin(2.0, 8192, 0.5)
+    lost = 0.5 - weight(float(log_n(131072, 8192)), 2.0, margin, 131072)
+    return [
+        Check(f"formula, {len(cells)} cells: largest relative miss", max(by_formula), "<=", 0.015),
+        Check("exact roots, the same", max(by_root), "<=", 1e-10),
+        Check("log-n at σ = 2, from 8192 to 131072: weight lost", lost, ">=", 0.15, role="control"),
+    ]
+
+
+CLAIM = Claim(
+    number=5,
+    name="needle-temperature",
+    statement="b = 2a / (Δ + √(Δ² − 2σ²a)), a = ln L + ln(P / (1 − P)), keeps the weight P of a "
+    "needle within 1.5% while a is at most 0.8 Δ²/2σ². Rules that grow as ln L do not.",
+    reference="lengths.md, section 4",
+    decide=decide,
+)

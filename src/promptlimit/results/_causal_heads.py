@@ -1,0 +1,161 @@
+"""What was measured of the heads of a causal model, by distance."""
+
+import csv
+import dataclasses
+import io
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class CausalAtlas:
+    r"""Every head of a causal model on one text; arrays are [layers, heads] unless said otherwise.
+
+    A query at position i has the prompt 0..i. Means are over queries, then over windows.
+
+    Attributes:
+        model: the name of the model.
+        model_type: its family.
+        window: tokens of a window.
+        windows: number of windows.
+        shortest: tokens of the shortest prompt that was looked at.
+        every: one query of so many was looked at.
+        sinks: tokens kept at the beginning.
+        recent: tokens kept before the query, its own included.
+        equivalent: tokens that take as much memory as the moments of the far tokens.
+        band: tokens of a band of distance.
+        rotary: whether keys were taken after rotation.
+        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
+        between: variance of the mean scores of bands of distance.
+        within: variance of the scores within bands; the sharpness $\sigma^2$ is the sum of both.
+        sink_weight: softmax weight of the first tokens.
+        recent_weight: softmax weight of the last ones; sinks that are recent count here too.
+        effective_tokens: $1/\overline{S_2}$.
+        entropy: $\overline H$ in nats; $e^{\overline H}$ is the other number of effective tokens.
+        far_sharpness: variance of the scores of far tokens.
+        mass_error: mean logarithm of the far tokens' mass from their moments, over the true one.
+        r2: share of the head's variation over queries that is left when the far tokens are not
+            there, by the way to do without them; no lower bound. NaN for a head that answers alike.
+        r2_error: standard error of each `r2` over windows; infinite for one window.
+        lengths: edges of the classes by length of prompt, [classes + 1].
+        by_length: `between`, `within` and `entropy` by class, [layers, heads, classes].
+        entropy_predicted: entropy in the last class predicted from the first, by the way to do so.
+    """
+
+    model: str
+    model_type: str
+    window: int
+    windows: int
+    shortest: int
+    every: int
+    sinks: int
+    recent: int
+    equivalent: int
+    band: int
+    rotary: bool
+    parity: np.ndarray
+    between: np.ndarray
+    within: np.ndarray
+    sink_weight: np.ndarray
+    recent_weight: np.ndarray
+    effective_tokens: np.ndarray
+    entropy: np.ndarray
+    far_sharpness: np.ndarray
+    mass_error: np.ndarray
+    r2: Mapping[str, np.ndarray]
+    r2_error: Mapping[str, np.ndarray]
+    lengths: np.ndarray
+    by_length: Mapping[str, np.ndarray]
+    entropy_predicted: Mapping[str, np.ndarray]
+
+    @property
+    def sharpness(self) -> np.ndarray:
+        r"""The variance of the scores, $\sigma^2$, averaged over queries."""
+        return self.between + self.within
+
+    @property
+    def between_share(self) -> np.ndarray:
+        """The share of the scores' variance that distance alone explains."""
+        return self.between / np.where(self.sharpness > 0, self.sharpness, np.nan)
+
+    @property
+    def entropy_tokens(self) -> np.ndarray:
+        r"""$e^{\overline H}$, the effective number of tokens by entropy."""
+        return np.exp(self.entropy)
+
+    def median_r2(self) -> dict[str, float]:
+        """Return the median R² over heads of each way to do without the far tokens."""
+        return {name: float(np.nanmedian(value)) for name, value in self.r2.items()}
+
+    def wins(self, way: str, other: str = "dropped") -> int:
+        """Return for how many heads one way explains more than another."""
+        return int((self.r2[way] > self.r2[other]).sum())
+
+    def entropy_errors(self) -> dict[str, float]:
+        """Return the mean absolute error over heads of each prediction of entropy, in nats."""
+        there = self.by_length["entropy"][..., -1]
+        return {
+            name: float(np.nanmean(np.abs(predicted - there)))
+            for name, predicted in self.entropy_predicted.items()
+        }
+
+    def rows(self) -> Iterator[dict[str, float | int]]:
+        """Yield one flat record a head."""
+        names = (
+            "sharpness", "between", "within", "between_share", "sink_weight", "recent_weight",
+            "effective_tokens", "entropy_tokens", "entropy", "far_sharpness", "mass_error",
+        )  # fmt: skip
+        columns = {name: getattr(self, name) for name in names}
+        columns |= {f"r2_{name}": value for name, value in self.r2.items()}
+        columns |= {f"r2_{name}_error": value for name, value in self.r2_error.items()}
+        for name, values in self.by_length.items():
+            for place, (low, high) in enumerate(itertools.pairwise(self.lengths)):
+                columns[f"{name}_{low:.0f}_to_{high:.0f}"] = values[..., place]
+        for name, values in self.entropy_predicted.items():
+            columns[f"entropy_predicted_{name.replace(' ', '_')}"] = values
+        for layer, head in np.ndindex(self.entropy.shape):
+            numbers = {name: float(value[layer, head]) for name, value in columns.items()}
+            yield {"layer": layer, "head": head, **numbers}
+
+    def as_csv(self) -> str:
+        """Return a table with one line a head."""
+        rows = list(self.rows())
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def as_json(self) -> dict[str, object]:
+        """Return everything as plain values; what is infinite or not known is None."""
+        names = (
+            "model", "model_type", "window", "windows", "shortest", "every", "sinks", "recent",
+            "equivalent", "band", "rotary",
+        )  # fmt: skip
+        return {
+            **{name: getattr(self, name) for name in names},
+            "parity": [_finite(float(error)) for error in self.parity],
+            "lengths": [float(length) for length in self.lengths],
+            "median_r2": {name: _finite(value) for name, value in self.median_r2().items()},
+            "entropy_errors": {name: _finite(v) for name, v in self.entropy_errors().items()},
+            "heads": [{name: _finite(value) for name, value in row.items()} for row in self.rows()],
+        }
+
+    def as_arrays(self) -> dict[str, np.ndarray]:
+        """Return what figures need, by name."""
+        plain = {
+            field.name: np.asarray(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+            if field.name not in {"r2", "r2_error", "by_length", "entropy_predicted"}
+        }
+        plain |= {"sharpness": self.sharpness, "between_share": self.between_share}
+        plain |= {f"r2_{name}": value for name, value in self.r2.items()}
+        plain |= {f"predicted_{name}": value for name, value in self.entropy_predicted.items()}
+        return plain | {f"{name}_by_length": value for name, value in self.by_length.items()}
+
+
+def _finite(value: float | int) -> float | int | None:  # noqa: PYI041 - run-time checks
+    return None if not math.isfinite(value) else value

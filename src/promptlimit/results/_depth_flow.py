@@ -1,0 +1,86 @@
+"""What continuous depth makes of a prompt."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from promptlimit.results._curves import Variables, axes_for, dataset
+from promptlimit.results._kinds import Kind
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class DepthFlow:
+    r"""The prompt $\mu_t$ at depth t, layers being infinitely thin and many.
+
+    Attributes:
+        times: the depths, increasing.
+        mean: of the tokens at each, [n, d]; NaN from `blow_up` on.
+        value: their covariance $G(t)$, [n, d, d]; NaN from `blow_up` on.
+        error: of `value`, its largest entry, [n]; 0 for a closed form.
+        kind: "limit" for a Gaussian, "exact" for tokens.
+        blow_up: $t^*$, where the covariance leaves all bounds; infinite where it never does, None
+            where all that is known is that it has not by the last time.
+        tokens: at each depth, [n, L, d]; None for a Gaussian.
+    """
+
+    times: np.ndarray
+    mean: np.ndarray
+    value: np.ndarray
+    error: np.ndarray
+    kind: Kind
+    blow_up: float | None
+    tokens: np.ndarray | None = None
+
+    @property
+    def cov(self) -> np.ndarray:
+        """The covariances, which is what `error` is of."""
+        return self.value
+
+    def ranks(self, threshold: float = 1e-9) -> np.ndarray:
+        """Return how many eigenvalues of each covariance exceed a fraction of the largest.
+
+        Args:
+            threshold: that fraction. The rank of the limit is constant in depth; what falls below
+                a threshold is not gone.
+        """
+        ranks = np.zeros(self.times.size, dtype=int)
+        for place in np.flatnonzero(np.isfinite(self.value).all(axis=(1, 2))):
+            spectrum = np.linalg.eigvalsh(self.value[place])
+            ranks[place] = int(np.sum(spectrum > threshold * spectrum[-1]))
+        return ranks
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the eigenvalues of the covariance against depth, and where it blows up.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the lines, as for `ax.plot`.
+        """
+        drawn = axes_for(ax, x="depth t", y="eigenvalues of the covariance")
+        known = np.isfinite(self.value).all(axis=(1, 2))
+        spectra = np.linalg.eigvalsh(self.value[known])
+        first, *others = drawn.plot(
+            self.times[known], spectra[:, ::-1], **{"label": self.kind, **style}
+        )
+        for line in others:
+            line.set(color=first.get_color(), label="_")
+        if self.blow_up is not None and self.blow_up <= self.times[-1]:
+            drawn.axvline(self.blow_up, color=first.get_color(), linestyle="--", linewidth=1)
+        return drawn
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` by depth."""
+        variables: Variables = {
+            "mean": (("time", "row"), self.mean),
+            "value": (("time", "row", "column"), self.value),
+            "error": (("time",), self.error),
+        }
+        attributes = {
+            "kind": self.kind,
+            "blow_up": np.nan if self.blow_up is None else self.blow_up,
+        }
+        return dataset(variables, {"time": (("time",), self.times)}, attributes)

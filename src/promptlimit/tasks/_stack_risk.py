@@ -1,0 +1,260 @@
+r"""The exact risk of stacks on Gaussian regression: prompts enter by their second moment alone.
+
+Given w, tokens are centred and Gaussian. A layer of linear heads reads the second moment
+$\hat\Gamma$ of its tokens; over an infinite prompt so does one of softmax heads, and there
+$\hat\Gamma=\Gamma_w$. A stack then maps the query linearly, $(x_q,0)\mapsto P_K(x_q,0)$, and with
+$k$ the last row of $P_K$ less its last entry
+
+$$2R=s^2+E\,(k-w)^\top\Sigma_q(k-w),$$
+
+a mean over w, and over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$ where L is finite. That no
+prompt is drawn makes the deep flow over an infinite prompt an ordinary differential equation.
+"""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import NDArray
+
+from promptlimit.attention import AbstractAttention
+from promptlimit.depth import bartlett_factors, sobol_normals
+from promptlimit.finite import UnreliableErrorWarning
+from promptlimit.measures import Gaussian
+from promptlimit.tasks._abstract import (
+    REPLICATES,
+    AbstractExactRisk,
+    AbstractObjective,
+    Averaged,
+    spread,
+)
+from promptlimit.tasks._commuting import commuting_risk, scalar_layers
+from promptlimit.tasks._regression import AbstractGaussianRegression
+
+_FIRST, _LARGEST = 1024, 2**16
+_MOST_NODES = 4096
+_DEEPEST_RADIAL = 5
+
+
+class StackObjective(AbstractObjective):
+    r"""The risk as a mean over points, differentiable in the arrays of a stack.
+
+    Attributes:
+        second_moments: of the tokens of a prompt.
+        weights: $w$.
+        query_covariances: $\Sigma_q$, one a point or one for all.
+        masses: of the points.
+        noise_variance: $s^2$.
+    """
+
+    second_moments: Float[Array, "points tokens tokens"]
+    weights: Float[Array, "points d"]
+    query_covariances: Float[Array, "*points d d"]
+    masses: Float[Array, " points"]
+    noise_variance: Float[Array, ""]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return half of $s^2$ and the mean square of what the query is missed by."""
+        centre = jnp.zeros_like(self.second_moments[0, 0])
+
+        def square(moment: Array, weights: Array, covariance: Array) -> Array:
+            matrix, _ = attention.affine_limit(Gaussian(centre, moment))
+            missed = matrix[-1, :-1] - weights
+            return missed @ (covariance @ missed)
+
+        same = None if self.query_covariances.ndim == 2 else 0
+        squares = jax.vmap(square, (0, 0, same))(
+            self.second_moments, self.weights, self.query_covariances
+        )
+        return 0.5 * (self.noise_variance + jnp.sum(self.masses * squares))
+
+
+_compiled = eqx.filter_jit(lambda objective, attention: objective(attention))
+
+
+@dataclasses.dataclass(frozen=True)
+class StackRisk(AbstractExactRisk):
+    """The risk at one length of layers whose heads read a second moment.
+
+    Attributes:
+        task: the regression.
+        length: the number of tokens of a prompt.
+        depth: how many layers the stack has.
+    """
+
+    task: AbstractGaussianRegression
+    length: float
+    depth: int
+
+    @property
+    def is_closed_form(self) -> bool:
+        r"""Whether Gauss-Hermite nodes integrate the polynomial in w without error.
+
+        Its degree is $2(3^K-1)$ at most, for which $3^K$ nodes an axis are enough.
+        """
+        fixed = self.task.turns == 0 and math.isinf(self.length)
+        return fixed and 3 ** (self.depth * (self.task.token_dim - 1)) <= _MOST_NODES
+
+    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
+        """Return the risk to descend."""
+        if self.is_closed_form:
+            return _hermite_objective(self.task, 3**self.depth)
+        if math.isinf(self.length):
+            return _limit_objective(self.task, points, replicate)
+        return _finite_objective(self.task, self.length, points, replicate)
+
+    def value(
+        self, attention: AbstractAttention, *, tolerance: float, points: int | None
+    ) -> Averaged:
+        """Return the risk in closed form where layers commute, or over as many points as needed."""
+        known = commuting_risk(attention, self.task, self.length)
+        if known is not None:
+            return Averaged(known, 0.0, 0)
+        if self._is_radial(attention):
+            risk = _radial_objective(self.task, self.depth)
+            return Averaged(float(_compiled(risk, attention)), 0.0, 0)
+        if self.is_closed_form or points is not None:
+            return self._over(attention, _FIRST if points is None else points)
+        count = _FIRST
+        while True:
+            average = self._over(attention, count)
+            if average.error <= tolerance * average.value:
+                return average
+            if count >= _LARGEST:
+                warnings.warn(
+                    f"{_LARGEST} points reach a relative error of "
+                    f"{average.error / average.value:.2g}, not the {tolerance:g} asked for: the "
+                    "risk hangs on rare prompts. Its error is reported.",
+                    UnreliableErrorWarning,
+                    stacklevel=2,
+                )
+                return average
+            count *= 4
+
+    def _is_radial(self, attention: AbstractAttention) -> bool:
+        """Return whether neither the law nor the layers of a limit tell directions apart."""
+        if self.task.turns or math.isfinite(self.length) or self.depth > _DEEPEST_RADIAL:
+            return False
+        laws = self.task.covariances(np.zeros((1, 0)))
+        isotropic = all(np.array_equal(law, law[0, 0] * np.eye(len(law))) for law in laws)
+        return isotropic and scalar_layers(attention) is not None
+
+    def _over(self, attention: AbstractAttention, points: int) -> Averaged:
+        risks: Sequence[AbstractObjective] = self.replicates(attention, points)
+        values = np.array([float(_compiled(risk, attention)) for risk in risks])
+        if self.is_closed_form:
+            return Averaged(float(values[0]), 0.0, 0)
+        return Averaged(float(values.mean()), spread(values), points * REPLICATES)
+
+
+def stack_risk(
+    attention: AbstractAttention, task: AbstractGaussianRegression, length: float
+) -> StackRisk | None:
+    """Return the risk of a stack, or of one layer, that reads second moments; None if it does not.
+
+    Linear heads do at every length, softmax heads over an infinite prompt.
+    """
+    layers = attention.layers_read() or (attention,)
+    heads = [layer.heads_read() for layer in layers]
+    known = [head for one in heads if one is not None for head in one]
+    if any(one is None for one in heads):
+        return None
+    if math.isfinite(length) and any(head.kernel != "linear" for head in known):
+        return None
+    return StackRisk(task, length, len(layers))
+
+
+def _objective(
+    task: AbstractGaussianRegression,
+    weights: NDArray[np.float64],
+    *,
+    masses: NDArray[np.float64] | None = None,
+    turns: NDArray[np.float64] | None = None,
+    shapes: NDArray[np.float64] | None = None,
+) -> StackObjective:
+    r"""Return the objective at these points and their mirror images.
+
+    The second moment is $MNM^\top$ for tokens $z=M(g,\epsilon)$, N that of $(g,\epsilon)$. At $-w$
+    it is the one at w with the sign of the label changed, so that what is odd in w vanishes.
+
+    Args:
+        task: the regression.
+        weights: $w$, [points, d].
+        masses: of the points; equal when None.
+        turns: normals of which covariances are made, where the task asks for them.
+        shapes: $N$, the identity when None.
+    """
+    points, dim = weights.shape
+    covariance, query = task.covariances(np.zeros((points, 0)) if turns is None else turns)
+    variances, axes = np.linalg.eigh(covariance)
+    root = axes * np.sqrt(np.maximum(variances, 0.0))[..., None, :]
+    tokens = np.zeros((points, dim + 1, dim + 1))
+    tokens[:, :dim, :dim] = root
+    tokens[:, dim, :dim] = (weights[:, None] @ root)[:, 0]
+    tokens[:, dim, dim] = math.sqrt(task.noise_variance)
+    moments = tokens @ tokens.mT if shapes is None else tokens @ shapes @ tokens.mT
+    flip = np.append(np.ones(dim), -1.0)
+    mass = np.full(points, 1 / points) if masses is None else masses
+    return StackObjective(
+        jnp.asarray(np.concatenate([moments, flip[:, None] * moments * flip])),
+        jnp.asarray(np.concatenate([weights, -weights])),
+        jnp.asarray(query if query.ndim == 2 else np.concatenate([query, query])),
+        jnp.asarray(np.concatenate([mass, mass]) / 2),
+        jnp.asarray(task.noise_variance),
+    )
+
+
+def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObjective:
+    """Return the limit risk on a grid of Gauss-Hermite nodes of w."""
+    nodes, masses = np.polynomial.hermite_e.hermegauss(count)
+    axes = task.token_dim - 1
+    grid, mass = (
+        np.stack(np.meshgrid(*[along] * axes, indexing="ij"), axis=-1).reshape(-1, axes)
+        for along in (nodes, masses / masses.sum())
+    )
+    return _objective(task, math.sqrt(task.prior_variance) * grid, masses=mass.prod(axis=1))
+
+
+def _radial_objective(task: AbstractGaussianRegression, depth: int) -> StackObjective:
+    r"""Return the limit risk where nothing tells directions apart: w along one axis.
+
+    $|w|^2\sim\tau^2\chi^2_d$, and a polynomial of degree $3^K-1$ in it is integrated by
+    $(3^K+1)/2$ generalised Gauss-Laguerre nodes.
+    """
+    from scipy.special import roots_genlaguerre  # noqa: PLC0415  # where it is asked for
+
+    dim = task.token_dim - 1
+    halves, masses = roots_genlaguerre((3**depth + 1) // 2, dim / 2 - 1)
+    weights = np.zeros((halves.size, dim))
+    weights[:, 0] = np.sqrt(2 * task.prior_variance * halves)
+    return _objective(task, weights, masses=masses / masses.sum())
+
+
+def _limit_objective(
+    task: AbstractGaussianRegression, points: int, replicate: int
+) -> StackObjective:
+    """Return the limit risk; the weights have exactly their second moment, as linear maps need."""
+    dim = task.token_dim - 1
+    normals = sobol_normals(dim + task.turns, points // 2, replicate)
+    second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
+    weights = np.linalg.solve(np.linalg.cholesky(second), normals[:, :dim].T).T
+    return _objective(task, math.sqrt(task.prior_variance) * weights, turns=normals[:, dim:])
+
+
+def _finite_objective(
+    task: AbstractGaussianRegression, length: float, points: int, replicate: int
+) -> StackObjective:
+    """Return the risk over L tokens, by Bartlett factors of their second moments."""
+    dim = task.token_dim - 1
+    factor, normals = bartlett_factors(
+        dim + 1, length, points // 2, replicate, extra=dim + task.turns
+    )
+    weights = math.sqrt(task.prior_variance) * normals[:, :dim]
+    shapes = factor @ factor.mT / length
+    return _objective(task, weights, turns=normals[:, dim:], shapes=shapes)

@@ -1,0 +1,93 @@
+r"""Statistics of softmax weights over Gaussian tokens, with the query as one more token.
+
+The query has score $s_0$, measured from the mean of the others', which are $\sigma g_l$. With
+$c=e^{u+s_0}$ and the transforms $\varphi$, $a_{k,j}$ of `_transforms`, over L other tokens,
+
+    own            P0  = int c e^-c phi^L
+    own_square     P00 = int c^2 e^-c phi^L
+    participation  S2  = L int a_20 e^-c phi^{L-1}
+    score_error    B2  = L int a_22 e^-c phi^{L-1} + L(L-1) sigma^2 int a_20^2 e^-c phi^{L-2}
+    coupling       X   = -sigma L int c a_20 e^-c phi^{L-1}
+
+(docs/finite.md).
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from promptlimit._arrays import Array
+from promptlimit.results import AccuracyError
+from promptlimit.weights._quadrature import node_range
+from promptlimit.weights._transforms import STEP, score_transforms
+
+_NEGLIGIBLE = 42.0
+_TOLERANCE = 1e-9
+_SMALLEST = 1e-6
+"""Sharpnesses below this are taken for it: what they change is smaller still."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTokenStatistics:
+    r"""Means over prompts, p the weights of the others, $p_0$ the own, $A=\sum_lp_lg_l$, [n] each.
+
+    Attributes:
+        own: $E\,p_0$.
+        own_square: $E\,p_0^2$.
+        participation: $E\sum_lp_l^2$, without the own token.
+        score_error: $E(\sum_lp_l(g_l-\sigma))^2$.
+        coupling: $E\,p_0\sum_lp_l(g_l-\sigma)$.
+    """
+
+    own: Array
+    own_square: Array
+    participation: Array
+    score_error: Array
+    coupling: Array
+
+
+def own_token_statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
+    r"""Return the statistics at $(\sigma, s_0)$, [n] each, over L other tokens; none is allowed.
+
+    Raises:
+        AccuracyError: the weights do not add up to one within 1e-9.
+    """
+    if length == 0.0:  # all weight is the own token's
+        one, none = np.ones(sharpness.size), np.zeros(sharpness.size)
+        return OwnTokenStatistics(one, one, none, none, none)
+    points = zip(sharpness.tolist(), own_score.tolist(), strict=True)
+    rows = np.array([_integrals(max(sigma, _SMALLEST), own, length) for sigma, own in points])
+    mass = rows[:, 0]
+    worst = int(np.argmax(np.abs(mass - 1.0)))
+    if not abs(mass[worst] - 1.0) <= _TOLERANCE:
+        raise AccuracyError(
+            f"`own_token_statistics` must have weights of sum one, got {mass[worst]:.10g} at "
+            f"sharpness {sharpness[worst]:g}, own score {own_score[worst]:g}, length {length:g}."
+        )
+    return OwnTokenStatistics(*rows[:, 1:].T)
+
+
+def _integrals(sharpness: float, own_score: float, length: float) -> list[float]:
+    """Return the sum of all weights, and the statistics in their order."""
+    left, right = node_range(sharpness, length, length)
+    right = min(right, math.ceil((math.log(_NEGLIGIBLE) - own_score) / STEP))
+    left = min(left, right, math.floor((-_NEGLIGIBLE - own_score) / STEP))
+    transforms = score_transforms(sharpness, left, right - left + 1, length=length)
+    (a10, _, _), (a20, _, a22) = transforms.about_sharpness[:2, :3]
+    c = np.exp(transforms.nodes + own_score)
+
+    def integral(function: Array, apart: int) -> float:
+        power = np.exp(max(length - apart, 0.0) * transforms.log_phi - c)
+        return float(STEP * (function @ power))
+
+    own, own_square = integral(c, 0), integral(c * c, 0)
+    squares = length * (length - 1.0) * sharpness**2 * integral(a20 * a20, 2)
+    return [
+        own + length * integral(a10, 1),
+        own,
+        own_square,
+        length * integral(a20, 1),
+        length * integral(a22, 1) + squares,
+        -sharpness * length * integral(c * a20, 1),
+    ]

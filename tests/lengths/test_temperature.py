@@ -1,0 +1,167 @@
+"""Inverse temperatures and rules: anchors, residuals of roots, sampling, what is impossible."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.special import ndtr
+
+import promptlimit as pl
+from promptlimit.lengths import RULES, freezing_length, needle_margin
+
+
+def needle_weight(b, sigma, length, margin) -> np.ndarray:
+    fixed = np.asarray(b * margin)[..., None]
+    return pl.length_statistics(b * sigma, length, fixed_scores=fixed).fixed_weights[..., 0]
+
+
+def test_needles_keep_their_weight_at_the_anchors():
+    kept = pl.inverse_temperature(1.0, [1e3, 1e6, 1e5], margin=6.0, weight=[0.5, 0.5, 0.9])
+    assert_allclose(kept.value, [1.2895096912, 3.1057261246, 3.0689199710], rtol=4e-11)
+    assert_allclose(kept.annealed, [1.289958658139, 3.107081251734, 3.070887520871], rtol=4e-13)
+    assert_allclose(needle_weight(kept.value, 1.0, kept.lengths, 6.0), kept.target, rtol=1e-11)
+    assert (kept.error < 1e-11).all()
+    assert kept.possible.all()
+
+
+def test_where_the_formula_is_silent_an_exact_root_may_exist():
+    kept = pl.inverse_temperature(1.0, 1e7, margin=6.0, weight=0.9)
+    assert np.isnan(kept.annealed)
+    assert_allclose(kept.value, 5.569877, rtol=2e-7)
+
+
+def test_a_hopeless_needle_has_a_best_temperature_and_nothing_beyond():
+    """At (1, 1000, 2) the weight rises to .00765 at b = 2.139 and falls again."""
+    weights = np.array([0.0076, 0.00765, 0.00766])
+    kept = pl.inverse_temperature(1.0, 1000, margin=2.0, weight=weights)
+    assert (kept.value[:2] < 2.139).all()
+    assert_allclose(needle_weight(kept.value[:2], 1.0, 1000, 2.0), weights[:2], rtol=1e-10)
+    assert np.isnan(kept.value[2])
+    grid = np.linspace(2.0, 2.3, 31)
+    best = needle_weight(grid, 1.0, 1000, 2.0)
+    assert_allclose([grid[best.argmax()], best.max()], [2.139, 0.00765], rtol=2e-3)
+
+
+def test_cold_weights_are_the_probability_that_the_needle_is_largest():
+    for sigma, margin, length in ((1.0, 3.0, 1000), (2.0, 6.0, 50)):
+        limit = ndtr(margin / sigma) ** length
+        colder = [float(needle_weight(b / sigma, sigma, length, margin)) for b in (20.0, 40.0)]
+        assert abs(2 * colder[1] - colder[0] - limit) < 5e-3
+        assert abs(colder[1] - limit) < abs(colder[0] - limit)
+
+
+def test_flat_competitors_ask_for_the_logarithm_of_the_length():
+    kept = pl.inverse_temperature(0.0, [10, 1e6], margin=5.0, weight=0.5)
+    assert_allclose(kept.value, np.log([10, 1e6]) / 5.0)
+    assert_allclose(kept.annealed, kept.value)
+
+
+def test_entropy_and_effective_tokens_are_kept_by_roots():
+    for keep in ("entropy", "effective_tokens"):
+        kept = pl.inverse_temperature(2.0, [8192, 131072], keep=keep, base=8192)
+        assert_allclose(kept.value[0], 1.0, rtol=1e-11)
+        again = getattr(pl.length_statistics(2.0 * kept.value, kept.lengths), keep)
+        assert_allclose(again, kept.target, rtol=1e-11)
+    assert np.isnan(pl.inverse_temperature(2.0, 100, keep="entropy", target=5.0).value)
+    assert pl.inverse_temperature(2.0, 100, keep="entropy", target=math.log(100)).value == 0.0
+
+
+def test_the_distance_to_freezing_asks_for_the_root_of_the_logarithm():
+    kept = pl.inverse_temperature(2.0, 131072, keep="freezing", base=8192)
+    assert_allclose(kept.value, math.sqrt(17 / 13), rtol=1e-14)
+    assert_allclose(kept.annealed, kept.value)
+
+
+def test_the_table_of_rules_is_the_one_worked_out_beforehand():
+    table = pl.temperature_table(2.0, 8192, [131072, 1048576])
+    rows = dict(zip(table.names, range(len(table.names)), strict=True))
+    expected = {
+        "none": (1, 1, 9.785, 2475.6, 0.0587),
+        "sqrt-log": (1.1435, 1.2403, 9.174, 812.9, 0.1407),
+        "Llama 4": (1.2833, 1.4860, 8.510, 286.6, 0.2794),
+        "SSMax": (1.3077, 1.5385, 8.389, 241.8, 0.3089),
+        "Qwen log-n": (1.3077, 1.5385, 8.389, 241.8, 0.3089),
+        "LongRoPE": (1.3077, 1.5385, 8.389, 241.8, 0.3089),
+        "YaRN": (1.6314, 2.2058, 6.703, 39.5, 0.7052),
+    }
+    for name, (here, far, entropy, tokens, needle) in expected.items():
+        row = rows[name]
+        assert_allclose(table.factor[row], [here, far], atol=6e-5, err_msg=name)
+        assert_allclose(table.entropy[row, 0], entropy, atol=6e-4)
+        assert_allclose(table.effective_tokens[row, 0], tokens, atol=0.06)
+        assert_allclose(table.needle[row, 0], needle, atol=6e-5)
+    assert_allclose(table.margin, 11.0079, atol=6e-5)
+    kept = table.factor[[rows["keep needle"], rows["keep entropy"]], 0]
+    assert_allclose(kept, [1.4535, 1.5690], atol=6e-5)
+    assert_allclose(table.entropy[rows["keep entropy"]], 7.029, atol=6e-4)
+    assert_allclose(table.needle[rows["keep needle"]], 0.5, rtol=1e-11)
+    assert table.kind == "exact"
+    assert table.error < 1e-10
+
+
+def test_flat_heads_are_nearly_kept_by_log_n_and_sharp_ones_by_nothing():
+    flat = pl.temperature_table(1.0, 8192, 131072)
+    rows = dict(zip(flat.names, range(len(flat.names)), strict=True))
+    assert_allclose(flat.factor[rows["keep needle"], 0], 1.3323, atol=6e-5)
+    needles = flat.needle[[rows["Qwen log-n"], rows["YaRN"]], 0]
+    assert_allclose(needles, [0.450, 0.917], atol=6e-4)
+    margin = needle_margin(3.0, 8192, 0.5)
+    assert np.isnan(pl.inverse_temperature(3.0, 1048576, margin=margin, weight=0.5).value)
+
+
+def test_rules_freeze_sharp_heads_at_their_lengths():
+    rules = {rule.name: rule for rule in RULES}
+    logs = {
+        name: [math.log10(freezing_length(rules[name], sigma, 8192)) for sigma in (2.0, 3.0)]
+        for name in ("Qwen log-n", "YaRN", "sqrt-log")
+    }
+    assert_allclose(logs["Qwen log-n"], [17.6, 7.8], atol=0.06)
+    assert_allclose(logs["Qwen log-n"][0], 2 * math.log(8192) ** 2 / 4 / math.log(10), rtol=1e-10)
+    assert_allclose(logs["YaRN"], [6.9, 5.1], atol=0.06)
+    assert logs["sqrt-log"] == [math.inf, math.inf]
+    assert freezing_length(rules["none"], 5.0, 8192) == 8192.0
+
+
+def test_needles_are_those_of_simulated_prompts():
+    rng = np.random.default_rng(0)
+    sigma, length, margin = 2.0, 100, 6.0
+    b = float(pl.inverse_temperature(sigma, length, margin=margin, weight=0.4).value)
+    scores = b * sigma * rng.normal(size=(20_000, length))
+    weight = 1.0 / (1.0 + np.exp(scores - b * margin).sum(axis=1))
+    assert abs(weight.mean() - 0.4) < 4 * weight.std() / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"keep": "peace"},
+            "`keep` must be one of needle, entropy, effective_tokens, freezing, got 'peace'.",
+        ),
+        (
+            {"margin": 5.0},
+            "one of `weight` and `base` must be given to keep 'needle', and only one.",
+        ),
+        (
+            {"weight": 0.5},
+            "`margin` and `weight` must be given for a needle, and for nothing else; `target` for "
+            "the rest.",
+        ),
+        ({"margin": 5.0, "weight": 1.5}, "`weight` must be between 0 and 1, got 1.5."),
+        ({"keep": "entropy", "target": -1.0}, "`target` must be positive and finite, got -1.0."),
+    ],
+)
+def test_what_is_out_of_range_is_refused_in_one_sentence(options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pl.inverse_temperature(1.0, 100, **options)
+
+
+def test_lengths_and_sharpness_have_ranges_too():
+    with pytest.raises(ValueError, match=r"^`lengths` must be finite, got inf\. No temperature"):
+        pl.inverse_temperature(1.0, math.inf, margin=5.0, weight=0.5)
+    with pytest.raises(ValueError, match=r"^`sharpness` must be between 0 and 40, got 50\.0\."):
+        pl.inverse_temperature(50.0, 100, margin=5.0, weight=0.5)
+    with pytest.raises(ValueError, match=r"^`base` must be a finite length from 2, got 1\.$"):
+        pl.temperature_table(1.0, 1, 100)

@@ -1,0 +1,43 @@
+"""The claim on softmax stacks at finite length, and what must turn it red."""
+
+import numpy as np
+import pytest
+
+from promptlimit.depth import fluctuation_bias, fluctuation_cov
+from promptlimit.reproduction import Setting, decide
+from promptlimit.reproduction.depth.claims import finite_stacks
+
+QUICK = Setting(quick=True)
+
+
+@pytest.fixture(scope="module")
+def left_over():
+    """Return the simulated stacks, once for every verdict."""
+    drawn = {}
+    simulate = finite_stacks.left_over
+
+    def once(length, prompts, rng):
+        if length not in drawn:
+            drawn[length] = simulate(length, prompts, rng)
+        return drawn[length]
+
+    return once
+
+
+@pytest.mark.slow
+def test_the_claim_holds_and_planted_errors_turn_it_red(left_over, monkeypatch):
+    monkeypatch.setattr(finite_stacks, "left_over", left_over)
+    assert decide(finite_stacks.CLAIM, QUICK).verdict == "holds"
+    for name, planted in (
+        ("fluctuation_cov", lambda *given, **options: 0.75 * fluctuation_cov(*given, **options)),
+        ("fluctuation_bias", lambda *given: fluctuation_bias(*given) + 5.0),
+        ("left_over", lambda *given: left_over(*given) | {"plain": 4.0 * np.arange(600.0)}),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(finite_stacks, name, planted)
+            assert decide(finite_stacks.CLAIM, QUICK).verdict == "does not hold"
+    whole = left_over(160, 0, None)
+    with monkeypatch.context() as patch:  # a control that sees nothing decides nothing
+        blind = whole | {"without passing on": whole["plain"]}
+        patch.setattr(finite_stacks, "left_over", lambda *given: blind)
+        assert decide(finite_stacks.CLAIM, QUICK).verdict == "not decidable here"

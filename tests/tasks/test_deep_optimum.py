@@ -1,0 +1,106 @@
+"""The best linear layers on regression: anchors, what their own stacks risk, and refusals."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import promptlimit as pl
+
+TASK = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2)
+AHN = pl.LinearRegression(np.eye(5))
+
+
+def test_depth_on_the_papers_task_meets_the_anchors(x64):
+    known = [0.239784946237, 0.135299415034, 0.118646102298, 0.115426208006]
+    for depth, mse in enumerate(known, 1):
+        best = pl.linear_optimum(TASK, 40, depth=depth)
+        assert_allclose(best.risk.mse, mse, atol=5e-13)
+        assert_allclose(best.risk.value, best.bound, rtol=1e-12)
+        assert_allclose(pl.risk(best.attention, TASK, 40).mse, mse, atol=5e-13)
+    two = pl.linear_optimum(TASK, 40, depth=2)
+    assert_allclose(two.steps, [0.638421998661, 1.227466292929], atol=5e-13)
+    bayes = pl.bayes_risk(TASK, 40)
+    assert_allclose(bayes.mse, 0.1145, atol=5e-5)
+    assert best.risk.mse < 1.01 * bayes.mse
+
+
+def test_depth_on_ahn_et_als_protocol_meets_the_anchors(x64):
+    assert_allclose(pl.linear_optimum(AHN, 20).risk.mse, 1.153846153846, atol=5e-13)
+    two = pl.linear_optimum(AHN, 20, depth=2)
+    assert_allclose(two.risk.mse, 0.361239686054, atol=5e-13)
+    moving = pl.linear_optimum(AHN, 20, depth=2, moving_covariates=True)
+    assert_allclose(moving.risk.mse, 0.05750115, atol=5e-9)
+    assert_allclose(pl.risk(moving.attention, AHN, 20).mse, moving.risk.mse, rtol=1e-12)
+    still = pl.linear_optimum(AHN, 20, depth=1, moving_covariates=True)
+    assert_allclose(still.risk.mse, 1.153846153846, atol=5e-13)
+
+
+def test_one_layer_among_many_is_the_layer_alone():
+    alone = pl.linear_optimum(TASK, 7)
+    task = pl.LinearRegression(2 * np.eye(5), noise_variance=0.1, prior_variance=0.2)
+    for law in (TASK, task):
+        one, first = pl.linear_optimum(law, 7), pl.linear_optimum(law, [7, 40], depth=2)[0]
+        assert_allclose(one.steps[0], np.asarray(one.attention.value)[-1, -1] ** 2 / 5**0.5)
+        assert first.risk.mse < one.risk.mse
+    assert isinstance(alone.attention, pl.LinearAttention)
+    doubled = pl.linear_optimum(task, 7, depth=3)  # w of variance 0.4 on covariates of variance 1
+    same = pl.linear_optimum(
+        pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.4), 7, depth=3
+    )
+    assert_allclose(doubled.risk.mse, same.risk.mse, rtol=1e-13)
+    assert_allclose(2 * doubled.steps, same.steps, rtol=1e-9)
+
+
+def test_infinite_prompts_need_depth_for_covariances_that_vary(x64):
+    rotated = pl.RotatedRegression([1.0, 0.5, 0.25])
+    mse = [pl.linear_optimum(rotated, math.inf, depth=depth).risk.mse for depth in (1, 2, 3, 5)]
+    assert_allclose(mse, [0.239726027397, 0.027355623100, 0, 0], atol=5e-13)
+    assert_allclose(pl.linear_optimum(rotated, math.inf).steps, [1.150684931507], atol=5e-13)
+    two = pl.linear_optimum(rotated, math.inf, depth=2)
+    assert_allclose(two.steps, [1.006330217593, 2.440478293045], atol=5e-13)
+    five = pl.linear_optimum(rotated, math.inf, depth=5)
+    assert_allclose(five.steps, [1, 2, 4, 1, 2], rtol=1e-12)
+    assert pl.risk(five.attention, rotated, math.inf).mse < 1e-28
+    moving = pl.linear_optimum(rotated, math.inf, depth=2, moving_covariates=True)
+    assert moving.risk.mse < 1e-25  # three steps for three eigenvalues
+    assert pl.risk(moving.attention, rotated, math.inf).mse < 1e-25
+
+
+def test_infinite_prompts_of_one_covariance_need_none(x64):
+    tilted = pl.LinearRegression([[1.0, 0.4], [0.4, 0.3]], noise_variance=0.1)
+    best = pl.linear_optimum(tilted, math.inf, depth=3)
+    assert best.steps is None
+    assert (best.risk.kind, round(best.risk.mse, 14)) == ("limit", 0.1)
+    assert_allclose(pl.risk(best.attention, tilted, math.inf).mse, 0.1, rtol=1e-12)
+
+
+def test_deep_steps_that_are_not_real_stay_above_their_bound():
+    deep = pl.linear_optimum(TASK, 40, depth=5)
+    assert deep.risk.mse > 2 * deep.bound * (1 + 4e-5)
+    assert_allclose(deep.risk.mse, 0.114715367421, atol=5e-13)  # 200 random starts agree
+    four = pl.linear_optimum(TASK, 40, depth=4)
+    assert deep.risk.mse < four.risk.mse
+
+
+def test_refusals_name_the_way_out():
+    tilted = pl.LinearRegression([[1.0, 0.4], [0.4, 0.3]])
+    rotated = pl.RotatedRegression([1.0, 0.5])
+    refusals = {
+        "`depth` must be a whole number from 1 to 16, got 17. Ask for the `risk` of a Stack of "
+        "your own beyond.": lambda: pl.linear_optimum(TASK, 10, depth=17),
+        "`depth` must be a whole number from 1 to 3 where covariates move, got 4. Ask for the "
+        "`risk` of a Stack of your own beyond.": lambda: pl.linear_optimum(
+            TASK, 10, depth=4, moving_covariates=True
+        ),
+        "`task` must have a covariance that is a multiple of the identity for 2 layers over 10 "
+        "tokens, got [[1.0, 0.4], [0.4, 0.3]]. Ask for depth=1, for math.inf, or for the `risk` of "
+        "a Stack of your own.": lambda: pl.linear_optimum(tilted, 10, depth=2),
+        "`lengths` must be infinite for RotatedRegression, got 10. Ask for the `risk` of a Stack "
+        "over finitely many tokens.": lambda: pl.linear_optimum(rotated, 10, depth=2),
+    }
+    for sentence, call in refusals.items():
+        with pytest.raises(ValueError, match="must") as refusal:
+            call()
+        assert str(refusal.value) == sentence

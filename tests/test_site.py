@@ -1,0 +1,262 @@
+"""The site: built strictly, once, and opened in a real browser from disk."""
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("material", reason="the site is not built: pip install 'promptlimit[docs]'")
+pytest.importorskip("mkdocstrings", reason="the site is not built: pip install 'promptlimit[docs]'")
+
+import griffe
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config.base import load_config
+from mkdocs.exceptions import Abort, PluginError
+
+import promptlimit as pl
+from reporting.page.visits import NEEDS_BROWSER, Visit
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def hook() -> Iterator[Callable[[str], Any]]:
+    """Return what imports a module of the site's build by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(DOCS / "_hooks"))
+        yield importlib.import_module
+
+
+@pytest.fixture(scope="module")
+def katex(hook: Callable[[str], Any]) -> None:
+    """Skip where what draws the formulas is not installed and cannot be."""
+    try:
+        hook("node").package("katex")
+    except PluginError as problem:
+        pytest.skip(str(problem))
+
+
+@pytest.fixture(scope="module")
+def site(katex: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the site, built as `make docs` does but for the tutorials' output."""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "TUTORIALS": "skip", "NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+    )
+    return folder
+
+
+# ---------------------------------------------------------------- what is on it
+
+
+@pytest.mark.slow
+def test_every_public_name_has_its_page_with_its_docstring(site: Path) -> None:
+    packages = {path.parent.name for path in (ROOT / "src" / "promptlimit").glob("*/__init__.py")}
+    names = set(dir(pl)) - packages - {"__version__"}
+    assert len(names) > 80
+    for name in names:
+        (page,) = (site / "reference").glob(f"*/{name}.html")
+        text = page.read_text(encoding="utf-8")
+        assert f'id="promptlimit.{page.parent.name}.{name}"' in text
+        contents = text.partition('<div class="doc doc-contents')[2]
+        assert re.search(r"<p>\s*\S.{10,}", contents), name
+    assert (site / "reference" / "heads" / "atlas.html").exists()
+    assert (site / "reference" / "reproduction" / "Claim.html").exists()
+
+
+@pytest.mark.slow
+def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -> None:
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert sum(text.count('class="katex"') for text in pages.values()) > 500
+    for path, text in pages.items():
+        assert "arithmatex" not in text, path
+        assert "data-formula" not in text, path
+        assert not re.search(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', text), path
+        assert not re.search(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="http', text), (
+            path
+        )
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    start = next(entry["text"] for entry in index["docs"] if entry["location"] == "index.html")
+    assert "a probability measure μ, and attention" in start  # a formula is read as text, once
+
+
+@pytest.mark.slow
+def test_the_map_shows_every_package_and_what_it_imports(site: Path) -> None:
+    text = (site / "index.html").read_text(encoding="utf-8")
+    boxes = re.findall(r'<div class="package"><b>(\w+)</b>.*?<small>stands on (.*?)</small>', text)
+    source = ROOT / "src" / "promptlimit"
+    assert {name for name, _ in boxes} == {
+        path.parent.name for path in source.glob("*/__init__.py")
+    }
+    for name, uses in boxes:
+        trees = [ast.parse(path.read_text("utf-8")) for path in (source / name).rglob("*.py")]
+        modules = {
+            node.module.split(".")[1]
+            for tree in trees
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            and node.module is not None
+            and node.module.startswith("promptlimit.")
+        }
+        imported = {module for module in modules if not module.startswith("_")} - {name}
+        assert set(uses.split(", ")) - {"nothing of ours"} == imported
+
+
+def test_the_readme_asks_the_questions_of_the_start_page_and_its_links_are_alive() -> None:
+    def table(path: Path) -> list[str]:
+        text = re.sub(r"\[(`[^`]*`|[^]]*)\]\([^)]*\)", r"\1", path.read_text(encoding="utf-8"))
+        return re.findall(r"(?m)^\| question .*(?:\n\|.*)+", text)
+
+    assert table(ROOT / "README.md") == table(DOCS / "index.md") != []
+    links = re.findall(r"\[[^]\\]*\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    local = [link for link in links if not link.startswith("https:")]
+    assert len(local) > 20
+    assert [link for link in local if not (ROOT / link).exists()] == []
+
+
+# ---------------------------------------------------------------- what fails the build
+
+
+def test_a_public_name_without_a_docstring_fails(
+    hook: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = hook("reference")
+    assert "reference/concentration/required_length.md" in reference.pages(DOCS)
+    function = reference._package()["concentration.required_length"].final_target
+    monkeypatch.setattr(function, "docstring", None)
+    sentence = "^the public name promptlimit.concentration.required_length has no docstring$"
+    with pytest.raises(PluginError, match=sentence):
+        reference.pages(DOCS)
+
+
+@pytest.mark.parametrize(
+    ("link", "fails"),
+    [
+        ("other.md#here", False),
+        ("missing.md", True),
+        ("other.md#nowhere", True),
+        ("missing.html", True),
+        ("/other.md", True),
+    ],
+)
+def test_a_dead_link_fails(link: str, fails: bool, tmp_path: Path) -> None:
+    ours = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text(f"# Start\n\n[A link]({link})\n", encoding="utf-8")
+    (docs / "other.md").write_text("# Other\n\n## Here\n", encoding="utf-8")
+    settings = {"site_name": "small", "plugins": [], "strict": True}
+    (tmp_path / "mkdocs.yml").write_text(
+        yaml.safe_dump({**settings, "validation": ours["validation"]}), encoding="utf-8"
+    )
+    config = load_config(str(tmp_path / "mkdocs.yml"))
+    outcome = pytest.raises(Abort, match="with 1 warnings") if fails else contextlib.nullcontext()
+    with outcome:
+        build(config)
+
+
+def test_a_wrong_formula_fails_and_names_its_page(katex: None, hook: Callable[[str], Any]) -> None:
+    formulas = hook("formulas")
+    wrong = r'<p><span class="arithmatex">\(\frac{1}\)</span></p>'
+    with pytest.raises(PluginError, match=r"^theory\.md: KaTeX parse error: .*'\\\\frac\{1\}'$"):
+        formulas.mark({"theory.md": wrong})
+    right = r'<p>a <span class="arithmatex">\(x&lt;\mu\)</span></p><p>no formula</p>'
+    marked = formulas.mark({"theory.md": right})["theory.md"]
+    assert re.sub("<[^>]*>", "", marked) == "a x&lt;μno formula"
+    assert 'class="katex-html"' in formulas.draw(marked)
+    assert formulas.draw(marked).startswith('<p>a <span class="katex">')
+
+
+@pytest.mark.slow
+def test_a_tutorial_shows_what_its_blocks_print_and_draw_and_fails_with_one_of_them(
+    hook: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tutorials = hook("tutorials")
+    monkeypatch.setattr(tutorials, "_STORE", tmp_path / "store")
+    monkeypatch.delenv("TUTORIALS", raising=False)
+    draws = "import matplotlib.pyplot as plt\nplt.plot([number, 1])\n"
+    page = f"# A\n\n```python\nnumber = 4\nprint(number)\n```\n\nB\n\n```python\n{draws}```\n"
+    shown = tutorials.page_with_output(page, "tutorials/a.md")
+    assert "print(number)\n```\n\n```text\n4\n```\n\nB\n" in shown
+    assert re.search(r'\]\)\n```\n\n<div class="drawing"><svg [^`]*</svg>\s*</div>\n$', shown)
+    monkeypatch.setattr(tutorials, "_outputs", lambda *_: pytest.fail("it was run again"))
+    assert tutorials.page_with_output(page, "tutorials/a.md") == shown
+    monkeypatch.undo()
+    with pytest.raises(PluginError, match=r"(?s)^tutorials/a\.md fails:.*ZeroDivisionError"):
+        tutorials._outputs([("python", "", "1 / 0\n")], "tutorials/a.md")
+
+
+def test_examples_of_docstrings_are_fenced(hook: Callable[[str], Any]) -> None:
+    text = "Sum.\n\n>>> 1 + 1\n2\n>>> for i in (1,):\n...     i\n1\n\nMore."
+    function = griffe.Function("f", docstring=griffe.Docstring(text))
+    hook("doctests").Doctests().on_object(obj=function)
+    assert function.docstring is not None
+    fenced = ">>> 1 + 1\n2\n>>> for i in (1,):\n...     i\n1\n"
+    assert function.docstring.value == f"Sum.\n\n```pycon\n{fenced}```\n\nMore."
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
+def test_every_tutorial_runs(tutorial: Path, hook: Callable[[str], Any]) -> None:
+    tutorials = hook("tutorials")
+    blocks = tutorials.blocks_of(tutorial.read_text(encoding="utf-8"))
+    outputs = "".join(tutorials._outputs(blocks, tutorial.name))
+    assert "```text" in outputs
+    assert "<svg" in outputs
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+class TestInABrowser:
+    pytestmark = NEEDS_BROWSER
+
+    @pytest.mark.parametrize(
+        ("address", "width", "scheme"),
+        [
+            ("index.html", 1280, "light"),
+            ("index.html", 390, "dark"),
+            ("theory.html", 390, "light"),
+            ("reference/concentration/required_length.html", 1280, "dark"),
+            (f"tutorials/{TUTORIALS[0].stem}.html", 390, "light"),
+        ],
+    )
+    def test_pages_are_quiet_stay_at_home_and_fit(
+        self, site: Path, visit: Visit, address: str, width: int, scheme: str
+    ) -> None:
+        with visit((site / address).as_uri(), width, scheme, home=site.as_uri()) as page:
+            assert page.locator("h1").count() == 1
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            brightness = sum(map(int, re.findall(r"\d+", background)[:3])) / 3
+            assert (brightness > 128) == (scheme == "light")
+
+    def test_the_search_works_from_disk_and_the_explorer_is_linked(
+        self, site: Path, visit: Visit
+    ) -> None:
+        with visit((site / "index.html").as_uri(), home=site.as_uri()) as page:
+            page.locator("a.explorer").click()
+            page.wait_for_url("**/explorer.html")
+            page.go_back()
+            page.locator("input.md-search__input").fill("required_length")
+            result = page.locator(".md-search-result__link").first
+            result.wait_for()
+            assert "/reference/concentration/required_length.html" in result.get_attribute("href")
+            result.click()
+            page.wait_for_url("**/reference/concentration/required_length.html*")
+            assert "required_length" in page.locator("h1").inner_text()
