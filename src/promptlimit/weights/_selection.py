@@ -189,7 +189,7 @@ class _Tilt:
         heat[:, near] = np.outer(alpha, scale)[..., None] * scores.sums(kept, tilted, near)
         heat[:, far] = self.weights[:, None, None] * scores.sums(kept * rate, plain, far)
         gone = -self.weights @ scores.sums(lost, plain[:, :1], slice(0, u.size))[..., 0]
-        return drift, *np.moveaxis(heat, 2, 0), gone
+        return drift, heat[..., 0], heat[..., 1], heat[..., 2], gone
 
 
 @dataclasses.dataclass(frozen=True)
