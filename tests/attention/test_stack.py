@@ -284,7 +284,7 @@ def _outputs_and_slopes(stack: pl.Stack) -> list[jax.Array]:
 
 @pytest.mark.parametrize("prompt", ["tokens", "masked tokens", "gaussian"])
 def test_gradients_in_every_parameter_are_finite_differences(prompt: str, x64: None) -> None:
-    stack = stack_of(mixed_layers())
+    stack = stack_of(mixed_layers()[1::2])
     law = pl.Gaussian([0.2, 0.1, -0.3], np.diag([0.5, 0.8, 0.3]))
 
     @eqx.filter_jit

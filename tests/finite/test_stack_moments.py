@@ -16,7 +16,7 @@ KEY = jax.random.key(7)
 NORMAL = pl.Gaussian([0.0], [[1.0]])
 
 
-def line(*layers: tuple[float, float, float], kernel=pl.SoftmaxAttention) -> pl.Stack:
+def line(*layers: tuple[float, float, float], kernel: type = pl.SoftmaxAttention) -> pl.Stack:
     """Return layers (r, u, v) in one dimension, in double precision."""
     with jax.enable_x64(True):
         return pl.Stack([pl.Layer(kernel([[u]], [[v]]), [[r]]) for r, u, v in layers])
