@@ -31,7 +31,9 @@ def test_bartlett_draws_have_the_exact_moments():
     for d, length in [(3, 2.0), (3, 5.0), (2, 1e6)]:
         factor, normals = bartlett_factors(d, length, 4096, 0, extra=2)
         S = factor @ factor.mT / length
-        traces = np.array([np.trace(np.linalg.matrix_power(S, k), axis1=1, axis2=2) for k in (1, 3)])
+        traces = np.array(
+            [np.trace(np.linalg.matrix_power(S, k), axis1=1, axis2=2) for k in (1, 3)]
+        )
         exact = np.array(trace_moments(d, int(length), 3))[[1, 3]] / length ** np.array([1, 3])
         errors = traces.std(axis=1) / 64
         assert (np.abs(traces.mean(axis=1) - exact.astype(float)) < 4 * errors).all()

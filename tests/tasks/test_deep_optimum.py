@@ -101,6 +101,6 @@ def test_refusals_name_the_way_out():
         "over finitely many tokens.": lambda: pl.linear_optimum(rotated, 10, depth=2),
     }
     for sentence, call in refusals.items():
-        with pytest.raises(ValueError) as refusal:
+        with pytest.raises(ValueError, match="must") as refusal:
             call()
         assert str(refusal.value) == sentence

@@ -9,8 +9,7 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from promptlimit.tasks._stack_risk import StackRisk, stack_risk
-
-HEADS = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}
+from tasks.stacks import adjoint, limit_slopes, stack_of
 
 
 def _matrices(depth, dim, seed, scale=0.3):
@@ -22,25 +21,13 @@ def _matrices(depth, dim, seed, scale=0.3):
     return residuals, *draws
 
 
-def _stack(residuals, key_query, value, kernel="softmax"):
-    layers = zip(residuals, key_query, value, strict=True)
-    return pl.Stack([pl.Layer(HEADS[kernel](u, v), r) for r, u, v in layers])
-
-
 def _descent(steps, dim, shifts=None, kernel="linear"):
     """Return the stack of gradient descent with these steps, and of GD++ with these shifts."""
     shifts = [0.0] * len(steps) if shifts is None else shifts
-    residuals, key_query, _ = _matrices(len(steps), dim, 0)
+    residuals, *_ = _matrices(len(steps), dim, 0)
     values = [-np.diag([a] * dim + [b]) for a, b in zip(shifts, steps, strict=True)]
     values[-1] = residuals[-1] @ values[-1]
-    return _stack(residuals, [np.diag([1.0] * dim + [0.0])] * len(steps), values, kernel)
-
-
-def _tokens_covariance(task, weights):
-    lift = np.vstack([np.eye(weights.size), weights])
-    gamma = lift @ task.covariance @ lift.T
-    gamma[-1, -1] += task.noise_variance
-    return gamma
+    return stack_of(residuals, [np.diag([1.0] * dim + [0.0])] * len(steps), values, kernel)
 
 
 def test_closed_risks_of_steps_are_the_anchors(x64):
@@ -62,7 +49,7 @@ def test_the_isotropic_limit_is_the_anchor(x64):
     residuals, *_ = _matrices(2, 3, 0)
     key_query = [np.diag([0.3, 0.3, 0.3, 0.1]), np.diag([0.2, 0.2, 0.2, -0.1])]
     value = [np.diag([0.1, 0.1, 0.1, -1.0]), np.diag([-0.1, -0.1, -0.1, 1.0])]
-    stack = _stack(residuals, key_query, value)
+    stack = stack_of(residuals, key_query, value)
     limit = pl.risk(stack, task, math.inf)
     assert_allclose(limit.mse - 0.1, 0.329872210292, atol=5e-13)
     # Points that know nothing of the symmetry agree within their spread.
@@ -73,17 +60,18 @@ def test_the_isotropic_limit_is_the_anchor(x64):
 def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
     """Real stacks on drawn tokens, layer by layer, d = 2: full matrices and GD++ alike."""
     dim, length, prompts = 2, 6, 40_000
-    task = pl.LinearRegression(
-        [[1.0, 0.3], [0.3, 0.5]], noise_variance=0.2, prior_variance=0.5
-    )
+    task = pl.LinearRegression([[1.0, 0.3], [0.3, 0.5]], noise_variance=0.2, prior_variance=0.5)
     round_one = pl.LinearRegression(0.6 * np.eye(2), noise_variance=0.2, prior_variance=0.5)
     full = _matrices(2, dim, 3, scale=0.25)
+    turn, read = np.diag([1.0, 1.0, -1.0]), [np.diag([1.0, 1.0, 0.0])] * 2
+    write = [np.diag([0.1, 0.1, -0.5]), np.diag([0.0, 0.0, 0.6])]
     cases = [
-        (task, _stack(*full, "linear"), full),
-        (round_one, _descent([0.5, 0.4], dim, [0.3, 0.0]), None),
+        (task, stack_of(*full, "linear")),
+        (round_one, _descent([0.5, 0.4], dim, [0.3, 0.0])),
+        (round_one, stack_of([np.diag([0.9, 0.9, 0.5]), turn], read, write, "linear")),
     ]
     rng = np.random.default_rng(5)
-    for law, stack, _ in cases:
+    for law, stack in cases:
         root = np.linalg.cholesky(law.covariance)
         w = math.sqrt(law.prior_variance) * rng.standard_normal((prompts, dim))
         x = rng.standard_normal((prompts, length + 1, dim)) @ root.T
@@ -106,39 +94,11 @@ def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
         assert abs(exact.value - losses.mean()) < 4 * error
 
 
-def _adjoint(task, weights, residuals, key_query, value):
-    """Return the limit risk at w, noise apart, and its slopes in U and V: backwards, by hand."""
-    dim = weights.size
-    G, P = [_tokens_covariance(task, weights)], [np.eye(dim + 1)]
-    M = []
-    for R, U, V in zip(residuals, key_query, value, strict=True):
-        M.append(R + V @ G[-1] @ U)
-        G.append(M[-1] @ G[-1] @ M[-1].T)
-        P.append(M[-1] @ P[-1])
-    missed = P[-1][-1, :dim] - weights
-    slope = np.zeros((dim + 1, dim + 1))
-    slope[-1, :dim] = task.query_covariance @ missed
-    by_G, by_U, by_V = np.zeros_like(slope), [], []
-    for layer in reversed(range(len(M))):
-        U, V = key_query[layer], value[layer]
-        by_M = slope @ P[layer].T + (by_G + by_G.T) @ M[layer] @ G[layer]
-        by_U.insert(0, G[layer] @ V.T @ by_M)
-        by_V.insert(0, by_M @ U.T @ G[layer])
-        by_G = M[layer].T @ by_G @ M[layer] + V.T @ by_M @ U.T
-        slope = M[layer].T @ slope
-    return missed @ task.query_covariance @ missed / 2, np.array(by_U), np.array(by_V)
-
-
 def test_slopes_of_the_limit_are_those_of_the_adjoint_recursion(x64):
     task = pl.LinearRegression([[0.8]], noise_variance=0.1, prior_variance=0.5)
     matrices = _matrices(3, 1, 1)
-    stack = _stack(*matrices)
-    nodes, masses = np.polynomial.hermite_e.hermegauss(40)
-    parts = [_adjoint(task, math.sqrt(0.5) * np.array([node]), *matrices) for node in nodes]
-    value, by_U, by_V = (
-        sum(mass * part[i] for mass, part in zip(masses, parts, strict=True)) / masses.sum()
-        for i in range(3)
-    )
+    stack = stack_of(*matrices)
+    value, by_R, by_U, by_V = limit_slopes(task, *matrices, count=40)
     limit = pl.risk(stack, task, math.inf)
     assert (limit.kind, limit.error) == ("limit", 0.0)
     assert_allclose(limit.value, value + 0.05, rtol=1e-12)
@@ -146,6 +106,8 @@ def test_slopes_of_the_limit_are_those_of_the_adjoint_recursion(x64):
     assert slopes.kind == "limit"
     for layer in range(3):
         name = f"layers[{layer}].heads[0]"
+        residual = slopes.value[f"layers[{layer}].residual"]
+        assert_allclose(residual, by_R[layer], rtol=1e-9, atol=1e-13)
         assert_allclose(slopes.value[f"{name}.key_query"], by_U[layer], rtol=1e-9, atol=1e-13)
         assert_allclose(slopes.value[f"{name}.value"], by_V[layer], rtol=1e-9, atol=1e-13)
 
@@ -156,8 +118,8 @@ def test_points_in_four_dimensions_agree_with_the_adjoint(x64):
     matrices = _matrices(2, 4, 2, scale=0.2)
     rng = np.random.default_rng(0)
     drawn = math.sqrt(0.3) * rng.standard_normal((4000, 4))
-    values = np.array([_adjoint(task, w, *matrices)[0] for w in drawn])
-    limit = pl.risk(_stack(*matrices), task, math.inf)
+    values = np.array([adjoint(task, w, *matrices)[0] for w in drawn])
+    limit = pl.risk(stack_of(*matrices), task, math.inf)
     assert 0 < limit.error < 2e-3 * limit.value
     assert abs(limit.value - 0.05 - values.mean()) < 4 * values.std() / math.sqrt(values.size)
     # Layers that read labels by covariates alone are linear in w: exact whatever the points.
@@ -170,9 +132,7 @@ def test_rotations_are_averaged_over(x64):
     rotated = pl.RotatedRegression([1.0, 0.5, 0.25], noise_variance=0.1, prior_variance=0.5)
     stack = _descent([0.7, 1.1], 3)
     exact = pl.risk(stack, rotated, 12, points=1024)
-    fixed = pl.LinearRegression(
-        np.diag([1.0, 0.5, 0.25]), noise_variance=0.1, prior_variance=0.5
-    )
+    fixed = pl.LinearRegression(np.diag([1.0, 0.5, 0.25]), noise_variance=0.1, prior_variance=0.5)
     same = pl.risk(stack, fixed, 12, points=1024)  # scalar layers feel no rotation
     assert abs(exact.value - same.value) < 2 * math.hypot(exact.error, same.error)
     drawn = pl.risk(stack, rotated, 12, kind="estimate", samples=2048, key=jax.random.key(0))
@@ -193,7 +153,7 @@ def test_softmax_stacks_over_tokens_are_not_known_exactly():
 
 def test_a_spectrum_must_be_one():
     for bad in ([-1.0, 1.0], [0.0, 0.0]):
-        with pytest.raises(ValueError) as refusal:
+        with pytest.raises(ValueError, match="must") as refusal:
             pl.RotatedRegression(bad)
         assert str(refusal.value) == (
             "`spectrum` must hold eigenvalues that are not negative, one of them positive, "

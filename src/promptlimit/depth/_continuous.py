@@ -105,8 +105,8 @@ def _require_problem(
     dims = (attention.token_dim, attention.query_dim, attention.output_dim)
     if not isinstance(prompt, Gaussian | Empirical):
         raise ValueError(
-            f"`prompt` must be Gaussian or tokens in continuous depth, got {type(prompt).__name__}. "
-            "Pass Empirical(law.sample(...)) for another law."
+            f"`prompt` must be Gaussian or tokens in continuous depth, got "
+            f"{type(prompt).__name__}. Pass Empirical(law.sample(...)) for another law."
         )
     if set(dims) != {prompt.dim}:
         raise ValueError(
@@ -139,7 +139,9 @@ def _closed_matrix(heads: list[_Head]) -> Vector | None:
     scalar = all(np.array_equal(head.value, head.value[0, 0] * np.eye(dim)) for head in heads)
     if not scalar or not all(head.softmax for head in heads):
         return None
-    return np.sum([head.value[0, 0] * (head.key_query + head.key_query.T) for head in heads], axis=0)
+    return np.sum(
+        [head.value[0, 0] * (head.key_query + head.key_query.T) for head in heads], axis=0
+    )
 
 
 def _motion(heads: list[_Head], state: _State) -> _State:
@@ -184,9 +186,7 @@ def _closed_flow(
     return DepthFlow(times, means, covs, np.zeros(times.size), "limit", float(blow_up))
 
 
-def _solved_flow(
-    heads: list[_Head], start: _State, times: Vector, tolerance: float
-) -> DepthFlow:
+def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
     """Return the flow by the differential equation, up to where the covariance is 1e6 times G_0's.
 
     There it grows as $1/(t^*-t)$, so that $t^*-t$ is the covariance over its slope.

@@ -1,4 +1,4 @@
-r"""Wishart matrices $W=\sum_{i\le L}g_ig_i^\top$: exact trace moments, and draws at no cost in L."""
+r"""Wishart matrices $W=\sum_{i\le L}g_ig_i^\top$: exact trace moments, and draws at any L."""
 
 import functools
 
@@ -10,7 +10,7 @@ _SEED = 20_240_207
 
 @functools.lru_cache(maxsize=64)
 def trace_moments(dim: int, length: int, order: int) -> tuple[int, ...]:
-    r"""Return $E\,\mathrm{tr}W^k$, k from 0 to `order`, for $W\sim\mathrm{Wishart}_d(L,I)$: integers.
+    r"""Return $E\,\mathrm{tr}W^k$, k from 0 to `order`, $W\sim\mathrm{Wishart}_d(L,I)$: integers.
 
     Stein's identity takes one factor W off a trace and meets the others: with $t_k=\mathrm{tr}W^k$
     and $t_0=d$, for any product f of traces,

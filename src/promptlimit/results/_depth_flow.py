@@ -79,5 +79,8 @@ class DepthFlow:
             "value": (("time", "row", "column"), self.value),
             "error": (("time",), self.error),
         }
-        attributes = {"kind": self.kind, "blow_up": np.nan if self.blow_up is None else self.blow_up}
+        attributes = {
+            "kind": self.kind,
+            "blow_up": np.nan if self.blow_up is None else self.blow_up,
+        }
         return dataset(variables, {"time": (("time",), self.times)}, attributes)

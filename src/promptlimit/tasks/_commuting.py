@@ -25,7 +25,7 @@ from promptlimit.tasks._regression import AbstractGaussianRegression
 
 
 class ScalarLayer(NamedTuple):
-    r"""What a layer does to covariates and labels: $\rho$, $\rho'$, and per head u, u', alpha, b."""
+    r"""What a layer does to covariates and labels: $\rho,\rho'$, and per head u, u', alpha, b."""
 
     residual: tuple[float, float]
     heads: list[tuple[float, float, float, float]]

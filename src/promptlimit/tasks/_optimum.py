@@ -57,7 +57,7 @@ class LinearOptimum(NamedTuple):
 
 @overload
 def linear_optimum(
-    task: AbstractGaussianRegression,
+    task: LinearRegression | RotatedRegression,
     lengths: Number,
     depth: int = 1,
     *,
@@ -65,14 +65,14 @@ def linear_optimum(
 ) -> LinearOptimum: ...
 @overload
 def linear_optimum(
-    task: AbstractGaussianRegression,
+    task: LinearRegression | RotatedRegression,
     lengths: Sequence[Number] | np.ndarray,
     depth: int = 1,
     *,
     moving_covariates: bool = False,
 ) -> tuple[LinearOptimum, ...]: ...
 def linear_optimum(
-    task: AbstractGaussianRegression,
+    task: LinearRegression | RotatedRegression,
     lengths: Lengths,
     depth: int = 1,
     *,
@@ -135,11 +135,10 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
 
 
 def _optimum(
-    task: AbstractGaussianRegression, length: float, depth: int, moving: bool
+    task: LinearRegression | RotatedRegression, length: float, depth: int, moving: bool
 ) -> LinearOptimum:
     if isinstance(task, RotatedRegression):
         return _rotated_optimum(task, length, depth, moving)
-    require_regression(task)
     scale = float(task.covariance[0, 0])
     isotropic = np.array_equal(task.covariance, scale * np.eye(task.token_dim - 1))
     if depth == 1 or math.isinf(length):
@@ -236,9 +235,7 @@ def _deep_optimum(
 
 def _stack(key_query: list[NDArray[np.float64]], value: list[NDArray[np.float64]]) -> Stack:
     """Return the layers; the last turns the sign of the label, so that it is the prediction."""
-    layers = [
-        Layer(LinearAttention(u, v)) for u, v in zip(key_query[:-1], value[:-1], strict=True)
-    ]
+    layers = [Layer(LinearAttention(u, v)) for u, v in zip(key_query[:-1], value[:-1], strict=True)]
     sign = np.append(np.ones(len(value[-1]) - 1), -1.0)
     last = Layer(LinearAttention(key_query[-1], sign[:, None] * value[-1]), np.diag(sign))
     return Stack([*layers, last])

@@ -163,7 +163,7 @@ class LinearRegression(AbstractGaussianRegression):
 
 
 class RotatedRegression(AbstractGaussianRegression):
-    r"""In-context linear regression with a covariance of each prompt's own, $\Sigma=O\Lambda O^\top$.
+    r"""In-context linear regression where each prompt has its own $\Sigma=O\Lambda O^\top$.
 
     The rotation O is uniform (Haar) and new for every prompt, so that no weights can hold
     $\Sigma^{-1}$: over an infinite prompt one layer does not solve the regression, and depth pays.

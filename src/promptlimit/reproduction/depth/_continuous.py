@@ -43,6 +43,6 @@ def closed_form(key_query: Matrix, covariance: Matrix, time: float) -> Matrix:
     return covariance @ np.linalg.inv(np.eye(len(covariance)) - time * symmetric @ covariance)
 
 
-def distance(one: Matrix, other: Matrix) -> float:
+def distance(one: NDArray[np.inexact], other: NDArray[np.inexact]) -> float:
     """Return how far a matrix is from another, relative to that."""
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))

@@ -30,7 +30,9 @@ def decide(setting: Setting) -> Sequence[Check]:
         left = np.linalg.matrix_rank(np.asarray(image.cov), tol=1e-9)
     return [
         Check("depths at which the rank is another than at the start", changed, "<=", 0.0),
-        Check("a layer with I + VGU singular: ranks lost of 3", 3.0 - left, ">=", 1.0, role="control"),
+        Check(
+            "a layer with I + VGU singular: ranks lost of 3", 3.0 - left, ">=", 1.0, role="control"
+        ),
     ]
 
 

@@ -20,12 +20,13 @@ def decide(setting: Setting) -> Sequence[Check]:
     rotated = RotatedRegression(spectrum)
     with jax.enable_x64(True):
         fixed = LinearRegression(random_covariance(rng, 4), noise_variance=0.1)
-        solved = [linear_optimum(fixed, math.inf, depth=depth).risk.mse - 0.1 for depth in (1, 3)]
+        optima = [linear_optimum(fixed, math.inf, depth=depth) for depth in (1, 3)]
         three = linear_optimum(rotated, math.inf, depth=3).attention
         # Softmax layers with the same steps have the same limit.
-        softmax = risk(descent_stack([1.0, 2.0, 4.0], 3, "softmax"), rotated, math.inf).mse
-        linear = risk(three, rotated, math.inf).mse
-    two = linear_optimum(rotated, math.inf, depth=2).risk.mse
+        stacks = (descent_stack([1.0, 2.0, 4.0], 3, "softmax"), three)
+        softmax, linear = (float(risk(stack, rotated, math.inf).mse) for stack in stacks)
+    solved = [float(best.risk.mse) - 0.1 for best in optima]
+    two = float(linear_optimum(rotated, math.inf, depth=2).risk.mse)
     return [
         Check("one covariance: excess of one layer and of three", max(solved), "<=", 1e-12),
         Check("spectrum (1, 1/2, 1/4): excess of three linear layers", linear, "<=", 1e-24),

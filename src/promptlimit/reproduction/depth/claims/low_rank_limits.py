@@ -42,8 +42,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=3,
     name="low-rank-limits",
-    statement="With V = I and B = U + U' ≤ 0 the covariance tends to √G₀ P √G₀, P the projection on "
-    "the kernel of √G₀B√G₀, of rank d − rank B: for K = −Q with ⌊d/2⌋ rows, ⌈d/2⌉. With B < 0 "
+    statement="With V = I and B = U + U' ≤ 0 the covariance tends to √G₀ P √G₀, P the projection "
+    "on the kernel of √G₀B√G₀, of rank d − rank B: for K = −Q with ⌊d/2⌋ rows, ⌈d/2⌉. With B < 0 "
     "tG(t) tends to (−B)⁻¹ whatever G₀ (derived here).",
     reference="Castin et al. 2025, low-rank limits",
     decide=decide,

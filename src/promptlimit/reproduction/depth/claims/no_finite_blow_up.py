@@ -24,7 +24,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             tokens = rng.normal(size=(length, 1))
             past = depth_flow(head, Empirical(tokens), [2.0], tolerance=1e-6)
             bound = math.exp(2.0) * np.abs(tokens).max()
-            reached.append(float(np.abs(past.tokens[0]).max() / bound))
+            reached.append(float(np.abs(np.asarray(past.tokens)).max() / bound))
             finite.append(float(past.cov[0, 0, 0] / bound**2))
         law = depth_flow(head, Gaussian([0.0], [[1.0]]), [0.9999])
     return [

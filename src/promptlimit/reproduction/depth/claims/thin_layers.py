@@ -12,12 +12,14 @@ from promptlimit.reproduction.depth._continuous import flow, random_covariance
 from promptlimit.results import Check
 
 
-def _errors(U: np.ndarray, G: np.ndarray, time: float, counts: Sequence[int]) -> np.ndarray:
+def _errors(
+    key_query: np.ndarray, cov: np.ndarray, time: float, counts: Sequence[int]
+) -> np.ndarray:
     """Return how far stacks of so many thin layers are from the flow."""
-    target, law = flow(U, G, [time]).cov[0], Gaussian(np.zeros(len(G)), G)
+    target, law = flow(key_query, cov, [time]).cov[0], Gaussian(np.zeros(len(cov)), cov)
     errors = []
     for count in counts:
-        thin = Layer(SoftmaxAttention(U, time / count * np.eye(len(G))))
+        thin = Layer(SoftmaxAttention(key_query, time / count * np.eye(len(cov))))
         image = Stack([thin] * count).push_forward(law)
         errors.append(np.linalg.norm(np.asarray(image.cov) - target))
     return np.array(errors)
@@ -38,7 +40,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         law = Gaussian(np.zeros(dim), G)
         few, many = (np.asarray(Stack([thick] * n).push_forward(law).cov) for n in counts[:2])
         target = flow(U, G, [0.005 * counts[0]]).cov[0]
-        kept = np.linalg.norm(many - target) / np.linalg.norm(few - target)
+        kept = float(np.linalg.norm(many - target) / np.linalg.norm(few - target))
     return [
         Check(
             "error with K layers over that with 2K, distance from 2",
