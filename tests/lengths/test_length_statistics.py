@@ -340,7 +340,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics([1.0, 2.0], [1, 2, 3]),
-            "`scores`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
+            "`sharpness`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
             "shapes (2,), (3,) and (0,).",
         ),
         (
