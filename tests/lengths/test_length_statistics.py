@@ -325,7 +325,7 @@ def test_length_statistics_load_without_jax():
     [
         (
             lambda: pl.length_statistics([1.0, 41.0], 3),
-            "`scores`, as a sharpness, must be between 0 and 40, got 41.0. It is the standard "
+            "`sharpness` must be between 0 and 40, got 41.0. It is the standard "
             "deviation of the scores.",
         ),
         (

@@ -190,13 +190,13 @@ def _checked_sharpness(sharpness: ArrayLike) -> Array:
         values = np.asarray(sharpness, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(
-            f"`scores` must be a sharpness or a law of scores, got {type(sharpness).__name__}. "
+            f"`sharpness` must be a number or a law of scores, got {type(sharpness).__name__}. "
             "Pass a number, GaussianScores, ListedScores or TokenScores."
         ) from None
     wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
     if wrong.size:
         raise ValueError(
-            f"`scores`, as a sharpness, must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
             "It is the standard deviation of the scores."
         )
     return values
