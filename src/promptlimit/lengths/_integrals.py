@@ -1,7 +1,7 @@
 r"""Log-partition function, entropy and weights over prompts: integrals over u, for many prompts.
 
 L free tokens have independent scores, fixed ones the scores $s_f$; $Z$ is the sum of $e^s$. With
-$\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`weights.PartitionMeans`), $\chi\varphi^L$ is
+$\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`PartitionMeans`), $\chi\varphi^L$ is
 the survival function of $\ln T-\ln Z$, T exponential, so that for any $c$, with $v=u+c$ and
 $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
 
