@@ -12,6 +12,7 @@ from promptlimit.dynamics import (
     imbalance,
     trajectory_gap,
 )
+from promptlimit.finite import known
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
@@ -34,7 +35,7 @@ _NOISE = 0.3
 def _distance(flow: Trajectory, other: AbstractAttention) -> float:
     """Return how far the end of a flow is from another head, in the largest entry."""
     U, V = flow.merged()
-    (head,) = other.heads_read() or ()
+    head = known(other.single_head())
     ends = (U[-1] - np.asarray(head.key_query), V[-1] - np.asarray(head.value))
     return float(max(np.abs(end).max() for end in ends))
 
