@@ -50,11 +50,8 @@ _HOME = {
     "MixtureTokens": "_cross_moments",
     "NEGLIGIBLE": "_prompts",
     "Numbers": "_prompts",
-<<<<<<< HEAD
     "OwnTokenStatistics": "_own_token",
-=======
     "PartitionMeans": "_score_means",
->>>>>>> L1
     "Prompts": "_prompts",
     "Ray": "_ray",
     "RayLaw": "_lines",
