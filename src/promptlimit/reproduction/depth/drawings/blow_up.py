@@ -13,7 +13,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axis = figure.subplots()
     for place, colour in enumerate(shades(data["lengths"].size)):
-        label = f"L = {data['lengths'][place]}"
+        label = f"L = {data['lengths'][place]:g}"
         lines = axis.plot(data["times"], data["variances"][place], label=label, color=colour)
         selectable(lines, label)
     known = np.isfinite(data["limit"])
