@@ -93,7 +93,7 @@ gc.freeze()  # what is imported stays
 gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and few cycles
 
 
-_LONGEST = ("reproduction", "contract", "sgd", "gaps", "cli", "flow", "devices", "atlas")
+_LONGEST = ("reproduction", "contract", "sgd", "gaps", "site", "cli", "flow", "devices", "atlas")
 """Files that take longest, begun first, so that no worker ends long after another."""
 
 

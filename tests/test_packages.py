@@ -60,7 +60,7 @@ def test_extras_are_told_apart_and_those_of_developers_not_at_all(
     installed: dict[str, str],
 ) -> None:
     installed["tokenizers"] = "3.0"
-    heads = {"safetensors": None, "tokenizers": "3.0"}
+    heads = {"gguf": None, "safetensors": None, "tokenizers": "3.0"}
     assert extra_versions() == {"heads": heads, "xarray": {"xarray": None}}
 
 

@@ -59,6 +59,7 @@ def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     address = page.file.src_uri
     if address.startswith("tutorials/"):
         markdown = tutorials.page_with_output(markdown, address)
+        page.meta["hide"] = ["toc"]  # it has no sections, and its code needs the room
     if _MAP in markdown:
         markdown = markdown.replace(_MAP, architecture.drawing(_ROOT))
     return markdown.replace("```python\n>>>", "```pycon\n>>>")

@@ -152,8 +152,8 @@ BAD = [
             "queries": [[1.0], [2.0]],
         },
         "`attention` must have a gap that is known without simulation, got MultiHead over "
-        "Rademacher tokens at a list of queries: several heads need the joint law of their weights (their "
-        "means add up). Simulate gap curves with output_gap(..., kind='estimate').",
+        "Rademacher tokens at a list of queries: several heads need the joint law of their weights "
+        "(their means add up). Simulate gap curves with output_gap(..., kind='estimate').",
     ),
 ]
 

@@ -109,6 +109,10 @@ def test_refusals_name_the_way_out():
         "`times` must increase from 0 on, got [1.0, 0.0].": (head, law, [1.0, 0.0], "auto"),
         "`attention` must have softmax heads with multiples of the identity for values to have a "
         "closed form of depth, got other ones. Ask for method='ode'.": (head, law, [1.0], "closed"),
+        "`attention` must have softmax heads with multiples of the identity for values to have a "
+        "closed form of depth, got other ones. Ask for method='ode'. ": (
+            pl.LinearAttention(U, np.eye(3)), law, [1.0], "closed",
+        ),
         "`attention` must be heads without a residual in continuous depth, got Layer. Pass a head, "
         "or a MultiHead of them: the residual is the step itself.": (
             pl.Layer(head), law, [1.0], "auto",
@@ -125,4 +129,4 @@ def test_refusals_name_the_way_out():
     for sentence, (attention, prompt, times, method) in refusals.items():
         with pytest.raises(ValueError, match="must") as refusal:
             pl.depth_flow(attention, prompt, times, method=method)
-        assert str(refusal.value) == sentence
+        assert str(refusal.value) == sentence.strip()

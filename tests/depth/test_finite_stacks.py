@@ -68,6 +68,30 @@ def test_influences_of_quadrature_atoms_give_the_covariance_and_those_of_tokens_
     assert np.all(drawn.error < 0.5 * cov[0, 0])
 
 
+def test_influences_over_linear_layers_are_derivatives_between_measures():
+    rng, step, count = np.random.default_rng(1), 1e-5, 20
+    tokens = rng.normal(size=(count, 1))
+    layers = ((0.5, 0.2, 0.6), (0.8, 0.3, -0.4))
+
+    def output(weights):
+        """Return the stack at query 1: x -> (r + v S u) x, S the second moment of the layer."""
+        factor = 1.0
+        for r, u, v in layers:
+            second = weights @ (factor * tokens[:, 0]) ** 2
+            factor *= r + v * second * u
+        return factor
+
+    with jax.enable_x64(True):
+        stack = pl.Stack([pl.Layer(pl.LinearAttention([[u]], [[v]]), [[r]]) for r, u, v in layers])
+        of_tokens = influence(stack, pl.Empirical(tokens), [1.0])
+    even = np.full(count, 1.0 / count)
+    assert of_tokens.output == pytest.approx([output(even)], abs=1e-13)
+    for place in range(count):
+        towards = np.eye(count)[place] - even
+        slope = (output(even + step * towards) - output(even - step * towards)) / (2 * step)
+        assert of_tokens.kernel[place, 0] == pytest.approx(slope, abs=1e-8)
+
+
 def test_a_token_errs_in_its_own_prompt_as_the_moments_of_one_layer_say(x64):
     stack, length = plane(2), 6
     ((key_query, value),) = stack.layers[0].heads

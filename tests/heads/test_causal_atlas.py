@@ -30,8 +30,7 @@ def atlas(model: pl.heads.Model) -> pl.heads.CausalAtlas:
 
 
 def gaussian_log_partition(variance: float, count: int) -> float:
-    law = pl.Gaussian([0.0], [[1.0]])
-    return float(pl.score_statistics(law, [np.sqrt(variance)], count).log_partition)
+    return float(pl.length_statistics(np.sqrt(variance), count).log_partition)
 
 
 def entropy_of(weights: np.ndarray) -> float:
@@ -130,14 +129,10 @@ def test_entropy_of_long_prompts_is_predicted_as_stated(
 
     def entropy(variance: float, length: float) -> tuple[float, float]:
         """Return E ln Z and E H of Gaussian scores, between whole lengths on a line in ln L."""
-        ends = np.floor(length), np.floor(length) + 1
+        ends = np.floor(length) + np.arange(2)
         share = np.log(length / ends[0]) / np.log(ends[1] / ends[0])
-        pairs = []
-        for end in ends:
-            partition = gaussian_log_partition(variance, int(end))
-            left = 1 - pl.weight_statistics(np.sqrt(variance), end).participation
-            pairs.append((partition, partition - variance * float(left)))
-        low, high = np.array(pairs)
+        statistics = pl.length_statistics(np.sqrt(variance), ends)
+        low, high = np.stack([statistics.log_partition, statistics.entropy], axis=1)
         return tuple(low + share * (high - low))
 
     naive, gaussian, far = [], [], []

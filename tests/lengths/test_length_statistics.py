@@ -103,6 +103,9 @@ def test_small_sharpness_keeps_every_digit_of_the_variance_of_the_entropy():
     across = pl.length_statistics(np.array([0.0699999999, 0.0700000001])[:, None], lengths)
     ratio = across.entropy_variance[1] / across.entropy_variance[0]
     assert_allclose(ratio, (0.0700000001 / 0.0699999999) ** 4, rtol=1e-10)
+    # beside a token of weight 1/3 an entropy moves with each free score, by minus p_l (s_l - R)
+    beside = pl.length_statistics(1e-6, 10, fixed_scores=[math.log(5.0)]).entropy_variance
+    assert_allclose(beside, 1e-12 * 10 * (math.log(5.0) / 3 / 15) ** 2, rtol=1e-9)
 
 
 def simulated(draw, fixed, prompts: int, seed: int = 3) -> dict[str, tuple[float, float]]:
@@ -322,7 +325,7 @@ def test_length_statistics_load_without_jax():
     [
         (
             lambda: pl.length_statistics([1.0, 41.0], 3),
-            "`scores`, as a sharpness, must be between 0 and 40, got 41.0. It is the standard "
+            "`sharpness` must be between 0 and 40, got 41.0. It is the standard "
             "deviation of the scores.",
         ),
         (
@@ -337,7 +340,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics([1.0, 2.0], [1, 2, 3]),
-            "`scores`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
+            "`sharpness`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
             "shapes (2,), (3,) and (0,).",
         ),
         (

@@ -63,12 +63,15 @@ def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
     task = pl.LinearRegression([[1.0, 0.3], [0.3, 0.5]], noise_variance=0.2, prior_variance=0.5)
     round_one = pl.LinearRegression(0.6 * np.eye(2), noise_variance=0.2, prior_variance=0.5)
     full = _matrices(2, dim, 3, scale=0.25)
+    turn, read = np.diag([1.0, 1.0, -1.0]), [np.diag([1.0, 1.0, 0.0])] * 2
+    write = [np.diag([0.1, 0.1, -0.5]), np.diag([0.0, 0.0, 0.6])]
     cases = [
-        (task, stack_of(*full, "linear"), full),
-        (round_one, _descent([0.5, 0.4], dim, [0.3, 0.0]), None),
+        (task, stack_of(*full, "linear")),
+        (round_one, _descent([0.5, 0.4], dim, [0.3, 0.0])),
+        (round_one, stack_of([np.diag([0.9, 0.9, 0.5]), turn], read, write, "linear")),
     ]
     rng = np.random.default_rng(5)
-    for law, stack, _ in cases:
+    for law, stack in cases:
         root = np.linalg.cholesky(law.covariance)
         w = math.sqrt(law.prior_variance) * rng.standard_normal((prompts, dim))
         x = rng.standard_normal((prompts, length + 1, dim)) @ root.T

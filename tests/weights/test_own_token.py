@@ -28,20 +28,25 @@ def test_statistics_with_an_own_token_are_those_of_simulated_weights(length):
             assert abs(getattr(statistics, name)[place] - column.mean()) < 4.5 * error, name
 
 
-def test_one_other_token_is_a_one_dimensional_integral():
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+@pytest.mark.parametrize("length", [1, 2])
+def test_one_and_two_other_tokens_are_integrals_over_their_scores(length):
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     weights = weights / weights.sum()
+    scores = np.stack(np.meshgrid(*[nodes] * length), axis=-1).reshape(-1, length)
+    shares = np.stack(np.meshgrid(*[weights] * length), axis=-1).reshape(-1, length).prod(axis=1)
     sigma, own_score = 0.7, 0.4
-    other = 1.0 / (1.0 + np.exp(own_score - sigma * nodes))
-    moved = other * (nodes - sigma)
+    exponentials = np.exp(sigma * scores)
+    total = exponentials.sum(axis=1) + math.exp(own_score)
+    others, own = exponentials / total[:, None], math.exp(own_score) / total
+    moved = np.sum(others * (scores - sigma), axis=1)
     right = {
-        "own": weights @ (1 - other),
-        "own_square": weights @ (1 - other) ** 2,
-        "participation": weights @ other**2,
-        "score_error": weights @ moved**2,
-        "coupling": weights @ ((1 - other) * moved),
+        "own": shares @ own,
+        "own_square": shares @ own**2,
+        "participation": shares @ np.sum(others**2, axis=1),
+        "score_error": shares @ moved**2,
+        "coupling": shares @ (own * moved),
     }
-    statistics = own_token_statistics(np.array([sigma]), np.array([own_score]), 1.0)
+    statistics = own_token_statistics(np.array([sigma]), np.array([own_score]), float(length))
     for name, value in right.items():
         assert getattr(statistics, name)[0] == pytest.approx(value, rel=1e-9), name
 

@@ -94,22 +94,12 @@ def _own_errors(
 
 def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenStatistics:
     """Return `own_token_statistics`, of many points by interpolation of their logarithms."""
-    count = _TABLE[0] * _TABLE[1]
-    if sharpness.size <= count or length == 0.0:
+    if sharpness.size <= _TABLE[0] * _TABLE[1] or length == 0.0:
         return own_token_statistics(sharpness, own_score, length)
-    places, ranges = zip(
-        *(
-            _chebyshev_places(x, size)
-            for x, size in zip((sharpness, own_score), _TABLE, strict=True)
-        ),
-        strict=True,
-    )
-    grid = [side.ravel() for side in np.meshgrid(*places, indexing="ij")]
-    table = own_token_statistics(*grid, length)
-    left, right = (
-        _chebyshev_weights(x, *limits, size)
-        for x, limits, size in zip((sharpness, own_score), ranges, _TABLE, strict=True)
-    )
+    rows, left = _chebyshev(sharpness, _TABLE[0])
+    columns, right = _chebyshev(own_score, _TABLE[1])
+    sigma, score = (side.ravel() for side in np.meshgrid(rows, columns, indexing="ij"))
+    table = own_token_statistics(sigma, score, length)
 
     def interpolate(values: Array) -> Array:
         return np.exp(np.sum(left @ np.log(values).reshape(_TABLE) * right, axis=1))
@@ -119,24 +109,19 @@ def _statistics(sharpness: Array, own_score: Array, length: float) -> OwnTokenSt
         own_square=interpolate(table.own_square),
         participation=interpolate(table.participation),
         score_error=interpolate(table.score_error),
-        coupling=-sharpness * interpolate(-table.coupling / grid[0]),
+        coupling=-sharpness * interpolate(-table.coupling / sigma),
     )
 
 
-def _chebyshev_places(x: Array, size: int) -> tuple[Array, tuple[float, float]]:
-    """Return Chebyshev nodes between the least and the largest of numbers, and these two."""
+def _chebyshev(x: Array, size: int) -> tuple[Array, Array]:
+    """Return nodes over the range of x, and the weights of their values at every x, [n, size]."""
     low, high = float(x.min()), float(x.max()) + 1e-9
-    angles = np.pi * (np.arange(size) + 0.5) / size
-    return 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angles), (low, high)
-
-
-def _chebyshev_weights(x: Array, low: float, high: float, size: int) -> Array:
-    """Return what the values at the nodes are weighed with in the interpolant at x, [n, size]."""
     angles = np.pi * (np.arange(size) + 0.5) / size
     orders = np.arange(size)
     at_nodes = np.cos(np.outer(angles, orders)) * np.where(orders == 0, 1.0, 2.0) / size
     inside = np.clip((2.0 * x - low - high) / (high - low), -1.0, 1.0)
-    return np.cos(np.outer(np.arccos(inside), orders)) @ at_nodes.T
+    weights = np.cos(np.outer(np.arccos(inside), orders)) @ at_nodes.T
+    return 0.5 * (low + high) + 0.5 * (high - low) * np.cos(angles), weights
 
 
 def _normal_nodes(dim: int) -> tuple[Array, Array]:

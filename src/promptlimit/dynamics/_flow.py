@@ -104,8 +104,8 @@ def gradient_flow(
     that state.
 
     Args:
-        start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead` or a
-            `Layer`.
+        start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead`, a
+            `Layer` or a `Stack`.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. For many, one trajectory a length
             comes back, as a tuple.

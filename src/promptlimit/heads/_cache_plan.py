@@ -74,8 +74,8 @@ class CachePlan:
         scale: the factor on the scores.
         moments: of the other tokens, or None where they are dropped.
         calibrations: one a head.
-        error: squared error of the answers to the last queries, summed over heads, relative to
-            dropping every token that is not kept for the memory of moments.
+        error: squared error of the answers to the last queries, summed over heads.
+        dropped_error: the same where what is not kept is dropped, in the same memory.
         last: number of those queries.
     """
 
@@ -86,6 +86,7 @@ class CachePlan:
     moments: FarMoments | None
     calibrations: tuple[Calibration, ...]
     error: float
+    dropped_error: float
     last: int
 
     def answers(
@@ -176,7 +177,7 @@ class CachePlanner:
             return dropped
         read = self._planned(ranked, tokens - price, calibrate=calibrate)
         chosen = read if moments == "always" or read.error < dropped.error else dropped
-        return dataclasses.replace(chosen, error=chosen.error / (dropped.error or 1.0))
+        return dataclasses.replace(chosen, dropped_error=dropped.error)
 
     def _ranked(self, importance: Importance | np.ndarray) -> np.ndarray:
         """Return the importance of all tokens, infinite for those that are always kept."""
@@ -221,7 +222,7 @@ class CachePlanner:
             error += float(((answer - seen.answers) ** 2).sum())
         first = self._group[0]
         keys, values, fitted = first.keys[kept], first.values[kept], tuple(calibrations)
-        return CachePlan(kept, keys, values, first.scale, moments, fitted, error, self._last)
+        return CachePlan(kept, keys, values, first.scale, moments, fitted, error, error, self._last)
 
 
 def cache_plan(

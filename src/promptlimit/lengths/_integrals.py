@@ -1,7 +1,7 @@
 r"""Log-partition function, entropy and weights over prompts: integrals over u, for many prompts.
 
 L free tokens have independent scores, fixed ones the scores $s_f$; $Z$ is the sum of $e^s$. With
-$\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`weights.ScoreMeans`), $\chi\varphi^L$ is
+$\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`PartitionMeans`), $\chi\varphi^L$ is
 the survival function of $\ln T-\ln Z$, T exponential, so that for any $c$, with $v=u+c$ and
 $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.weights import ScoreMeans
+from promptlimit.weights import PartitionMeans
 
 _EULER = 0.57721566490153286061
 _PSI_1, _PSI_2, _TRIGAMMA_2 = -_EULER, 1.0 - _EULER, 0.64493406684822643647
@@ -58,7 +58,7 @@ class PromptIntegrals:
     variance_error: Array
 
 
-def prompt_integrals(scores: ScoreMeans, lengths: Array, fixed: Array) -> PromptIntegrals:
+def prompt_integrals(scores: PartitionMeans, lengths: Array, fixed: Array) -> PromptIntegrals:
     r"""Return the statistics of prompts of L free tokens, [n], beside fixed ones, [n, f]."""
     prompts = _Prompts(scores, lengths, fixed)
     moments = prompts.partition()
@@ -125,7 +125,7 @@ class _PartitionMoments:
 class _Prompts:
     """Integrands, [n, u], of prompts of several lengths and fixed tokens."""
 
-    def __init__(self, scores: ScoreMeans, lengths: Array, fixed: Array):
+    def __init__(self, scores: PartitionMeans, lengths: Array, fixed: Array):
         self.scores, self.lengths, self.fixed = scores, lengths[:, None], fixed
         u = scores.u
         self.fixed_t = fixed[:, None, :] + u[:, None]

@@ -36,7 +36,7 @@ Columns = dict[str, Array]
 
 
 def length_statistics(
-    scores: ArrayLike | AbstractScores, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
+    sharpness: ArrayLike | AbstractScores, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> LengthStatistics:
     r"""Return means and variances over prompts of $\ln Z$ and of the entropy at every length.
 
@@ -47,8 +47,8 @@ def length_statistics(
     $b\sigma$ and $b$ times the fixed scores.
 
     Args:
-        scores: the sharpness $\sigma$ from 0 to 40, any shape; or the law of one score.
-        lengths: L: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `scores`.
+        sharpness: $\sigma$ from 0 to 40, any shape; or the law of one score.
+        lengths: L: whole numbers from 1 to 1e30, or `math.inf`; broadcast with `sharpness`.
         fixed_scores: $s_f$ along the last axis, above the mean of the free ones where those are
             given by $\sigma$; axes before it are broadcast with the others.
 
@@ -61,13 +61,13 @@ def length_statistics(
     [4.2175 9.437 ] [0.498  0.0582]
     """
     counts, fixed = checked_lengths(lengths, name="lengths"), _checked_fixed(fixed_scores)
-    law = scores if isinstance(scores, AbstractScores) else None
-    sigma = np.zeros(()) if isinstance(scores, AbstractScores) else _checked_sharpness(scores)
+    law = sharpness if isinstance(sharpness, AbstractScores) else None
+    sigma = np.zeros(()) if isinstance(sharpness, AbstractScores) else _checked_sharpness(sharpness)
     try:
         shape = np.broadcast_shapes(sigma.shape, counts.shape, fixed.shape[:-1])
     except ValueError:
         raise ValueError(
-            "`scores`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
+            "`sharpness`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
             f"shapes {sigma.shape}, {counts.shape} and {fixed.shape}."
         ) from None
     count = fixed.shape[-1]
@@ -190,13 +190,13 @@ def _checked_sharpness(sharpness: ArrayLike) -> Array:
         values = np.asarray(sharpness, dtype=np.float64)
     except (TypeError, ValueError):
         raise ValueError(
-            f"`scores` must be a sharpness or a law of scores, got {type(sharpness).__name__}. "
+            f"`sharpness` must be a number or a law of scores, got {type(sharpness).__name__}. "
             "Pass a number, GaussianScores, ListedScores or TokenScores."
         ) from None
     wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
     if wrong.size:
         raise ValueError(
-            f"`scores`, as a sharpness, must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
             "It is the standard deviation of the scores."
         )
     return values

@@ -11,7 +11,7 @@ from promptlimit._arrays import Array, ArrayLike, doubles
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,
-    ScoreMeans,
+    PartitionMeans,
     gaussian_score_means,
     listed_score_means,
     node_range,
@@ -43,7 +43,7 @@ class AbstractScores(abc.ABC):
         r"""Return u between which something is left of $1-\varphi^L$ and of $\varphi^L$."""
 
     @abc.abstractmethod
-    def score_means(self, low: float, high: float, longest: float) -> ScoreMeans:
+    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:
         """Return the means of one score, measured from the offset, from one u to another."""
 
 
@@ -107,7 +107,7 @@ class GaussianScores(AbstractScores):
         lows, highs = np.array(ends).T
         return float(lows.min()), float(highs.max())
 
-    def score_means(self, low: float, high: float, longest: float) -> ScoreMeans:
+    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:
         """Return the means of one score, measured from the offset, from one u to another."""
         weights, means, sharpness = self._parts
         nodes = math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP)
@@ -162,7 +162,7 @@ class ListedScores(AbstractScores):
         high = math.log(_NEGLIGIBLE / max(shortest - 1.0, 1.0)) + 0.5 - float(scores.min())
         return -_NEGLIGIBLE - math.log(longest) - log_mean, high
 
-    def score_means(self, low: float, high: float, longest: float) -> ScoreMeans:  # noqa: ARG002  # lists are exact at any length
+    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:  # noqa: ARG002  # lists are exact at any length
         """Return the means of one score, measured from the offset, from one u to another."""
         weights, scores = self._list
         nodes = np.arange(math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP) + 1)
@@ -171,7 +171,7 @@ class ListedScores(AbstractScores):
 
 def in_window(
     scores: AbstractScores, lengths: Array, fixed: Array, negligible: float = _NEGLIGIBLE
-) -> ScoreMeans:
+) -> PartitionMeans:
     """Return the means of one score wherever one of the prompts, [n] and [n, f], needs them.
 
     A fixed token leaves nothing beyond where its own $e^{s_f+u}$ is large, and needs u down to

@@ -11,7 +11,7 @@ from promptlimit._arrays import ArrayLike, doubles
 from promptlimit._inputs import float_array, in_double, require_shape
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, ListedScores
 from promptlimit.measures import AbstractMeasure, require_measure
-from promptlimit.weights import MEANS_STEP, RayLaw, ScoreMeans, ray_score_means, score_law
+from promptlimit.weights import MEANS_STEP, PartitionMeans, RayLaw, ray_score_means, score_law
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class TokenScores(AbstractScores):
             return self._known.window(longest, shortest)
         return self._ray.window(longest, max(shortest - 1.0, 0.5))
 
-    def score_means(self, low: float, high: float, longest: float) -> ScoreMeans:
+    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:
         """Return the means of one score, measured from the offset, from one u to another."""
         if self._known is not None:
             return self._known.score_means(low, high, longest)

@@ -55,6 +55,8 @@ def risk(
     | softmax | finite | mean over $(w, x_q)$; one integral where law and head are isotropic |
     | several linear heads, a residual | any | closed form |
     | heads of either kernel, a residual | infinite | the same closed form |
+    | a stack of linear layers | any | mean over Wishart matrices, or closed form (scalar layers) |
+    | a stack of either kernel | infinite | mean over $w$, or closed form (few dimensions) |
 
     Other sums of heads, and tasks that know no more than how to draw, are simulated with a `key`.
     For the risk as a function to differentiate, see `risk_function` and `risk_gradient`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from promptlimit.weights._ray import Ray as Ray
     from promptlimit.weights._ray_means import ray_score_means as ray_score_means
     from promptlimit.weights._score_means import MEANS_STEP as MEANS_STEP
-    from promptlimit.weights._score_means import ScoreMeans as ScoreMeans
+    from promptlimit.weights._score_means import PartitionMeans as PartitionMeans
     from promptlimit.weights._score_means import gaussian_score_means as gaussian_score_means
     from promptlimit.weights._score_means import listed_score_means as listed_score_means
     from promptlimit.weights._selection import SHARPEST as SHARPEST
@@ -51,12 +51,12 @@ _HOME = {
     "NEGLIGIBLE": "_prompts",
     "Numbers": "_prompts",
     "OwnTokenStatistics": "_own_token",
+    "PartitionMeans": "_score_means",
     "Prompts": "_prompts",
     "Ray": "_ray",
     "RayLaw": "_lines",
     "SHARPEST": "_selection",
     "STEP": "_prompts",
-    "ScoreMeans": "_score_means",
     "ScoredValues": "_weighed_values",
     "Selection": "_selection",
     "SelectionTable": "_selection_table",

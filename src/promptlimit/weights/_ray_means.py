@@ -16,14 +16,14 @@ from promptlimit._arrays import Array
 from promptlimit.weights._lines import Line, RayLaw
 from promptlimit.weights._prompts import EPSILON
 from promptlimit.weights._ray import Complex
-from promptlimit.weights._score_means import ScoreMeans, assembled
+from promptlimit.weights._score_means import PartitionMeans, assembled
 
 _SHIFTS = 12
 _TINY = 1e-300
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
-def ray_score_means(law: RayLaw, u: Array) -> ScoreMeans:
+def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
     """Return the means for the scores of tokens along a tilt, from the law's offset."""
     ends = np.array([1.0, 2.0], dtype=np.complex128)
     ((_, slopes, curvatures),) = law.ray.derivatives(law.tilt[None], ends)

@@ -35,7 +35,7 @@ _ROUNDING = 2.0**-50
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreMeans:
+class PartitionMeans:
     r"""Means over one score at evenly spaced u, [u] each.
 
     Attributes:
@@ -86,7 +86,7 @@ r"""Means that add up over a mixture; `complement` is $1-\varphi$, `remainder` $
 
 def gaussian_score_means(
     weights: Array, means: Array, sharpness: Array, nodes: tuple[int, int], longest: float
-) -> ScoreMeans:
+) -> PartitionMeans:
     r"""Return the means for scores $\sum_kw_kN(m_k,\sigma_k^2)$.
 
     Args:
@@ -115,7 +115,7 @@ def gaussian_score_means(
     return assembled(u, log_mean, tilted_mean, total)
 
 
-def listed_score_means(weights: Array, scores: Array, u: Array) -> ScoreMeans:
+def listed_score_means(weights: Array, scores: Array, u: Array) -> PartitionMeans:
     r"""Return the means for scores $s_i$ of probabilities $w_i$; sums of terms of one sign."""
     masses = np.log(weights) + scores
     log_mean = float(np.logaddexp.reduce(masses))
@@ -130,7 +130,7 @@ def assembled(
     tilted_mean: float,
     sums: dict[str, Array],
     rounding: Array | float = _ROUNDING,
-) -> ScoreMeans:
+) -> PartitionMeans:
     r"""Return the means from those that add up.
 
     $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
@@ -152,7 +152,7 @@ def assembled(
         drift = np.where(sums["missing"] <= sums["mass"], sums["drift_missing"], drift)
     kept = {name: sums[name] for name in _KEPT}
     lost = np.broadcast_to(rounding, u.shape)
-    return ScoreMeans(
+    return PartitionMeans(
         u, log_mean, tilted_mean, log_phi, excess, slope, drift=drift, **kept, rounding=lost
     )
 

@@ -69,4 +69,4 @@ def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float
         row = np.exp(u * queries[:, None] * tokens) * moved
         queries = r * queries + v * np.sum(row * tokens, axis=1) / row.sum(axis=1)
         tokens = r * tokens + v * np.einsum("nij,nj->ni", scores, tokens) / scores.sum(axis=2)
-    return float(weights @ (queries.imag / 1e-30) ** 2)
+    return float(weights @ (np.imag(queries) / 1e-30) ** 2)

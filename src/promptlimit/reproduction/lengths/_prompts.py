@@ -10,7 +10,7 @@ from promptlimit.results import Length, LengthStatistics
 _TOKENS_AT_ONCE = 2**21
 
 
-class Simulated(NamedTuple):
+class SimulatedPrompts(NamedTuple):
     """Means over simulated prompts, with their standard errors: by name."""
 
     mean: dict[str, float]
@@ -30,7 +30,7 @@ STATISTICS = ("log_partition", "log_partition_variance", "entropy", "entropy_var
 
 def simulated(
     sigma: float, length: int, prompts: int, rng: np.random.Generator, margin: float | None = None
-) -> Simulated:
+) -> SimulatedPrompts:
     """Return statistics of prompts of Gaussian scores, and the weight of a needle beside them."""
     log_z, entropies, needles = [], [], []
     for start in range(0, prompts, max(1, _TOKENS_AT_ONCE // length)):
@@ -49,7 +49,7 @@ def simulated(
         columns[f"{name}_variance"] = (columns[name] - columns[name].mean()) ** 2
     if needles:
         columns["needle"] = np.concatenate(needles)
-    return Simulated(
+    return SimulatedPrompts(
         {name: float(column.mean()) for name, column in columns.items()},
         {name: float(column.std()) / math.sqrt(prompts) for name, column in columns.items()},
     )

@@ -53,8 +53,8 @@ def decide(setting: Setting) -> Sequence[Check]:
         left_over(length, n, rng) for length, n in zip(lengths, (2400, 600), strict=True)
     )
     # Var(T_L) = C/L + O(1/L^2): what the first order leaves falls to a quarter
-    left = {name: np.var(long[name]) / np.var(short[name]) / 4.0 for name in long}
-    share = {name: np.var(column) / lengths[1] / variance for name, column in long.items()}
+    left = {name: float(np.var(long[name]) / np.var(short[name])) / 4.0 for name in long}
+    share = {name: float(np.var(column)) / lengths[1] / variance for name, column in long.items()}
     bias = long["plain"]
     error = bias.std() / np.sqrt(bias.size)
     distance = abs(bias.mean() - fluctuation_bias(_STACK, query)[0]) / error
