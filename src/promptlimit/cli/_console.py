@@ -154,8 +154,8 @@ def compile_sooner() -> None:
     flags = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
     if metadata.version("jaxlib").startswith("0.10."):
         flags += " --xla_cpu_use_fusion_emitters=false"
-    if not metadata.entry_points(group="jax_plugins"):
-        os.environ.setdefault("XLA_FLAGS", flags)
+    if not (os.environ.get("XLA_FLAGS") or metadata.entry_points(group="jax_plugins")):
+        os.environ["XLA_FLAGS"] = flags
 
 
 def use_double_precision() -> None:
