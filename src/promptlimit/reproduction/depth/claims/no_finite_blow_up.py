@@ -28,7 +28,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             finite.append(float(past.cov[0, 0, 0] / bound**2))
         law = depth_flow(head, Gaussian([0.0], [[1.0]]), [0.9999])
     return [
-        Check("largest token at t = 2t* over e^{|V|t} times the first", max(reached), "<=", 1.0),
+        Check("largest token at t = 2t* over e^(|V|t) times the first", max(reached), "<=", 1.0),
         Check("their variance there over the square of that", max(finite), "<=", 1.0),
         Check("variance of the limit at 0.9999t*", law.cov[0, 0, 0], ">=", 9_000.0, role="control"),
     ]
@@ -37,7 +37,7 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=6,
     name="no-finite-blow-up",
-    statement="Tokens stay within e^{|V|t} times the largest of them, because attention returns a "
+    statement="Tokens stay within e^(|V|t) times the largest of them, because attention returns a "
     "point of their hull: a finite prompt passes the depth at which its limit diverges (derived "
     "here).",
     reference="Castin et al. 2025, blow-up of the limit",
