@@ -59,8 +59,8 @@ CLAIM = Claim(
     number=8,
     name="tied-layers",
     statement="Gradient flow on the steps of K layers over one covariance conserves eₗ² − eₖ², e = "
-    "1 − λβ: from equal steps the risk falls like t^(−κ), κ = K/(K − 1), from unequal ones exponentially "
-    "(derived here).",
+    "1 − λβ: from equal steps the risk falls like t^(−κ), κ = K/(K − 1), from unequal ones "
+    "exponentially (derived here).",
     reference="Bordelon, Letey and Pehlevan 2025 for the setting",
     decide=decide,
 )
