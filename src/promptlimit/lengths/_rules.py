@@ -183,7 +183,8 @@ def temperature_table(
         raise ValueError(f"`base` must be a finite length from 2, got {base}.")
     if margin is None:
         margin = needle_margin(sharpness, start, 0.5)
-    margin = one_number("margin", margin)
+    else:
+        margin = one_number("margin", margin)
     kept = [
         inverse_temperature(
             sharpness, counts, keep=keep, margin=margin if keep == "needle" else None, base=start
@@ -198,9 +199,9 @@ def temperature_table(
     beside = length_statistics(usable * sharpness, counts, fixed_scores=fixed)
     frozen = [freezing_length(rule, sharpness, start) for rule in RULES]
     return TemperatureTable(
-        sharpness=float(sharpness),
+        sharpness=sharpness,
         base=start,
-        margin=float(margin),
+        margin=margin,
         lengths=counts,
         names=TEMPERATURE_ROWS,
         factor=factor,
