@@ -27,6 +27,17 @@ def doubles(array: object) -> Array:
     return np.asarray(array, dtype=np.float64)
 
 
+def real_numbers(values: object) -> Array:
+    """Return what a user passed as doubles; a TypeError where it is not, or not only, real numbers.
+
+    NumPy alone would read strings, take None for NaN and drop imaginary parts of arrays.
+    """
+    array = np.asarray(values)
+    if values is None or array.dtype.kind in "cSUmM":
+        raise TypeError
+    return array.astype(np.float64)
+
+
 LARGEST_LENGTH = 1e30
 
 

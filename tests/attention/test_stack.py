@@ -1,5 +1,6 @@
 """Stacks of layers: on tokens as NumPy runs them, on Gaussians as their closed limit."""
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -377,8 +378,17 @@ WIDE = pl.SoftmaxAttention(np.eye(3), np.eye(3))
 OTHER_QUERIES = pl.SoftmaxAttention(np.ones((2, 3)), np.eye(2))
 MASKED = "`prompt` must be tokens in their order for a causal mask, got {}. Call the stack itself "
 MASKED += "for a law: its limit does not feel the mask."
+UNCHECKED = inspect.unwrap(pl.Stack.__init__)  # as users call it: without the tests' types
 BAD: dict[str, tuple[Callable[[], object], str]] = {
     "no layers": (lambda: pl.Stack([]), "`layers` must hold at least one layer, got none."),
+    "a layer for layers": (
+        lambda: UNCHECKED(object.__new__(pl.Stack), PLAIN),
+        "`layers` must be a list of layers, got Layer. Pass [promptlimit.Layer(heads), ...].",
+    ),
+    "a number for layers": (
+        lambda: UNCHECKED(object.__new__(pl.Stack), 3),
+        "`layers` must be a list of layers, got int. Pass [promptlimit.Layer(heads), ...].",
+    ),
     "layers that do not chain": (
         lambda: pl.Stack([PLAIN, pl.Layer(WIDE)]),
         "`layers[1]` must take tokens and queries of dimension 2, which `layers[0]` puts out, got "

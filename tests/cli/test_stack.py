@@ -110,3 +110,8 @@ def test_tokens_of_another_law_have_a_limit_by_particles(here: Here, tmp_path: P
         points = points + 0.5 * (weights @ grid) / weights.sum(axis=1)
         grid, query = points[:-1], points[-1]
     assert abs(result["limit"]["value"][0] - query) < 0.1
+
+
+def test_the_help_shows_the_shapes_in_their_brackets(here: Here) -> None:
+    words = " ".join(here("stack", "--help").stdout.replace("│", " ").split())
+    assert "key_query and value, [layers, d, d] or [layers, heads, d, d]; residual" in words

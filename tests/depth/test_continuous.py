@@ -130,3 +130,6 @@ def test_refusals_name_the_way_out():
         with pytest.raises(ValueError, match="must") as refusal:
             pl.depth_flow(attention, prompt, times, method=method)
         assert str(refusal.value) == sentence.strip()
+    for wrong in (0.0, -1.0, np.nan, 1.0):
+        with pytest.raises(ValueError, match=r"^`tolerance` must be between 1e-13 and 0\.001, got"):
+            pl.depth_flow(head, law, [1.0], tolerance=wrong)

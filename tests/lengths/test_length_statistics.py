@@ -369,11 +369,45 @@ def test_length_statistics_load_without_jax():
             lambda: pl.entropy_prediction(np.zeros(100), math.inf),
             "`lengths` must be finite, got inf. The entropy grows as ln L.",
         ),
+        (
+            lambda: pl.length_statistics(np.array([1.0 + 1.0j]), 3),
+            "`sharpness` must be a number or a law of scores, got ndarray. Pass a number, "
+            "GaussianScores, ListedScores or TokenScores.",
+        ),
+        (
+            lambda: pl.length_statistics(1.0, 3, fixed_scores=np.array([1.0j])),
+            "`fixed_scores` must be numbers, got array([0.+1.j]). Pass a list of scores.",
+        ),
+        (
+            lambda: pl.ListedScores(np.array([1.0j])),
+            "`scores` must be a list of numbers, got array([0.+1.j]).",
+        ),
+        (
+            lambda: pl.entropy_prediction(np.zeros(100), 9, fixed_scores="ab"),
+            "`fixed_scores` must be numbers, got 'ab'. Pass a list of scores.",
+        ),
     ],
 )
 def test_what_is_out_of_range_is_refused_in_one_sentence(call, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         call()
+
+
+def test_scores_that_hardly_differ_leave_the_first_order_alone():
+    r"""To first order $\ln Z$ moves by $p\sigma\sum g$, p the weight of a free token."""
+    sigma, length = np.array([1e-300, 1e-100, 1e-18, 1e-12, 1e-8]), 1000
+    for fixed in ([], [1.0]):
+        moments = pl.length_statistics(sigma, length, fixed_scores=fixed)
+        partition = length + np.exp(fixed).sum()
+        expected = length * (sigma / partition) ** 2
+        assert_allclose(moments.log_partition_variance, expected, rtol=1e-14)
+        assert (moments.error < 1e-10).all()
+
+
+def test_a_needle_that_takes_all_weight_leaves_no_variance():
+    sure = pl.length_statistics(0.04, 1000, fixed_scores=[2000.0])
+    assert sure.entropy_variance == 0.0
+    assert sure.fixed_weights == 1.0
 
 
 def test_refuses_when_its_own_checks_fail(monkeypatch):

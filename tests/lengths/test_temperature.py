@@ -1,5 +1,6 @@
 """Inverse temperatures and rules: anchors, residuals of roots, sampling, what is impossible."""
 
+import inspect
 import math
 import re
 
@@ -150,7 +151,23 @@ def test_needles_are_those_of_simulated_prompts():
             "the rest.",
         ),
         ({"margin": 5.0, "weight": 1.5}, "`weight` must be between 0 and 1, got 1.5."),
+        ({"margin": 5.0, "weight": math.nan}, "`weight` must be between 0 and 1, got nan."),
+        ({"margin": 5.0, "weight": "x"}, "`weight` must hold numbers, got 'x'."),
+        ({"margin": math.nan, "weight": 0.5}, "`margin` must be finite, got nan."),
+        ({"margin": np.array(1j), "weight": 0.5}, "`margin` must hold numbers, got array(0.+1.j)."),
         ({"keep": "entropy", "target": -1.0}, "`target` must be positive and finite, got -1.0."),
+        (
+            {"keep": "effective_tokens", "target": math.nan},
+            "`target` must be positive and finite, got nan.",
+        ),
+        (
+            {"keep": "entropy", "base": math.inf},
+            "`base` must be finite, got inf. Pass the length of the prompts so far.",
+        ),
+        (
+            {"keep": "freezing", "base": 1},
+            "`base` must be at least 2 to keep 'freezing', got 1: one token is frozen.",
+        ),
     ],
 )
 def test_what_is_out_of_range_is_refused_in_one_sentence(options, message):
@@ -165,3 +182,32 @@ def test_lengths_and_sharpness_have_ranges_too():
         pl.inverse_temperature(50.0, 100, margin=5.0, weight=0.5)
     with pytest.raises(ValueError, match=r"^`base` must be a finite length from 2, got 1\.$"):
         pl.temperature_table(1.0, 1, 100)
+    unchecked = inspect.unwrap(pl.temperature_table)  # as users call it: without the tests' types
+    with pytest.raises(ValueError, match=r"^`sharpness` must be one number, got shape \(2,\)\.$"):
+        unchecked([1.0, 2.0], 8192, 100)
+    with pytest.raises(ValueError, match=r"^`sharpness` must hold numbers, got 'a'\.$"):
+        unchecked("a", 8192, 100)
+
+
+def test_needles_among_scores_that_hardly_differ_are_those_among_equal_ones():
+    flat = math.log(1000)
+    kept = pl.inverse_temperature([1e-300, 1e-8], 1000, margin=6.0, weight=0.5)
+    assert_allclose(kept.value, flat / 6.0, rtol=1e-12)
+    far = pl.inverse_temperature(1.0, 1000, margin=1e8, weight=0.5)
+    assert_allclose(far.value, flat / 1e8, rtol=1e-12)
+    assert np.isnan(pl.inverse_temperature(0.0, 1000, keep="entropy", target=3.0).annealed)
+
+
+def test_nothing_keeps_the_entropy_of_one_token_or_a_weight_of_all():
+    assert np.isnan(pl.inverse_temperature(2.0, 1000, keep="entropy", base=1).value)
+    sure = pl.inverse_temperature(1.0, 1000, margin=[1000.0, -1000.0], base=10)
+    assert_allclose(sure.target, [1.0, 0.0], atol=1e-300)
+    assert np.isnan(sure.value).all()
+
+
+def test_heads_of_any_sharpness_have_a_table():
+    for sigma in (1e-9, 30.0, 40.0):
+        table = pl.temperature_table(sigma, 8192, 131072)
+        weight = pl.length_statistics(sigma, 8192, fixed_scores=[table.margin]).fixed_weights
+        assert_allclose(weight, 0.5, rtol=1e-11)
+        assert_allclose(table.factor[0], 1.0)

@@ -90,6 +90,8 @@ def test_refusals_name_the_way_out():
     refusals = {
         "`depth` must be a whole number from 1 to 16, got 17. Ask for the `risk` of a Stack of "
         "your own beyond.": lambda: pl.linear_optimum(TASK, 10, depth=17),
+        "`depth` must be a whole number from 1 to 16, got True. Ask for the `risk` of a Stack of "
+        "your own beyond.": lambda: pl.linear_optimum(TASK, 10, depth=True),
         "`depth` must be a whole number from 1 to 3 where covariates move, got 4. Ask for the "
         "`risk` of a Stack of your own beyond.": lambda: pl.linear_optimum(
             TASK, 10, depth=4, moving_covariates=True

@@ -1,7 +1,7 @@
 """Layers one upon another: a whole attention network on tokens, and its infinite-prompt limit."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import equinox as eqx
@@ -60,6 +60,11 @@ class Stack(AbstractAttention):
     layers: tuple[AbstractAttention, ...]
 
     def __init__(self, layers: Sequence[AbstractAttention]):
+        if isinstance(layers, AbstractAttention) or not isinstance(layers, Iterable):
+            raise ValueError(
+                f"`layers` must be a list of layers, got {type(layers).__name__}. Pass "
+                "[promptlimit.Layer(heads), ...]."
+            )
         flat: list[AbstractAttention] = []
         for index, layer in enumerate(layers):
             if not isinstance(layer, AbstractAttention):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from promptlimit.cli._console import (
     CommandError,
@@ -42,10 +43,12 @@ def stack(
         list[str] | None,
         typer.Argument(
             metavar="[FILES]...",
-            help="Files of named arrays (.npz, .json), or NAME=FILE for one array (.npy as well). "
-            "Names: key_query and value, [layers, d, d] or [layers, heads, d, d]; residual, "
-            "[layers, d, d] (the identity); kernel: softmax or linear; query; and for the prompt "
-            "mean and cov, tokens and weights, half_widths or radius.",
+            help=escape(  # shapes in brackets are no markup
+                "Files of named arrays (.npz, .json), or NAME=FILE for one array (.npy as well). "
+                "Names: key_query and value, [layers, d, d] or [layers, heads, d, d]; residual, "
+                "[layers, d, d] (the identity); kernel: softmax or linear; query; and for the "
+                "prompt mean and cov, tokens and weights, half_widths or radius."
+            ),
         ),
     ] = None,
     example: Annotated[

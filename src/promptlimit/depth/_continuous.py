@@ -31,6 +31,10 @@ _BLOWN_UP = 1e6
 _ROWS = 2**21
 
 
+_FINEST, _COARSEST = 1e-13, 1e-3
+"""Tolerances between which the solver takes its steps, and 100 times as large ones still steps."""
+
+
 def depth_flow(
     attention: AbstractAttention,
     prompt: AbstractMeasure,
@@ -64,6 +68,11 @@ def depth_flow(
     inf
     """
     require_choice("method", method, _METHODS)
+    if not _FINEST <= tolerance <= _COARSEST:
+        raise ValueError(
+            f"`tolerance` must be between {_FINEST:g} and {_COARSEST:g}, got {tolerance}. It is "
+            "the relative error of the solver's steps."
+        )
     with jax.enable_x64(True):
         head = in_double(attention)
         when = np.asarray(float_array("times", times, rank=1), np.float64)

@@ -6,7 +6,7 @@ One function for every law of the scores: what differs between laws is the mean 
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers
 from promptlimit.lengths._integrals import prompt_integrals
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
 from promptlimit.results import AccuracyError, LengthStatistics
@@ -20,9 +20,12 @@ _ENTRIES_AT_ONCE = 2**19
 _SMALL = 0.07
 """Sharpness below which the variance of the entropy is continued from larger ones."""
 
+_TINY = 1e-7
+"""Sharpness below which the first order in it is the variance of ln Z, to the last digit."""
+
 _NODES = 0.0465 + 0.0435 * np.cos(np.pi * (np.arange(12) + 0.5) / 12)
 
-_LARGEST_FIXED = 2000.0
+LARGEST_FIXED = 2000.0
 _COLUMNS = (
     "log_partition",
     "log_partition_variance",
@@ -60,7 +63,7 @@ def length_statistics(
     >>> print(needle.entropy.round(4), needle.fixed_weights[:, 0].round(4))
     [4.2175 9.437 ] [0.498  0.0582]
     """
-    counts, fixed = checked_lengths(lengths, name="lengths"), _checked_fixed(fixed_scores)
+    counts, fixed = checked_lengths(lengths, name="lengths"), checked_fixed(fixed_scores)
     law = sharpness if isinstance(sharpness, AbstractScores) else None
     sigma = np.zeros(()) if isinstance(sharpness, AbstractScores) else _checked_sharpness(sharpness)
     try:
@@ -154,6 +157,12 @@ def _gaussian_columns(sigma: Array, lengths: Array, fixed: Array) -> tuple[Colum
         columns["entropy_variance"][small], columns["variance_error"][small] = _continued(
             sigma[small], lengths[small], fixed[small]
         )
+    tiny = small[sigma[small] < _TINY]
+    if tiny.size:  # a difference of means, whose rounding would be larger than it
+        log_partition = columns["log_partition"][tiny]
+        columns["log_partition_variance"][tiny] = (
+            lengths[tiny] * (np.exp(-log_partition) * sigma[tiny]) ** 2
+        )
     return columns, weights
 
 
@@ -179,15 +188,21 @@ def _continued(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Array
     apart = _NODES[:, None] - _NODES + np.eye(_NODES.size)
     shares = 1.0 / apart.prod(axis=1)[:, None] / (sigma**2 - _NODES[:, None])
     shares = shares / shares.sum(axis=0)
-    table, lost = (np.stack(column)[:, np.ravel(place)] for column in (rows, errors))
-    smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * lost).sum(axis=0)
-    value = linear[np.ravel(place)] * sigma**2 + smooth * sigma**4
-    return value, error * sigma**4 / value
+    table, doubts = (np.stack(column)[:, np.ravel(place)] for column in (rows, errors))
+    smooth, error = (shares * table).sum(axis=0), (np.abs(shares) * doubts).sum(axis=0)
+    linear = linear[np.ravel(place)]
+    value = linear * sigma**2 + smooth * sigma**4
+    # A factor of sigma^2, too small for a double at times, is left out of both.
+    beside = linear > 0.0
+    lost = np.where(beside, error * sigma**2, error)
+    left = np.where(beside, linear + smooth * sigma**2, smooth)
+    share = np.divide(lost, left, out=np.zeros_like(left), where=left != 0.0)
+    return value, share
 
 
 def _checked_sharpness(sharpness: ArrayLike) -> Array:
     try:
-        values = np.asarray(sharpness, dtype=np.float64)
+        values = real_numbers(sharpness)
     except (TypeError, ValueError):
         raise ValueError(
             f"`sharpness` must be a number or a law of scores, got {type(sharpness).__name__}. "
@@ -202,17 +217,17 @@ def _checked_sharpness(sharpness: ArrayLike) -> Array:
     return values
 
 
-def _checked_fixed(fixed_scores: ArrayLike) -> Array:
+def checked_fixed(fixed_scores: ArrayLike) -> Array:
     try:
-        fixed = np.atleast_1d(np.asarray(fixed_scores, dtype=np.float64))
+        fixed = np.atleast_1d(real_numbers(fixed_scores))
     except (TypeError, ValueError):
         raise ValueError(
             f"`fixed_scores` must be numbers, got {fixed_scores!r:.40}. Pass a list of scores."
         ) from None
-    if not (np.abs(fixed) <= _LARGEST_FIXED).all():
-        wrong = fixed[~(np.abs(fixed) <= _LARGEST_FIXED)][0]
+    if not (np.abs(fixed) <= LARGEST_FIXED).all():
+        wrong = fixed[~(np.abs(fixed) <= LARGEST_FIXED)][0]
         raise ValueError(
-            f"`fixed_scores` must lie between -{_LARGEST_FIXED:g} and {_LARGEST_FIXED:g}, got "
+            f"`fixed_scores` must lie between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
             f"{wrong}. They count from the mean of the free scores."
         )
     return fixed

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
-from promptlimit.lengths._length_statistics import length_statistics
+from promptlimit.lengths._length_statistics import checked_fixed, length_statistics
 from promptlimit.lengths._scores import ListedScores
 from promptlimit.results import EntropyPrediction
 
@@ -48,7 +48,7 @@ def entropy_prediction(
     counts = checked_lengths(lengths, name="lengths")
     if not np.isfinite(counts).all():
         raise ValueError("`lengths` must be finite, got inf. The entropy grows as ln L.")
-    fixed = np.atleast_1d(np.asarray(fixed_scores, np.float64))
+    fixed = checked_fixed(fixed_scores)
     listed = length_statistics(law, counts, fixed_scores=fixed).entropy
     bias, error = (
         _jackknife(values, counts, fixed, listed) if fixed.size else _expansion(values, counts)

@@ -13,7 +13,13 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
-from promptlimit.lengths._temperature import crossing, inverse_temperature, needle_margin
+from promptlimit.lengths._temperature import (
+    crossing,
+    inverse_temperature,
+    needle_margin,
+    needle_score,
+    one_number,
+)
 from promptlimit.results import TEMPERATURE_ROWS, TemperatureTable
 from promptlimit.weights import MAX_SHARPNESS
 
@@ -171,11 +177,14 @@ def temperature_table(
     keep entropy 1.5690 0.6410
     """
     counts = np.atleast_1d(checked_lengths(lengths, name="lengths")).ravel()
-    start = float(checked_lengths(base, name="base"))
+    start = one_number("base", checked_lengths(base, name="base"))
+    sharpness = one_number("sharpness", sharpness)
     if start < 2.0 or not math.isfinite(start):
         raise ValueError(f"`base` must be a finite length from 2, got {base}.")
     if margin is None:
         margin = needle_margin(sharpness, start, 0.5)
+    else:
+        margin = one_number("margin", margin)
     kept = [
         inverse_temperature(
             sharpness, counts, keep=keep, margin=margin if keep == "needle" else None, base=start
@@ -186,13 +195,13 @@ def temperature_table(
     known = factor * sharpness <= MAX_SHARPNESS  # not where there is no factor, either
     usable = np.where(known, factor, 0.0)
     plain = length_statistics(usable * sharpness, counts)
-    fixed = (usable * margin)[..., None]
+    fixed = needle_score(usable * margin)[..., None]
     beside = length_statistics(usable * sharpness, counts, fixed_scores=fixed)
     frozen = [freezing_length(rule, sharpness, start) for rule in RULES]
     return TemperatureTable(
-        sharpness=float(sharpness),
+        sharpness=sharpness,
         base=start,
-        margin=float(margin),
+        margin=margin,
         lengths=counts,
         names=TEMPERATURE_ROWS,
         factor=factor,

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, doubles
+from promptlimit._arrays import Array, ArrayLike, doubles, real_numbers
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,
@@ -188,7 +188,7 @@ def in_window(
 
 def _vector(name: str, values: ArrayLike) -> Array:
     try:
-        vector = np.atleast_1d(np.asarray(values, dtype=np.float64))
+        vector = np.atleast_1d(real_numbers(values))
     except (TypeError, ValueError):
         raise ValueError(f"`{name}` must be a list of numbers, got {values!r:.40}.") from None
     if vector.ndim != 1 or not vector.size:

@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
-from promptlimit.lengths._length_statistics import length_statistics
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles, real_numbers
+from promptlimit.lengths._length_statistics import LARGEST_FIXED, length_statistics
 from promptlimit.lengths._scores import Number
 from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS
@@ -71,19 +71,23 @@ def inverse_temperature(
     """
     _require_arguments(keep, margin=margin, weight=weight, target=target, base=base)
     kept = weight if keep == "needle" else target
-    columns = {"sharpness": sharpness, "margin": margin, "target": kept}
+    numbers = [
+        _numbers("sharpness", sharpness),
+        _numbers("margin", 0.0 if margin is None else margin),
+        _numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
+    ]
     counts = checked_lengths(lengths, name="lengths")
     bases = checked_lengths(math.inf if base is None else base, name="base")
     try:
-        sigma, margins, targets, counts, bases = np.broadcast_arrays(
-            *(_numbers(name, column) for name, column in columns.items()), counts, bases
-        )
+        sigma, margins, targets, counts, bases = np.broadcast_arrays(*numbers, counts, bases)
     except ValueError:
         raise ValueError(
             "`sharpness`, `lengths`, `margin`, the value to keep and `base` must broadcast."
         ) from None
     _require_ranges(keep, sigma, counts, targets)
+    _require_finite(margins)
     if base is not None:
+        _require_bases(keep, bases)
         targets = _quantity(keep, sigma, bases, margins)
     cells = np.stack([np.ravel(column) for column in (sigma, counts, margins, targets)], axis=1)
     root = _needle_root if keep == "needle" else _falling_root
@@ -106,7 +110,8 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
     >>> print(round(needle_margin(2.0, 8192, 0.5), 4))
     11.0079
     """
-    sharpness, length, weight = float(sharpness), float(length), float(weight)
+    sharpness = one_number("sharpness", sharpness)
+    length, weight = one_number("length", length), one_number("weight", weight)
     _require_ranges("needle", np.array(sharpness), np.array(length), np.array(weight))
     middle = math.log(length) + math.log(weight / (1.0 - weight)) + 0.5 * sharpness**2
     reach = 4.0 + 2.0 * sharpness**2 + 10.0 * sharpness
@@ -120,12 +125,17 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
     """Return what may be kept, at these sharpnesses and lengths."""
     if keep == "needle":
-        fixed = doubles(margin)[..., None]
+        fixed = needle_score(doubles(margin))[..., None]
         beside = length_statistics(sharpness, lengths, fixed_scores=fixed)
         return doubles(beside.fixed_weights[..., 0])
     if keep == "freezing":
         return doubles(doubles(sharpness) ** 2 / np.log(lengths))
     return getattr(length_statistics(sharpness, lengths), keep)
+
+
+def needle_score(margin: Array) -> Array:
+    """Return the score of a needle, cut off where its weight is one, or nothing, in any case."""
+    return doubles(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
 def _falling_root(
@@ -140,6 +150,8 @@ def _falling_root(
     flat = math.log(length) if keep == "entropy" else length
     if target >= flat:
         return (0.0, 0.0) if target == flat else _NONE
+    if target == 0.0:  # the entropy of one token
+        return _NONE
     guess = float(_annealed(keep, np.array(1.0), np.array(length), np.nan, np.array(target)))
     high = min(1.3 * guess + 0.1, MAX_SHARPNESS)
 
@@ -162,6 +174,8 @@ def _needle_root(
     The weight starts at 1/(L+1) and may rise to a maximum and fall again, so that b is scanned
     before a root is looked for; without competitors of spread it is $\ln(LP/(1-P))/\Delta$.
     """
+    if not 0.0 < weight < 1.0:  # at `base`, to the last digit
+        return _NONE
     advantage = math.log(length) + math.log(weight / (1.0 - weight))
     if advantage <= 0.0 or margin <= 0.0:
         return (0.0, 0.0) if advantage == 0.0 else _NONE
@@ -188,6 +202,9 @@ def _needle_root(
         if short(high) < 0.0:
             return _NONE
     low = float(grid[top - 1]) if top else 0.0
+    flat = 2.0 * advantage / margin  # far below the grid where competitors hardly differ
+    if low < flat < high and short(flat) >= 0.0:
+        high = flat
     root = crossing(short, low, high)
     return root, _root_error(short, root)
 
@@ -197,7 +214,7 @@ _NONE = math.nan, math.nan
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a function changes sign between two places, to thirteen digits."""
-    root = brentq(function, low, high, rtol=np.float64(_ROOT))
+    root = brentq(function, low, high, xtol=1e-300, rtol=np.float64(_ROOT), maxiter=1000)
     return float(root)  # pyright: ignore[reportArgumentType]  # no full output was asked for
 
 
@@ -214,7 +231,7 @@ def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target
     $2a/(\Delta+\sqrt{\Delta^2-2\sigma^2a})$; for the entropy $\sqrt{2(\ln L-H)}/\sigma$, for
     effective tokens $\sqrt{\ln(L/n)}/\sigma$.
     """
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if keep == "needle":
             a = np.log(lengths) + np.log(target / (1.0 - target))
             root = np.sqrt(np.square(margin) - 2.0 * sigma**2 * a)
@@ -224,7 +241,7 @@ def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target
             "effective_tokens": lambda: np.log(lengths / target),
             "freezing": lambda: target * np.log(lengths),
         }[keep]()
-        return doubles(np.sqrt(square) / sigma)
+        return np.where(sigma > 0.0, np.sqrt(square) / sigma, np.nan)
 
 
 def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
@@ -243,11 +260,34 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
         )
 
 
-def _numbers(name: str, value: ArrayLike | None) -> Array:
+def _numbers(name: str, value: ArrayLike) -> Array:
     try:
-        return np.asarray(np.nan if value is None else value, dtype=np.float64)
+        return real_numbers(value)
     except (TypeError, ValueError):
         raise ValueError(f"`{name}` must hold numbers, got {value!r:.40}.") from None
+
+
+def one_number(name: str, value: ArrayLike) -> float:
+    """Return one number, or say which argument is none."""
+    array = _numbers(name, value)
+    if array.shape:
+        raise ValueError(f"`{name}` must be one number, got shape {array.shape}.")
+    return float(array)
+
+
+def _require_finite(margins: Array) -> None:
+    if not np.isfinite(margins).all():
+        wrong = margins[~np.isfinite(margins)].flat[0]
+        raise ValueError(f"`margin` must be finite, got {wrong}.")
+
+
+def _require_bases(keep: str, bases: Array) -> None:
+    if not np.isfinite(bases).all():
+        raise ValueError("`base` must be finite, got inf. Pass the length of the prompts so far.")
+    if keep == "freezing" and (bases < 2.0).any():
+        raise ValueError(
+            "`base` must be at least 2 to keep 'freezing', got 1: one token is frozen."
+        )
 
 
 def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> None:
@@ -261,8 +301,7 @@ def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> 
         raise ValueError("`lengths` must be finite, got inf. No temperature keeps anything there.")
     highest = 1.0 if keep == "needle" else np.inf
     name = "weight" if keep == "needle" else "target"
-    known = targets[~np.isnan(targets)]
-    if not np.all((known > 0.0) & (known < highest)):
-        wrong = known[~((known > 0.0) & (known < highest))].flat[0]
+    if not np.all((targets > 0.0) & (targets < highest)):
+        wrong = targets[~((targets > 0.0) & (targets < highest))].flat[0]
         between = "between 0 and 1" if keep == "needle" else "positive and finite"
         raise ValueError(f"`{name}` must be {between}, got {wrong}.")

@@ -126,7 +126,8 @@ def linear_optimum(
 
 def _require_depth(depth: int, *, moving_covariates: bool) -> None:
     most = _MOST_MOVING if moving_covariates else MOST_STEPS
-    if not (isinstance(depth, int | np.integer) and 1 <= depth <= most):
+    whole = isinstance(depth, int | np.integer) and not isinstance(depth, bool)
+    if not (whole and 1 <= depth <= most):
         why = " where covariates move" if moving_covariates else ""
         raise ValueError(
             f"`depth` must be a whole number from 1 to {most}{why}, got {depth}. "
