@@ -61,6 +61,10 @@ def test_beyond_the_largest_length_the_answer_is_a_flag_and_not_a_number(x64):
     found = pl.required_length(sharp, NORMAL, NORMAL, 1e-6)
     assert math.isinf(number(found.exact))
     assert found.describe("exact") == "> 1e30"
+    with pytest.raises(
+        ValueError, match=r"^`kind` must be one of 'exact', 'asymptotic', 'bound', got 'foo'\.$"
+    ):
+        found.describe("foo")
     assert found.describe("asymptotic") == "diverges"
     expected = {"exact": "> 1e30", "asymptotic": "diverges", "bound": "> 1e30"}
     assert found.as_json()["length"] == expected

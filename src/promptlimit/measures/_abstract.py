@@ -64,7 +64,8 @@ class AbstractMeasure(eqx.Module):
         r"""Return $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$.
 
         At a complex tilt it is the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
-        differentiates it with `holomorphic=True`.
+        differentiates it with `holomorphic=True`. Where the integral is not finite it is NaN or
+        infinite: a formula that goes on beyond its domain must say so itself.
         """
 
     @abc.abstractmethod

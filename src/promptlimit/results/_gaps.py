@@ -156,7 +156,10 @@ class RequiredLength:
         >>> RequiredLength(0.01, False, None, 25000.0, 24000.0, math.inf).describe("bound")
         '> 1e30'
         """
-        value = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}[kind]
+        answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
+        if kind not in answers:
+            raise ValueError(f"`kind` must be one of 'exact', 'asymptotic', 'bound', got {kind!r}.")
+        value = answers[kind]
         if value is None:
             return "not available"
         if math.isnan(value):
