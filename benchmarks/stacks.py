@@ -13,8 +13,8 @@ import numpy as np
 
 import promptlimit as pl
 from promptlimit.depth import (
-    GaussianLayer,
     GaussianStack,
+    LayerMatrices,
     StackKernel,
     fluctuation_bias,
     fluctuation_cov,
@@ -34,7 +34,7 @@ def random_stack(dim: int, depth: int, heads: int) -> GaussianStack:
         return size / np.sqrt(dim) * rng.normal(size=(dim, dim))
 
     layers = [
-        GaussianLayer(np.eye(dim), tuple((matrix(0.1), matrix(0.4)) for _ in range(heads)))
+        LayerMatrices(np.eye(dim), tuple((matrix(0.1), matrix(0.4)) for _ in range(heads)))
         for _ in range(depth)
     ]
     return GaussianStack(np.zeros(dim), np.eye(dim), tuple(layers))

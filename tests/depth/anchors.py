@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from promptlimit.depth import GaussianLayer, GaussianStack
+from promptlimit.depth import GaussianStack, LayerMatrices
 
 
 def line(mean, *layers):
     """Return a stack of one dimension over N(mean, 1), of layers (r, (u, v), ...)."""
     made = [
-        GaussianLayer(
+        LayerMatrices(
             np.array([[float(residual)]]),
             tuple((np.array([[float(u)]]), np.array([[float(v)]])) for u, v in heads),
         )
@@ -46,9 +46,9 @@ _V0 = np.array([[0.5, 0.2], [-0.3, 0.4]])
 _U1 = np.array([[-0.2, 0.1], [0.2, 0.1]])
 _V1 = np.array([[0.6, 0.0], [0.2, -0.5]])
 PLANE_LAYERS = (
-    GaussianLayer(np.eye(2), ((_U0, _V0),)),
-    GaussianLayer(0.8 * np.eye(2), ((_U1, _V1),)),
-    GaussianLayer(np.eye(2), ((_U0, _V1),)),
+    LayerMatrices(np.eye(2), ((_U0, _V0),)),
+    LayerMatrices(0.8 * np.eye(2), ((_U1, _V1),)),
+    LayerMatrices(np.eye(2), ((_U0, _V1),)),
 )
 PLANE_QUERY = np.array([0.8, -0.6])
 

@@ -10,8 +10,8 @@ import promptlimit as pl
 from depth.anchors import LINES, PLANE_QUERY, line, plane
 from depth.weighted_atoms import atoms
 from promptlimit.depth import (
-    GaussianLayer,
     GaussianStack,
+    LayerMatrices,
     StackKernel,
     _semi_exact,
     fluctuation_bias,
@@ -168,7 +168,7 @@ def test_more_dimensions_take_points_of_a_sequence_and_a_table(monkeypatch):
     flat = plane(2)
     root = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0][:, :2]
     layers = tuple(
-        GaussianLayer(
+        LayerMatrices(
             root @ layer.residual @ root.T,
             tuple((root @ u @ root.T, root @ v @ root.T) for u, v in layer.heads),
         )

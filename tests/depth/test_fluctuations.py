@@ -8,8 +8,8 @@ import pytest
 from depth.anchors import LINES, PLANE_QUERY, plain, plane
 from depth.weighted_atoms import atoms, influences
 from promptlimit.depth import (
-    GaussianLayer,
     GaussianStack,
+    LayerMatrices,
     StackKernel,
     fluctuation_bias,
     fluctuation_cov,
@@ -66,12 +66,12 @@ def test_matrices_that_do_not_commute_and_layers_of_other_dimensions_agree_with_
         return size * rng.normal(size=(rows, columns))
 
     layers = (
-        GaussianLayer(matrix(1, 2, 0.8), ((matrix(2, 2, 0.1), matrix(1, 2, 0.5)),)),
-        GaussianLayer(
+        LayerMatrices(matrix(1, 2, 0.8), ((matrix(2, 2, 0.1), matrix(1, 2, 0.5)),)),
+        LayerMatrices(
             matrix(2, 1, 0.8),
             ((matrix(1, 1, 0.1), matrix(2, 1, 0.5)), (matrix(1, 1, 0.1), matrix(2, 1, 0.5))),
         ),
-        GaussianLayer(matrix(2, 2, 0.6), ((matrix(2, 2, 0.1), matrix(2, 2, 0.5)),)),
+        LayerMatrices(matrix(2, 2, 0.6), ((matrix(2, 2, 0.1), matrix(2, 2, 0.5)),)),
     )
     stack = GaussianStack(np.array([0.3, -0.2]), np.array([[0.9, 0.2], [0.2, 0.5]]), layers)
     query = np.array([0.7, 0.4])
@@ -86,7 +86,7 @@ def test_matrices_that_do_not_commute_and_layers_of_other_dimensions_agree_with_
 def test_one_layer_has_the_delta_method_of_one_head():
     cov, mean = np.array([[1.0, 0.3], [0.3, 0.6]]), np.array([0.3, -0.4])
     key_query, value = np.array([[0.4, -0.1], [0.2, 0.3]]), np.array([[0.5, 0.2], [-0.3, 0.4]])
-    stack = GaussianStack(mean, cov, (GaussianLayer(np.eye(2), ((key_query, value),)),))
+    stack = GaussianStack(mean, cov, (LayerMatrices(np.eye(2), ((key_query, value),)),))
     tilt = key_query @ PLANE_QUERY
     share, along = math.exp(tilt @ cov @ tilt), value @ cov @ tilt
     leading = share * (value @ cov @ value.T + np.outer(along, along))
@@ -113,7 +113,7 @@ def test_a_singular_law_is_that_of_fewer_dimensions():
     direction = np.array([[0.6], [0.8]])
     line, query, _, variance, bias, _ = LINES["two"]
     layers = tuple(
-        GaussianLayer(
+        LayerMatrices(
             np.eye(2),
             tuple((direction * u @ direction.T, direction * v @ direction.T) for u, v in heads),
         )
@@ -162,7 +162,7 @@ def test_the_bias_of_two_masked_layers_grows_with_the_logarithm_of_the_length():
 
 def test_a_bias_that_does_not_fall_as_one_over_the_length_is_refused():
     layers = (
-        GaussianLayer(np.eye(1), ((np.array([[0.8]]), np.eye(1)),)),
+        LayerMatrices(np.eye(1), ((np.array([[0.8]]), np.eye(1)),)),
         LINES["two"][0].layers[1],
     )
     with pytest.raises(KindUnavailableError) as error:
@@ -199,7 +199,7 @@ def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
     def matrix(size):
         return size / math.sqrt(dim) * rng.normal(size=(dim, dim))
 
-    layers = tuple(GaussianLayer(np.eye(dim), ((matrix(0.12), matrix(0.4)),)) for _ in range(depth))
+    layers = tuple(LayerMatrices(np.eye(dim), ((matrix(0.12), matrix(0.4)),)) for _ in range(depth))
     stack = GaussianStack(0.3 * rng.normal(size=dim), np.eye(dim), layers)
     query = rng.normal(size=dim)
     assert stack.slow_layer() is None
@@ -218,7 +218,7 @@ def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
 
 def test_a_covariance_that_is_infinite_is_refused():
     stack = LINES["two"][0]
-    layers = (GaussianLayer(np.eye(1), ((np.array([[1.1]]), np.eye(1)),)), stack.layers[1])
+    layers = (LayerMatrices(np.eye(1), ((np.array([[1.1]]), np.eye(1)),)), stack.layers[1])
     message = (
         "`stack` must have a finite covariance to order 1/L, got a path to layer 0 whose tilt has "
         "variance 1.21, not below 1. Simulate prompts."
@@ -227,12 +227,12 @@ def test_a_covariance_that_is_infinite_is_refused():
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), layers), np.ones(1))
     assert str(error.value) == message
     # between 1/2 and 1 the constant exists, though no practical length reaches it
-    layers = (GaussianLayer(np.eye(1), ((np.array([[0.9]]), np.eye(1)),)), stack.layers[1])
+    layers = (LayerMatrices(np.eye(1), ((np.array([[0.9]]), np.eye(1)),)), stack.layers[1])
     assert fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), layers), np.ones(1)) > 0.0
 
 
 def test_a_stack_deeper_than_paths_can_be_summed_is_refused():
-    layer = GaussianLayer(np.eye(1), ((np.array([[0.1]]), np.array([[0.1]])),))
+    layer = LayerMatrices(np.eye(1), ((np.array([[0.1]]), np.array([[0.1]])),))
     with pytest.raises(KindUnavailableError) as error:
         fluctuation_cov(GaussianStack(np.zeros(1), np.eye(1), (layer,) * 7), np.ones(1))
     assert str(error.value) == (
@@ -245,7 +245,7 @@ def test_a_stack_deeper_than_paths_can_be_summed_is_refused():
 def test_sharp_layers_and_tokens_that_attend_to_themselves_are_named():
     def stack(u):
         layers = tuple(LINES["two"][0].layers[:1]) * 1
-        first = GaussianLayer(np.eye(1), ((np.array([[u]]), np.eye(1)),))
+        first = LayerMatrices(np.eye(1), ((np.array([[u]]), np.eye(1)),))
         return GaussianStack(np.zeros(1), np.eye(1), (first, *layers))
 
     assert stack(0.29).sharp_layer() is None

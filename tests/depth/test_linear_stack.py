@@ -6,14 +6,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from promptlimit.depth import LinearLayer, LinearStack
+from promptlimit.depth import LayerMatrices, LinearStack
 
 ONE = np.eye(1)
 
 
 def scalar_stack(*layers: tuple[float, float, float]) -> LinearStack:
     """Return layers (r, u, v) over standard normal tokens in one dimension, at the query 1."""
-    matrices = tuple(LinearLayer(r * ONE, ((u * ONE, v * ONE),)) for r, u, v in layers)
+    matrices = tuple(LayerMatrices(r * ONE, ((u * ONE, v * ONE),)) for r, u, v in layers)
     return LinearStack(matrices, np.zeros(1), ONE, np.ones(1))
 
 
@@ -59,7 +59,7 @@ def test_one_dimension_is_exact_at_every_length(layers) -> None:
 def several_heads(mean, *, dim: int = 2, depth: int = 2, seed: int = 0) -> LinearStack:
     rng = np.random.default_rng(seed)
     layers = tuple(
-        LinearLayer(
+        LayerMatrices(
             np.eye(dim) + 0.1 * rng.normal(size=(dim, dim)),
             tuple(tuple(0.4 * rng.normal(size=(2, dim, dim))) for _ in range(2)),
         )
@@ -135,7 +135,7 @@ def test_a_layer_that_goes_down_in_dimension_has_its_moments() -> None:
     *lower, last = whole.layers
     heads = tuple((u, v[:1]) for u, v in last.heads)
     row = LinearStack(
-        (*lower, LinearLayer(last.residual[:1], heads)), whole.mean, whole.root, whole.query
+        (*lower, LayerMatrices(last.residual[:1], heads)), whole.mean, whole.root, whole.query
     )
     bias, cov, mse = row.exact_moments(7.0)
     want = whole.exact_moments(7.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from promptlimit.depth import LinearLayer, LinearStack
+from promptlimit.depth import LayerMatrices, LinearStack
 from promptlimit.finite import _stack_moments
 from promptlimit.results import AccuracyError
 
@@ -218,7 +218,7 @@ def test_linear_stacks_are_exact_and_drawn_as_wishart_matrices(x64: None) -> Non
     moments = pl.prompt_moments(stack, law, query, lengths)
     assert moments.kind == "exact"
     plain = LinearStack(
-        tuple(LinearLayer(0.9 * np.eye(2), ((u, v),)) for u, v in (arrays[:2], arrays[2:])),
+        tuple(LayerMatrices(0.9 * np.eye(2), ((u, v),)) for u, v in (arrays[:2], arrays[2:])),
         np.array([0.3, -0.4]),
         np.linalg.cholesky(cov),
         query,
@@ -245,7 +245,7 @@ def test_singular_tokens_take_the_nodes_of_their_rank(x64: None) -> None:
     stack = pl.Stack([pl.Layer(pl.LinearAttention(u, v))] * 2)
     law = pl.Gaussian(np.zeros(3), root @ root.T)
     moments = pl.prompt_moments(stack, law, np.ones(3), 9)
-    plain = LinearStack((LinearLayer(np.eye(3), ((u, v),)),) * 2, np.zeros(3), root, np.ones(3))
+    plain = LinearStack((LayerMatrices(np.eye(3), ((u, v),)),) * 2, np.zeros(3), root, np.ones(3))
     np.testing.assert_allclose(moments.mse, plain.exact_moments(9.0)[2], rtol=1e-11)
 
 

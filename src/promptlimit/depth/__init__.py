@@ -14,13 +14,12 @@ if TYPE_CHECKING:
     from promptlimit.depth._fluctuations import StackKernel as StackKernel
     from promptlimit.depth._fluctuations import fluctuation_cov as fluctuation_cov
     from promptlimit.depth._fluctuations import too_many_terms as too_many_terms
-    from promptlimit.depth._gaussian_stack import GaussianLayer as GaussianLayer
     from promptlimit.depth._gaussian_stack import GaussianStack as GaussianStack
+    from promptlimit.depth._gaussian_stack import LayerMatrices as LayerMatrices
     from promptlimit.depth._gaussian_stack import unread_layer as unread_layer
     from promptlimit.depth._influence import Influence as Influence
     from promptlimit.depth._influence import influence as influence
     from promptlimit.depth._linear_stack import MOST_NODES as MOST_NODES
-    from promptlimit.depth._linear_stack import LinearLayer as LinearLayer
     from promptlimit.depth._linear_stack import LinearStack as LinearStack
     from promptlimit.depth._semi_exact import semi_exact_bias as semi_exact_bias
     from promptlimit.depth._spectrum import MOST_STEPS as MOST_STEPS
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "BestSteps": "_steps",
-    "GaussianLayer": "_gaussian_stack",
+    "LayerMatrices": "_gaussian_stack",
     "GaussianStack": "_gaussian_stack",
     "Influence": "_influence",
-    "LinearLayer": "_linear_stack",
     "LinearStack": "_linear_stack",
     "MOST_NODES": "_linear_stack",
     "MOST_STEPS": "_spectrum",

@@ -24,7 +24,7 @@ SLOWEST = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
-class GaussianLayer:
+class LayerMatrices:
     r"""The matrices of one layer.
 
     Attributes:
@@ -34,6 +34,10 @@ class GaussianLayer:
 
     residual: Array
     heads: tuple[tuple[Array, Array], ...]
+
+    def read(self, second: Array) -> Array:
+        r"""Return $\sum_hV^hSU^h$, [..., e, d], of a second moment or covariance S."""
+        return sum((v @ second @ u for u, v in self.heads), np.zeros(self.residual.shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ class GaussianStack:
 
     mean: Array
     cov: Array
-    layers: tuple[GaussianLayer, ...]
+    layers: tuple[LayerMatrices, ...]
 
     @staticmethod
     def of(layers: Sequence[AbstractAttention], mean: Array, cov: Array) -> "GaussianStack":
@@ -77,7 +81,7 @@ class GaussianStack:
         maps, means, paths = [], [mean], [path]
         for layer in self.layers:
             cov = path @ self.cov @ path.mT
-            maps.append(layer.residual + sum(v @ cov @ u for u, v in layer.heads))
+            maps.append(layer.residual + layer.read(cov))
             mean = maps[-1] @ mean + sum(v @ mean for _, v in layer.heads)
             path = maps[-1] @ path
             means.append(mean)
@@ -187,10 +191,10 @@ def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
     return None
 
 
-def _matrices(layer: AbstractAttention) -> GaussianLayer:
+def _matrices(layer: AbstractAttention) -> LayerMatrices:
     residual = layer.residual_read()
     shape = layer.output_dim, layer.query_dim
-    return GaussianLayer(
+    return LayerMatrices(
         np.zeros(shape) if residual is None else doubles(residual),
         tuple((doubles(head.key_query), doubles(head.value)) for head in layer.heads_read() or ()),
     )

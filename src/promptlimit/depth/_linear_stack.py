@@ -22,6 +22,7 @@ import numpy as np
 from numpy.random import Generator
 
 from promptlimit._arrays import Array, doubles
+from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
 """Nodes of the product of Gauss rules beyond which prompts are drawn."""
@@ -31,23 +32,6 @@ _CHUNK = 2**13
 
 _MANY = 1e8
 """Degrees of freedom from which on a chi-square is its normal with its skewness."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearLayer:
-    r"""The matrices of a layer of linear heads.
-
-    Attributes:
-        residual: $R$, [e, d].
-        heads: $(U^h, V^h)$ of every head, [d, d] and [e, d].
-    """
-
-    residual: Array
-    heads: tuple[tuple[Array, Array], ...]
-
-    def read(self, second: Array) -> Array:
-        r"""Return $\sum_hV^hSU^h$, [..., e, d]."""
-        return sum((v @ second @ u for u, v in self.heads), np.zeros(self.residual.shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +99,7 @@ class LinearStack:
         query: $z$, [d].
     """
 
-    layers: tuple[LinearLayer, ...]
+    layers: tuple[LayerMatrices, ...]
     mean: Array
     root: Array
     query: Array

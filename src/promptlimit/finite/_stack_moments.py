@@ -20,7 +20,7 @@ from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import (
     MOST_NODES,
-    LinearLayer,
+    LayerMatrices,
     LinearStack,
     StackKernel,
     fluctuation_cov,
@@ -380,7 +380,7 @@ def _linear_stack(problem: Problem) -> LinearStack:
             shape = (layer.output_dim, layer.query_dim)
             heads = known(layer.heads_read())
             layers.append(
-                LinearLayer(
+                LayerMatrices(
                     np.zeros(shape) if residual is None else doubles(residual),
                     tuple((doubles(head.key_query), doubles(head.value)) for head in heads),
                 )

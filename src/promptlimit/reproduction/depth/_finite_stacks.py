@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from promptlimit.depth import GaussianLayer, GaussianStack, StackKernel
+from promptlimit.depth import GaussianStack, LayerMatrices, StackKernel
 
 Array = np.ndarray
 
@@ -13,7 +13,7 @@ def line_stack(*layers: tuple[float, float, float]) -> GaussianStack:
     """Return layers (r, u, v) over standard normal tokens."""
     matrices = [[np.array([[number]]) for number in layer] for layer in layers]
     return GaussianStack(
-        np.zeros(1), np.eye(1), tuple(GaussianLayer(r, ((u, v),)) for r, u, v in matrices)
+        np.zeros(1), np.eye(1), tuple(LayerMatrices(r, ((u, v),)) for r, u, v in matrices)
     )
 
 
