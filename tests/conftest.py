@@ -1,7 +1,7 @@
 """One browser for the tests of all pages."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Literal
 
 import pytest
@@ -29,7 +29,7 @@ def visit(browser: Any) -> Visit:
         width: int = 1280,
         scheme: Literal["light", "dark"] = "light",
         home: str | None = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any]:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
         context.set_default_timeout(15_000)
         page = context.new_page()

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -112,7 +112,7 @@ class Copies:
             self._free.put(copy)
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[Path]:
+    def one(self) -> Generator[Path]:
         """Lend a copy that nobody uses."""
         copy = self._free.get()
         try:

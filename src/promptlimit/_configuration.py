@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -39,13 +40,13 @@ def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of
     return {OPAQUE: name} if not callable(value) or "<" in name else name
 
 
-def _name(thing: object) -> str:
+def _name(thing: Any) -> str:
     """Return the name of a type or a function; of those outside, with where it is and its text."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
     if module.startswith("promptlimit."):
         return name
     try:
-        text = inspect.getsource(thing)  # pyright: ignore[reportArgumentType]
+        text = inspect.getsource(thing)
     except (OSError, TypeError):
         return f"{module}.{name}"
     return f"{module}.{name}:{hashlib.sha256(text.encode()).hexdigest()[:12]}"

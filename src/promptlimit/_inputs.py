@@ -23,6 +23,7 @@ ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
 # What a user may pass for one number: checkers at run time do not take an int for a float.
 Number: TypeAlias = float | int | np.number
 
+Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
 _SMALL = 10_000  # entries that are cheaper to look at here than to send to a device
@@ -145,11 +146,12 @@ def require_random_key(key: object) -> None:
         )
 
 
-def require_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse a name that is not among `choices`, and suggest the nearest."""
+def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
+    """Return a name that is among `choices`, or refuse it and suggest the nearest."""
     known = list(choices)
-    if value in known:
-        return
+    for choice in known:
+        if choice == value:
+            return choice
     listing = ", ".join(f"'{choice}'" for choice in known)
     if not isinstance(value, str):
         raise ValueError(f"`{name}` must be one of {listing}, got {value!r}.")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ def run_and_kill(
 
 
 @contextlib.contextmanager
-def _started(commands: Sequence[list[str]], folder: Path) -> Iterator[list[subprocess.Popen]]:
+def _started(commands: Sequence[list[str]], folder: Path) -> Generator[list[subprocess.Popen]]:
     with contextlib.ExitStack() as stack:
         running = []
         for each in commands:

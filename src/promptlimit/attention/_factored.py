@@ -8,6 +8,7 @@ from promptlimit._inputs import (
     ArrayLike,
     float_array,
     float_arrays,
+    require_choice,
     require_finite,
     require_rank,
     require_shape,
@@ -21,7 +22,7 @@ from promptlimit.attention._heads import (
     require_key_query,
     require_scale,
 )
-from promptlimit.attention._kernels import KernelName, kernel_named
+from promptlimit.attention._kernels import KERNELS, KernelName, kernel_named
 from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 
@@ -63,7 +64,7 @@ class Factored(AbstractAttention):
         *,
         scale: float = 1.0,
     ):
-        kernel_named(kernel)
+        kernel_name = require_choice("kernel", kernel, KERNELS)
         key, query = require_key_query(key_weight, query_weight)
         (value,) = float_arrays(value_weight=value_weight)
         require_rank("value_weight", value, 2)
@@ -74,7 +75,7 @@ class Factored(AbstractAttention):
             output = float_array("output", output, rank=2)
             reason = "as many columns as `value_weight` has rows"
             require_shape("output", output, (output.shape[0], value.shape[0]), reason)
-        self.kernel = kernel  # pyright: ignore[reportAttributeAccessIssue]  # checked by kernel_named
+        self.kernel = kernel_name
         self.key_weight = key
         self.query_weight = query
         self.value_weight = value

@@ -73,7 +73,7 @@ class AbstractHead(AbstractAttention):
          [3.  4. ]]
         """
         key, query = require_key_query(key_weight, query_weight)
-        return cls(require_scale(scale) * (key.T @ query), value_weight)  # pyright: ignore[reportCallIssue]
+        return cls(require_scale(scale) * (key.T @ query), value_weight)  # pyright: ignore[reportCallIssue]  # ty: ignore[too-many-positional-arguments]  # heads have both
 
     @property
     def token_dim(self) -> int:

@@ -50,7 +50,7 @@ def affine_linear(prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, "
     return prompt.covariance + jnp.outer(mean, mean), jnp.zeros_like(mean)
 
 
-_KERNELS = {
+KERNELS: dict[KernelName, Kernel] = {
     "softmax": Kernel(read_softmax, affine_softmax),
     "linear": Kernel(read_linear, affine_linear),
 }
@@ -58,5 +58,4 @@ _KERNELS = {
 
 def kernel_named(name: str) -> Kernel:
     """Return the kernel called "softmax" or "linear"."""
-    require_choice("kernel", name, _KERNELS)
-    return _KERNELS[name]
+    return KERNELS[require_choice("kernel", name, KERNELS)]

@@ -9,7 +9,8 @@ import io
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from types import FunctionType
 from typing import Annotated
 
 import typer
@@ -78,7 +79,7 @@ def main() -> None:
     app()
 
 
-def _add(command: Command, *, resumes: bool = False) -> None:
+def _add(command: FunctionType, *, resumes: bool = False) -> None:
     """Add a subcommand; one that resumes goes on from its --out folder when it is run again."""
     app.command(command.__name__)(_guarded(_flat(command), resumes=resumes))
 
@@ -167,7 +168,7 @@ def _as_command_error(problem: Exception) -> CommandError:
 
 
 @contextlib.contextmanager
-def _warnings_as_notes() -> Iterator[None]:
+def _warnings_as_notes() -> Generator[None]:
     """Let warnings be notes, each once, without the source line that warns."""
     seen: set[str] = set()
 
@@ -180,7 +181,7 @@ def _warnings_as_notes() -> Iterator[None]:
         warnings.simplefilter("always")
         for kind in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)
-        warnings.showwarning = show
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]  # made to be replaced
         yield
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -81,7 +81,7 @@ def deliver(show: Callable[[], None], write: Callable[[], None] | None) -> None:
 
 
 @contextlib.contextmanager
-def on_standard_output() -> Iterator[None]:
+def on_standard_output() -> Generator[None]:
     """Print results inside, whole, or say that standard output cannot be written."""
     try:
         yield
@@ -95,7 +95,7 @@ def on_standard_output() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending_at_once(hint: str) -> Iterator[None]:
+def ending_at_once(hint: str) -> Generator[None]:
     """Let Ctrl-C end the process inside, with one sentence and the status of a shell.
 
     A `KeyboardInterrupt` would be raised wherever Python is, in callbacks of compilers too, which

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Annotated, NamedTuple
 
 import typer
@@ -48,7 +48,7 @@ class Machines(NamedTuple):
 
 
 @contextlib.contextmanager
-def machines(asked: Machines) -> Iterator[bool]:
+def machines(asked: Machines) -> Generator[bool]:
     """Let what is inside run on what was asked; yield whether this process prints and writes.
 
     Enter it before jax is first used.
@@ -95,7 +95,7 @@ def _make_cpu_devices(count: int) -> None:
 
 
 @contextlib.contextmanager
-def _spread(count: int | None) -> Iterator[None]:
+def _spread(count: int | None) -> Generator[None]:
     from promptlimit.parallel import spread
 
     with contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ def _spread(count: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _one_of_several(asked: Machines) -> Iterator[bool]:
+def _one_of_several(asked: Machines) -> Generator[bool]:
     """Join the others; yield whether this is process 0, which alone prints and writes."""
     number = _from_environment("--process", asked.process, "JAX_PROCESS_ID")
     processes = _from_environment("--processes", asked.processes, "JAX_NUM_PROCESSES")

@@ -4,7 +4,7 @@ import abc
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 
 import typer
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
@@ -24,7 +24,7 @@ _clock = time.monotonic
 
 
 @contextlib.contextmanager
-def progress(command: str) -> Iterator["AbstractProgress"]:
+def progress(command: str) -> Generator["AbstractProgress"]:
     """Yield what a command tells how far it is; leave it before results are printed.
 
     On a terminal that is a bar. In a log it is a line for each item that ends, and one that says

@@ -4,7 +4,7 @@ import difflib
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -75,7 +75,7 @@ def reproduce(
     What is in the folder already, from the same code and the same options, is not computed again.
     Exits 0 when every verdict is the one on record, 1 otherwise.
     """
-    setting_words = {"seed": seed, "quick": quick, "protocol": _protocol(protocol)}
+    extent = _protocol(protocol)
     with progress("reproduce") as shown:
         shown.at("starting")
         compile_sooner()
@@ -94,7 +94,7 @@ def reproduce(
         folder = ReportFolder(out)
         folder.require_layout()
         runs = folder.runs(reproduction.engine_hash())
-        setting = reproduction.Setting(**setting_words, folder=runs)
+        setting = reproduction.Setting(seed, quick, extent, folder=runs)
         outcomes = reproduction.reproduce(chosen, setting, folder, shown, whole=not items)
     for note in (outcome.note for outcome in outcomes if outcome.note):
         ERR.print("note:", note, markup=False)
@@ -126,7 +126,7 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _protocol(word: str) -> str:
+def _protocol(word: str) -> Literal["exact", "full"]:
     if word not in ("exact", "full"):
         raise UsageError(
             f"--protocol must be exact or full, got '{word}'", "full takes minutes on a GPU"

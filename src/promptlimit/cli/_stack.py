@@ -255,8 +255,10 @@ def _report(
     curves = {}
     for kind in kinds:
         shown.at(_HEADINGS[kind])
-        options = {"kind": kind, "key": key, "samples": most, "causal": causal}
-        curves[kind] = prompt_moments(*parts, short if kind == "estimate" else lengths, **options)
+        lengths_of_kind = short if kind == "estimate" else lengths
+        curves[kind] = prompt_moments(
+            *parts, lengths_of_kind, kind=kind, causal=causal, key=key, samples=most
+        )
         shown.end(_HEADINGS[kind], outcome=f"{curves[kind].lengths.size} lengths")
     return _StackReport(limit, curves, missing, causal, _squared_tau(asked))
 

@@ -24,13 +24,13 @@ def estimate(plan: Plan, out: Path) -> dict[str, Any]:
     """Return the cells, what is left of them in seconds, and megabytes."""
     seeds = plan.config["seeds"]
     share = min(seeds, _MOST_SEEDS) / seeds  # of them is measured, and the time is proportional
-    arguments = {**plan.arguments(), "seeds": min(seeds, _MOST_SEEDS)}
+    arguments: dict[str, Any] = {**plan.arguments(), "seeds": min(seeds, _MOST_SEEDS)}
     ends = sorted({min(plan.lengths), max(plan.lengths)})
     seconds = [1.0 / share / _rate(arguments, length) for length in ends]
     slope = 0.0 if len(ends) == 1 else (seconds[1] - seconds[0]) / (ends[1] - ends[0])
     runs = len(plan.config["kernels"]) * seeds
     finished = _finished(plan, out)
-    cells = []
+    cells: list[dict[str, Any]] = []
     for length in plan.lengths:
         left = 0 if length in finished else plan.config["steps"]
         step = max(seconds[0] + slope * (length - ends[0]), 0.0)

@@ -181,7 +181,8 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 
 def _words(kind: type) -> str:
-    return {int: "a whole number", float: "a number", str: "a string"}[kind]
+    words: dict[type, str] = {int: "a whole number", float: "a number", str: "a string"}
+    return words[kind]
 
 
 def _require_within_ranges(options: Mapping[str, Any]) -> None:

@@ -48,13 +48,14 @@ def gap_report(
         asked["estimate"] = short
     curves, missing = [], {}
     for kind, some in asked.items():
-        effort = {"key": key, "samples": samples} if kind == "estimate" else {}
+        draws, count = (key, samples) if kind == "estimate" else (None, None)
         problem = (attention, measure, queries, some)
         try:
             if wrt is None:
-                curves.append(output_gap(*problem, kind=kind, **effort))
+                curves.append(output_gap(*problem, kind=kind, key=draws, samples=count))
             else:
-                curves.append(gradient_gap(*problem, wrt=wrt, kind=kind, **effort))
+                gap = gradient_gap(*problem, wrt=wrt, kind=kind, key=draws, samples=count)
+                curves.append(gap)
         except KindUnavailableError as refusal:
             missing[kind] = str(refusal)
     if not curves:

@@ -11,6 +11,7 @@ $B=\sum_hv_h(U_h+U_h^\top)$ (derived here): it blows up at $t^*=1/\lambda_{\max}
 (G_0^{1/2}BG_0^{1/2})$ if that is positive, and never if not.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -274,6 +275,17 @@ def _integrated(
     return _solved(motion, start, times, tolerance, None)[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """The event that ends a flow where there is no room, in the form that scipy asks for."""
+
+    room: Callable[[float, Vector], float]
+    terminal: bool = True
+
+    def __call__(self, time: float, state: Vector) -> float:
+        return self.room(time, state)
+
+
 def _solved(
     motion: Callable[[float, Vector], Vector],
     start: Vector,
@@ -291,15 +303,13 @@ def _solved(
     states[times == 0] = start
     if times.size == 0 or times[-1] == 0:
         return states, None
-    if room is not None:
-        room.terminal = True  # pyright: ignore[reportFunctionMemberAccess]  # scipy's convention
     solution = solve_ivp(
         motion,
         (0.0, float(times[-1])),
         start,
         method="DOP853",
         t_eval=times,
-        events=room,
+        events=None if room is None else _End(room),
         rtol=tolerance,
         atol=tolerance * max(float(np.abs(start).max()), np.finfo(float).tiny),
     )

@@ -64,7 +64,7 @@ class _Settings(TypedDict, total=False):
 
 
 @overload
-def gradient_flow(
+def gradient_flow(  # ty: ignore[inconsistent-overload-implementation]  # `Unpack` is not seen through
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Number,
@@ -72,7 +72,7 @@ def gradient_flow(
     **settings: Unpack[_Settings],
 ) -> Trajectory: ...
 @overload
-def gradient_flow(
+def gradient_flow(  # ty: ignore[inconsistent-overload-implementation]  # `Unpack` is not seen through
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Sequence[Number] | np.ndarray,

@@ -26,6 +26,7 @@ _STEP = 0.15
 _SHARPEST = 9.0
 
 
+@dataclasses.dataclass(frozen=True)
 class AbstractScalarLaws(abc.ABC):
     """The laws of one number at several lengths.
 
@@ -153,8 +154,6 @@ class _ExactLaws(AbstractScalarLaws):
 
     tokens: ScoredValues
     lengths: Array
-    limit: float
-    moments: Array
 
     @staticmethod
     def of(tokens: ScoredValues, lengths: Array) -> "_ExactLaws":
@@ -162,7 +161,7 @@ class _ExactLaws(AbstractScalarLaws):
         central = third - 3.0 * first * second + 2.0 * first**3
         variance = np.maximum(second - first**2, 0.0)
         moments = np.stack([first, variance, central], axis=1)
-        return _ExactLaws(tokens, lengths, tokens.limit, moments)
+        return _ExactLaws(tokens.limit, moments, tokens, lengths)
 
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
         length = float(self.lengths[place])
@@ -209,15 +208,13 @@ class _SimulatedLaws(AbstractScalarLaws):
     """Laws of simulated prompts: what they said, in order."""
 
     outputs: list[Array]
-    limit: float
-    moments: Array
 
     @staticmethod
     def of(outputs: list[Array], limit: float) -> "_SimulatedLaws":
         moments = [
             (row.mean() - limit, row.var(), ((row - row.mean()) ** 3).mean()) for row in outputs
         ]
-        return _SimulatedLaws([np.sort(row) for row in outputs], limit, np.array(moments))
+        return _SimulatedLaws(limit, np.array(moments), [np.sort(row) for row in outputs])
 
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
         row = self.outputs[place]
@@ -262,7 +259,7 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
         tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
         moved = dataclasses.replace(tokens, values=tokens.values + passed)
         exact = _ExactLaws.of(moved, problem.lengths)
-        return laws(exact.tokens, exact.lengths, exact.limit, exact.moments)
+        return laws(exact.limit, exact.moments, exact.tokens, exact.lengths)
 
     return read
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import cached_property
 from numbers import Real
 from typing import Any, TypeVar
@@ -295,7 +295,7 @@ class Problem:
         return None
 
     @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
+    def named(self) -> Generator[None]:
         """Say of what a law is not analytic, or moments are not exact."""
         try:
             yield

@@ -81,7 +81,7 @@ def _tilted_head(
         rows.put(alone, away, cov, mse, 1.0, 8.0 * EPSILON * mse)
     own_score, own_value, lost = None, np.zeros_like(limit), np.zeros(lengths.size, dtype=bool)
     if own_token is not None:
-        own_score, own_value = float(own_token @ law.tilt) - law.offset, value @ own_token - limit
+        own_score, own_value = law.score_of(own_token), value @ own_token - limit
         lost = np.log(lengths) + law.log_mean - own_score < -NEGLIGIBLE
         # where the own token has all the weight
         rows.put(lost, own_value, np.zeros_like(cov), own_value @ own_value, 1.0, 0.0)

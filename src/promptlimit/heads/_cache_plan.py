@@ -183,7 +183,7 @@ class CachePlanner:
         """Return the importance of all tokens, infinite for those that are always kept."""
         if isinstance(importance, str):
             if importance not in self._importance:
-                ranks = token_importance(self._group, importance, last=self._last)
+                ranks = token_importance(self._group, importance, last=self._last)  # ty: ignore[invalid-argument-type]  # no array is a string
                 self._importance[importance] = ranks
             importance = self._importance[importance]
         if np.shape(importance) != (self._length,):

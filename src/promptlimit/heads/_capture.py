@@ -10,7 +10,7 @@ layer's output is rebuilt from what was taken, and compared.
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -193,7 +193,7 @@ def _running_modules(model: Any, stack: contextlib.ExitStack) -> list[str]:
 
 
 @contextlib.contextmanager
-def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -> Iterator[None]:
+def _fused_calls_seen(torch: Any, following: Any, record: Callable[..., None]) -> Generator[None]:
     """Record every `scaled_dot_product_attention` while the context lasts."""
     functional = torch.nn.functional
     fused = functional.scaled_dot_product_attention

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit.heads._atlas import Progress, share_error, share_of
-from promptlimit.heads._far_tokens import Distances, QueryRows, query_rows
+from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
 from promptlimit.heads._model import Model
 from promptlimit.heads._prediction import Prediction, prediction
 from promptlimit.heads._prompts import CapturedHeads, HeadLists, HeadPrompts, prompts_of
@@ -183,9 +183,9 @@ def _classes(lengths: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         count -= 1
 
 
-def _mean(rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+def _mean(rows: Numbers, chosen: np.ndarray) -> np.ndarray:
     """Return the mean over windows and the chosen queries, [layers, heads]."""
-    return rows[..., chosen].mean(axis=(0, -1))
+    return np.asarray(rows)[..., chosen].mean(axis=(0, -1))
 
 
 def _entropy_predicted(

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from numbers import Integral
@@ -58,7 +58,7 @@ def crew() -> Crew:
 
 
 @contextlib.contextmanager
-def spread(devices: int | str = "all") -> Iterator[None]:
+def spread(devices: int | str = "all") -> Generator[None]:
     """Let Monte Carlo and training inside run on several devices.
 
     Estimates have the same bits on any number of devices. Training splits its seeds, and agrees to
@@ -85,7 +85,7 @@ def spread(devices: int | str = "all") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> Generator[None]:
     """Let what is inside run on one device of this process, as outside `spread`."""
     token = _CURRENT.set(None)
     try:

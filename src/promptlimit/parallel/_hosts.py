@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -48,7 +48,7 @@ class _Fate:
 
 
 @contextlib.contextmanager
-def peers_needed(when: str) -> Iterator[None]:
+def peers_needed(when: str) -> Generator[None]:
     """Turn whatever a collective raises into one sentence about the process that is gone.
 
     Args:

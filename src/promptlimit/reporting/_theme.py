@@ -1,6 +1,6 @@
 """One look for every figure: quiet axes, colours that survive colour blindness and grey print."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,7 @@ _RC: dict[Any, Any] = {
 
 
 @contextmanager
-def theme() -> Iterator[None]:
+def theme() -> Generator[None]:
     """Apply the look while drawing, and leave the caller's settings alone."""
     with mpl.rc_context(_RC):
         yield

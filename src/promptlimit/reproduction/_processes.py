@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -110,7 +110,7 @@ def _end_without(parent: int) -> None:
 
 
 @contextmanager
-def only_cpu() -> Iterator[None]:
+def only_cpu() -> Generator[None]:
     """Let processes started now see no accelerator: its memory belongs to this one."""
     before = os.environ.get("JAX_PLATFORMS")
     os.environ["JAX_PLATFORMS"] = "cpu"

@@ -63,9 +63,8 @@ class DepthFlow:
         drawn = axes_for(ax, x="depth t", y="eigenvalues of the covariance")
         known = np.isfinite(self.value).all(axis=(1, 2))
         spectra = np.linalg.eigvalsh(self.value[known])
-        first, *others = drawn.plot(
-            self.times[known], spectra[:, ::-1], **{"label": self.kind, **style}
-        )
+        style.setdefault("label", self.kind)
+        first, *others = drawn.plot(self.times[known], spectra[:, ::-1], **style)
         for line in others:
             line.set(color=first.get_color(), label="_")
         if self.blow_up is not None and self.blow_up <= self.times[-1]:

@@ -92,7 +92,8 @@ class OutputLaw:
         size = self.thresholds.shape[-1]
         curves = self.thresholds.reshape(-1, size), self.value.reshape(-1, size)
         for length, c, tail in zip(self.lengths.ravel(), *curves, strict=True):
-            drawn.plot(c, tail, **{"label": f"L = {length:g}", **style})
+            line_style: dict[str, Any] = {"label": f"L = {length:g}", **style}
+            drawn.plot(c, tail, **line_style)
         return drawn
 
     def to_xarray(self) -> Any:

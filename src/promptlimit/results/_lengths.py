@@ -224,5 +224,6 @@ class TemperatureTable:
         drawn = axes_for(ax, x="length L", y="inverse temperature b")
         drawn.set(xscale="log", yscale="linear")
         for name, row in zip(self.names, self.factor, strict=True):
-            drawn.plot(self.lengths, row, **{"label": name, **style})
+            line_style: dict[str, Any] = {"label": name, **style}
+            drawn.plot(self.lengths, row, **line_style)
         return drawn

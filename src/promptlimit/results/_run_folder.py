@@ -14,7 +14,7 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +92,7 @@ class RunFolder:
         return (self.path / "done").is_file()
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Generator[None]:
         """Keep other processes out; the lock ends with the process, however that ends."""
         self.path.mkdir(parents=True, exist_ok=True)
         # Where there are no such locks, a file that merely exists would outlive a killed process.

@@ -73,7 +73,7 @@ def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
 def require_length(name: str, length: Number) -> int:
     """Return a number of tokens as an integer, or say why it is none."""
     real = isinstance(length, Real | np.ndarray | jax.Array) and np.ndim(length) == 0
-    number = float(length) if real else math.nan
+    number = float(length if real else math.nan)
     if not (number.is_integer() and 1 <= number <= LONGEST):
         raise ValueError(
             f"`{name}` must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts "

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ class Saver:
         self._saved = time.monotonic()
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Generator[None]:
         """Keep other processes out of the folder; only the one that writes asks."""
         if self._run is None or not crew().writes:
             yield

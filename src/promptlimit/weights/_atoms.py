@@ -60,6 +60,9 @@ class Atoms(AbstractScoreLaw):
         """The score of the heaviest token."""
         return float(self.tokens[self.heaviest] @ self.tilt)
 
+    def score_of(self, token: Array) -> float:
+        return float(token @ self.tilt) - self.offset
+
     @property
     def log_mean(self) -> float:
         r"""$\Lambda(t)$, from that score."""

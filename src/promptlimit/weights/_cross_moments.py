@@ -155,7 +155,9 @@ class _HeadPair:
                 f"different tilts, got standard deviation {sharpness:.3g}. Scale its key-query "
                 "matrices down, or ask `risk` for kind='estimate' with a key."
             )
-        grid = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(-1, len(lines))
+        grid: np.ndarray = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(
+            -1, len(lines)
+        )
         mass = np.exp(-0.5 * np.sum(grid**2, axis=1)) * (step / math.sqrt(2 * math.pi)) ** len(
             lines
         )

@@ -105,7 +105,7 @@ class RayLaw(AbstractScoreLaw):
     ray: Ray
 
     @property
-    def tilt(self) -> Array:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def tilt(self) -> Array:
         """The tilt."""
         return self.ray.tilt
 
@@ -132,6 +132,9 @@ class RayLaw(AbstractScoreLaw):
     def offset(self) -> float:
         """The score of the ray's centre."""
         return float(self.ray.centre @ self.tilt)
+
+    def score_of(self, token: Array) -> float:
+        return float(token @ self.tilt) - self.offset
 
     @property
     def log_mean(self) -> float:

@@ -86,7 +86,9 @@ class AbstractProducts(abc.ABC):
 class AbstractScoreLaw(abc.ABC):
     r"""The law of a token, seen along a tilt: what integrals over prompts are made of."""
 
-    tilt: Array
+    @abc.abstractmethod
+    def score_of(self, token: Array) -> float:
+        r"""Return $\langle t,z\rangle$ of one token, measured from the offset."""
 
     @abc.abstractmethod
     def window(self, longest: float, shortest: float) -> tuple[float, float]:

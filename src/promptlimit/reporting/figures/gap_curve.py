@@ -1,6 +1,7 @@
 """One gap in every kind: exact, leading order, bound, simulated, and the predicted slope."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -34,15 +35,13 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _line(
-    axis: Axes, data: Mapping[str, np.ndarray], kind: str, label: str, **style: object
-) -> None:
+def _line(axis: Axes, data: Mapping[str, np.ndarray], kind: str, label: str, **style: Any) -> None:
     if kind not in data:
         return
     lengths, values = data[f"{kind}_lengths"], data[kind]
     shown = np.isfinite(values) & (values > 0) & np.isfinite(lengths)
     if shown.any():
-        axis.plot(lengths[shown], values[shown], label=label, **style)  # pyright: ignore[reportArgumentType]
+        axis.plot(lengths[shown], values[shown], label=label, **style)
 
 
 def _slope(axis: Axes, data: Mapping[str, np.ndarray]) -> None:

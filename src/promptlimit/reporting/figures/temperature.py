@@ -1,6 +1,7 @@
 """Factors on the scores against the length, and what they leave of a needle."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -39,7 +40,7 @@ def _lines(axis: Axes, data: Mapping[str, np.ndarray], column: str) -> None:
         if name in _SAME or not np.isfinite(row).any():
             continue
         label = "log-n: Qwen, SSMax, LongRoPE" if name == "Qwen log-n" else name
-        style = (
+        style: dict[str, Any] = (
             {"color": _KEPT[name], "linewidth": 2.2}
             if name in _KEPT
             else {"color": FAINT if name == "none" else colours[name], "dashes": (4, 2)}

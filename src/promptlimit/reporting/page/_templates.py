@@ -126,4 +126,4 @@ _ENVIRONMENT.filters |= {
     "two_digits": two_digits,
     "verdict_class": verdict_class,
 }
-_ENVIRONMENT.globals |= {"anchor": anchor}
+_ENVIRONMENT.globals |= {"anchor": anchor}  # ty: ignore[unsupported-operator]  # others than jinja's

@@ -1,6 +1,7 @@
 """Errors against depth: one curve a length, and two kinds of layers."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ def _draw_lengths(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     for place, colour in enumerate(shades(data["lengths"].size)):
         label = f"L = {data['lengths'][place]:g}"
         excess, bound = (data[name][:, place] - _NOISE for name in ("mse", "bound"))
-        style = {"marker": "o", "markersize": 4, "color": colour}
+        style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colour}
         selectable(axis.plot(depths, excess, label=label, **style), label)
         axis.plot(depths, bound, color=colour, linestyle=":", linewidth=1)
         axis.axhline(data["bayes"][place] - _NOISE, color=colour, dashes=(4, 2), linewidth=0.8)
@@ -41,7 +42,7 @@ def _draw_protocol(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
         ("still", "labels alone", dark, "o"),
         ("moving", "covariates too (GD++)", light, "D"),
     ):
-        style = {"marker": marker, "markersize": 4, "color": colour}
+        style: dict[str, Any] = {"marker": marker, "markersize": 4, "color": colour}
         selectable(axis.plot(data[f"{name}_depths"], data[name], label=label, **style), label)
     axis.set(yscale="log")
     axis.set_xlabel("depth $K$")

@@ -1,6 +1,7 @@
 """Errors against the length, one curve a depth, with limits."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,7 +16,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     axis = figure.subplots()
     for place, colour in enumerate(shades(data["depths"].size)):
         label = f"{data['depths'][place]:g} layers" if place else "one layer"
-        style = {"marker": "o", "markersize": 4, "color": colour}
+        style: dict[str, Any] = {"marker": "o", "markersize": 4, "color": colour}
         lines = axis.plot(data["lengths"], data["mse"][place], label=label, **style)
         selectable(lines, label)
         low, high = (data["mse"][place] + side * data["error"][place] for side in (-1, 1))

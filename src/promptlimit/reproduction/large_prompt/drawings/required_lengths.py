@@ -1,13 +1,14 @@
 """Required lengths against the sharpness."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from promptlimit.reporting import CONTRAST, FAINT, INK, LIMIT
 
-_STYLES = {
+_STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "bound": ("proved bound", {"color": FAINT}),
     "asymptotic": ("leading order in $1/L$", {"color": CONTRAST, "dashes": (4, 2)}),
     "exact": ("exact", {"color": LIMIT, "marker": "o", "markersize": 4}),

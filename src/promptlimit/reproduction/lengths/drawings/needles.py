@@ -18,8 +18,8 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     for colour, margin, exact, annealed in rows:
         label = f"Δ = {margin:g}"
         selectable(axis.plot(data["b"], exact, color=colour, label=label), label)
-        dashed = {"color": colour, "dashes": (4, 2), "linewidth": 0.9}
-        selectable(axis.plot(data["b"], annealed, **dashed), label)
+        dashed = axis.plot(data["b"], annealed, color=colour, dashes=(4, 2), linewidth=0.9)
+        selectable(dashed, label)
     axis.axvline(math.sqrt(2.0 * math.log(1000.0)), color=FAINT, linewidth=0.9)
     axis.set_ylim(0.0, 1.0)
     axis.set_xlabel("inverse temperature $b$")

@@ -39,7 +39,7 @@ def integrated(
         np.arange(low - reach, high + reach, _STEP)
         for low, high in zip(means.min(axis=0), means.max(axis=0), strict=True)
     ]
-    tokens = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+    tokens: np.ndarray = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
     density = np.zeros(len(tokens))
     for weight, mean, covariance in zip(weights, means, covariances, strict=True):
         away = tokens - mean

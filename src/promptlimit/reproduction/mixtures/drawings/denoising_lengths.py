@@ -1,6 +1,7 @@
 """Excess against length beside the numbers of the best layer."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ def _draw_excesses(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     )
     for place, name, label, colour, marker in curves:
         if name in data:
-            style = {"marker": marker, "markersize": 4, "color": colour}
+            style: dict[str, Any] = {"marker": marker, "markersize": 4, "color": colour}
             selectable(axis.plot(data[place], data[name], label=label, **style), label)
     for name, words in (("least_linear", "linear attention"), ("least_affine", "best affine map")):
         level = float(data[name])
@@ -57,7 +58,7 @@ def _draw_numbers(axis: Axes, data: Mapping[str, np.ndarray]) -> None:
     }
     for colour, (name, (label, end)) in zip(shades(3), ends.items(), strict=True):
         axis.axhline(end, color=colour, dashes=(4, 2), linewidth=0.8)
-        style = {"marker": "D", "markersize": 4, "color": colour}
+        style: dict[str, Any] = {"marker": "D", "markersize": 4, "color": colour}
         selectable(axis.plot(data["best_lengths"], data[name], label=label, **style), label)
     axis.axhline(0.0, color=FAINT, linewidth=0.8)
     axis.set(xscale="log")
