@@ -70,7 +70,7 @@ class Mutant:
 def listed() -> list[Mutant]:
     """Return all planted errors."""
     entries = tomllib.loads(LIST.read_text(encoding="utf-8"))["mutant"]
-    return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
+    return [Mutant(**(entry | {"tests": tuple(entry["tests"])})) for entry in entries]
 
 
 def located(test: str, root: Path) -> Path | None:

@@ -33,6 +33,6 @@ def here(
             arguments, code if isinstance(code, int) else 0, printed.out, printed.err
         )
 
-    before = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    before = jax.config.read("jax_enable_x64")
     yield run_here
     jax.config.update("jax_enable_x64", before)

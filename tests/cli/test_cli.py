@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -331,7 +331,8 @@ def test_every_command_and_option_is_documented() -> None:
     from promptlimit.cli._app import app  # noqa: PLC0415  # as above
 
     text = DOCS.read_text()
-    for name, command in typer.main.get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
         section = text.partition(f"## `promptlimit {name}`")[2].partition("\n## ")[0]
         assert section, f"docs/cli.md has no section on {name}"
         for parameter in command.params:

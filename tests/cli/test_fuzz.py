@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 EYE = np.eye(2)
-ARRAYS = {"key_query": EYE, "value": EYE, "query": np.array([1.0, 2.0]), "cov": EYE}
+ARRAYS: dict[str, Any] = {"key_query": EYE, "value": EYE, "query": np.array([1.0, 2.0]), "cov": EYE}
 
 NUMBERS = ["0", "1", "2", "-1", "0.5", "1e-300", "1e300", "1e999", "nan", "inf", "x", "", "0x1"]
 WHOLE = ["0", "1", "2", "-1", "1.5", "1e3", "99999999999999999999", "nan", "x", ""]

@@ -1,6 +1,7 @@
 """Whatever stops a command, it ends with one sentence, and what was computed is shown."""
 
 import errno
+import inspect
 import os
 import signal
 import subprocess
@@ -197,7 +198,7 @@ def test_a_command_leaves_the_interrupts_of_its_caller_as_they_were(here: Here) 
 
 
 def test_options_of_a_group_are_the_commands_own() -> None:
-    assert "example" in _app._flat(_limit.limit).__signature__.parameters  # pyright: ignore[reportFunctionMemberAccess]
+    assert "example" in inspect.signature(_app._flat(_limit.limit)).parameters
 
 
 @pytest.mark.parametrize("before", [None, "", "--xla_cpu_enable_fast_math=false"])

@@ -4,7 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ QUERY = np.array([0.8, -0.6])
 def layers(tmp_path: Path) -> str:
     """Two layers in two dimensions, whose moments were worked out by hand."""
     mean, cov = [0.3, -0.4], [[1.0, 0.3], [0.3, 0.6]]
-    arrays = {"residual": RESIDUAL, "query": QUERY, "mean": mean, "cov": cov}
+    arrays: dict[str, Any] = {"residual": RESIDUAL, "query": QUERY, "mean": mean, "cov": cov}
     np.savez(tmp_path / "layers.npz", key_query=SCORES, value=VALUES, **arrays)
     return "layers.npz"
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -208,7 +209,7 @@ def test_simulated_prompts_agree_with_the_exact_gap_within_their_error_bars(x64,
 def test_simulated_gradients_agree_over_gaussian_queries(x64, wrt):
     given = (head(0.3, 2), normal(2), normal(2), [2, 20, 100])
     exact = pl.gradient_gap(*given, wrt=wrt)
-    options = {"kind": "estimate", "key": jax.random.key(0), "samples": 3000}
+    options: dict[str, Any] = {"kind": "estimate", "key": jax.random.key(0), "samples": 3000}
     drawn = pl.gradient_gap(*given, wrt=wrt, **options)
     assert (np.abs(drawn.value - exact.value) < 4 * drawn.error).all()
 
@@ -219,7 +220,7 @@ SHARED = [3, 50, 60]
 
 def test_estimates_at_different_lengths_share_their_prompts(x64):
     given = (head(0.2), NORMAL, NORMAL)
-    options = {"kind": "estimate", "key": jax.random.key(0), "samples": 512}
+    options: dict[str, Any] = {"kind": "estimate", "key": jax.random.key(0), "samples": 512}
     all_three = pl.output_gap(*given, SHARED, **options)
     assert all_three.cov is not None
     correlation = all_three.cov[1, 2] / np.sqrt(all_three.cov[1, 1] * all_three.cov[2, 2])
@@ -236,7 +237,7 @@ def test_estimates_at_different_lengths_share_their_prompts(x64):
 @pytest.mark.parametrize("repeats", [80, pytest.param(300, marks=pytest.mark.long)])
 def test_error_bars_of_estimates_cover_the_exact_gap(x64, repeats):
     exact = pl.output_gap(head(0.2), NORMAL, NORMAL, SHARED).value
-    options = {"kind": "estimate", "samples": 256}
+    options: dict[str, Any] = {"kind": "estimate", "samples": 256}
     keys = jax.random.split(jax.random.key(7), repeats)
     drawn = [pl.output_gap(head(0.2), NORMAL, NORMAL, SHARED, key=key, **options) for key in keys]
     scores = np.array([(each.value - exact) / each.error for each in drawn])
@@ -306,7 +307,7 @@ def test_many_listed_queries_are_interpolated_to_the_same_values(x64):
 def test_the_query_inside_counts_as_in_prompt_moments(x64):
     points = np.array([[0.5], [1.5]])
     for kind in ("exact", "asymptotic"):
-        options = {"including_query": True, "kind": kind}
+        options: dict[str, Any] = {"including_query": True, "kind": kind}
         gap = pl.output_gap(head(0.7), NORMAL, points, [4, 40], **options)
         single = [pl.prompt_moments(head(0.7), NORMAL, z, [4, 40], **options) for z in points]
         np.testing.assert_allclose(gap.value, np.mean([m.mse for m in single], axis=0), rtol=1e-12)
@@ -395,7 +396,7 @@ def test_no_value_matrix_has_no_gap(x64):
 
 
 def test_estimates_at_infinity_alone_are_zero(x64):
-    options = {"kind": "estimate", "key": jax.random.key(0)}
+    options: dict[str, Any] = {"kind": "estimate", "key": jax.random.key(0)}
     assert pl.output_gap(head(0.5), NORMAL, NORMAL, [math.inf], **options).value[0] == 0.0
 
 
@@ -562,7 +563,7 @@ BAD = [
 
 @pytest.mark.parametrize(("changed", "message"), BAD)
 def test_bad_input_gets_one_clear_sentence(x64, changed, message):
-    given = {
+    given: dict[str, Any] = {
         "attention": head(0.5),
         "measure": NORMAL,
         "queries": NORMAL,
@@ -577,7 +578,7 @@ def test_a_gap_curve_is_frozen_and_turns_into_plain_json(x64):
     gap = pl.output_gap(head(0.8), NORMAL, NORMAL, [10, 100], kind="asymptotic")
     assert gap.as_json()["value"] == [None, None]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        gap.kind = "exact"  # pyright: ignore[reportAttributeAccessIssue]
+        gap.kind = "exact"  # type: ignore  # as the test says
 
 
 class Silent(pl.AbstractAttention):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,6 +119,7 @@ def test_heads_of_different_tilts_have_the_leading_order_over_gaussian_tokens(x6
     both = pl.MultiHead([HALF, pl.SoftmaxAttention([[0.3]], [[1.0]])])
     needed = pl.required_length(both, NORMAL, [[1.0], [2.0]], 0.01)
     assert needed.exact is None
+    assert needed.asymptotic is not None
     gaps = pl.output_gap(
         both, NORMAL, [[1.0], [2.0]], [needed.asymptotic - 1, needed.asymptotic], kind="asymptotic"
     )
@@ -164,7 +166,13 @@ BAD = [
 
 @pytest.mark.parametrize(("changed", "message"), BAD)
 def test_bad_input_gets_one_clear_sentence(x64, changed, message):
-    given = {"attention": HALF, "measure": NORMAL, "queries": NORMAL, "tolerance": 0.1, **changed}
+    given: dict[str, Any] = {
+        "attention": HALF,
+        "measure": NORMAL,
+        "queries": NORMAL,
+        "tolerance": 0.1,
+        **changed,
+    }
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.required_length(**given)
 

@@ -60,7 +60,7 @@ def test_the_mean_of_a_polynomial_is_the_sum_over_its_coefficients():
     for dim, length in [(5, 40), (5, 3)]:
         spectrum, moments = wishart_spectrum(dim, length, 3), _moments(dim, length, 6)
         residual = np.array([1.0, -1.25, 0.5, -0.125])
-        at_nodes = np.polynomial.polynomial.polyval(1 + spectrum.nodes[0], residual)
+        at_nodes: np.ndarray = np.polynomial.polynomial.polyval(1 + spectrum.nodes[0], residual)
         expected = float(_expanded(moments, RIDGE, residual))
         assert_allclose(spectrum.mean(RIDGE, at_nodes), expected, rtol=1e-13)
 
@@ -73,7 +73,7 @@ def test_without_a_ridge_the_steps_are_the_inverse_nodes():
 
 def test_steps_of_a_finite_spectrum_end_where_its_eigenvalues_do():
     eigenvalues = [Fraction(1), Fraction(1, 2), Fraction(1, 4)]
-    moments = [sum(x ** (k + 1) for x in eigenvalues) for k in range(11)]
+    moments = [sum((x ** (k + 1) for x in eigenvalues), Fraction(0)) for k in range(11)]
     spectrum = spectrum_of(moments)
     assert spectrum.degree == 3
     assert spectrum.least(Fraction(0)) == 0

@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -104,6 +105,7 @@ def test_linear_attention_over_few_tokens_ends_at_its_optimum() -> None:
     start = pl.block_start(task, 0.4, kernel="linear")
     flow = pl.gradient_flow(start, task, 7, [math.inf], tolerance=1e-11)
     best = pl.linear_optimum(task, 7)
+    assert isinstance(best.attention, pl.LinearAttention)
     np.testing.assert_allclose(flow.key_query[-1], best.attention.key_query, atol=1e-8)
     assert abs(flow.value[-1] - best.risk.value) < 1e-12
 
@@ -208,7 +210,7 @@ def test_one_program_serves_all_lengths_tolerances_and_numbers_of_times(
     calls, right = [], RiskOfState.gradient
     monkeypatch.setattr(RiskOfState, "gradient", lambda *a: calls.append(0) or right(*a))
     for times in ([0.5, 1.0], [0.5, math.inf]):
-        settings = {"points": POINTS, "tolerance": 1e-5, "arrival": 0.3}
+        settings: dict[str, Any] = {"points": POINTS, "tolerance": 1e-5, "arrival": 0.3}
         pl.gradient_flow(random_head(), TASK, 30, times, **settings)
     assert not calls
 
@@ -386,7 +388,13 @@ class Fixed(pl.AbstractAttention):
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(change: dict, message: str) -> None:
-    request = {"task": TASK, "start": START, "lengths": 10, "times": [1.0], **change}
+    request: dict[str, Any] = {
+        "task": TASK,
+        "start": START,
+        "lengths": 10,
+        "times": [1.0],
+        **change,
+    }
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.gradient_flow(**request)
 

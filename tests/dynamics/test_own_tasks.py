@@ -1,6 +1,7 @@
 """Flows and training on a user's own task: exact, without a key, and in law."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -48,7 +49,7 @@ def test_a_flow_over_points_of_the_tasks_own_says_how_far_they_are_off(x64):
 
 def test_training_in_law_takes_the_steps_of_training_on_tokens():
     task, rate = KnownMean(SCATTER), 0.01
-    settings = {"steps": 1, "batch": 2**14, "learning_rate": rate, "record": [0, 1]}
+    settings: dict[str, Any] = {"steps": 1, "batch": 2**14, "learning_rate": rate, "record": [0, 1]}
     plans = [pl.TrainingPlan(sampling=sampling, **settings) for sampling in ("tokens", "law")]
     runs = [pl.sgd(START, task, 5, plan, key=KEY) for plan in plans]
     slope = 2 * textbook(VALUE, 5)[1]
@@ -69,7 +70,7 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
 
 
 def test_several_lengths_train_in_law_in_one_program():
-    settings = {"steps": 600, "learning_rate": 0.01, "record": [600], "batch": 256}
+    settings: dict[str, Any] = {"steps": 600, "learning_rate": 0.01, "record": [600], "batch": 256}
     plan = pl.TrainingPlan(sampling="law", **settings)
     found = pl.sgd(START, KnownMean(SCATTER), [2, 50], plan, key=KEY)
     for i, length in enumerate((2, 50)):

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -266,7 +267,7 @@ def gated(mask):
 
 def test_an_attention_that_is_no_sum_of_heads_flows_and_is_kept(tmp_path):
     """Its integers stay, and are not taken for those of another flow."""
-    settings = {"key": KEY, "samples": 64, "tolerance": 1e-3}
+    settings: dict[str, Any] = {"key": KEY, "samples": 64, "tolerance": 1e-3}
     flows = [
         pl.gradient_flow(gated(mask), Sided(), 3, [0.0, 0.5], folder=tmp_path, **settings)
         for mask in ([1, 1], [1, 0])

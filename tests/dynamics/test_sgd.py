@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +177,7 @@ def test_neither_packing_nor_grouping_changes_a_run() -> None:
 def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
     fixed = pl.uniform_factors(3, key=KEY)
     plan = pl.TrainingPlan(steps=5, batch=8, record=[0, 5], points=256)
-    settings = {"plan": plan, "key": KEY, "seeds": 3}
+    settings: dict[str, Any] = {"plan": plan, "key": KEY, "seeds": 3}
     found = pl.sgd(fixed, LAWS["identity"], [5, 9], own_prompts=True, **settings)
     moved = found.parameters["output"]
     assert moved.shape == (2, 1, 3, 2, 1, 4)

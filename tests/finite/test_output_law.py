@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -162,7 +163,13 @@ def test_far_thresholds_are_bounded_where_they_cannot_be_integrated():
     ],
 )
 def test_what_does_not_fit_is_refused(change, sentence):
-    arguments = {"attention": HEAD, "measure": LAW, "query": TILT, "lengths": 3, **change}
+    arguments: dict[str, Any] = {
+        "attention": HEAD,
+        "measure": LAW,
+        "query": TILT,
+        "lengths": 3,
+        **change,
+    }
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         pl.output_law(**arguments)
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -309,7 +310,11 @@ def test_a_residual_moves_the_mean_and_nothing_else(kernel, kind):
     head = HEADS[kernel](np.diag([0.3, 0.5]), np.eye(2))
     law, point, shift = pl.Gaussian([1.0, 0.0], np.eye(2)), [1.0, -1.0], np.array([1.0, -6.0])
     lengths = math.inf if kind == "limit" else 9
-    asked = {"kind": "auto" if kind == "limit" else kind, "key": jax.random.key(0), "samples": 2048}
+    asked: dict[str, Any] = {
+        "kind": "auto" if kind == "limit" else kind,
+        "key": jax.random.key(0),
+        "samples": 2048,
+    }
     alone = pl.prompt_moments(head, law, point, lengths, **asked)
     beside = pl.prompt_moments(
         pl.Layer(head, [[2.0, 1.0], [0.0, 6.0]]), law, point, lengths, **asked

@@ -583,8 +583,8 @@ def test_long_prompts_beside_the_mean_reach_their_leading_order(inside):
 
 
 def test_settings_of_jax_are_left_as_they_were():
-    assert not jax.config.jax_enable_x64
+    assert not jax.config.read("jax_enable_x64")
     law = pl.UniformCube([1.0])
     pl.prompt_moments(pl.SoftmaxAttention([[1.0]], [[1.0]]), law, [1.0], [2, 10])
-    assert not jax.config.jax_enable_x64
+    assert not jax.config.read("jax_enable_x64")
     assert pl.Gaussian([0.0], [[1.0]]).mean.dtype == jnp.float32

@@ -91,7 +91,7 @@ def main() -> None:
         arrays["minilm_context"] = found["context"][:, :, COLUMNS]
     if len(sys.argv) > 2:
         arrays |= {f"smollm2_{name}": array for name, array in smollm2(Path(sys.argv[2])).items()}
-    np.savez_compressed(ARCHIVE, **arrays)  # pyright: ignore[reportArgumentType]
+    np.savez_compressed(ARCHIVE, allow_pickle=False, **arrays)
 
 
 if __name__ == "__main__":

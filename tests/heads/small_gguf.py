@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -62,7 +63,9 @@ def write_gguf(
     lists = {"tokenizer.ggml.tokens": [*TOKENS, *(f"<{i}>" for i in range(len(TOKENS), 40))]}
     lists |= {"tokenizer.ggml.merges": MERGES}
     kinds = [3] + [1] * 39
-    values = METADATA | lists | {"tokenizer.ggml.token_type": kinds} | (changes or {})
+    values: dict[str, Any] = (
+        METADATA | lists | {"tokenizer.ggml.token_type": kinds} | (changes or {})
+    )
     for name, value in values.items():
         if name == "general.architecture":
             writer.arch = str(value)
@@ -76,7 +79,7 @@ def write_gguf(
         elif isinstance(value, str):
             writer.add_string(name, value)
         elif value is not None:
-            writer.add_array(name, value)  # pyright: ignore[reportArgumentType]
+            writer.add_array(name, value)
     for name, array in {**tensors(), **(more or {})}.items():
         kind = gguf.GGMLQuantizationType[_TYPES.get(name.split(".")[-2], "F32")]
         stored = gguf.quants.quantize(array, kind) if kind.name != "F32" else array

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -198,8 +199,8 @@ def test_heads_that_do_nothing_are_drawn_and_counted_out(atlas: pl.heads.HeadAtl
     for name in ("heads_phase", "heads_map", "heads_error"):
         draw(name, idle.as_arrays()).draw_without_rendering()
     assert np.isfinite(idle.rank_correlation())
-    ranked = spearmanr(atlas.median_sharpness.ravel(), atlas.r2["gaussian"].ravel()).statistic
-    assert atlas.rank_correlation() == pytest.approx(ranked)
+    ranked: Any = spearmanr(atlas.median_sharpness.ravel(), atlas.r2["gaussian"].ravel())
+    assert atlas.rank_correlation() == pytest.approx(ranked.statistic)
     assert np.isfinite(list(idle.median_r2("linear").values())).all()
     assert idle.order()[6:] == [(0, 0), (1, 1)]
     assert json.loads(json.dumps(idle.as_json(), allow_nan=False))["heads"][0]["r2_sinks"] is None
@@ -245,8 +246,9 @@ def test_text_and_ids_that_cannot_be_read(model: pl.heads.Model) -> None:
         (IDS, {"clusters": 7}, "`clusters` must be from 1 to a quarter of the window, 6, got 7"),
         (IDS, {"sinks": -1}, "`sinks` must be from 0 to a quarter of the window, 6, got -1"),
     ):
+        settings: dict[str, Any] = {"window": WINDOW, "sinks": 2, **options}
         with pytest.raises(ValueError, match=message):
-            pl.heads.atlas(model, given, **({"window": WINDOW, "sinks": 2} | options))  # pyright: ignore[reportArgumentType]
+            pl.heads.atlas(model, given, **settings)
 
 
 @pytest.mark.slow

@@ -173,6 +173,7 @@ def test_plans_that_cannot_be_made(group: list[pl.heads.Head]) -> None:
         ([group[0], other], {"tokens": 20}, "`heads` must share keys, values and scale, but they do not. Plan them one by one."),
         ([], {"tokens": 20}, "`heads` must be causal heads, one or several that share keys."),
     ):  # fmt: skip
+        settings: dict[str, Any] = {**OPTIONS, **options}
         with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the whole sentence is compared
-            pl.heads.cache_plan(heads, **({**OPTIONS} | options))  # pyright: ignore[reportArgumentType]
+            pl.heads.cache_plan(heads, **settings)
         assert str(refusal.value) == message

@@ -107,8 +107,9 @@ def test_heads_that_are_no_atlas_are_refused(model: pl.heads.Model) -> None:
         ([pl.heads.Head(*huge)], {}, "must have scores that are finite in single precision, but layer 0"),
         (model, {}, "`text_or_ids` must be given for a model to read, got None."),
     ):  # fmt: skip
+        arguments: dict[str, Any] = {"model": heads, "clusters": 1, "sinks": 1, **options}
         with pytest.raises(ValueError, match=re.escape(message)):
-            pl.heads.atlas(heads, clusters=1, sinks=1, **options)  # pyright: ignore[reportArgumentType]
+            pl.heads.atlas(**arguments)
 
 
 def test_files_of_heads_that_cannot_be_used(

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,8 +197,9 @@ def test_causal_atlases_that_cannot_be_made(model: pl.heads.Model) -> None:
          "`window` must exceed twice the 18 tokens that are kept or paid for by moments, got 32. "
          "Give a longer window or a smaller `recent`."),
     ):  # fmt: skip
+        settings: dict[str, Any] = options
         with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the whole sentence is compared
-            pl.heads.causal_atlas(model, IDS, **options)  # pyright: ignore[reportArgumentType]
+            pl.heads.causal_atlas(model, IDS, **settings)
         assert str(refusal.value) == message
     plain = [pl.heads.Head(np.ones((9, 2)), np.ones((9, 2)), np.ones((9, 2)))]
     with pytest.raises(ValueError, match=r"`model` must be causal, got arrays. Use promptlimit"):

@@ -1,5 +1,6 @@
 """Log-partition function, entropy and fixed weights: mpmath, identities, enumeration, sampling."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -415,7 +416,7 @@ def test_refuses_when_its_own_checks_fail(monkeypatch):
 
     def spoiled(*args):
         means = right(*args)
-        return type(means)(**{**vars(means), "mass": means.mass * (1 + 1e-9)})
+        return dataclasses.replace(means, mass=means.mass * (1 + 1e-9))
 
     monkeypatch.setattr(engine, "in_window", spoiled)
     with pytest.raises(AccuracyError, match=r"^`length_statistics` must reach a relative error of"):

@@ -87,9 +87,15 @@ def _trained(devices: int, folder: Path | None = None, watch: Any = None) -> dic
         return pl.uniform_factors(1, key=key, kernel="linear")
 
     starts = [factors, lambda key: factors(jax.random.fold_in(key, 1))]
-    how = {"steps": 80, "batch": 8, "learning_rate": 0.05, "record": [0, 80], "points": 64}
+    how: dict[str, Any] = {
+        "steps": 80,
+        "batch": 8,
+        "learning_rate": 0.05,
+        "record": [0, 80],
+        "points": 64,
+    }
     plan = pl.TrainingPlan(**how)
-    kept = {"folder": folder, "every": 20, "watch": watch}
+    kept: dict[str, Any] = {"folder": folder, "every": 20, "watch": watch}
     with pl.spread(devices):
         done = pl.sgd(starts, _task(), 6, plan, key=jax.random.key(1), seeds=5, **kept)
     return {name: x.tolist() for name, x in {**done.parameters, "value": done.value}.items()}

@@ -121,9 +121,9 @@ def test_spread_refuses_more_devices_than_there_are_and_names_the_way_out() -> N
 
 
 @pytest.mark.parametrize("devices", [0, -1, "some"])
-def test_spread_refuses_what_is_no_number_of_devices(devices: object) -> None:
+def test_spread_refuses_what_is_no_number_of_devices(devices: int | str) -> None:
     words = f"`devices` must be 'all' or a whole number from 1, got {devices!r}."
-    with pytest.raises(ValueError, match=words), pl.spread(devices):  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=words), pl.spread(devices):
         pass
     assert crew().size == 1
 

@@ -44,6 +44,7 @@ def heads_of_half_the_noise(task):
 
 def layer_without_residual(task):
     right = pl.bayes_layer(task)
+    assert right.residual is not None
     return pl.Layer(right.heads, 0.0 * right.residual)
 
 

@@ -1,5 +1,6 @@
 """A paper is a folder: found by being there, inside the library or anywhere else."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -13,7 +14,7 @@ from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_page
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.results import InputFileError, ReportFolder, StoredFigure
+from promptlimit.results import InputFileError, ReportFolder
 from reporting.page.stored_results import figure, write_results
 
 IMPORT = "from promptlimit.reproduction import Claim\n"
@@ -172,8 +173,8 @@ def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
 ) -> None:
     paper, folder = paper_at(coins), ReportFolder(coins.parent / "r")
     (item,) = paper.figures
-    stored = StoredFigure(
-        **{**vars(figure("gaps", "coins")), "drawing": "tosses", "arrays": item.compute(Setting())}
+    stored = dataclasses.replace(
+        figure("gaps", "coins"), drawing="tosses", arrays=item.compute(Setting())
     )
     folder.save_figure(stored)
     rendered: list[tuple] = []

@@ -1,5 +1,6 @@
 """Report folders: typed in, typed out, and nothing that is read is trusted."""
 
+import dataclasses
 import json
 import math
 import os
@@ -57,7 +58,9 @@ def test_pictures_of_another_drawing_go(tmp_path: Path) -> None:
     for endings in (("pdf", "png"), ("png", "svg")):
         drawn = folder.save_pictures(drawn, dict.fromkeys(endings, b"a picture"), "abc")
         assert drawn.pictures == endings
-    assert folder.figure(drawn.paper, "gaps").pictures == ("png", "svg")
+    stored = folder.figure(drawn.paper, "gaps")
+    assert stored is not None
+    assert stored.pictures == ("png", "svg")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -255,7 +258,7 @@ def test_figures_come_by_number_then_those_without_then_those_beyond_the_paper()
     for name, reference in references.items():
         beyond = name == "a"
         template = figure("more" if beyond else "gaps")
-        drawn.append(type(template)(**{**vars(template), "name": name, "reference": reference}))
+        drawn.append(dataclasses.replace(template, name=name, reference=reference))
     assert [item.name for item in sorted(drawn, key=lambda item: item.place)] == [
         "c",
         "b",

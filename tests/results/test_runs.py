@@ -5,6 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ ARRAYS = {"value": np.arange(4.0).reshape(2, 2)}
 
 
 def trajectory(**change) -> Trajectory:
-    fields = {
+    fields: dict[str, Any] = {
         "times": np.array([0.0, np.inf]),
         "parameters": {"value": np.arange(8.0).reshape(2, 2, 2)},
         "key_query": np.ones((2, 2, 2)),

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +36,7 @@ def drawn(
     """Stream a drawn prompt, saving as often as possible."""
     head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
     prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), LENGTH, key=jax.random.key(5))
-    how = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
+    how: dict[str, Any] = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
     return pl.stream(head, prompt, [[0.5, 0.5]], [1000, 5 * 131072 + 17], **how)
 
 
@@ -85,7 +86,7 @@ def _cut_short(folder: Path, blocks: list[np.ndarray]) -> None:
 
 def _blocks(folder: Path | None, blocks: list[np.ndarray], watch: object = None) -> object:
     head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-    how = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
+    how: dict[str, Any] = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
     return pl.stream(head, iter(blocks), [[0.1, 0.2]], [10], **how)
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -57,7 +58,7 @@ def drawn(
     folder: str | None = None, watch: Callable[[Progress], None] | None = None
 ) -> StreamedAttention:
     """Stream a drawn prompt, saving as often as possible."""
-    how = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
+    how: dict[str, Any] = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
     return pl.stream(_head(), _prompt(0), [[0.5, 0.5]], [1000, 5 * 131072 + 17], **how)
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -244,7 +245,7 @@ def test_an_iterable_that_ends_with_a_block_is_whole() -> None:
     ],
 )
 def test_bad_input_is_one_sentence(change: dict, message: str) -> None:
-    given = {"prompt": _tokens(100), "queries": QUERIES, "lengths": None, **change}
+    given: dict[str, Any] = {"prompt": _tokens(100), "queries": QUERIES, "lengths": None, **change}
     positional = [given.pop(name) for name in ("prompt", "queries", "lengths")]
     with pytest.raises(ValueError, match=message):
         pl.stream(_head(), *positional, **given)

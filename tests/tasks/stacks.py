@@ -1,5 +1,6 @@
 """Stacks on regression in plain NumPy: the limit and its slopes, backwards and by hand."""
 
+import functools
 import math
 
 import numpy as np
@@ -53,4 +54,4 @@ def limit_slopes(task, residuals, key_query, value, count=20):
     parts = [adjoint(task, scale * np.array([x]), residuals, key_query, value) for x in nodes]
     weighed = zip(masses / masses.sum(), parts, strict=True)
     sums = [[mass * one for one in part] for mass, part in weighed]
-    return [sum(column) for column in zip(*sums, strict=True)]
+    return [functools.reduce(np.add, column) for column in zip(*sums, strict=True)]

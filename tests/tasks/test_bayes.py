@@ -37,7 +37,7 @@ def test_without_noise_every_new_token_explains_one_direction():
     task = pl.LinearRegression(2.0 * np.eye(4), prior_variance=0.5)
     for length in (1, 2, 3, 4, 100):
         found = pl.bayes_risk(task, length)
-        assert abs(found.mse - max(4 - length, 0)) <= max(3 * found.error, 1e-12)
+        assert np.abs(found.mse - max(4 - length, 0)) <= max(3 * found.error, 1e-12)
 
 
 def test_long_prompts_leave_the_noise_and_a_little_more():

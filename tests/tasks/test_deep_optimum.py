@@ -14,16 +14,17 @@ AHN = pl.LinearRegression(np.eye(5))
 
 def test_depth_on_the_papers_task_meets_the_anchors(x64):
     known = [0.239784946237, 0.135299415034, 0.118646102298, 0.115426208006]
-    for depth, mse in enumerate(known, 1):
-        best = pl.linear_optimum(TASK, 40, depth=depth)
+    optima = [pl.linear_optimum(TASK, 40, depth=depth) for depth in range(1, 5)]
+    for best, mse in zip(optima, known, strict=True):
         assert_allclose(best.risk.mse, mse, atol=5e-13)
         assert_allclose(best.risk.value, best.bound, rtol=1e-12)
         assert_allclose(pl.risk(best.attention, TASK, 40).mse, mse, atol=5e-13)
-    two = pl.linear_optimum(TASK, 40, depth=2)
+    two = optima[1]
+    assert two.steps is not None
     assert_allclose(two.steps, [0.638421998661, 1.227466292929], atol=5e-13)
     bayes = pl.bayes_risk(TASK, 40)
     assert_allclose(bayes.mse, 0.1145, atol=5e-5)
-    assert best.risk.mse < 1.01 * bayes.mse
+    assert optima[-1].risk.mse < 1.01 * bayes.mse
 
 
 def test_depth_on_ahn_et_als_protocol_meets_the_anchors(x64):
@@ -42,6 +43,8 @@ def test_one_layer_among_many_is_the_layer_alone():
     task = pl.LinearRegression(2 * np.eye(5), noise_variance=0.1, prior_variance=0.2)
     for law in (TASK, task):
         one, first = pl.linear_optimum(law, 7), pl.linear_optimum(law, [7, 40], depth=2)[0]
+        assert isinstance(one.attention, pl.LinearAttention)
+        assert one.steps is not None
         assert_allclose(one.steps[0], np.asarray(one.attention.value)[-1, -1] ** 2 / 5**0.5)
         assert first.risk.mse < one.risk.mse
     assert isinstance(alone.attention, pl.LinearAttention)
@@ -50,17 +53,21 @@ def test_one_layer_among_many_is_the_layer_alone():
         pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.4), 7, depth=3
     )
     assert_allclose(doubled.risk.mse, same.risk.mse, rtol=1e-13)
+    assert doubled.steps is not None
+    assert same.steps is not None
     assert_allclose(2 * doubled.steps, same.steps, rtol=1e-9)
 
 
 def test_infinite_prompts_need_depth_for_covariances_that_vary(x64):
     rotated = pl.RotatedRegression([1.0, 0.5, 0.25])
     mse = [pl.linear_optimum(rotated, math.inf, depth=depth).risk.mse for depth in (1, 2, 3, 5)]
-    assert_allclose(mse, [0.239726027397, 0.027355623100, 0, 0], atol=5e-13)
-    assert_allclose(pl.linear_optimum(rotated, math.inf).steps, [1.150684931507], atol=5e-13)
-    two = pl.linear_optimum(rotated, math.inf, depth=2)
-    assert_allclose(two.steps, [1.006330217593, 2.440478293045], atol=5e-13)
+    assert_allclose(np.array(mse), [0.239726027397, 0.027355623100, 0, 0], atol=5e-13)
+    for depth, steps in ((1, [1.150684931507]), (2, [1.006330217593, 2.440478293045])):
+        best = pl.linear_optimum(rotated, math.inf, depth=depth)
+        assert best.steps is not None
+        assert_allclose(best.steps, steps, atol=5e-13)
     five = pl.linear_optimum(rotated, math.inf, depth=5)
+    assert five.steps is not None
     assert_allclose(five.steps, [1, 2, 4, 1, 2], rtol=1e-12)
     assert pl.risk(five.attention, rotated, math.inf).mse < 1e-28
     moving = pl.linear_optimum(rotated, math.inf, depth=2, moving_covariates=True)
@@ -72,7 +79,7 @@ def test_infinite_prompts_of_one_covariance_need_none(x64):
     tilted = pl.LinearRegression([[1.0, 0.4], [0.4, 0.3]], noise_variance=0.1)
     best = pl.linear_optimum(tilted, math.inf, depth=3)
     assert best.steps is None
-    assert (best.risk.kind, round(best.risk.mse, 14)) == ("limit", 0.1)
+    assert (best.risk.kind, round(float(best.risk.mse), 14)) == ("limit", 0.1)
     assert_allclose(pl.risk(best.attention, tilted, math.inf).mse, 0.1, rtol=1e-12)
 
 

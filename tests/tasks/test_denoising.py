@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,9 @@ def test_pairs_are_clean_tokens_and_what_noise_makes_of_them(x64):
     s = g + task.noise_variance
     pairs, tokens = asked.gaussian_parts(), prompt.gaussian_parts()
     clean = random_task(3, 2, clean_prompt=True).token_law.gaussian_parts()
+    assert pairs is not None
+    assert tokens is not None
+    assert clean is not None
     for k, mean in enumerate(task.means):
         assert_allclose(pairs.means[k], [*mean, *mean])
         assert_allclose(pairs.covs[k], np.block([[s * eye, g * eye], [g * eye, g * eye]]))
@@ -194,7 +198,7 @@ class Spoken(pl.AbstractAttention):
 
     inner: pl.Layer
 
-    token_dim = query_dim = output_dim = 2
+    token_dim = query_dim = output_dim = property(lambda _: 2)
 
     def _attend(self, prompt, query):
         return self.inner(prompt, query)
@@ -212,6 +216,7 @@ def test_an_attention_without_heads_is_called_and_its_slopes_are_those_of_the_ri
     rng, step = np.random.default_rng(2), 1e-5
     u, v = rng.normal(size=(2, 2, 2))
     head = layer.heads[0]
+    assert isinstance(head, pl.SoftmaxAttention)
     values = [
         pl.bayes_excess(
             pl.Layer(
@@ -254,6 +259,7 @@ def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
         [[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4, clean_prompt=True
     )
     layer = pl.bayes_layer(clean)
+    assert layer.residual is not None
     assert_allclose(layer.residual, 0.04 * np.eye(2), rtol=1e-14)
     assert pl.bayes_excess(layer, clean, INF).value < 1e-28
     task = pl.InContextDenoising(
@@ -265,7 +271,7 @@ def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
 @pytest.mark.slow
 def test_what_is_turned_and_what_is_not_agree_with_simulation():
     means, weights = [[3, 0], [1, 1]], [0.3, 0.7]
-    settings = {"within_variance": 1, "noise_variance": 2}
+    settings: dict[str, Any] = {"within_variance": 1, "noise_variance": 2}
     turned = pl.InContextDenoising(means, weights, **settings)
     attention = random_layer(2)
     for task in (turned, pl.Denoising(means, weights, **settings)):
@@ -275,8 +281,8 @@ def test_what_is_turned_and_what_is_not_agree_with_simulation():
         )
         error = math.hypot(exact.error, simulated.error)
         assert exact.kind == "limit"
-        assert abs(exact.value - simulated.value) < 4 * error
-        assert abs(1.2 * exact.value - simulated.value) > 4 * error
+        assert np.abs(exact.value - simulated.value) < 4 * error
+        assert np.abs(1.2 * exact.value - simulated.value) > 4 * error
     short = pl.risk(attention, turned, 5, key=jax.random.key(0), samples=64)
     assert short.kind == "estimate"
 
@@ -291,7 +297,7 @@ def test_one_head_flows_to_bayes_where_spread_and_noise_are_alike():
     assert_allclose([flow.key_query[-1].item(), flow.value_matrix[-1].item()], 0.5, rtol=1e-4)
 
 
-GOOD = {"within_variance": 1, "noise_variance": 4}
+GOOD: dict[str, Any] = {"within_variance": 1, "noise_variance": 4}
 PAIR, HALVES = [[3, 0], [0, 3]], [0.5, 0.5]
 
 

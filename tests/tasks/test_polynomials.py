@@ -79,6 +79,7 @@ def test_the_optimum_at_infinite_length_is_the_papers(x64):
     best = pl.linear_optimum(pl.LinearRegression(ANISOTROPIC, noise_variance=0.2), math.inf)
     inverse = np.linalg.inv(ANISOTROPIC)
     balance = np.trace(inverse @ inverse) ** 0.25
+    assert isinstance(best.attention, pl.LinearAttention)
     assert_allclose(best.attention.key_query[:3, :3], inverse / balance, rtol=1e-12)
     assert_allclose(best.attention.value, np.diag([0, 0, 0, balance]), rtol=1e-12)
     assert best.attention.value.dtype == np.float64

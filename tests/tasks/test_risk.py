@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def test_the_isotropic_integral_and_the_points_agree():
     assert integral.samples < 200
     assert points.samples == 8 * 4096
     assert 0 < points.error < 5e-3 * points.value
-    assert abs(integral.value - points.value) < 2 * points.error
+    assert np.abs(integral.value - points.value) < 2 * points.error
     brute = losses("softmax", _row(5, 0.7, 0.9), ISOTROPIC, 10, (40_000, np.random.default_rng(3)))
     assert within(integral.value, integral.error, brute)
 
@@ -81,7 +82,7 @@ def test_long_prompts_leave_the_known_constant_over_length():
     def excess(o):
         return (1 - 2 * o) ** -2.5 * (1.1 + o / (1 - 2 * o)) / o
 
-    best = minimize_scalar(excess, bounds=(0.01, 0.4), method="bounded")
+    best: Any = minimize_scalar(excess, bounds=(0.01, 0.4), method="bounded")
     assert_allclose(best.fun, 20.8, atol=0.05)
     head = pl.SoftmaxAttention(*block(5, best.x**0.5, best.x**-0.5))
     found = pl.risk(head, ISOTROPIC, 1e7)
@@ -95,7 +96,7 @@ def test_points_are_added_until_the_tolerance_is_met():
     tight = pl.risk(head, TASKS["anisotropic"], 10, tolerance=2e-5)
     assert tight.error <= 2e-5 * tight.value < loose.error <= 0.01 * loose.value
     assert loose.samples < tight.samples
-    assert abs(loose.value - tight.value) < 2 * (loose.error + tight.error)
+    assert np.abs(loose.value - tight.value) < 2 * (loose.error + tight.error)
 
 
 def test_an_infinite_prompt_makes_softmax_and_linear_one():

@@ -23,7 +23,7 @@ def test_simulated_risks_agree_with_exact_ones():
     exact = pl.risk(HEAD, task, 10)
     found = pl.risk(HEAD, task, 10, kind="estimate", key=KEY)
     assert (found.kind, found.samples) == ("estimate", 2**14)
-    assert abs(found.value - exact.value) < 4 * found.error < 0.1 * exact.value
+    assert np.abs(found.value - exact.value) < 4 * found.error < 0.1 * exact.value
 
 
 def test_one_key_gives_one_answer_whatever_the_chunks(monkeypatch):
@@ -82,7 +82,7 @@ def test_covariates_of_any_law_include_gaussian_ones():
         found = pl.risk(HEAD, task, length, key=KEY)
         exact = pl.risk(HEAD, known, length)
         assert found.kind == "estimate"
-        assert abs(found.value - exact.value) < 4 * found.error
+        assert np.abs(found.value - exact.value) < 4 * found.error
 
 
 def test_covariates_on_a_cube_have_another_limit():
@@ -91,7 +91,7 @@ def test_covariates_on_a_cube_have_another_limit():
     head = pl.SoftmaxAttention([[0.7, 0.0], [0.0, 0.0]], [[0.0, 1.0]])
     found = pl.risk(head, task, math.inf, key=KEY)
     expected = 0.5 * (math.tanh(0.7) - 1) ** 2
-    assert abs(found.value - expected) < 4 * found.error
+    assert np.abs(found.value - expected) < 4 * found.error
 
 
 def test_tasks_follow_the_precision_in_force(precision):

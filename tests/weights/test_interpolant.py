@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -242,7 +243,7 @@ def test_bad_arguments_are_named():
         ),
     ]
     for changes, message in cases:
-        arguments = {"length": 3} | changes
+        arguments: dict[str, Any] = {"length": 3, **changes}
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             weight_interpolant(arguments.pop("length"), **arguments)
 

@@ -39,7 +39,7 @@ def reading(tilt: np.ndarray, moments: Selection) -> tuple[np.ndarray, np.ndarra
 def test_selection_gives_the_moments_of_the_general_engine(scale):
     tilt = scale * np.array([0.9, -1.3, 0.4])
     sharpness = math.sqrt(VARIANCE) * np.linalg.norm(tilt)
-    moments = selection(np.array([sharpness]), (MEANS @ tilt)[None], WEIGHTS, LENGTHS)
+    moments = selection(np.array([sharpness], float), (MEANS @ tilt)[None], WEIGHTS, LENGTHS)
     bias, second = reading(tilt, moments)
     with jax.enable_x64(True):
         law = pl.Mixture(WEIGHTS, [pl.Gaussian(mean, VARIANCE * np.eye(3)) for mean in MEANS])
@@ -100,7 +100,7 @@ def leading_cross_moment() -> float:
         moved = ANCHOR.means + COVARIANCE @ tilt
         gates = shares / shares.sum()
         second = np.einsum("k,ki,kj->ij", gates, moved, moved) + COVARIANCE
-        return math.log(shares.sum()) + tilt @ COVARIANCE @ tilt / 2, gates @ moved, second
+        return math.log(shares.sum()) + float(tilt @ COVARIANCE @ tilt) / 2, gates @ moved, second
 
     (a, m1, _), (b, m2, _), (c, mean, second) = map(tilted, (*TILTS, TILTS[0] + TILTS[1]))
     centred = second - np.outer(m1, mean) - np.outer(mean, m2) + np.outer(m1, m2)
@@ -153,10 +153,10 @@ def test_one_head_beside_itself_is_its_mean_square_also_where_tilts_are_close_or
         head = pl.SoftmaxAttention(np.eye(3), VALUES[0])
         mse = pl.prompt_moments(head, pl.Mixture(ANCHOR.weights, parts), TILTS[0], lengths).mse
     own = (VALUES[0], VALUES[0])
-    assert_allclose(cross_moment(tokens, (TILTS[0],) * 2, own, lengths), mse, rtol=1e-9)
+    assert_allclose(cross_moment(tokens, (TILTS[0], TILTS[0]), own, lengths), mse, rtol=1e-9)
     nearly = TILTS[0] + 1e-9
     assert_allclose(cross_moment(tokens, (TILTS[0], nearly), own, lengths), mse, rtol=1e-7)
-    still = cross_moment(tokens, (np.zeros(3),) * 2, own, lengths)
+    still = cross_moment(tokens, (np.zeros(3), np.zeros(3)), own, lengths)
     centred = ANCHOR.means - ANCHOR.weights @ ANCHOR.means
     spread = (centred.T * ANCHOR.weights) @ centred + COVARIANCE
     assert_allclose(still, np.sum((VALUES[0] @ spread) * VALUES[0]) / lengths, rtol=1e-9)

@@ -364,4 +364,4 @@ def test_refuses_a_step_that_is_too_long(monkeypatch):
 def test_results_are_frozen():
     found: WeightStatistics = weight_statistics(1.0, 2)
     with pytest.raises(AttributeError):
-        found.kind = "limit"  # type: ignore[misc]
+        found.kind = "limit"  # type: ignore  # as the test says
