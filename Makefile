@@ -53,7 +53,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 
 types: $(STAMP)
-	$(BIN)/pyright src
+	$(BIN)/ty check
 
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-cache

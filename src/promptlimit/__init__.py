@@ -260,10 +260,14 @@ _PACKAGES = (
 _load, _names = lazy_names(__name__, _HOME, globals())
 
 
-def __getattr__(name: str) -> object:
+def _attribute(name: str) -> object:
     if name in _PACKAGES:
         return importlib.import_module(f"promptlimit.{name}")
     return _load(name)
+
+
+if not TYPE_CHECKING:  # which would let every name pass
+    __getattr__ = _attribute
 
 
 def __dir__() -> list[str]:

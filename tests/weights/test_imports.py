@@ -25,4 +25,4 @@ def test_every_public_name_is_listed_and_loads():
     with pytest.raises(
         AttributeError, match=r"^module 'promptlimit.weights' has no attribute 'x'$"
     ):
-        promptlimit.weights.x  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+        promptlimit.weights.x  # type: ignore  # noqa: B018

@@ -53,4 +53,5 @@ _HOME = {
     "warn_when_unreliable": "_simulation",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
+if not TYPE_CHECKING:  # which would let every name pass
+    __getattr__, __dir__ = lazy_names(__name__, _HOME, globals())

@@ -64,4 +64,5 @@ _HOME = {
     "windows_of": "_windows",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
+if not TYPE_CHECKING:  # which would let every name pass
+    __getattr__, __dir__ = lazy_names(__name__, _HOME, globals())

@@ -35,4 +35,5 @@ _HOMES = {
     **dict.fromkeys(("Outcome", "decide", "reproduce", "run_facts"), "_work"),
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, globals())
+if not TYPE_CHECKING:  # which would let every name pass
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, globals())

@@ -78,4 +78,5 @@ _HOME = {
     "weight_statistics": "_weight_statistics",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
+if not TYPE_CHECKING:  # which would let every name pass
+    __getattr__, __dir__ = lazy_names(__name__, _HOME, globals())
