@@ -32,7 +32,10 @@ class Named(pl.AbstractTask):
     """Queries and tokens of one law, the query seen whole."""
 
     law: pl.AbstractMeasure
-    token_dim = property(lambda _: 1)
+
+    @property
+    def token_dim(self):
+        return 1
 
     def draw(self, *, key):
         return self.law, pl.Empirical(jnp.array([[1.5], [0.1]]))
@@ -47,7 +50,17 @@ class Named(pl.AbstractTask):
 class Silent(pl.AbstractAttention):
     """An attention that does not say which heads it is."""
 
-    token_dim = query_dim = output_dim = property(lambda _: 1)
+    @property
+    def token_dim(self):
+        return 1
+
+    @property
+    def query_dim(self):
+        return 1
+
+    @property
+    def output_dim(self):
+        return 1
 
     def _attend(self, prompt, query):
         return 2.0 * prompt.tilted_mean(query)

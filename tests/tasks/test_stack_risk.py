@@ -82,7 +82,9 @@ def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
         query[:, -1] = 0.0
         for layer in stack.layers:
             second = prompt.mT @ prompt / length
-            head = layer.heads[0]
+            assert isinstance(layer, pl.Layer)
+            (head,) = layer.heads
+            assert isinstance(head, pl.LinearAttention)
             U, V = np.asarray(head.key_query), np.asarray(head.value)
             matrix = np.asarray(layer.residual_read()) + V @ second @ U
             prompt = prompt @ matrix.mT

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack, overload
+from typing import NamedTuple, overload
 
 import diffrax
 import jax
@@ -49,35 +49,39 @@ _OTHER_SETS = 4
 _UNRELIABLE = 0.1
 
 
-class _Settings(TypedDict, total=False):
-    """The keywords of `gradient_flow`."""
-
-    tolerance: float
-    arrival: float | None
-    radius: Number
-    solver: diffrax.AbstractSolver | None
-    points: int
-    replicate: int
-    key: PRNGKeyArray | None
-    samples: int
-    folder: str | Path | None
-
-
 @overload
-def gradient_flow(  # ty: ignore[inconsistent-overload-implementation]  # `Unpack` is not seen through
+def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Number,
     times: ArrayLike,
-    **settings: Unpack[_Settings],
+    *,
+    tolerance: float = ...,
+    arrival: float | None = ...,
+    radius: Number = ...,
+    solver: diffrax.AbstractSolver | None = ...,
+    points: int = ...,
+    replicate: int = ...,
+    key: PRNGKeyArray | None = ...,
+    samples: int = ...,
+    folder: str | Path | None = ...,
 ) -> Trajectory: ...
 @overload
-def gradient_flow(  # ty: ignore[inconsistent-overload-implementation]  # `Unpack` is not seen through
+def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Sequence[Number] | np.ndarray,
     times: ArrayLike,
-    **settings: Unpack[_Settings],
+    *,
+    tolerance: float = ...,
+    arrival: float | None = ...,
+    radius: Number = ...,
+    solver: diffrax.AbstractSolver | None = ...,
+    points: int = ...,
+    replicate: int = ...,
+    key: PRNGKeyArray | None = ...,
+    samples: int = ...,
+    folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
 def gradient_flow(
     start: AbstractAttention,
