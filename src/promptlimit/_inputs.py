@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
+from numpy.typing import DTypeLike
 
 # What a user may pass for an array: anything NumPy makes one of.
 ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
@@ -34,7 +35,25 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
     """Return the arguments as jax arrays of one common floating dtype, single or double."""
     arrays = [_as_array(name, value) for name, value in named.items()]
     dtype = promoted(*(array.dtype for array in arrays))
-    return tuple(array.astype(dtype) for array in arrays)
+    return tuple(cast(array, dtype) for array in arrays)
+
+
+def on_device(values: object, dtype: DTypeLike | None = None) -> Array:
+    """Return a copy of what is on the host as a jax array, of this dtype, compiling nothing.
+
+    `jnp.asarray` compiles a program for each new shape. `jax.device_put` does not, but shares the
+    memory of a NumPy array, which its owner may change later; hence the copy.
+    """
+    return jax.device_put(np.array(values, dtype))
+
+
+def cast(array: Array, dtype: DTypeLike) -> Array:
+    """Return the array in this dtype; a small one without compiling a program for its shape."""
+    if array.dtype == dtype:
+        return array
+    if is_traced(array) or array.committed or array.size > _SMALL:
+        return array.astype(dtype)
+    return on_device(array, dtype)
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
@@ -54,30 +73,32 @@ def float_array(name: str, value: object, *, rank: int) -> Array:
 def in_double(module: ModuleT) -> ModuleT:
     """Return the module with its arrays in double precision; call inside `enable_x64`."""
     arrays, rest = eqx.partition(module, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.map(lambda array: array.astype(jnp.float64), arrays), rest)
+    return eqx.combine(jax.tree.map(lambda array: cast(array, jnp.float64), arrays), rest)
 
 
 def _as_array(name: str, value: object) -> Array:
     if isinstance(value, jax.Array):
-        array = value
-    else:
-        try:
-            host = np.asarray(value)
-        except ValueError:
-            raise ValueError(
-                f"`{name}` must be an array, got rows of different lengths. Make them equal."
-            ) from None
-        if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
-            raise ValueError(
-                f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
-                "Pass an array of floats."
-            )
-        array = jnp.asarray(host)
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return array if array.dtype.itemsize >= 4 else array.astype(jnp.float32)
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise ValueError(f"`{name}` must hold real numbers, got dtype {array.dtype}.")
-    return array.astype(jnp.result_type(float))
+        if jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise ValueError(f"`{name}` must hold real numbers, got dtype {value.dtype}.")
+        return cast(value, _float_dtype(value.dtype))
+    try:
+        host = np.asarray(value)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must be an array, got rows of different lengths. Make them equal."
+        ) from None
+    if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
+        raise ValueError(
+            f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
+            "Pass an array of floats."
+        )
+    return on_device(host, _float_dtype(host.dtype))
+
+
+def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Return single for floats of at most its size, and jax's default float for all else."""
+    is_single = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
+    return jnp.dtype(jnp.float32) if is_single else jnp.result_type(float)
 
 
 def _type_words(value: object, host: np.ndarray) -> str:
