@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Array
-from numpy.typing import DTypeLike
 
 # What a user may pass for an array: anything NumPy makes one of.
 ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
@@ -39,12 +39,14 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
 
 
 def on_device(values: object, dtype: DTypeLike | None = None) -> Array:
-    """Return a copy of what is on the host as a jax array, of this dtype, compiling nothing.
+    """Return the values as a jax array of this dtype, their own when None, compiling nothing.
 
-    `jnp.asarray` compiles a program for each new shape. `jax.device_put` does not, but shares the
-    memory of a NumPy array, which its owner may change later; hence the copy.
+    `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not,
+    but shares the memory, which its owner may change later; hence a copy. Arrays of jax pass.
     """
-    return jax.device_put(np.array(values, dtype))
+    if isinstance(values, jax.Array):
+        return values if dtype is None else cast(values, dtype)
+    return jax.device_put(np.array(values, dtype, order="C"))
 
 
 def cast(array: Array, dtype: DTypeLike) -> Array:
@@ -53,7 +55,7 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
         return array
     if is_traced(array) or array.committed or array.size > _SMALL:
         return array.astype(dtype)
-    return on_device(array, dtype)
+    return jax.device_put(np.asarray(array).astype(dtype))
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
@@ -72,8 +74,13 @@ def float_array(name: str, value: object, *, rank: int) -> Array:
 
 def in_double(module: ModuleT) -> ModuleT:
     """Return the module with its arrays in double precision; call inside `enable_x64`."""
+
+    def doubled(array: Array | np.ndarray) -> Array | np.ndarray:
+        is_numpy = isinstance(array, np.ndarray)
+        return array.astype(np.float64) if is_numpy else cast(array, jnp.float64)
+
     arrays, rest = eqx.partition(module, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.map(lambda array: cast(array, jnp.float64), arrays), rest)
+    return eqx.combine(jax.tree.map(doubled, arrays), rest)
 
 
 def _as_array(name: str, value: object) -> Array:

@@ -299,9 +299,9 @@ def test_other_formats_of_numbers_are_read_as_what_they_hold() -> None:
 def test_a_new_shape_compiles_nothing() -> None:
     programs = []
 
-    def listen(name: str, _: float, **words: object) -> None:
-        if name.endswith("backend_compile_duration"):
-            programs.append(words)
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            programs.append((duration_secs, kwargs))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
+from promptlimit._inputs import ArrayLike, float_array, on_device, require_choice, require_shape
 from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
@@ -204,7 +203,7 @@ class AbstractAttention(eqx.Module):
         with jax.enable_x64(True):
             for place, name in enumerate(names):
                 if name in arrays:
-                    number = jnp.asarray(arrays[name])
+                    number = on_device(arrays[name])
                     require_shape(name, number, leaves[place].shape, "that of the attention's own")
                     leaves[place] = number
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)

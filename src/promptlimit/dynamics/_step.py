@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import StateReading, simulated_objective
@@ -52,7 +53,7 @@ def start_arrays(request: TrainingRequest, cell: Cell) -> list[Array]:
         seeds = range(request.seeds) if seed is None else [seed]
         heads = [arrays(start[number]) for start in request.starts for number in seeds]
         rows.append([np.stack(leaves) for leaves in zip(*heads, strict=True)])
-    return [jnp.asarray(np.stack(leaves)) for leaves in zip(*rows, strict=True)]
+    return [on_device(np.stack(leaves)) for leaves in zip(*rows, strict=True)]
 
 
 def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> TrainingState:
@@ -115,7 +116,7 @@ def advancer(
 ) -> Advance:
     """Return what moves a state on, compiled; the arguments are those of `many_steps`."""
     advance = eqx.filter_jit(many_steps(optimiser, gradient, block=block), donate="all")
-    return lambda state, first, last: advance(state, jnp.asarray([first, last], jnp.uint32))
+    return lambda state, first, last: advance(state, on_device([first, last], jnp.uint32))
 
 
 def many_steps(

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, float_array, is_traced, promoted, require_shape
+from promptlimit._inputs import (
+    ArrayLike,
+    float_array,
+    is_traced,
+    on_device,
+    promoted,
+    require_shape,
+)
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
@@ -176,7 +183,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
     """Refuse a tilt at which the log-Laplace transform is not finite; not while jax traces."""
     if measure.finite_everywhere:
         return
-    transform = _transform(measure, jnp.asarray(tilt))
+    transform = _transform(measure, on_device(tilt))
     if not is_traced(transform) and not np.isfinite(np.asarray(transform)).all():
         raise outside_domain(measure, tilt, float(transform))
 

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, require_weights
+from promptlimit._inputs import (
+    ArrayLike,
+    Number,
+    float_array,
+    on_device,
+    require_shape,
+    require_weights,
+)
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
@@ -100,8 +107,8 @@ class Denoising(AbstractTask):
         g, s, dtype = self.within_variance, self.query_variance, jnp.result_type(float)
         blocks = jnp.array([[s, g], [g, g]], dtype)
         covariance = jnp.kron(blocks, jnp.eye(self.token_dim, dtype=dtype))
-        means = jnp.tile(jnp.asarray(self.means, dtype), (1, 2))
-        weights = jnp.asarray(self.weights, dtype)
+        means = jnp.tile(on_device(self.means, dtype), (1, 2))
+        weights = on_device(self.weights, dtype)
         return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
 
     @full_precision
@@ -117,8 +124,8 @@ class Denoising(AbstractTask):
         z = float_array("query", query, rank=1)
         require_shape("query", z, (self.token_dim,), "that of a token")
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
-        means = jnp.asarray(self.means, z.dtype)
-        offsets = jnp.log(jnp.asarray(self.weights, z.dtype)) - jnp.sum(means**2, axis=1) / (2 * s)
+        means = on_device(self.means, z.dtype)
+        offsets = jnp.log(on_device(self.weights, z.dtype)) - jnp.sum(means**2, axis=1) / (2 * s)
         gate = jax.nn.softmax(offsets + means @ z / s)
         return (g / s) * z + (x / s) * (gate @ means)
 
@@ -184,7 +191,7 @@ class Denoising(AbstractTask):
     def _mixture(self, variance: float) -> Mixture:
         dtype = jnp.result_type(float)
         covariance = variance * jnp.eye(self.token_dim, dtype=dtype)
-        means, weights = jnp.asarray(self.means, dtype), jnp.asarray(self.weights, dtype)
+        means, weights = on_device(self.means, dtype), on_device(self.weights, dtype)
         return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
 
 

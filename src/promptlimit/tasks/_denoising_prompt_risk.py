@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
@@ -91,12 +92,12 @@ class PromptRisk(AbstractDenoisingRisk):
         (table,) = _tables(task, (self.length,), reach)
         return PromptObjective(
             table=table,
-            points=jnp.asarray(queries.points),
-            weights=jnp.asarray(queries.weights),
-            bayes=jnp.asarray(queries.bayes),
-            means=jnp.asarray(task.means),
-            logit=jnp.asarray(math.log(task.weights[0] / task.weights[1])),
-            variance=jnp.asarray(task.token_variance),
+            points=on_device(queries.points),
+            weights=on_device(queries.weights),
+            bayes=on_device(queries.bayes),
+            means=on_device(task.means),
+            logit=on_device(math.log(task.weights[0] / task.weights[1])),
+            variance=on_device(task.token_variance),
             least=self.least,
         )
 
@@ -245,7 +246,7 @@ def linear_denoising_risk(
     component.
     """
     dtype = heads[0].value.dtype
-    means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
+    means, weights = on_device(task.means, dtype), on_device(task.weights, dtype)
     eye, outer = jnp.eye(task.token_dim, dtype=dtype), means.T @ (weights[:, None] * means)
     g, t = task.within_variance, task.token_variance
     second, asked = outer + t * eye, outer + task.query_variance * eye

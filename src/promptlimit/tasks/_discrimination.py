@@ -15,6 +15,7 @@ from promptlimit._inputs import (
     Number,
     float_array,
     in_double,
+    on_device,
     require_shape,
     require_weights,
 )
@@ -133,8 +134,8 @@ class Discrimination(AbstractTask):
     @property
     def prompt(self) -> Mixture:
         r"""The law of a token: mean $(m_y,y)$ and covariance $\Gamma\oplus0$, by weight $\pi_y$."""
-        cov = jnp.pad(jnp.asarray(self.cov), ((0, 1), (0, 1)))
-        first, second = (jnp.asarray(mean) for mean in self.means)
+        cov = jnp.pad(on_device(self.cov), ((0, 1), (0, 1)))
+        first, second = (on_device(mean) for mean in self.means)
         classes = [
             Gaussian(jnp.append(mean, label), cov) for mean, label in ((first, 1.0), (second, -1.0))
         ]
@@ -315,8 +316,8 @@ def block_head(
 
 def _softmax(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
     dtype = head.value.dtype
-    first, second, cov = (jnp.asarray(array, dtype) for array in (*task.means, task.cov))
-    weights = jnp.asarray(task.weights, dtype)
+    first, second, cov = (on_device(array, dtype) for array in (*task.means, task.cov))
+    weights = on_device(task.weights, dtype)
     U11, u12 = head.key_query[:-1, :-1].T, head.key_query[-1, :-1]
     v21, v22 = head.value[-1, :-1], head.value[-1, -1]
     difference = first - second
@@ -331,10 +332,10 @@ def _softmax(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
 
 def _linear(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
     dtype = head.value.dtype
-    means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
+    means, weights = on_device(task.means, dtype), on_device(task.weights, dtype)
     tokens = jnp.concatenate([means, jnp.array([[1.0], [-1.0]], dtype)], axis=1)
     second = tokens.T @ (weights[:, None] * tokens) + jnp.pad(
-        jnp.asarray(task.cov, dtype), ((0, 1), (0, 1))
+        on_device(task.cov, dtype), ((0, 1), (0, 1))
     )
     slope = (second @ head.key_query[:, :-1]).T @ head.value[-1]
     zero, log_odds = jnp.zeros((), dtype), jnp.log(weights[0] / weights[1])

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from promptlimit._inputs import on_device
 from promptlimit.tasks._regression import LinearRegression
 
 
@@ -127,7 +128,7 @@ class _Forms(NamedTuple):
 
 
 def _forms(task: LinearRegression, key_query: Array, value_row: Array) -> _Forms:
-    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
+    S, H = on_device(task.covariance), on_device(task.query_covariance)
     prior, noise, dim = task.prior_variance, task.noise_variance, S.shape[0]
     A, u = key_query[:dim, :dim], key_query[dim, :dim]
     v1, b = value_row[:dim], value_row[dim]
@@ -260,7 +261,7 @@ class _JointForms(NamedTuple):
 
 def _joint_forms(task: LinearRegression, key_query: Array, value_row: Array) -> _JointForms:
     r"""Return the symbols: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
-    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
+    S, H = on_device(task.covariance), on_device(task.query_covariance)
     prior, dim = task.prior_variance, S.shape[0]
     A, u = key_query[:, :dim, :dim], key_query[:, dim, :dim]
     v1, b = value_row[:, :dim], value_row[:, dim]

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike, checked_lengths
+from promptlimit._inputs import on_device
 from promptlimit.weights._interpolant_table import interpolation_table
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 
@@ -53,7 +54,7 @@ class WeightInterpolant(eqx.Module):
         `mean_score` is $\sigma(1-E\,S_2)$, whose derivative in $\sigma^2$ is infinite at 0;
         `shrinkage` is $1-E\,S_2$ and smooth.
         """
-        squared = jnp.asarray(sharpness_squared)
+        squared = on_device(sharpness_squared)
         if not jnp.issubdtype(squared.dtype, jnp.floating):
             squared = squared.astype(float)
         inside = (squared >= 0) & (squared <= self.max_sharpness**2)
@@ -62,7 +63,7 @@ class WeightInterpolant(eqx.Module):
         statistics = {}
         for name, table in zip(self.statistics, self.tables, strict=True):
             values = [
-                _piecewise(jnp.asarray(table[index], dtype=place.dtype), place)
+                _piecewise(on_device(table[index], dtype=place.dtype), place)
                 for index in range(len(self.lengths))
             ]
             if name == "mean_score":
