@@ -112,7 +112,7 @@ def _type_words(value: object, host: np.ndarray) -> str:
     return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def is_traced(array: Array) -> bool:
+def is_traced(array: Array | np.ndarray) -> bool:
     """Return whether jax is tracing, so that the array has a shape but no values yet."""
     return isinstance(array, Tracer)
 

@@ -15,7 +15,6 @@ from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
     compiled,
-    full_precision,
     has_nan,
     require_measure,
 )
@@ -84,7 +83,6 @@ class AbstractAttention(eqx.Module):
                 self._attend(prompt, point)  # not compiled: the tilt that is read says why
         return output
 
-    @full_precision
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
@@ -98,9 +96,8 @@ class AbstractAttention(eqx.Module):
                 f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
                 "Call the attention itself: it takes any measure."
             )
-        return self._affine_limit(prompt)
+        return _affine(self, prompt)
 
-    @full_precision
     def push_forward(self, prompt: Gaussian) -> Gaussian:
         r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
 
@@ -118,8 +115,7 @@ class AbstractAttention(eqx.Module):
                 f"`push_forward` must feed tokens of dimension {self.token_dim} back as queries, "
                 f"got an attention that takes queries of dimension {self.query_dim}."
             )
-        covariance = matrix @ prompt.covariance @ matrix.T
-        return Gaussian(matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T))
+        return Gaussian(*_image(matrix, shift, prompt))
 
     def jacobian(
         self, prompt: AbstractMeasure, query: ArrayLike, *, wrt: str
@@ -213,6 +209,18 @@ def array_names(attention: AbstractAttention) -> list[str]:
     """Return the names of the arrays of an attention, "heads[0].value" for one inside another."""
     arrays = eqx.filter(attention, eqx.is_inexact_array)
     return [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
+
+
+@compiled
+def _affine(attention: AbstractAttention, prompt: Gaussian) -> tuple[Array, Array]:
+    return attention._affine_limit(prompt)
+
+
+@compiled
+def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]:
+    """Return mean and covariance of $Mz+b$."""
+    covariance = matrix @ prompt.covariance @ matrix.T
+    return matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T)
 
 
 @compiled

@@ -187,8 +187,8 @@ def limit_square(problem: Problem) -> float | None:
     else:
         return None
     with jax.enable_x64(True):
-        sizes = jax.vmap(lambda query: (problem.limit_at(query) ** 2).sum())(on_device(points))
-        return float(weights @ doubles(sizes))
+        limits = doubles(jax.vmap(problem.limit_at)(on_device(points)))
+    return float(weights @ (limits**2).sum(axis=1))
 
 
 def _by_sharpness(problem: Problem) -> str | None:

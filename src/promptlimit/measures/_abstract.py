@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._inputs import (
     ArrayLike,
+    cast,
     float_array,
     is_traced,
     on_device,
@@ -134,8 +135,8 @@ class AbstractMeasure(eqx.Module):
     @property
     def _origin(self) -> Float[Array, " d"]:
         """The zero tilt, in the dtype of the measure's own parameters."""
-        dtypes = self._dtypes()
-        return jnp.zeros(self.dim, promoted(*dtypes) if dtypes else float)
+        dtypes = self._dtypes() or [jnp.result_type(float)]
+        return on_device(np.zeros(self.dim), promoted(*dtypes))
 
     def _dtypes(self) -> list[jnp.dtype]:
         leaves = jax.tree.leaves(eqx.filter(self, eqx.is_inexact_array))
@@ -144,7 +145,7 @@ class AbstractMeasure(eqx.Module):
     def _as_tilt(self, tilt: object) -> Float[Array, " d"]:
         array = float_array("tilt", tilt, rank=1)
         require_shape("tilt", array, (self.dim,), "the measure's dimension")
-        return array.astype(promoted(array.dtype, *self._dtypes()))
+        return cast(array, promoted(array.dtype, *self._dtypes()))
 
 
 @compiled

@@ -303,9 +303,13 @@ class CovariateRegression(AbstractRegression):
 def _joint(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
     r"""Return the law of $(x, s\,\epsilon)$."""
     # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
-    host = on_device(covariance, dtype=jnp.result_type(float))
-    block = jnp.pad(host, (0, 1)).at[-1, -1].set(noise_variance)
-    return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
+    if isinstance(covariance, np.ndarray):
+        block = np.pad(covariance, (0, 1))
+        block[-1, -1] = noise_variance
+    else:
+        matrix = covariance.astype(jnp.result_type(float))
+        block = jnp.pad(matrix, (0, 1)).at[-1, -1].set(noise_variance)
+    return Gaussian(np.zeros(block.shape[0]), block)
 
 
 def _covariance(name: str, value: ArrayLike) -> np.ndarray:

@@ -197,7 +197,13 @@ def scores(
     points: "SoftmaxRisk | Nodes", noise_variance: float, key_query: Float[Array, "tokens tokens"]
 ) -> tuple[Array, Array, Array]:
     r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
-    root, query, weights = (on_device(a) for a in (points.root, points.query, points.weights))
+    return _scores(points.root, points.query, points.weights, noise_variance, key_query)
+
+
+@jax.jit
+def _scores(
+    root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
+) -> tuple[Array, Array, Array]:
     dim = query.shape[0]
     rows = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]])
     tilts = rows @ query
