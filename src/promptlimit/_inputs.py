@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 # What a user may pass for an array: anything NumPy makes one of.
@@ -34,7 +35,27 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
     """Return the arguments as jax arrays of one common floating dtype, single or double."""
     arrays = [_as_array(name, value) for name, value in named.items()]
     dtype = promoted(*(array.dtype for array in arrays))
-    return tuple(array.astype(dtype) for array in arrays)
+    return tuple(cast(array, dtype) for array in arrays)
+
+
+def on_device(values: object, dtype: DTypeLike | None = None) -> Array:
+    """Return the values as a jax array of this dtype, their own when None, compiling nothing.
+
+    `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not,
+    but shares the memory, which its owner may change later; hence a copy. Arrays of jax pass.
+    """
+    if isinstance(values, jax.Array):
+        return values if dtype is None else cast(values, dtype)
+    return jax.device_put(np.array(values, dtype, order="C"))
+
+
+def cast(array: Array, dtype: DTypeLike) -> Array:
+    """Return the array in this dtype; a small one without compiling a program for its shape."""
+    if array.dtype == dtype:
+        return array
+    if is_traced(array) or array.committed or array.size > _SMALL:
+        return array.astype(dtype)
+    return jax.device_put(np.asarray(array).astype(dtype))
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
@@ -53,38 +74,45 @@ def float_array(name: str, value: object, *, rank: int) -> Array:
 
 def in_double(module: ModuleT) -> ModuleT:
     """Return the module with its arrays in double precision; call inside `enable_x64`."""
+
+    def doubled(array: Array | np.ndarray) -> Array | np.ndarray:
+        is_numpy = isinstance(array, np.ndarray)
+        return array.astype(np.float64) if is_numpy else cast(array, jnp.float64)
+
     arrays, rest = eqx.partition(module, eqx.is_inexact_array)
-    return eqx.combine(jax.tree.map(lambda array: array.astype(jnp.float64), arrays), rest)
+    return eqx.combine(jax.tree.map(doubled, arrays), rest)
 
 
 def _as_array(name: str, value: object) -> Array:
     if isinstance(value, jax.Array):
-        array = value
-    else:
-        try:
-            host = np.asarray(value)
-        except ValueError:
-            raise ValueError(
-                f"`{name}` must be an array, got rows of different lengths. Make them equal."
-            ) from None
-        if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
-            raise ValueError(
-                f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
-                "Pass an array of floats."
-            )
-        array = jnp.asarray(host)
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        return array if array.dtype.itemsize >= 4 else array.astype(jnp.float32)
-    if jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise ValueError(f"`{name}` must hold real numbers, got dtype {array.dtype}.")
-    return array.astype(jnp.result_type(float))
+        if jnp.issubdtype(value.dtype, jnp.complexfloating):
+            raise ValueError(f"`{name}` must hold real numbers, got dtype {value.dtype}.")
+        return cast(value, _float_dtype(value.dtype))
+    try:
+        host = np.asarray(value)
+    except ValueError:
+        raise ValueError(
+            f"`{name}` must be an array, got rows of different lengths. Make them equal."
+        ) from None
+    if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
+        raise ValueError(
+            f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
+            "Pass an array of floats."
+        )
+    return on_device(host, _float_dtype(host.dtype))
+
+
+def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """Return single for floats of at most its size, and jax's default float for all else."""
+    is_single = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 4
+    return jnp.dtype(jnp.float32) if is_single else jnp.result_type(float)
 
 
 def _type_words(value: object, host: np.ndarray) -> str:
     return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def is_traced(array: Array) -> bool:
+def is_traced(array: Array | np.ndarray) -> bool:
     """Return whether jax is tracing, so that the array has a shape but no values yet."""
     return isinstance(array, Tracer)
 

@@ -263,3 +263,51 @@ def test_half_precision_alone_is_computed_in_single() -> None:
 
 def test_a_coordinate_may_always_be_zero() -> None:
     np.testing.assert_array_equal(pl.Rademacher([1.0, 0.0]).cov, [[1.0, 0.0], [0.0, 0.0]])
+
+
+def _aligned(values: list[float]) -> np.ndarray:
+    """Return the values where jax can use a NumPy array's memory as its own: at 64 bytes."""
+    memory = np.zeros(8 * len(values) + 64, np.uint8)
+    first = -memory.ctypes.data % 64
+    array = memory[first : first + 8 * len(values)].view(np.float64)
+    array[:] = values
+    return array
+
+
+def test_a_measure_stays_when_the_array_it_was_made_of_changes(x64: None) -> None:
+    mean = _aligned([1.0, 2.0])
+    measure = pl.Gaussian(mean, EYE)
+    mean[:] = 7.0
+    np.testing.assert_array_equal(measure.mean, [1.0, 2.0])
+
+
+def test_an_array_on_a_device_of_its_users_choice_stays_there() -> None:
+    mean = jax.device_put(np.array([1, 2]), jax.devices()[0])
+    assert pl.Gaussian(mean, EYE).location.committed
+    assert not pl.Gaussian([1, 2], EYE).location.committed
+
+
+def test_other_formats_of_numbers_are_read_as_what_they_hold() -> None:
+    for dtype in ("bfloat16", "float16", ">f8", "longdouble", "bool", "uint8", "int64"):
+        host = np.array([0, 1], jnp.bfloat16 if dtype == "bfloat16" else dtype)
+        location = pl.Gaussian(host, EYE).location
+        assert location.dtype == jnp.float32
+        np.testing.assert_array_equal(location, [0.0, 1.0])
+    assert float(pl.Gaussian([2**40], [[1.0]]).mean[0]) == 2.0**40  # beyond 32 bits
+
+
+def test_a_new_shape_compiles_nothing() -> None:
+    programs = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event.endswith("backend_compile_duration"):
+            programs.append((duration_secs, kwargs))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for dtype in (np.float32, np.float64, np.int32):
+            pl.Gaussian(np.zeros(23, dtype), np.eye(23))
+            pl.SoftmaxAttention(np.zeros((19, 17), dtype), np.zeros((13, 19)))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert programs == []

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape
+from promptlimit._inputs import ArrayLike, float_array, on_device, require_choice, require_shape
 from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
     compiled,
-    full_precision,
     has_nan,
     require_measure,
 )
@@ -85,7 +83,6 @@ class AbstractAttention(eqx.Module):
                 self._attend(prompt, point)  # not compiled: the tilt that is read says why
         return output
 
-    @full_precision
     def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
@@ -99,9 +96,8 @@ class AbstractAttention(eqx.Module):
                 f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
                 "Call the attention itself: it takes any measure."
             )
-        return self._affine_limit(prompt)
+        return _affine(self, prompt)
 
-    @full_precision
     def push_forward(self, prompt: Gaussian) -> Gaussian:
         r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
 
@@ -119,8 +115,7 @@ class AbstractAttention(eqx.Module):
                 f"`push_forward` must feed tokens of dimension {self.token_dim} back as queries, "
                 f"got an attention that takes queries of dimension {self.query_dim}."
             )
-        covariance = matrix @ prompt.covariance @ matrix.T
-        return Gaussian(matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T))
+        return Gaussian(*_image(matrix, shift, prompt))
 
     def jacobian(
         self, prompt: AbstractMeasure, query: ArrayLike, *, wrt: str
@@ -204,7 +199,7 @@ class AbstractAttention(eqx.Module):
         with jax.enable_x64(True):
             for place, name in enumerate(names):
                 if name in arrays:
-                    number = jnp.asarray(arrays[name])
+                    number = on_device(arrays[name])
                     require_shape(name, number, leaves[place].shape, "that of the attention's own")
                     leaves[place] = number
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
@@ -214,6 +209,18 @@ def array_names(attention: AbstractAttention) -> list[str]:
     """Return the names of the arrays of an attention, "heads[0].value" for one inside another."""
     arrays = eqx.filter(attention, eqx.is_inexact_array)
     return [jtu.keystr(path).lstrip(".") for path, _ in jtu.tree_leaves_with_path(arrays)]
+
+
+@compiled
+def _affine(attention: AbstractAttention, prompt: Gaussian) -> tuple[Array, Array]:
+    return attention._affine_limit(prompt)
+
+
+@compiled
+def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]:
+    """Return mean and covariance of $Mz+b$."""
+    covariance = matrix @ prompt.covariance @ matrix.T
+    return matrix @ prompt.location + shift, 0.5 * (covariance + covariance.T)
 
 
 @compiled

@@ -2,12 +2,14 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import (
     ArrayLike,
     float_array,
     float_arrays,
+    on_device,
     require_choice,
     require_finite,
     require_rank,
@@ -131,7 +133,7 @@ class Factored(AbstractAttention):
         """
         head, outputs = self.merged(), float(self.output_dim)
         dtype = head.key_query.dtype
-        token, query = (jnp.eye(size, dtype=dtype) for size in head.key_query.shape)
+        token, query = (on_device(np.eye(size), dtype) for size in head.key_query.shape)
         match wrt:
             case "key_weight":
                 return GradientReading(head, left=token, factor=self.scale * self.query_weight)

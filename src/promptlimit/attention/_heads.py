@@ -4,12 +4,14 @@ import math
 from typing import TypeVar
 
 import equinox as eqx
-import jax.numpy as jnp
+import jax
+import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
+    on_device,
     require_finite,
     require_rank,
     require_shape,
@@ -73,7 +75,7 @@ class AbstractHead(AbstractAttention):
          [3.  4. ]]
         """
         key, query = require_key_query(key_weight, query_weight)
-        return cls(require_scale(scale) * (key.T @ query), value_weight)  # pyright: ignore[reportCallIssue]  # ty: ignore[too-many-positional-arguments]  # heads have both
+        return cls(_product(require_scale(scale), key, query), value_weight)  # pyright: ignore[reportCallIssue]  # ty: ignore[too-many-positional-arguments]  # heads have both
 
     @property
     def token_dim(self) -> int:
@@ -116,12 +118,11 @@ class AbstractHead(AbstractAttention):
         dtype = self.key_query.dtype
         if wrt == "value":
             return GradientReading(
-                self.with_value(jnp.eye(self.token_dim, dtype=dtype)),
+                self.with_value(on_device(np.eye(self.token_dim), dtype)),
                 constant=float(self.output_dim),
             )
         if wrt == "key_query":
-            eyes = (jnp.eye(size, dtype=dtype) for size in self.key_query.shape)
-            left, factor = eyes
+            left, factor = (on_device(np.eye(size), dtype) for size in self.key_query.shape)
             return GradientReading(self, left=left, factor=factor)
         return None
 
@@ -199,6 +200,11 @@ def require_key_query(key_weight: ArrayLike, query_weight: ArrayLike) -> tuple[A
     require_finite("key_weight", key)
     require_finite("query_weight", query)
     return key, query
+
+
+@jax.jit
+def _product(scale: float | Array, key: Array, query: Array) -> Array:
+    return scale * (key.T @ query)
 
 
 def require_scale(scale: float) -> float:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import ArrayLike, float_array, promoted, require_shape
+from promptlimit._inputs import ArrayLike, float_array, on_device, promoted, require_shape
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
 from promptlimit.attention._multi_head import MultiHead
@@ -96,4 +97,4 @@ class Layer(AbstractAttention):
             return self.residual
         arrays = jax.tree.leaves(eqx.filter(self.heads, eqx.is_inexact_array))
         dtypes = [array.dtype for array in arrays] or [jnp.result_type(float)]
-        return jnp.eye(self.query_dim, dtype=promoted(*dtypes))
+        return on_device(np.eye(self.query_dim), promoted(*dtypes))

@@ -121,14 +121,15 @@ def _precision(name: str) -> Finding:
     """Try one closed form on the device: the limit over standard normal tokens is the identity."""
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     import promptlimit as pl
 
     with jax.enable_x64(name == "float64"):
-        query = jnp.array([0.1, -2.0])
-        prompt = pl.Gaussian(jnp.zeros(2), jnp.eye(2))
-        output = pl.SoftmaxAttention(jnp.eye(2), jnp.eye(2))(prompt, query)
-        error = float(jnp.abs(output - query).max())
+        query = np.array([0.1, -2.0], name)
+        prompt = pl.Gaussian([0.0, 0.0], np.eye(2))
+        output = pl.SoftmaxAttention(np.eye(2), np.eye(2))(prompt, query)
+        error = float(np.abs(np.asarray(output) - query).max())
         well = output.dtype == name and error <= 4 * float(jnp.finfo(output.dtype).eps)
     state = f"Lemma 2.1 holds to {error:.1e}"
     return Finding(name, well, state, "" if well else "please report this, with this table")

@@ -12,10 +12,10 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sharpness_law import (
     Form,
@@ -236,7 +236,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
             interpolated = {
-                name: np.asarray(value) for name, value in table(jnp.asarray(sharpness**2)).items()
+                name: np.asarray(value) for name, value in table(on_device(sharpness**2)).items()
             }
         return interpolated, np.full((sharpness.size, lengths.size), table.error)
     inside = sharpness <= MAX_SHARPNESS

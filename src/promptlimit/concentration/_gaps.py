@@ -12,6 +12,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array, ArrayLike, doubles, increasing_lengths
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
@@ -186,8 +187,8 @@ def limit_square(problem: Problem) -> float | None:
     else:
         return None
     with jax.enable_x64(True):
-        sizes = jax.vmap(lambda query: (problem.limit_at(query) ** 2).sum())(jnp.asarray(points))
-        return float(weights @ doubles(sizes))
+        limits = doubles(jax.vmap(problem.limit_at)(on_device(points)))
+    return float(weights @ (limits**2).sum(axis=1))
 
 
 def _by_sharpness(problem: Problem) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import in_double
+from promptlimit._inputs import in_double, on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 
@@ -62,7 +62,7 @@ def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike)
     [[2.79]]
     """
     with jax.enable_x64(True):
-        point = jnp.asarray(query, dtype=jnp.float64)
+        point = on_device(query, dtype=jnp.float64)
         double, tokens = in_double(attention), in_double(prompt)
         weights = tokens.weights
         if weights is None:

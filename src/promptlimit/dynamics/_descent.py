@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from promptlimit._inputs import on_device
 from promptlimit.dynamics._risks import RiskOfState
 from promptlimit.dynamics._stabilised import FlowState, StabilisedRungeKutta
 
@@ -116,7 +117,7 @@ def _descent(
         controller=jax.tree.map(jnp.asarray, marks),
         slope=slope,
         states=jnp.where(times[:, None] > 0, jnp.inf, y0),
-        failed=jnp.asarray(False),
+        failed=on_device(False),
         steps=jnp.zeros((), jnp.int32),
     )
     end = jax.lax.while_loop(loop.goes_on, loop.step, first)

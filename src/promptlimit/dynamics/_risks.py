@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import in_double
+from promptlimit._inputs import in_double, on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
@@ -94,7 +94,7 @@ def kernel_of(start: AbstractAttention) -> str:
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
     """Return the arrays of an attention behind one another, as one vector."""
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
-    return jnp.asarray(np.concatenate([np.ravel(leaf) for leaf in leaves]))
+    return on_device(np.concatenate([np.ravel(leaf) for leaf in leaves]))
 
 
 class RiskOfState(eqx.Module):
@@ -210,7 +210,7 @@ def _in_chunks(
     count = states.shape[0]
     padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
     chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
-    parts = [program(risk, jnp.asarray(chunk)) for chunk in chunks]
+    parts = [program(risk, on_device(chunk)) for chunk in chunks]
     return jax.tree.map(lambda *part: np.concatenate(part)[:count], *parts)
 
 

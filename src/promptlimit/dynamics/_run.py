@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._inputs import on_device
 from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import training_moments
 from promptlimit.dynamics._step import (
@@ -111,7 +111,7 @@ def _arrays(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[s
 def _state(arrays: dict[str, np.ndarray], like: TrainingState) -> TrainingState:
     """Return the state that a checkpoint holds."""
     leaves, structure = jax.tree.flatten(like)
-    numbers = [jnp.asarray(arrays[f"state.{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
+    numbers = [on_device(arrays[f"state.{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, numbers)
 
 

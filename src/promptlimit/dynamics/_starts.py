@@ -2,11 +2,12 @@
 
 import math
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit._inputs import ArrayLike, Number, float_array, require_choice, require_shape
@@ -71,7 +72,7 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
     r"""Return $\Theta\Theta^\top/\|\Theta\Theta^\top\|_F$, $\Theta$ the identity when None."""
     dim = task.token_dim - 1
     with jax.enable_x64(True):
-        array = jnp.eye(dim) if theta is None else float_array("theta", theta, rank=2)
+        array = float_array("theta", np.eye(dim) if theta is None else theta, rank=2)
         require_shape("theta", array, (dim, array.shape[1]), "one row for each covariate")
     factor = np.asarray(array, dtype=np.float64)
     square = factor @ factor.T
@@ -102,12 +103,17 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
     with jax.enable_x64(True):
         size = dim + 1
         bound = 1.0 / math.sqrt(size)
-        shapes = [(size, size)] * 3 + [(1, size)]
-        K, Q, V, O = (  # noqa: E741  # the letters of the docstring
-            jax.random.uniform(factor_key, shape, jnp.float64, -bound, bound)
-            for factor_key, shape in zip(jax.random.split(key, 4), shapes, strict=True)
-        )
-        return Factored(kernel, K, Q, V, O, scale=bound)
+        return Factored(kernel, *_uniform(key, bound, size), scale=bound)
+
+
+@partial(jax.jit, static_argnums=2)
+def _uniform(key: PRNGKeyArray, bound: Array, size: int) -> list[Array]:
+    """Return four matrices uniform in +-bound, the last of one row."""
+    shapes = [(size, size)] * 3 + [(1, size)]
+    return [
+        jax.random.uniform(own_key, shape, jnp.float64, -bound, bound)
+        for own_key, shape in zip(jax.random.split(key, 4), shapes, strict=True)
+    ]
 
 
 def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:

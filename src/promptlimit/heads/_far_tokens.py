@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from promptlimit._inputs import on_device
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._prediction import Prediction
 from promptlimit.heads._weighing import inside_of
@@ -110,8 +111,8 @@ def query_rows(
     """Return what the queries at some positions show, in doubles, heads one after the other."""
     rows = _on_device(
         heads,
-        jnp.asarray(scales, jnp.float32),
-        jnp.asarray(positions, jnp.int32),
+        on_device(scales, jnp.float32),
+        on_device(positions, jnp.int32),
         prediction,
         distances=distances,
     )

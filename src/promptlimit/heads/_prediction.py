@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import CubicSpline
 
+from promptlimit._inputs import on_device
 from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
@@ -60,7 +61,7 @@ class Prediction(NamedTuple):
 
         Between tabulated lengths logarithms are interpolated linearly in the logarithm.
         """
-        table = jnp.asarray(self.logs, jnp.float32)
+        table = on_device(self.logs, jnp.float32)
         count, nodes = table.shape[1:]
         column, right = _place(_of_sharpness(sharpness) * ((nodes - 1) / _END), nodes)
         if count == 1:
@@ -68,7 +69,7 @@ class Prediction(NamedTuple):
         row, above = _place(
             jnp.interp(
                 jnp.log(length),
-                jnp.asarray(self.lengths, jnp.float32),
+                on_device(self.lengths, jnp.float32),
                 jnp.arange(count, dtype=jnp.float32),
             ),
             count,

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, float_array, is_traced, promoted, require_shape
+from promptlimit._inputs import (
+    ArrayLike,
+    cast,
+    float_array,
+    is_traced,
+    on_device,
+    promoted,
+    require_shape,
+)
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
@@ -127,8 +135,8 @@ class AbstractMeasure(eqx.Module):
     @property
     def _origin(self) -> Float[Array, " d"]:
         """The zero tilt, in the dtype of the measure's own parameters."""
-        dtypes = self._dtypes()
-        return jnp.zeros(self.dim, promoted(*dtypes) if dtypes else float)
+        dtypes = self._dtypes() or [jnp.result_type(float)]
+        return on_device(np.zeros(self.dim), promoted(*dtypes))
 
     def _dtypes(self) -> list[jnp.dtype]:
         leaves = jax.tree.leaves(eqx.filter(self, eqx.is_inexact_array))
@@ -137,7 +145,7 @@ class AbstractMeasure(eqx.Module):
     def _as_tilt(self, tilt: object) -> Float[Array, " d"]:
         array = float_array("tilt", tilt, rank=1)
         require_shape("tilt", array, (self.dim,), "the measure's dimension")
-        return array.astype(promoted(array.dtype, *self._dtypes()))
+        return cast(array, promoted(array.dtype, *self._dtypes()))
 
 
 @compiled
@@ -176,7 +184,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
     """Refuse a tilt at which the log-Laplace transform is not finite; not while jax traces."""
     if measure.finite_everywhere:
         return
-    transform = _transform(measure, jnp.asarray(tilt))
+    transform = _transform(measure, on_device(tilt))
     if not is_traced(transform) and not np.isfinite(np.asarray(transform)).all():
         raise outside_domain(measure, tilt, float(transform))
 

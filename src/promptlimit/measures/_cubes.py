@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 from promptlimit._arrays import doubles
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit.measures._abstract import AbstractMeasure
+from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts, atoms, multiplied
 from promptlimit.measures._hyperbolic import log_cosh, log_sinhc
 from promptlimit.measures._variance_proxies import VarianceProxy
@@ -48,8 +49,7 @@ class Rademacher(AbstractMeasure):
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` corners."""
-        signs = jax.random.rademacher(key, (length, self.dim), self.half_widths.dtype)
-        return signs * self.half_widths[None]
+        return _corners(self.half_widths, length, key)
 
     def gaussian_parts(self) -> GaussianParts | None:
         """Return the corners, where they are not too many."""
@@ -95,13 +95,23 @@ class UniformCube(AbstractMeasure):
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` points of the cube."""
-        shape, dtype = (length, self.dim), self.half_widths.dtype
-        points = jax.random.uniform(key, shape, dtype, minval=-1.0, maxval=1.0)
-        return points * self.half_widths[None]
+        return _points(self.half_widths, length, key)
 
     def variance_proxy(self) -> VarianceProxy:
         r"""Return $a_i^2/3$: $\log(\sinh y/y)\le y^2/6$."""
         return VarianceProxy(np.zeros(self.dim), np.diag(doubles(self.half_widths) ** 2 / 3))
+
+
+@compiled
+def _corners(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
+    signs = jax.random.rademacher(key, (length, half_widths.size), half_widths.dtype)
+    return signs * half_widths[None]
+
+
+@compiled
+def _points(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
+    shape, dtype = (length, half_widths.size), half_widths.dtype
+    return jax.random.uniform(key, shape, dtype, minval=-1.0, maxval=1.0) * half_widths[None]
 
 
 def _half_widths(value: ArrayLike) -> Array:

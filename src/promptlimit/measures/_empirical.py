@@ -17,7 +17,7 @@ from promptlimit._inputs import (
     require_weights,
 )
 from promptlimit.measures._abstract import AbstractMeasure
-from promptlimit.measures._compiled import full_precision
+from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._gaussian_parts import GaussianParts, atoms
 from promptlimit.measures._tokens import log_laplace_of_tokens
 from promptlimit.measures._variance_proxies import VarianceProxy, of_points
@@ -84,8 +84,7 @@ class Empirical(AbstractMeasure):
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens drawn with replacement by weight."""
-        rows = jax.random.choice(key, self.length, (length,), p=self.weights)
-        return self.tokens[rows]
+        return _sample(self, length, key)
 
     def including(self, query: ArrayLike) -> "Empirical":
         r"""Return the prompt with the query as one more token (Remark 3.2).
@@ -114,3 +113,9 @@ class Empirical(AbstractMeasure):
         if self.weights is None:
             return np.full(self.length, 1.0 / self.length)
         return doubles(self.weights)
+
+
+@compiled
+def _sample(prompt: Empirical, length: int, key: PRNGKeyArray) -> Array:
+    rows = jax.random.choice(key, prompt.length, (length,), p=prompt.weights)
+    return prompt.tokens[rows]

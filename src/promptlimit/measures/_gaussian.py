@@ -15,7 +15,7 @@ from promptlimit._inputs import (
     require_shape,
 )
 from promptlimit.measures._abstract import AbstractMeasure
-from promptlimit.measures._compiled import full_precision
+from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 
@@ -68,16 +68,12 @@ class Gaussian(AbstractMeasure):
         r"""Return $\langle m,t\rangle + t^\top\Gamma t/2$."""
         return self.location @ tilt + 0.5 * (tilt @ (self.covariance @ tilt))
 
-    @full_precision
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         r"""Return `length` tokens $m + \Gamma^{1/2} g$ with $g$ standard normal.
 
         The symmetric root is unique, so that every device draws the same tokens from one key.
         """
-        variances, axes = jnp.linalg.eigh(self.covariance)
-        root = (axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]) @ axes.T
-        normals = jax.random.normal(key, (length, self.dim), self.location.dtype)
-        return self.location[None] + normals @ root
+        return _sample(self, length, key)
 
     def gaussian_parts(self) -> GaussianParts:
         """Return the one part it is."""
@@ -88,6 +84,14 @@ class Gaussian(AbstractMeasure):
     def variance_proxy(self) -> VarianceProxy:
         r"""Return $\Gamma$."""
         return VarianceProxy(doubles(self.location), doubles(self.covariance))
+
+
+@compiled
+def _sample(law: Gaussian, length: int, key: PRNGKeyArray) -> Array:
+    variances, axes = jnp.linalg.eigh(law.covariance)
+    root = (axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]) @ axes.T
+    normals = jax.random.normal(key, (length, law.dim), law.location.dtype)
+    return law.location[None] + normals @ root
 
 
 def require_covariance(name: str, covariance: Array) -> None:

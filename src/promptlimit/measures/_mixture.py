@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, PRNGKeyArray
+from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray
 
 from promptlimit._arrays import doubles
 from promptlimit._inputs import (
@@ -17,7 +17,7 @@ from promptlimit._inputs import (
     require_weights,
 )
 from promptlimit.measures._abstract import AbstractMeasure
-from promptlimit.measures._compiled import full_precision
+from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._components import require_components
 from promptlimit.measures._gaussian_parts import GaussianParts, mixed
 from promptlimit.measures._log_mean_exp import log_mean_exp, relative_exponentials
@@ -86,13 +86,12 @@ class Mixture(AbstractMeasure):
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` tokens, each from a component drawn by weight."""
-        choice_key, *keys = jax.random.split(key, len(self.components) + 1)
-        choice = jax.random.choice(choice_key, len(self.components), (length,), p=self.weights)
-        tokens = self.components[0].sample(length, key=keys[0])
-        for index, measure in enumerate(self.components[1:], start=1):
-            drawn = measure.sample(length, key=keys[index])
-            tokens = jnp.where((choice == index)[:, None], drawn, tokens)
-        return tokens
+        choice, keys = _choice(self.weights, length, key)
+        drawn = [
+            measure.sample(length, key=own_key)
+            for measure, own_key in zip(self.components, keys, strict=True)
+        ]
+        return _chosen(choice, drawn)
 
     def gaussian_parts(self) -> GaussianParts | None:
         """Return the parts of all components."""
@@ -103,3 +102,20 @@ class Mixture(AbstractMeasure):
         return of_mixture(
             doubles(self.weights), [part.variance_proxy() for part in self.components]
         )
+
+
+@compiled
+def _choice(
+    weights: Array, length: int, key: PRNGKeyArray
+) -> tuple[Int[Array, " length"], list[PRNGKeyArray]]:
+    """Return which component each token is of, and a key for each component."""
+    choice_key, *keys = jax.random.split(key, weights.size + 1)
+    return jax.random.choice(choice_key, weights.size, (length,), p=weights), keys
+
+
+@compiled
+def _chosen(choice: Int[Array, " length"], drawn: Sequence[Array]) -> Array:
+    tokens = drawn[0]
+    for index, others in enumerate(drawn[1:], start=1):
+        tokens = jnp.where((choice == index)[:, None], others, tokens)
+    return tokens

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._configuration import description
-from promptlimit._inputs import Number, require_random_key
+from promptlimit._inputs import Number, on_device, require_random_key
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF
@@ -144,11 +144,11 @@ class _DrawnTokens(AbstractPrompt):
             words = np.asarray(jax.random.key_data(prompt.key)).ravel()[-2:]
             self.matrix = _root(np.asarray(measure.covariance, np.float64))
             self.shift = np.asarray(measure.location, np.float64)
-            key = jnp.asarray(words[0]), jnp.asarray(words[1])
+            key = on_device(words[0]), on_device(words[1])
             self.source = StandardNormals(key, self.dim)
         else:
             arrays, rest = eqx.partition(measure, eqx.is_inexact_array)
-            single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), arrays)
+            single = jax.tree.map(lambda x: on_device(x, jnp.float32), arrays)
             self.source = SampledTokens(eqx.combine(single, rest), prompt.key)
         self.description = {
             "measure": description(measure),
@@ -181,7 +181,7 @@ class _Held(AbstractPrompt):
         self.dtype = _precision(tokens.dtype)
         self.matrix, self.shift = np.eye(self.dim), tokens[0].astype(np.float64)
         _require_finite(tokens[:1], 0)
-        self.source = GivenTokens(jnp.asarray(tokens[0], jnp.float64))
+        self.source = GivenTokens(on_device(tokens[0], jnp.float64))
         ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
         self.description = {"shape": list(tokens.shape), **_fingerprint(ends)}
 
@@ -207,7 +207,7 @@ class _Arriving(AbstractPrompt):
         self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
         _require_finite(first[:1], 0)
         self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
-        self.source = GivenTokens(jnp.asarray(first[0], jnp.float64))
+        self.source = GivenTokens(on_device(first[0], jnp.float64))
         self._keep(first)
         start = self.part(0, self.reach(0, LEAF), LEAF)
         self.description = {"blocks from": int(start.valid), **_fingerprint(start.tokens)}

@@ -4,12 +4,11 @@ import dataclasses
 from itertools import pairwise
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from promptlimit._arrays import doubles
 from promptlimit._configuration import description
-from promptlimit._inputs import ArrayLike, float_array, in_double
+from promptlimit._inputs import ArrayLike, float_array, in_double, on_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
 from promptlimit.parallel import crew
@@ -140,7 +139,7 @@ def checked_request(
     tilts = np.concatenate([tilts, np.zeros((int(linear), tokens.dim))]).astype(tokens.dtype)
     task = Task(
         tokens.source,
-        jnp.asarray(tilts),
+        on_device(tilts),
         leaves_of_a_block(platform),
         _chunk(chunk, platform, sent=not isinstance(prompt, Generated)),
         covariance or linear,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from promptlimit._inputs import ArrayLike, Number
+from promptlimit._inputs import ArrayLike, Number, on_device
 from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 from promptlimit.measures import AbstractMeasure
 
@@ -288,7 +288,7 @@ class AbstractTask(eqx.Module):
             attention: whose risk.
             length: $L$, which may be infinite.
         """
-        formula = eqx.filter_eval_shape(self.closed_risk, attention, jnp.asarray(float(length)))
+        formula = eqx.filter_eval_shape(self.closed_risk, attention, on_device(float(length)))
         return None if formula is None else ClosedRisk(self, float(length))
 
     def exact_risks(
@@ -363,4 +363,4 @@ class ClosedRisk(AbstractExactRisk):
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Return the formula at the length."""
-        return _ClosedObjective(self.task, jnp.asarray(self.length, jnp.float64))
+        return _ClosedObjective(self.task, on_device(self.length, jnp.float64))

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, require_weights
+from promptlimit._inputs import (
+    ArrayLike,
+    Number,
+    float_array,
+    is_traced,
+    on_device,
+    require_shape,
+    require_weights,
+)
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
@@ -97,12 +105,10 @@ class Denoising(AbstractTask):
     @property
     def pair_law(self) -> Mixture:
         r"""The law of $(Z, X)$ on $\mathbb R^{2d}$: what is asked, and its answer."""
-        g, s, dtype = self.within_variance, self.query_variance, jnp.result_type(float)
-        blocks = jnp.array([[s, g], [g, g]], dtype)
-        covariance = jnp.kron(blocks, jnp.eye(self.token_dim, dtype=dtype))
-        means = jnp.tile(jnp.asarray(self.means, dtype), (1, 2))
-        weights = jnp.asarray(self.weights, dtype)
-        return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
+        g, s = self.within_variance, self.query_variance
+        covariance = np.kron([[s, g], [g, g]], np.eye(self.token_dim))
+        twice = jnp.tile if is_traced(self.means) else np.tile
+        return _of_gaussians(self.weights, twice(self.means, (1, 2)), covariance)
 
     @full_precision
     def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
@@ -117,10 +123,8 @@ class Denoising(AbstractTask):
         z = float_array("query", query, rank=1)
         require_shape("query", z, (self.token_dim,), "that of a token")
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
-        means = jnp.asarray(self.means, z.dtype)
-        offsets = jnp.log(jnp.asarray(self.weights, z.dtype)) - jnp.sum(means**2, axis=1) / (2 * s)
-        gate = jax.nn.softmax(offsets + means @ z / s)
-        return (g / s) * z + (x / s) * (gate @ means)
+        means, weights = on_device(self.means, z.dtype), on_device(self.weights, z.dtype)
+        return _bayes(means, weights, (g / s, x / s, s), z)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Mixture, Mixture]:  # noqa: ARG002  # one law for all
         """Return the law of a token, and that of the pair asked about."""
@@ -182,10 +186,23 @@ class Denoising(AbstractTask):
         return bayes_denoising_risk(self, points)
 
     def _mixture(self, variance: float) -> Mixture:
-        dtype = jnp.result_type(float)
-        covariance = variance * jnp.eye(self.token_dim, dtype=dtype)
-        means, weights = jnp.asarray(self.means, dtype), jnp.asarray(self.weights, dtype)
-        return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
+        return _of_gaussians(self.weights, self.means, variance * np.eye(self.token_dim))
+
+
+def _of_gaussians(
+    weights: np.ndarray | Array, means: np.ndarray | Array, covariance: np.ndarray
+) -> Mixture:
+    return Mixture(weights, [Gaussian(mean, covariance) for mean in means])
+
+
+@jax.jit
+def _bayes(
+    means: Array, weights: Array, variances: tuple[Array, Array, Array], z: Array
+) -> Float[Array, " d"]:
+    kept, pulled, s = variances  # g/s, x/s and s
+    offsets = jnp.log(weights) - jnp.sum(means**2, axis=1) / (2 * s)
+    gate = jax.nn.softmax(offsets + means @ z / s)
+    return kept * z + pulled * (gate @ means)
 
 
 class InContextDenoising(AbstractTask):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
@@ -91,12 +92,12 @@ class PromptRisk(AbstractDenoisingRisk):
         (table,) = _tables(task, (self.length,), reach)
         return PromptObjective(
             table=table,
-            points=jnp.asarray(queries.points),
-            weights=jnp.asarray(queries.weights),
-            bayes=jnp.asarray(queries.bayes),
-            means=jnp.asarray(task.means),
-            logit=jnp.asarray(math.log(task.weights[0] / task.weights[1])),
-            variance=jnp.asarray(task.token_variance),
+            points=on_device(queries.points),
+            weights=on_device(queries.weights),
+            bayes=on_device(queries.bayes),
+            means=on_device(task.means),
+            logit=on_device(math.log(task.weights[0] / task.weights[1])),
+            variance=on_device(task.token_variance),
             least=self.least,
         )
 
@@ -245,17 +246,29 @@ def linear_denoising_risk(
     component.
     """
     dtype = heads[0].value.dtype
-    means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
-    eye, outer = jnp.eye(task.token_dim, dtype=dtype), means.T @ (weights[:, None] * means)
-    g, t = task.within_variance, task.token_variance
-    second, asked = outer + t * eye, outer + task.query_variance * eye
+    means, weights = on_device(task.means, dtype), on_device(task.weights, dtype)
+    variances = task.within_variance, task.token_variance, task.query_variance
+    matrices = [(head.key_query, head.value) for head in heads]
+    return _linear_risk((means, weights, variances), matrices, residual, length)
+
+
+@jax.jit
+def _linear_risk(
+    law: tuple[Array, Array, tuple[Array, Array, Array]],
+    heads: list[tuple[Array, Array]],
+    residual: Array | None,
+    length: Array,
+) -> Float[Array, ""]:
+    means, weights, (g, t, s) = law
+    eye, outer = jnp.eye(means.shape[1], dtype=means.dtype), means.T @ (weights[:, None] * means)
+    second, asked = outer + t * eye, outer + s * eye
     matrix = jnp.zeros_like(eye) if residual is None else residual
-    matrix = matrix + sum(head.value @ second @ head.key_query for head in heads)
+    matrix = matrix + sum(V @ second @ U for U, V in heads)
     clean = outer + g * eye
     bias = jnp.sum(matrix @ asked * matrix) - 2.0 * jnp.sum(matrix * clean) + jnp.trace(clean)
 
-    def covariance(left: AbstractHead, right: AbstractHead) -> Array:
-        plain = left.value.T @ right.value
+    def covariance(left: Array, right: Array) -> Array:
+        plain = left.T @ right
         p = 0.5 * (plain + plain.T)
         pulled = means @ p  # (P m_k)', one a row
         sizes = jnp.sum(pulled * means, axis=1) + t * jnp.trace(p)
@@ -264,8 +277,6 @@ def linear_denoising_risk(
         return tilted + 2.0 * (crossed + crossed.T) + 2.0 * t * t * p - second @ plain @ second
 
     spread = sum(
-        jnp.sum(covariance(left, right) * (left.key_query @ asked @ right.key_query.T))
-        for left in heads
-        for right in heads
+        jnp.sum(covariance(V1, V2) * (U1 @ asked @ U2.T)) for U1, V1 in heads for U2, V2 in heads
     )
     return 0.5 * (bias + spread / length)

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._arrays import doubles
-from promptlimit._inputs import is_traced
+from promptlimit._inputs import is_traced, on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Mixture
 from promptlimit.tasks._abstract import (
@@ -135,7 +135,7 @@ class AbstractDenoisingRisk(AbstractExactRisk):
     @property
     def least(self) -> Float[Array, ""]:
         """The risk of Bayes."""
-        return jnp.asarray(bayes_denoising_risk(self.task, USUAL_POINTS).value)
+        return on_device(bayes_denoising_risk(self.task, USUAL_POINTS).value)
 
 
 class AbstractLimitRisk(AbstractDenoisingRisk):
@@ -163,7 +163,7 @@ class FixedLimitRisk(AbstractLimitRisk):
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> LimitObjective:  # noqa: ARG002
         """Return the risk over one lattice or Sobol' set of queries."""
         queries = query_points(self.task, points, replicate=replicate)
-        nodes, weights, bayes = (jnp.asarray(column) for column in queries)
+        nodes, weights, bayes = (on_device(column) for column in queries)
         return LimitObjective(self.task, nodes, weights, bayes, self.least)
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
@@ -211,9 +211,7 @@ class TurnedLimitRisk(AbstractLimitRisk):
         queries = self.task.means[part] + math.sqrt(self.task.query_variance) * normals[:, :d]
         bayes = bayes_predictions(self.task, queries)
         law, least = self.task.token_law, self.least
-        return TurnedObjective(
-            law, jnp.asarray(turns), jnp.asarray(queries), jnp.asarray(bayes), least
-        )
+        return TurnedObjective(law, on_device(turns), on_device(queries), on_device(bayes), least)
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
         """Return that of the fixed mixture where turning makes no difference, else a mean."""

@@ -15,6 +15,8 @@ from promptlimit._inputs import (
     Number,
     float_array,
     in_double,
+    is_traced,
+    on_device,
     require_shape,
     require_weights,
 )
@@ -133,10 +135,12 @@ class Discrimination(AbstractTask):
     @property
     def prompt(self) -> Mixture:
         r"""The law of a token: mean $(m_y,y)$ and covariance $\Gamma\oplus0$, by weight $\pi_y$."""
-        cov = jnp.pad(jnp.asarray(self.cov), ((0, 1), (0, 1)))
-        first, second = (jnp.asarray(mean) for mean in self.means)
+        xp = jnp if is_traced(self.means) else np
+        cov = xp.pad(self.cov, ((0, 1), (0, 1)))
+        labels = (1.0, -1.0)
         classes = [
-            Gaussian(jnp.append(mean, label), cov) for mean, label in ((first, 1.0), (second, -1.0))
+            Gaussian(xp.append(mean, label), cov)
+            for mean, label in zip(self.means, labels, strict=True)
         ]
         return Mixture(self.weights, classes)
 
@@ -313,12 +317,26 @@ def block_head(
     return SoftmaxAttention(key_query, value)
 
 
+def _in_dtype(task: Discrimination, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
+    """Return the means, the covariance and the weights."""
+    means, cov, weights = (
+        on_device(array, dtype) for array in (task.means, task.cov, task.weights)
+    )
+    return means, cov, weights
+
+
 def _softmax(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
-    dtype = head.value.dtype
-    first, second, cov = (jnp.asarray(array, dtype) for array in (*task.means, task.cov))
-    weights = jnp.asarray(task.weights, dtype)
-    U11, u12 = head.key_query[:-1, :-1].T, head.key_query[-1, :-1]
-    v21, v22 = head.value[-1, :-1], head.value[-1, -1]
+    means, cov, weights = _in_dtype(task, head.value.dtype)
+    return _softmax_coordinates(means, cov, weights, head.key_query, head.value)
+
+
+@jax.jit
+def _softmax_coordinates(
+    means: Array, cov: Array, weights: Array, key_query: Array, value: Array
+) -> ScoreCoordinates:
+    first, second = means
+    U11, u12 = key_query[:-1, :-1].T, key_query[-1, :-1]
+    v21, v22 = value[-1, :-1], value[-1, -1]
     difference = first - second
     return ScoreCoordinates(
         slope=U11 @ (cov @ v21),
@@ -330,12 +348,17 @@ def _softmax(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
 
 
 def _linear(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
-    dtype = head.value.dtype
-    means, weights = jnp.asarray(task.means, dtype), jnp.asarray(task.weights, dtype)
+    means, cov, weights = _in_dtype(task, head.value.dtype)
+    return _linear_coordinates(means, cov, weights, head.key_query, head.value)
+
+
+@jax.jit
+def _linear_coordinates(
+    means: Array, cov: Array, weights: Array, key_query: Array, value: Array
+) -> ScoreCoordinates:
+    dtype = value.dtype
     tokens = jnp.concatenate([means, jnp.array([[1.0], [-1.0]], dtype)], axis=1)
-    second = tokens.T @ (weights[:, None] * tokens) + jnp.pad(
-        jnp.asarray(task.cov, dtype), ((0, 1), (0, 1))
-    )
-    slope = (second @ head.key_query[:, :-1]).T @ head.value[-1]
+    second = tokens.T @ (weights[:, None] * tokens) + jnp.pad(cov, ((0, 1), (0, 1)))
+    slope = (second @ key_query[:, :-1]).T @ value[-1]
     zero, log_odds = jnp.zeros((), dtype), jnp.log(weights[0] / weights[1])
     return ScoreCoordinates(slope, zero, zero, jnp.zeros_like(slope), log_odds)

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import doubles
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractObjective, Averaged
 from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
@@ -105,13 +106,13 @@ class ScoreObjective(AbstractObjective):
         """Return the risk of the head that the attention is."""
         w, b, r, s, s0 = self.task.coordinates(attention)
         directions = jnp.stack([w, s])
-        cov = directions @ jnp.asarray(self.task.cov) @ directions.T
-        means = jnp.asarray(self.task.means) @ directions.T + jnp.stack([b, s0])[None]
+        cov = directions @ on_device(self.task.cov) @ directions.T
+        means = on_device(self.task.means) @ directions.T + jnp.stack([b, s0])[None]
         labels = jnp.array([1.0, -1.0])
         losses = jax.vmap(
             lambda mean, label: plane_mean(_logistic, self.nodes, mean, cov, jnp.stack([r, label]))
         )(means, labels)
-        return jnp.asarray(self.task.weights) @ losses
+        return on_device(self.task.weights) @ losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ class ScoreLimitRisk(AbstractExactRisk):
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Return the risk to descend; replicates are shifted nodes."""
         nodes, weights = plane_nodes(points, replicate)
-        return ScoreObjective(self.task, (jnp.asarray(nodes), jnp.asarray(weights)))
+        return ScoreObjective(self.task, (on_device(nodes), on_device(weights)))
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None

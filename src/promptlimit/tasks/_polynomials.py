@@ -8,9 +8,11 @@ $\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
 from typing import NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from promptlimit._inputs import on_device
 from promptlimit.tasks._regression import LinearRegression
 
 
@@ -34,6 +36,20 @@ class Averages(NamedTuple):
     misfit: Float[Array, ""]
 
 
+class _Law(NamedTuple):
+    """What a regression is, as arguments of compiled programs: they serve every regression."""
+
+    S: Array
+    H: Array
+    prior: float | Array
+    noise: float | Array
+
+
+def _law(task: LinearRegression) -> _Law:
+    S, H = on_device(task.covariance), on_device(task.query_covariance)
+    return _Law(S, H, task.prior_variance, task.noise_variance)
+
+
 def averages(
     task: LinearRegression,
     key_query: Float[Array, "tokens tokens"],
@@ -55,7 +71,12 @@ def averages(
     $$E\,v^\top\Gamma_wv\,\sigma^2=\alpha\beta+(\alpha\gamma+b^2\beta)E n+b^2\gamma E n^2
     +4b\tau^2g^\top S^2v_1 .$$
     """
-    q = _forms(task, key_query, value_row)
+    return _averages(_law(task), key_query, value_row)
+
+
+@jax.jit
+def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
+    q = _forms(law, key_query, value_row)
     even = q.a @ q.Ha + 2 * q.b * q.n1 * q.au + q.b**2 * q.n2 * q.gamma
     M = q.B - jnp.eye(q.B.shape[0], dtype=q.B.dtype)
     alpha = q.v1 @ (q.S @ q.v1)
@@ -92,7 +113,12 @@ def score_averages(
     \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
     2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
-    q = _forms(task, key_query, value_row)
+    return _score_averages(_law(task), key_query, value_row)
+
+
+@jax.jit
+def _score_averages(law: _Law, key_query: Array, value_row: Array) -> ScoreAverages:
+    q = _forms(law, key_query, value_row)
     square = _size_times_trace(q) + 2 * _size_along(q)
     cross = _label_times_trace(q) + 2 * _label_along(q)
     return ScoreAverages(q.beta + q.gamma * q.n1, square, cross)
@@ -119,16 +145,15 @@ class _Forms(NamedTuple):
     au: Array
     beta: Array
     gamma: Array
-    prior: float
+    prior: float | Array
     n1: Array
     n2: Array
     n3: Array
     W: Array
 
 
-def _forms(task: LinearRegression, key_query: Array, value_row: Array) -> _Forms:
-    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
-    prior, noise, dim = task.prior_variance, task.noise_variance, S.shape[0]
+def _forms(law: _Law, key_query: Array, value_row: Array) -> _Forms:
+    (S, H, prior, noise), dim = law, law.S.shape[0]
     A, u = key_query[:dim, :dim], key_query[dim, :dim]
     v1, b = value_row[:dim], value_row[dim]
     n1 = prior * jnp.trace(S) + noise
@@ -260,7 +285,7 @@ class _JointForms(NamedTuple):
 
 def _joint_forms(task: LinearRegression, key_query: Array, value_row: Array) -> _JointForms:
     r"""Return the symbols: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
-    S, H = jnp.asarray(task.covariance), jnp.asarray(task.query_covariance)
+    S, H = on_device(task.covariance), on_device(task.query_covariance)
     prior, dim = task.prior_variance, S.shape[0]
     A, u = key_query[:, :dim, :dim], key_query[:, dim, :dim]
     v1, b = value_row[:, :dim], value_row[:, dim]

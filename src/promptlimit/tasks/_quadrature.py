@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from promptlimit._inputs import on_device
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.tasks._abstract import REPLICATES, Averaged, spread
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets
@@ -113,7 +114,7 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> Po
 
 
 def _risk(row: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> Array:
-    means = PointMeans(*jnp.asarray(row), largest=jnp.zeros(()))
+    means = PointMeans(*on_device(row), largest=jnp.zeros(()))
     return _compiled_risk(head.task, statistics, means, head.key_query, head.value_row)
 
 

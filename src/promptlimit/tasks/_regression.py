@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, float_array, require_shape
+from promptlimit._inputs import ArrayLike, Number, float_array, on_device, require_shape
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import (
     AbstractMeasure,
@@ -239,7 +239,7 @@ class RotatedRegression(AbstractGaussianRegression):
         return rotated, rotated
 
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:
-        scales = jnp.asarray(self.spectrum, dtype=jnp.result_type(float))
+        scales = on_device(self.spectrum, dtype=jnp.result_type(float))
         rotation, signs = jnp.linalg.qr(jax.random.normal(key, (scales.size,) * 2))
         rotation = rotation * jnp.sign(jnp.diag(signs))[None]
         law = _joint((rotation * scales[None]) @ rotation.T, self.noise_variance)
@@ -303,9 +303,13 @@ class CovariateRegression(AbstractRegression):
 def _joint(covariance: np.ndarray | Array, noise_variance: float) -> Gaussian:
     r"""Return the law of $(x, s\,\epsilon)$."""
     # The dtype is named: jax may remember a NumPy array in the precision of an earlier use.
-    host = jnp.asarray(covariance, dtype=jnp.result_type(float))
-    block = jnp.pad(host, (0, 1)).at[-1, -1].set(noise_variance)
-    return Gaussian(jnp.zeros(block.shape[0], block.dtype), block)
+    if isinstance(covariance, np.ndarray):
+        block = np.pad(covariance, (0, 1))
+        block[-1, -1] = noise_variance
+    else:
+        matrix = covariance.astype(jnp.result_type(float))
+        block = jnp.pad(matrix, (0, 1)).at[-1, -1].set(noise_variance)
+    return Gaussian(np.zeros(block.shape[0]), block)
 
 
 def _covariance(name: str, value: ArrayLike) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import Number, require_choice
+from promptlimit._inputs import Number, on_device, require_choice
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
@@ -155,7 +155,7 @@ class RegressionRisk(AbstractExactRisk):
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
         """Return the risk to descend, over lines without slopes."""
         if self.is_closed_form:
-            return RegressionObjective(LinearRisk(self.task, jnp.asarray(self.length)))
+            return RegressionObjective(LinearRisk(self.task, on_device(self.length)))
         statistics = of_any_length(risk_statistics(self.length, max_sharpness))
         nodes = next(node_sets(self.task, points, replicate))
         return RegressionObjective(SoftmaxRisk(self.task, statistics, nodes, sloping=False))
@@ -163,7 +163,7 @@ class RegressionRisk(AbstractExactRisk):
     def replicates(self, attention: AbstractAttention, points: int) -> Sequence[AbstractObjective]:
         """Return the risk over independent point sets, its tables wide enough for the head."""
         if self.is_closed_form:
-            return [RegressionObjective(LinearRisk(self.task, jnp.asarray(self.length)))]
+            return [RegressionObjective(LinearRisk(self.task, on_device(self.length)))]
         risks = replicate_risks(self.task, self.length, merged(attention).key_query, points)
         return [RegressionObjective(risk) for risk in risks]
 
@@ -232,7 +232,7 @@ class LinearHeadsRisk(AbstractExactRisk):
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Return the risk to descend."""
-        return LinearHeadsObjective(self.task, jnp.asarray(self.length, jnp.float64))
+        return LinearHeadsObjective(self.task, on_device(self.length, jnp.float64))
 
 
 def regression_risk(

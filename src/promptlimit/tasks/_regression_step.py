@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
+from promptlimit._inputs import on_device
 from promptlimit._normals import normal_pairs
 from promptlimit.tasks._abstract import Batches, BatchGradient
 from promptlimit.tasks._law_sums import law_sums
@@ -91,7 +92,7 @@ def questions(task: LinearRegression, prompts: PromptStream, step: UInt32[Array,
     dim, batch = prompts.dim, prompts.batch
     shape = (len(prompts.lengths), dim * batch)
     after = np.array([prompts.pairs * batch * length for length in prompts.lengths], np.uint32)
-    index = jnp.asarray(after)[:, None] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
+    index = on_device(after)[:, None] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
     key = (prompts.keys[0][:, None], prompts.keys[1][:, None])
     drawn = normal_pairs(key, step, index).reshape(-1, dim, batch)
     drawn = jnp.moveaxis(drawn, 1, 2)
@@ -115,7 +116,7 @@ def _times(matrix: np.ndarray, vectors: Array) -> Array:
     """Return the matrix times each vector along the last axis; the identity costs nothing."""
     if np.array_equal(matrix, np.eye(matrix.shape[0])):
         return vectors
-    return jnp.matmul(vectors, jnp.asarray(matrix.T), precision=EXACT)
+    return jnp.matmul(vectors, on_device(matrix.T), precision=EXACT)
 
 
 def to_normals(task: LinearRegression, weights: Array, directions: Array) -> Array:

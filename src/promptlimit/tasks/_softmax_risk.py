@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import Number
+from promptlimit._inputs import Number, on_device
 from promptlimit.tasks._points import Nodes
 from promptlimit.tasks._polynomials import Averages, averages, score_averages
 from promptlimit.tasks._regression import LinearRegression
@@ -184,9 +184,9 @@ class SoftmaxRisk(eqx.Module):
         dim, noise = self.query.shape[0], self.task.noise_variance
         p, t2, squared = scores(self, noise, key_query)
         v1, b = value_row[:dim], value_row[dim]
-        r = (jnp.asarray(self.root) @ v1)[:, None] + b * jnp.asarray(self.weights)
+        r = (on_device(self.root) @ v1)[:, None] + b * on_device(self.weights)
         c = jnp.sum(p * r, axis=0) + noise * b * t2
-        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - jnp.asarray(self.label))
+        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
         at = self.statistics(squared)
         P, rho, c2 = at["participation"], at["excess"], c * c
         terms = (P, rho, squared, f, c2, f * squared, c2 * squared, f * P + c2 * rho)
@@ -197,7 +197,13 @@ def scores(
     points: "SoftmaxRisk | Nodes", noise_variance: float, key_query: Float[Array, "tokens tokens"]
 ) -> tuple[Array, Array, Array]:
     r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
-    root, query, weights = (jnp.asarray(a) for a in (points.root, points.query, points.weights))
+    return _scores(points.root, points.query, points.weights, noise_variance, key_query)
+
+
+@jax.jit
+def _scores(
+    root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
+) -> tuple[Array, Array, Array]:
     dim = query.shape[0]
     rows = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]])
     tilts = rows @ query
@@ -212,7 +218,7 @@ def slopes(
 
     The mean slope from 0 to 3m by two nodes of Gauss: a chord, but smooth at m = 0.
     """
-    nodes = jnp.asarray([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
+    nodes = on_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)
     _, slope = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
     return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors, sobol_normals
 from promptlimit.finite import UnreliableErrorWarning
@@ -202,11 +203,11 @@ def _objective(
     flip = np.append(np.ones(dim), -1.0)
     mass = np.full(points, 1 / points) if masses is None else masses
     return StackObjective(
-        jnp.asarray(np.concatenate([moments, flip[:, None] * moments * flip])),
-        jnp.asarray(np.concatenate([weights, -weights])),
-        jnp.asarray(query if query.ndim == 2 else np.concatenate([query, query])),
-        jnp.asarray(np.concatenate([mass, mass]) / 2),
-        jnp.asarray(task.noise_variance),
+        on_device(np.concatenate([moments, flip[:, None] * moments * flip])),
+        on_device(np.concatenate([weights, -weights])),
+        on_device(query if query.ndim == 2 else np.concatenate([query, query])),
+        on_device(np.concatenate([mass, mass]) / 2),
+        on_device(task.noise_variance),
     )
 
 

@@ -8,6 +8,7 @@ statistics are smooth down to 0, so that no caller differentiates a square root 
 import os
 import pathlib
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike, checked_lengths
+from promptlimit._inputs import on_device
 from promptlimit.weights._interpolant_table import interpolation_table
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 
@@ -53,22 +55,28 @@ class WeightInterpolant(eqx.Module):
         `mean_score` is $\sigma(1-E\,S_2)$, whose derivative in $\sigma^2$ is infinite at 0;
         `shrinkage` is $1-E\,S_2$ and smooth.
         """
-        squared = jnp.asarray(sharpness_squared)
+        squared = on_device(sharpness_squared)
         if not jnp.issubdtype(squared.dtype, jnp.floating):
             squared = squared.astype(float)
-        inside = (squared >= 0) & (squared <= self.max_sharpness**2)
-        squared = squared + jnp.where(inside, 0.0, jnp.nan).astype(squared.dtype)
-        place = jnp.log(1 + squared) * (0.5 / self.width)
-        statistics = {}
-        for name, table in zip(self.statistics, self.tables, strict=True):
-            values = [
-                _piecewise(jnp.asarray(table[index], dtype=place.dtype), place)
-                for index in range(len(self.lengths))
-            ]
-            if name == "mean_score":
-                values = [jnp.sqrt(squared) * value for value in values]
-            statistics[name] = values[0] if self.scalar else jnp.stack(values, axis=-1)
-        return statistics
+        tables = dict(zip(self.statistics, self.tables, strict=True))
+        end, rate = self.max_sharpness**2, 0.5 / self.width
+        return _interpolated(tables, squared, end, rate, scalar=self.scalar)
+
+
+@partial(jax.jit, static_argnames="scalar")
+def _interpolated(
+    tables: dict[str, Array], squared: Array, end: Array, rate: Array, *, scalar: bool
+) -> dict[str, Array]:
+    inside = (squared >= 0) & (squared <= end)
+    squared = squared + jnp.where(inside, 0.0, jnp.nan).astype(squared.dtype)
+    place = jnp.log(1 + squared) * rate
+    statistics = {}
+    for name, table in tables.items():
+        values = [_piecewise(row.astype(place.dtype), place) for row in table]
+        if name == "mean_score":
+            values = [jnp.sqrt(squared) * value for value in values]
+        statistics[name] = values[0] if scalar else jnp.stack(values, axis=-1)
+    return statistics
 
 
 @jax.custom_jvp

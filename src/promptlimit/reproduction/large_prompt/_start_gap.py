@@ -23,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Key, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import Factored
 from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
 from promptlimit.weights import weight_statistics
@@ -182,7 +183,7 @@ def _batch_gradients(
         np.linalg.cholesky(task.query_covariance),
         np.sqrt([task.prior_variance, task.noise_variance]),
     )
-    single = jax.tree.map(lambda array: jnp.asarray(array, jnp.float32), (tuple(heads), laws))
+    single = jax.tree.map(lambda array: on_device(array, jnp.float32), (tuple(heads), laws))
     return [np.asarray(rows, np.float64) for rows in _gradients(*single, keys, length, batch)]
 
 

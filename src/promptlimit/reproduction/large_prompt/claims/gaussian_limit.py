@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Affine, Gaussian, Rademacher
 from promptlimit.reproduction import Claim, Setting
@@ -63,7 +63,7 @@ def _image_error(rng: np.random.Generator) -> float:
     for _ in range(_PROBLEMS):
         u, v = random_parameters(rng, _DIM)
         prompt, attention = random_gaussian(rng, _DIM), SoftmaxAttention(u, v)
-        queries = jnp.asarray(_tokens(prompt, standard))
+        queries = on_device(_tokens(prompt, standard))
         outputs = np.asarray(jax.vmap(attention, in_axes=(None, 0))(prompt, queries))
         mean = mass @ outputs
         cov = (outputs - mean).T @ ((outputs - mean) * mass[:, None])

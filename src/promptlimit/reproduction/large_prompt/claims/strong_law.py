@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._inputs import on_device
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Rademacher, UniformSphere
 from promptlimit.reproduction import Claim, Setting
@@ -21,7 +21,7 @@ _QUERY = np.array([1.0, -0.5])
 
 def _paths(law: AbstractMeasure, key: jax.Array, prompts: int) -> np.ndarray:
     """Return the outputs of growing prompts, one a row, at each length."""
-    attention, query = SoftmaxAttention(_U, _V), jnp.asarray(_QUERY)
+    attention, query = SoftmaxAttention(_U, _V), on_device(_QUERY)
     drawn = [law.sample(_LENGTHS[-1], key=own) for own in jax.random.split(key, prompts)]
     return np.array(
         [[attention(beginning(tokens, n), query) for n in _LENGTHS] for tokens in drawn]
@@ -30,7 +30,7 @@ def _paths(law: AbstractMeasure, key: jax.Array, prompts: int) -> np.ndarray:
 
 def _predicted_variance(law: AbstractMeasure) -> float:
     r"""Return $\lim L\,E|T_L-T|^2$ by the delta method, from the log-Laplace transform alone."""
-    tilt = jnp.asarray(_U @ _QUERY)
+    tilt = on_device(_U @ _QUERY)
     growth = np.exp(float(law.log_laplace(2 * tilt) - 2 * law.log_laplace(tilt)))
     shift = np.asarray(law.tilted_mean(2 * tilt) - law.tilted_mean(tilt))
     spread = growth * (np.asarray(law.tilted_cov(2 * tilt)) + np.outer(shift, shift))
