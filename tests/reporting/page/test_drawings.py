@@ -61,7 +61,10 @@ def test_pictures_fonts_and_white_backgrounds_are_kept_as_such() -> None:
     [
         ("<defs>", "<script>alert(1)</script><defs>"),
         ("<defs>", '<a xlink:href="https://example.org"/><defs>'),
-        ("<defs>", '<foreignObject><p xmlns="http://www.w3.org/1999/xhtml"/></foreignObject><defs>'),
+        (
+            "<defs>",
+            '<foreignObject><p xmlns="http://www.w3.org/1999/xhtml"/></foreignObject><defs>',
+        ),
         ("<defs>", '<b:script xmlns:b="http://www.w3.org/1999/xhtml">alert(1)</b:script><defs>'),
         ("<defs>", '<animate attributeName="href" values="javascript:alert(1)"/><defs>'),
         ("<defs>", '<image xlink:href="https://example.org/p.png"/><defs>'),
