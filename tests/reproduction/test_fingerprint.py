@@ -29,7 +29,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def hashes() -> dict[str, str]:
     """Return the hashes that the code gives itself."""
-    _fingerprint._library_hash.cache_clear()
+    _fingerprint._code_hash.cache_clear()
     return {
         "item": item_hash(PAPER, "claim", "made-up", Setting()),
         "engine": engine_hash(),
@@ -40,7 +40,7 @@ def hashes() -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    _fingerprint._library_hash.cache_clear()
+    _fingerprint._code_hash.cache_clear()
 
 
 def seen_by(file: str) -> set[str]:

@@ -15,7 +15,7 @@ from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
 from promptlimit.results import InputFileError, ReportFolder
-from reporting.page.stored_results import figure, write_results
+from reporting.page.stored_results import figure, plot, write_results
 
 IMPORT = "from promptlimit.reproduction import Claim\n"
 SOURCES = {
@@ -168,7 +168,7 @@ def test_a_paper_of_ones_own_has_a_name_of_its_own(coins: Path) -> None:
         other.rename(coins)
 
 
-def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
+def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing_or_not_ours(
     coins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper, folder = paper_at(coins), ReportFolder(coins.parent / "r")
@@ -177,13 +177,14 @@ def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
         figure("gaps", "coins"), drawing="tosses", arrays=item.compute(Setting())
     )
     folder.save_figure(stored)
-    rendered: list[tuple] = []
+    drawing, rendered = plot(), list[tuple]()
 
     def render(picture: object, *formats: str) -> list[bytes]:
         rendered.append(formats)
-        return [b"a picture"] * len(formats)
+        return [drawing] * len(formats)
 
     monkeypatch.setattr(_pictures, "render", render)
+    pictures = folder.path / "coins" / "figures"
     for drawn_by, lost, formats in (
         ("one", "", FORMATS),
         ("one", "", FORMATS),
@@ -191,15 +192,20 @@ def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing(
         ("other", "", QUICK_FORMATS),
         ("other", "", QUICK_FORMATS),
         ("other", "", FORMATS),
+        ("other", "svg", FORMATS),
     ):
-        if lost:
-            (folder.path / "coins" / "figures" / f"gaps.{lost}").unlink()
+        if lost == "png":
+            (pictures / "gaps.png").unlink()
+        elif lost == "svg":
+            foreign = drawing.replace(b"<defs>", b"<script>alert(1)</script><defs>", 1)
+            (pictures / "gaps.svg").write_bytes(foreign)
         again = folder.figure("coins", "gaps")
         assert again is not None
         again, svg = drawn_figure(paper, again, folder, drawn_by, formats)
-        assert (svg, again.drawn_by) == (b"a picture", drawn_by)
+        assert (svg, again.drawn_by) == (drawing, drawn_by)
         assert again.pictures == tuple(sorted(formats))
-    assert rendered == [FORMATS, ("svg",), FORMATS, QUICK_FORMATS, ("svg",), FORMATS]
+    assert (pictures / "gaps.svg").read_bytes() == drawing
+    assert rendered == [FORMATS, FORMATS, QUICK_FORMATS, FORMATS, FORMATS]
 
 
 def test_arrays_that_do_not_fit_a_drawing_cost_the_page_one_figure(tmp_path: Path) -> None:

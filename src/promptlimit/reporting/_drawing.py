@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from promptlimit.reporting._powers import write_powers_plainly
 from promptlimit.reporting._theme import theme
 
 Format = Literal["png", "svg", "pdf"]
@@ -38,6 +39,7 @@ def render(figure: Figure, *formats: Format) -> list[bytes]:
 
     It is laid out once, so that no format moves it for the next.
     """
+    write_powers_plainly(figure)
     with theme():
         layout = figure.get_layout_engine()
         if layout is not None:

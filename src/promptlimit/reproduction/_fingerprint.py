@@ -21,7 +21,7 @@ _TALKS_OR_DRAWS = ("cli/", "reporting/")
 
 def item_hash(paper: Paper, kind: str, name: str, setting: Setting) -> str:
     """Return the hash of all that decides a claim or a figure: its name, the setting, the code."""
-    library = _library_hash((*_TALKS_OR_DRAWS, *_papers()))
+    library = _code_hash(_LIBRARY, (*_TALKS_OR_DRAWS, *_papers()))
     code = [library, _code_hash(paper.folder, ("drawings/",), "*")]
     what = {"what": kind, "paper": paper.name, "name": name, "code": code}
     return run_name({**what, **setting.as_json()})
@@ -41,7 +41,7 @@ def engine_hash() -> str:
     What papers ask of it is not part of that: the configuration of a run is in its name, and so a
     changed claim goes on with the runs that are there.
     """
-    return _library_hash((*_TALKS_OR_DRAWS, "reproduction/"))
+    return _code_hash(_LIBRARY, (*_TALKS_OR_DRAWS, "reproduction/"))
 
 
 def _papers() -> tuple[str, ...]:
@@ -51,12 +51,11 @@ def _papers() -> tuple[str, ...]:
 
 
 @functools.cache
-def _library_hash(without: tuple[str, ...]) -> str:
-    return _code_hash(_LIBRARY, without)
-
-
 def _code_hash(root: Path, without: tuple[str, ...], pattern: str = "*.py") -> str:
-    """Return the hash of all sources under a folder but those whose names begin so."""
+    """Return the hash of all sources under a folder but those whose names begin so.
+
+    It is that of the first call: what is written into a folder later is not what is imported.
+    """
     sources = _source_hashes(root, pattern)
     return run_name({name: sources[name] for name in sources if not name.startswith(without)})[:16]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from promptlimit.reporting import FORMATS, Format, explorer_page, render, report_page
+from promptlimit.reporting import FORMATS, Format, explorer_page, is_drawing, render, report_page
 from promptlimit.reproduction._paper import Paper, papers
 from promptlimit.results import ReportFolder, StoredFigure, StoredReport
 
@@ -17,17 +17,21 @@ def drawn_figure(
 ) -> tuple[StoredFigure, bytes]:
     """Return the figure with its pictures on disk, and the one for the page.
 
+    It is drawn unless this code has drawn it before, and the picture for the page is still one of
+    those that this code draws: what lies on a disk may be anybody's.
+
     Args:
         paper: whose drawing it is.
         figure: the figure, stored already.
-        folder: where its pictures go, unless this code has drawn them all before.
+        folder: where its pictures are or go.
         drawn_by: the hash of this code.
         formats: of the pictures, "svg" among them.
     """
-    picture = paper.draw(figure.drawing, figure.arrays)
     if figure.drawn_by == drawn_by and set(formats) <= set(figure.pictures):
-        return figure, render(picture, "svg")[0]
-    files = render(picture, *formats)
+        svg = folder.picture(figure, "svg")
+        if is_drawing(svg):
+            return figure, svg
+    files = render(paper.draw(figure.drawing, figure.arrays), *formats)
     pictures: dict[str, bytes] = dict(zip(formats, files, strict=True))
     return folder.save_pictures(figure, pictures, drawn_by), pictures["svg"]
 
@@ -58,7 +62,7 @@ def write_page(
             shown[place] = render(picture, "svg")[0]
         except Exception as problem:  # arrays of a file may be any
             reason = str(problem) or type(problem).__name__
-            shown[place] = folder.picture(figure)
+            shown[place] = folder.picture(figure, "png")
             how = "shown as the picture that is stored" if shown[place] else "not shown"
             problems.append(f"{figure.paper}/figures/{figure.name} is {how}: {reason}.")
     text = report_page(report, shown)

@@ -14,7 +14,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from promptlimit.results._training import masked, unmasked
 
 _LARGEST_ARRAYS, _LARGEST_PICTURE, _MOST_FILES = 100_000_000, 10_000_000, 300
 _PICTURES = ("pdf", "png", "svg")
+_BEGINNINGS = {"png": b"\x89PNG\r\n", "svg": b"<?xml "}
 
 
 class ReportFolder:
@@ -123,14 +124,14 @@ class ReportFolder:
             return set()
         return {path.name for path in self.path.iterdir() if _is_paper(path)}
 
-    def picture(self, figure: StoredFigure) -> bytes:
-        """Return the stored .png of a figure; nothing where there is none that is one."""
-        path = self._file(figure.paper, "figures", figure.name).with_suffix(".png")
+    def picture(self, figure: StoredFigure, ending: Literal["png", "svg"]) -> bytes:
+        """Return a stored picture of a figure; nothing where there is none that begins as one."""
+        path = self._file(figure.paper, "figures", figure.name).with_suffix(f".{ending}")
         try:
             content = limited_bytes(path, _LARGEST_PICTURE)
         except ValueError:
             return b""
-        return content if content.startswith(b"\x89PNG\r\n") else b""
+        return content if content.startswith(_BEGINNINGS[ending]) else b""
 
     def holds(self, paper: str, kind: str, name: str, digest: str) -> bool:
         """Return whether a claim or figure seems to be there as all that decides it would have it.

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from promptlimit.reporting import render
-from promptlimit.reporting.page._svg import inline
+from promptlimit.reporting.page._svg import inline, is_drawing
 from reporting.page.stored_results import plot
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -48,7 +48,44 @@ def test_pictures_fonts_and_white_backgrounds_are_kept_as_such() -> None:
     axis = figure.subplots()
     axis.imshow(np.eye(3))
     axis.set_title("slanted", style="italic", weight="bold")
-    drawn = inline(render(figure, "svg")[0], "p-")
+    content = render(figure, "svg")[0]
+    assert is_drawing(content)
+    drawn = inline(content, "p-")
     assert 'href="data:image/png;base64,' in drawn
     assert re.search(r'font-style="italic" font-weight="(bold|700)" font-size="[\d.]+px"', drawn)
     assert len(re.findall('class="paper"', drawn)) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("<defs>", "<script>alert(1)</script><defs>"),
+        ("<defs>", '<a xlink:href="https://example.org"/><defs>'),
+        (
+            "<defs>",
+            '<foreignObject><p xmlns="http://www.w3.org/1999/xhtml"/></foreignObject><defs>',
+        ),
+        ("<defs>", '<b:script xmlns:b="http://www.w3.org/1999/xhtml">alert(1)</b:script><defs>'),
+        ("<defs>", '<animate attributeName="href" values="javascript:alert(1)"/><defs>'),
+        ("<defs>", '<image xlink:href="https://example.org/p.png"/><defs>'),
+        ("<defs>", '<image xlink:href="data:image/svg+xml;base64,PHN2Zy8+"/><defs>'),
+        ("<defs>", '<g id="g"/><use xlink:href="#g"/><defs>'),
+        ("<defs>", '<use href="javascript:alert(1)"/><defs>'),
+        ("<defs>", '<g onload="alert(1)"/><defs>'),
+        ("<defs>", '<g style="background: red"/><defs>'),
+        ("<defs>", '<g style="fill: url(https://example.org#a)"/><defs>'),
+        ("<defs>", '<g clip-path="url(other.svg#a)"/><defs>'),
+        ("<defs>", f"{'<g>' * 40}{'</g>' * 40}<defs>"),
+        ("<svg ", '<!DOCTYPE svg [<!ENTITY a "aaaa">]><svg '),
+        ("</svg>", ""),
+        ('encoding="utf-8"', 'encoding="utf-7"'),
+    ],
+)
+def test_a_file_of_another_drawing_program_or_another_mind_is_no_drawing(
+    old: str, new: str
+) -> None:
+    ours = plot()
+    assert is_drawing(ours)
+    theirs = ours.replace(old.encode(), new.encode(), 1)
+    assert theirs != ours
+    assert not is_drawing(theirs)

@@ -3,6 +3,9 @@
 The page forbids inline styles and holds several drawings: style declarations become attributes, and
 ids that are referred to get a prefix of their own. All others go, but for those that name a series,
 axes or ticks, whose labels stay in sight when a reader looks closer.
+
+A drawing that was on a disk meanwhile may be anybody's: `is_drawing` says whether it has nothing
+but the shapes and letters that Matplotlib draws with.
 """
 
 import re
@@ -18,18 +21,81 @@ _LINK = re.compile(r"url\(#([^)]+)\)")
 _FONT = re.compile(r"(?P<words>(?:[a-z0-9-]+\s+)*?)(?P<size>[\d.]+px)\s+(?P<family>.+)")
 _WHITE = "#ffffff"
 
+_HEAD = b'<?xml version="1.0" encoding="utf-8" standalone="no"?>'
+_ELEMENTS = {
+    f"{_SVG}{name}"
+    for name in ("svg", "defs", "g", "path", "use", "clipPath", "rect", "text", "tspan", "image")
+}
+_PLACES = {"d", "x", "y", "width", "height", "viewBox", "transform", "clip-path", "version"}
+_LOOKS = {"opacity", "fill", "stroke", "font", "text-anchor", "image-rendering"}
+_PLAIN = re.compile(r"[\w\s#.,+%()'-]*")
+_PICTURE = re.compile(r"data:image/png;base64,[\w\s+/=]*")
+_DEEPEST = 30
+
+
+def is_drawing(content: bytes) -> bool:
+    """Return whether a file has nothing but shapes and letters, and refers to nothing outside it.
+
+    Args:
+        content: an SVG file that may be anybody's. What Matplotlib draws for this library is one.
+    """
+    if not content.startswith(_HEAD) or b"<!ENTITY" in content:
+        return False
+    try:
+        root = ET.fromstring(content)  # noqa: S314  # no entities
+    except ET.ParseError:
+        return False
+    _drop_unshown(root)
+    level = [root]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in node]
+    shapes = {f"#{node.get('id')}" for node in root.iter(f"{_SVG}path")}
+    return not level and all(_is_harmless(node, shapes) for node in root.iter())
+
+
+def _is_harmless(node: ET.Element, shapes: set[str]) -> bool:
+    """Return whether an element and all it says are known; `use` may only repeat a shape."""
+    if node.tag not in _ELEMENTS:
+        return False
+    for key, value in node.items():
+        if key == "id":
+            continue
+        if key == f"{_XLINK}href":
+            if not (value in shapes or _PICTURE.fullmatch(value)):
+                return False
+        elif key == "style":
+            declarations = (part.partition(":") for part in value.split(";") if part.strip())
+            if not all(_is_look(name.strip(), look) for name, _, look in declarations):
+                return False
+        elif key not in _PLACES or not _is_plain(value):
+            return False
+    return True
+
+
+def _is_look(name: str, value: str) -> bool:
+    return (name in _LOOKS or name.partition("-")[0] in _LOOKS) and _is_plain(value)
+
+
+def _is_plain(value: str) -> bool:
+    """Return whether a value is numbers and words, or refers to something in the drawing."""
+    return bool(_LINK.fullmatch(value) or (_PLAIN.fullmatch(value) and "url" not in value.lower()))
+
+
+def _drop_unshown(root: ET.Element) -> None:
+    for parent in list(root.iter()):
+        for child in [child for child in parent if child.tag in _UNSHOWN]:
+            parent.remove(child)
+
 
 def inline(content: bytes, prefix: str) -> Markup:
     """Return an SVG file of Matplotlib as markup for a page.
 
     Args:
-        content: the file, drawn by this library.
+        content: the file, drawn by this library; if it was stored meanwhile, `is_drawing`.
         prefix: begins every id, so that those of two drawings on one page are never the same.
     """
     root = ET.fromstring(content)  # noqa: S314  # drawn here, from numbers
-    for parent in list(root.iter()):
-        for child in [child for child in parent if child.tag in _UNSHOWN]:
-            parent.remove(child)
+    _drop_unshown(root)
     _mark_paper(root)
     for node in root.iter():
         node.tag = node.tag.removeprefix(_SVG)
