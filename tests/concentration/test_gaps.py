@@ -195,7 +195,7 @@ def test_simulated_prompts_agree_with_the_exact_gap_within_their_error_bars(x64,
     for seed in (0, 1, 2):
         rng = np.random.default_rng(seed)
         attention = pl.SoftmaxAttention(0.7 * rng.normal(size=(2, 2)), rng.normal(size=(2, 2)))
-        given = (attention, other_cases()[name], rng.normal(size=(3, 2)), [1, 4, 30, 200])
+        given = (attention, other_cases()[name], rng.normal(size=(3, 2)), [1, 30])
         exact = pl.output_gap(*given)
         drawn = pl.output_gap(*given, kind="estimate", key=jax.random.key(seed), samples=2000)
         assert (exact.kind, drawn.kind) == ("exact", "estimate")

@@ -136,10 +136,9 @@ def finite() -> pl.Trajectory:
 
 @pytest.mark.slow
 def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
-    for index in (0, 15):
-        head = pl.SoftmaxAttention(finite.key_query[index], finite.value_matrix[index])
-        # 512 points leave up to 3% here, growing along the flow: a coarse check of the law alone.
-        assert abs(pl.risk(head, TASK, 20).value / finite.value[index] - 1) < 0.05
+    head = pl.SoftmaxAttention(finite.key_query[-1], finite.value_matrix[-1])
+    # 512 points leave up to 3% here, growing along the flow: a coarse check of the law alone.
+    assert abs(pl.risk(head, TASK, 20).value / finite.value[-1] - 1) < 0.05
     np.testing.assert_array_equal(finite.parameters["key_query"], finite.key_query)
     assert finite.kind == "exact"
     assert (np.diff(finite.value) < 0).all()

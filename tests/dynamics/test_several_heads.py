@@ -1,5 +1,6 @@
 """Flows and training of attentions that are not one head, on squared and on other losses."""
 
+import functools
 import itertools
 import json
 import math
@@ -19,7 +20,10 @@ from promptlimit.results import Trajectory
 KEY = jax.random.key(5)
 COV = np.array([[1.0, 0.3], [0.3, 0.8]])
 BATCH, RATE, CLIP = 16, 0.05, 5.0
+RULE = optax.chain(optax.clip_by_global_norm(CLIP), optax.sgd(RATE))
+CLIPPED: dict[str, Any] = {"batch": BATCH, "optimiser": RULE, "label": "clipped", "samples": 256}
 TASK = pl.LinearRegression(np.diag([1.0, 0.5]), noise_variance=0.1, prior_variance=0.5)
+HEAD = pl.block_start(TASK, 0.4, kernel="linear")
 
 
 class Sided(pl.AbstractTask):
@@ -57,6 +61,7 @@ NAMES = (
 )
 
 
+@functools.cache
 def prompts(length, step):
     """Return what each prompt of a batch is, and the token it is asked about: the task's own."""
     key = jax.random.fold_in(jax.random.split(KEY)[1], 0)
@@ -105,10 +110,7 @@ def plain_gradient(arrays, batch, length):
 @pytest.fixture(scope="module")
 def trained():
     """Two layers, one of them loud, trained side by side with clipped gradients."""
-    rule = optax.chain(optax.clip_by_global_norm(CLIP), optax.sgd(RATE))
-    plan = pl.TrainingPlan(
-        steps=2, batch=BATCH, record=[0, 1, 2], samples=256, optimiser=rule, label="clipped sgd"
-    )
+    plan = pl.TrainingPlan(steps=2, record=[0, 1, 2], **CLIPPED)
     starts = [layer(), layer(size=8.0, seed=4)]
     return pl.sgd(starts, Sided(), [math.inf, 4], plan, key=KEY, packed=True)
 
@@ -164,7 +166,7 @@ class StopHereError(Exception):
 
 
 def test_a_layer_resumes_to_the_identical_bits(tmp_path):
-    plan = pl.TrainingPlan(steps=40, batch=4, learning_rate=0.01, record=[0, 7, 40], samples=8)
+    plan = pl.TrainingPlan(steps=40, record=[0, 7, 40], **CLIPPED)
     arguments = ([layer(), layer(seed=9)], Sided(), math.inf, plan)
 
     def interrupt(progress):
@@ -209,13 +211,12 @@ def test_a_flow_of_several_heads_descends_their_exact_risk(tmp_path, x64):
 
 
 def test_one_head_among_heads_flows_and_trains_as_itself(x64):
-    head = pl.block_start(TASK, 0.4, kernel="linear")
-    one = pl.MultiHead([head])
-    flows = [pl.gradient_flow(start, TASK, math.inf, [0.0, 1.0]) for start in (head, one)]
+    one = pl.MultiHead([HEAD])
+    flows = [pl.gradient_flow(start, TASK, math.inf, [0.0, 1.0]) for start in (HEAD, one)]
     assert_array_equal(flows[1].key_query, flows[0].key_query)
     assert_array_equal(flows[1].parameters["heads[0].value"], flows[0].parameters["value"])
     plan = pl.TrainingPlan(steps=3, batch=8, record=[0, 3], points=256)
-    runs = [pl.sgd(start, TASK, 5, plan, key=KEY) for start in (head, one)]
+    runs = [pl.sgd(start, TASK, 5, plan, key=KEY) for start in (HEAD, one)]
     assert_array_equal(runs[1].key_query, runs[0].key_query)
     assert runs[1].kernels == ("linear",)
     gap = pl.trajectory_gap(runs[0].trajectory(), runs[1].trajectory())
@@ -310,7 +311,7 @@ def refused(trained, tmp_path):
         ),
         "heads[0].key_query": attend(run, layer(dim=3)),
         "`b` must move the parameters of `a`, heads[0].key_query": lambda: pl.trajectory_gap(
-            run, pl.gradient_flow(pl.LinearAttention(COV, COV), Sided(), 4, [0.0], key=KEY)
+            run, pl.gradient_flow(HEAD, TASK, math.inf, [0.0])
         ),
     }
 

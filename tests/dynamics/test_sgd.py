@@ -17,7 +17,7 @@ import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
 from promptlimit.dynamics._step import advancer, first_state
-from promptlimit.tasks._regression_step import questions
+from promptlimit.tasks._regression_step import RegressionGradient, RegressionNumbers, questions
 from promptlimit.tasks._token_sums import coordinates, packed_sums, prompt_stream, token_sums
 
 KEY = jax.random.key(7)
@@ -72,7 +72,7 @@ def test_normals_are_those_of_box_and_muller() -> None:
 def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
     task, length, rate = LAWS[law], 5, 0.01
     plan = pl.TrainingPlan(steps=2, batch=16, learning_rate=rate, record=[0, 1, 2], points=256)
-    found = pl.sgd(BOTH, task, length, plan, key=KEY)
+    found = pl.sgd(BOTH, task, length, plan, key=KEY, seeds=2)
     prompt_key = jax.random.fold_in(jax.random.fold_in(jax.random.split(KEY)[1], 0), length)
     words = np.asarray(jax.random.key_data(prompt_key))
     for step in (0, 1):
@@ -86,32 +86,33 @@ def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
                 np.testing.assert_allclose(run.parameters[name][step + 1], moved, atol=3e-7)
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "linear"])
-def test_a_merged_head_with_several_outputs_learns_in_its_last_row(kernel: str) -> None:
+def test_a_merged_head_with_several_outputs_learns_in_its_last_row() -> None:
     """As factors K = I, Q = U, V and O the last unit vector, of which O and K do not move."""
     rng = np.random.default_rng(2)
     U, V = (0.5 * rng.normal(size=shape).astype(np.float32) for shape in ((4, 4), (2, 4)))
-    head = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}[kernel](U, V)
+    heads = [pl.SoftmaxAttention(U, V), pl.LinearAttention(U, V)]
     plan = pl.TrainingPlan(steps=1, batch=16, learning_rate=0.01, record=[0, 1], points=256)
-    run = pl.sgd(head, LAWS["kms"], 5, plan, key=KEY).trajectory()
+    trained = pl.sgd(heads, LAWS["kms"], 5, plan, key=KEY)
     prompt_key = jax.random.fold_in(jax.random.fold_in(jax.random.split(KEY)[1], 0), 5)
     data = reference.batch(LAWS["kms"], np.asarray(jax.random.key_data(prompt_key)), 5, 0, 16)
     matrices = (np.eye(4), U, V, np.array([[0.0, 1.0]]))
     factors = {name: each.astype(np.float64) for name, each in zip(NAMES, matrices, strict=True)}
-    slopes = reference.gradient(kernel, factors, 1.0, data)
-    for name, by in (("key_query", "query_weight"), ("value", "value_weight")):
-        moved = np.diff(run.parameters[name], axis=0)[0]
-        np.testing.assert_allclose(moved, -0.01 * slopes[by], atol=3e-7)
+    for place, kernel in enumerate(("softmax", "linear")):
+        slopes = reference.gradient(kernel, factors, 1.0, data)
+        for name, by in (("key_query", "query_weight"), ("value", "value_weight")):
+            moved = np.diff(trained.trajectory(5, place).parameters[name], axis=0)[0]
+            np.testing.assert_allclose(moved, -0.01 * slopes[by], atol=3e-7)
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_the_data_have_the_moments_of_the_law(law: str) -> None:
     task, batch = LAWS[law], 20_000
     prompts = prompt_stream(task.token_dim, (2,), batch, [KEY])
+    numbers = RegressionNumbers.of(task)
 
     @jax.jit
     def drawn(step):
-        return questions(task, prompts, step), coordinates(prompts, step, jnp.uint32(0), batch)
+        return questions(numbers, prompts, step), coordinates(prompts, step, jnp.uint32(0), batch)
 
     asked, drawn_normals = drawn(jnp.uint32(0))
     normals = np.asarray(drawn_normals, np.float64)
@@ -159,7 +160,7 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
 
 
 def test_neither_packing_nor_grouping_changes_a_run() -> None:
-    plan = pl.TrainingPlan(steps=20, batch=16, record=[0, 20], points=256)
+    plan = pl.TrainingPlan(steps=20, batch=16, learning_rate=0.01, record=[0, 20], points=256)
     task = LAWS["kms"]
     packed, alone = (
         pl.sgd(BOTH, task, [5, 9], plan, key=KEY, seeds=2, packed=packed)
@@ -174,7 +175,9 @@ def test_neither_packing_nor_grouping_changes_a_run() -> None:
     )
 
 
-def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
+def test_seeds_with_prompts_of_their_own_differ_from_one_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fixed = pl.uniform_factors(3, key=KEY)
     plan = pl.TrainingPlan(steps=5, batch=8, record=[0, 5], points=256)
     settings: dict[str, Any] = {"plan": plan, "key": KEY, "seeds": 3}
@@ -183,6 +186,12 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start() -> None:
     assert moved.shape == (2, 1, 3, 2, 1, 4)
     assert (moved[:, 0, 0, 0] == moved[:, 0, 1, 0]).all()
     assert (moved[:, 0, 0, 1] != moved[:, 0, 1, 1]).all()
+    # Other prompts and another start are numbers of one program.
+    calls, right = [], RegressionGradient.__call__
+    monkeypatch.setattr(RegressionGradient, "__call__", lambda *a: calls.append(0) or right(*a))
+    other = pl.uniform_factors(3, key=jax.random.key(8))
+    pl.sgd(other, LAWS["identity"], 9, plan, key=jax.random.key(8))
+    assert not calls
     with pytest.raises(ValueError, match="the runs would be one"):
         pl.sgd(fixed, LAWS["identity"], 5, **settings)
 
@@ -354,23 +363,23 @@ def test_a_plan_is_changed_as_a_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["softmax", "linear"])
-def test_descent_and_flow_from_one_start_are_compared_in_two_lines(kernel: str) -> None:
+def test_descent_and_flow_from_one_start_are_compared_in_two_lines() -> None:
     task = LAWS["identity"]
-    head = pl.block_start(task, 0.5, kernel=kernel)
+    heads = [pl.block_start(task, 0.5, kernel=kernel) for kernel in ("softmax", "linear")]
     plan = pl.TrainingPlan(steps=40, learning_rate=0.02, record=[0, 20, 40], points=256)
-    flow = pl.gradient_flow(head, task, 9, plan.times, points=256)
-    trained = pl.sgd(head, task, 9, plan, key=KEY)
-    gap = pl.trajectory_gap(trained.trajectory(), flow)
-    np.testing.assert_array_equal(gap.times, plan.times)
-    assert gap.parameters is not None
-    assert gap.parameters[0] < 1e-12  # single precision beside double
-    # The path is short of the noise of forty batches: rate^2 steps tr C, C of order 1.
-    assert 0 < gap.parameters[-1] < 0.02 < flow.value[0] - flow.value[-1]
+    trained = pl.sgd(heads, task, 9, plan, key=KEY)
+    for place, head in enumerate(heads):
+        flow = pl.gradient_flow(head, task, 9, plan.times, points=256)
+        gap = pl.trajectory_gap(trained.trajectory(9, place), flow)
+        np.testing.assert_array_equal(gap.times, plan.times)
+        assert gap.parameters is not None
+        assert gap.parameters[0] < 1e-12  # single precision beside double
+        # The path is short of the noise of forty batches: rate^2 steps tr C, C of order 1.
+        assert 0 < gap.parameters[-1] < 0.02 < flow.value[0] - flow.value[-1]
     with pytest.raises(ValueError, match="`length` must be one of 9, got 5"):
         trained.trajectory(5)
-    for name, index in (("start", 9), ("seed", -1)):
-        message = f"^`{name}` must be a whole number from 0 to 0, got {index}.$"
+    for name, index, last in (("start", 9, 1), ("seed", -1, 0)):
+        message = f"^`{name}` must be a whole number from 0 to {last}, got {index}.$"
         with pytest.raises(ValueError, match=message):
             trained.trajectory(**{name: index})
 

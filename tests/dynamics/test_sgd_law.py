@@ -12,7 +12,7 @@ from scipy import stats
 import promptlimit as pl
 from promptlimit.tasks import _law_sums, _regression_step
 from promptlimit.tasks._law_sums import ATTEMPTS, chi_square, law_sums
-from promptlimit.tasks._regression_step import questions
+from promptlimit.tasks._regression_step import RegressionNumbers, questions
 from promptlimit.tasks._token_sums import prompt_stream, token_sums
 
 TASK = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
@@ -109,7 +109,7 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     for module in (_regression_step, _law_sums):
         monkeypatch.setattr(module, "normal_pairs", noted)
     monkeypatch.setattr(_law_sums, "threefry", noted_words)
-    questions(TASK, prompts, step)
+    questions(RegressionNumbers.of(TASK), prompts, step)
     _law_sums._rest(prompts, step)
     _law_sums._lengths(prompts, step)
     assert len(drawn) == 7  # tokens, questions, remainders, and twice two for the chi squares

@@ -231,7 +231,7 @@ def test_no_lengths_give_no_moments(x64):
     "measure",
     [
         pl.Affine(pl.UniformCube([1.0, 1.0]), [[1.0, 0.0], [0.0, 2.0]]),
-        pl.UniformSphere(2, radius=1.5),
+        pytest.param(pl.UniformSphere(2, radius=1.5), marks=pytest.mark.long),
     ],
 )
 def test_linear_attention_is_exact_over_any_measure(measure):

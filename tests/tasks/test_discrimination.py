@@ -130,6 +130,7 @@ def test_the_flow_ends_at_bayes_in_any_dimension():
     assert flow.value[0] - flow.value[-1] > 0.05
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sgd_trains_on_fresh_prompts():
     plan = pl.TrainingPlan(steps=3, learning_rate=0.1, batch=8, record=[0, 3], samples=256)

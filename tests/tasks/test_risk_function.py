@@ -1,5 +1,7 @@
 """Risks as functions of the parameters: derivatives, symmetry, range."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,12 +21,20 @@ pytestmark = pytest.mark.usefixtures("x64")
 TASK = TASKS["anisotropic"]
 
 
+TRACES = []
+
+
+@eqx.filter_jit
+def value_and_slopes(risk, key_query, value_row):
+    TRACES.append(risk)
+    return jax.value_and_grad(risk, argnums=(0, 1))(key_query, value_row)
+
+
 @pytest.fixture(scope="module")
 def softmax():
     """The risk at ten tokens over few points, compiled once with its gradient."""
     risk = pl.risk_function(TASK, 10, points=64, max_sharpness=4.0)
-    both = jax.jit(jax.value_and_grad(risk, argnums=(0, 1)))
-    return risk, both
+    return risk, functools.partial(value_and_slopes, risk)
 
 
 def _differences(both, key_query, value_row, step=1e-5):
@@ -98,7 +108,7 @@ def test_gradients_are_finite_where_no_token_is_preferred(softmax):
 
 def test_gradients_of_the_polynomial_agree_with_finite_differences():
     risk = pl.risk_function(TASKS["shifted query"], 7, kernel="linear")
-    both = jax.jit(jax.value_and_grad(risk, argnums=(0, 1)))
+    both = functools.partial(value_and_slopes, risk)
     found, expected = _differences(both, jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
     assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
@@ -130,23 +140,21 @@ def test_the_descent_direction_keeps_the_block_structure(softmax):
 
 
 def test_one_program_serves_all_replicates_and_parameters(softmax):
-    traces = []
+    row, one = jnp.asarray(VALUE_ROW), jnp.asarray(KEY_QUERY)
 
-    @eqx.filter_jit
     def traced(risk, key_query):
-        traces.append(1)
-        return risk(key_query, row)
+        return value_and_slopes(risk, key_query, row)[0]
 
+    first, traces = softmax[1](one, row)[0], len(TRACES)
     again, other = (
         pl.risk_function(TASK, 10, points=64, max_sharpness=4.0, replicate=n) for n in (0, 1)
     )
-    row, one = jnp.asarray(VALUE_ROW), jnp.asarray(KEY_QUERY)
-    assert traced(again, one) == traced(softmax[0], one)
+    assert traced(again, one) == first
     assert abs(traced(again, one) - traced(other, one)) > 1e-6
     exact = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), TASK, 10).value
     assert_allclose([traced(again, one), traced(other, one)], exact, rtol=0.1)
     assert traced(again, 0.5 * one).dtype == jnp.float64
-    assert len(traces) == 1
+    assert len(TRACES) == traces
 
 
 def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
@@ -176,9 +184,10 @@ def test_the_error_of_a_gradient_is_two_standard_errors_over_the_point_sets(x64:
     head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
     found = pl.risk_gradient(head, task, 10, points=64)
     U, v = jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
-    risks = [pl.risk_function(task, 10, points=64, replicate=r) for r in range(8)]
-    slope = eqx.filter_jit(lambda risk: jax.grad(risk)(U, v))
-    slopes = np.stack([slope(risk) for risk in risks])
+    several = [
+        pl.risk_function(task, 10, points=64, max_sharpness=4.0, replicate=r) for r in range(8)
+    ]
+    slopes = np.stack([value_and_slopes(risk, U, v)[1][0] for risk in several])
     assert_allclose(found.value["key_query"], slopes.mean(axis=0), rtol=1e-7, atol=1e-9)
     assert_allclose(
         found.error["key_query"], 2 * slopes.std(axis=0, ddof=1) / 8**0.5, rtol=1e-5, atol=1e-9

@@ -1,5 +1,6 @@
 """How gradient descent is to go: a plan, checked when it is made."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -89,7 +90,8 @@ class TrainingPlan:
     @property
     def rule(self) -> optax.GradientTransformation:
         """What moves parameters."""
-        return optax.sgd(float(self.learning_rate)) if self.optimiser is None else self.optimiser
+        rate = float(self.learning_rate)
+        return _plain_descent(rate) if self.optimiser is None else self.optimiser
 
     @property
     def rule_name(self) -> str:
@@ -97,6 +99,12 @@ class TrainingPlan:
         if self.label is not None:
             return self.label
         return "sgd" if self.optimiser is None else "given"
+
+
+@functools.cache
+def _plain_descent(rate: float) -> optax.GradientTransformation:
+    """Return the same rule for the same rate: another one would be compiled anew."""
+    return optax.sgd(rate)
 
 
 def flow_time(steps: Number, learning_rate: float) -> float:

@@ -15,7 +15,7 @@ from promptlimit._inputs import on_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import StateReading, simulated_objective
-from promptlimit.tasks import BatchGradient
+from promptlimit.tasks import AbstractTask, BatchGradient
 
 _BLOCK = 64
 
@@ -65,58 +65,109 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Tra
 
 
 def batch_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
-    """Return the gradient of twice the task's loss over a step's batch, for each head."""
+    """Return the gradient of twice the task's loss over a step's batch, for each head.
+
+    What varies between cells of one shape is arrays in it, so that they share a program.
+    """
     batches = request.batches(cell)
     own = None if batches is None else request.task.batch_gradient(batches)
-    return _over_drawn_prompts(request, cell) if own is None else _through_heads(request, own)
+    if own is None:
+        return _OverDrawnPrompts.of(request, cell)
+    return _ThroughHeads(own, StateReading(request.starts[0][0], np.float32))
 
 
-def _through_heads(request: TrainingRequest, own: BatchGradient) -> Gradient:
-    """Return a gradient in U and V, carried on to what they are made of."""
-    read = jax.vmap(jax.vmap(StateReading(request.starts[0][0], np.float32)))
+class _ThroughHeads(eqx.Module):
+    """A task's own gradient in U and V, carried on to what they are made of."""
 
-    def gradient(parameters: list[Array], step: Array) -> list[Array]:
-        heads, back = jax.vjp(read, parameters)
-        return back(own(step, *heads))[0]
+    own: BatchGradient
+    reading: StateReading = eqx.field(static=True)
 
-    return gradient
+    def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
+        heads, back = jax.vjp(jax.vmap(jax.vmap(self.reading)), parameters)
+        return back(self.own(step, *heads))[0]
 
 
-def _over_drawn_prompts(request: TrainingRequest, cell: Cell) -> Gradient:
-    """Return the gradient over prompts that the task draws itself; a program for each start."""
-    lengths = [float(length) for length, _ in cell]
-    keys = [
-        jax.random.fold_in(key, 0 if math.isinf(length) else int(length))
-        for key, length in zip(request.keys(cell), lengths, strict=True)
-    ]
-    readings = [StateReading(start[0], np.float32) for start in request.starts]
-    per_start, size = request.runs_per_start(cell), int(request.plan.batch)
+class _OverDrawnPrompts(eqx.Module):
+    """The gradient over prompts that the task draws itself; a program for each start.
 
-    def of_member(arrays: list[Array], key: PRNGKeyArray, length: float) -> list[Array]:
-        loss = simulated_objective(request.task, length, samples=size, key=key)
-        slopes = []
-        for number, reading in enumerate(readings):
-            own = slice(number * per_start, (number + 1) * per_start)
-            twice = jax.grad(lambda leaves, reading=reading: 2.0 * loss(reading.attention(leaves)))
-            slopes.append(jax.vmap(twice)([leaf[own] for leaf in arrays]))
-        return [jnp.concatenate(leaves) for leaves in zip(*slopes, strict=True)]
+    Attributes:
+        task: whose loss.
+        keys: randomness, one a member.
+        rests: what stays of each start.
+        readings: how arrays make the attention of each start.
+        lengths: the number of tokens of a prompt, one a member.
+        per_start: how many runs come from one start.
+        size: how many prompts a batch has.
+    """
 
-    def gradient(parameters: list[Array], step: Array) -> list[Array]:
+    task: AbstractTask
+    keys: tuple[PRNGKeyArray, ...]
+    rests: tuple[AbstractAttention, ...]
+    readings: tuple[StateReading, ...] = eqx.field(static=True)
+    lengths: tuple[float, ...] = eqx.field(static=True)
+    per_start: int = eqx.field(static=True)
+    size: int = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, request: TrainingRequest, cell: Cell) -> "_OverDrawnPrompts":
+        """Return the gradient of a cell."""
+        lengths = tuple(float(length) for length, _ in cell)
+        keys = tuple(
+            jax.random.fold_in(key, 0 if math.isinf(length) else int(length))
+            for key, length in zip(request.keys(cell), lengths, strict=True)
+        )
+        firsts = [start[0] for start in request.starts]
+        return cls(
+            request.task,
+            keys,
+            tuple(eqx.filter(first, eqx.is_inexact_array, inverse=True) for first in firsts),
+            tuple(StateReading(first, np.float32) for first in firsts),
+            lengths,
+            request.runs_per_start(cell),
+            int(request.plan.batch),
+        )
+
+    def __call__(self, parameters: list[Array], step: Array) -> list[Array]:
         rows = [
-            of_member([leaf[i] for leaf in parameters], jax.random.fold_in(key, step), length)
-            for i, (key, length) in enumerate(zip(keys, lengths, strict=True))
+            self._of_member([leaf[i] for leaf in parameters], jax.random.fold_in(key, step), length)
+            for i, (key, length) in enumerate(zip(self.keys, self.lengths, strict=True))
         ]
         return [jnp.stack(leaves) for leaves in zip(*rows, strict=True)]
 
-    return gradient
+    def _of_member(self, arrays: list[Array], key: PRNGKeyArray, length: float) -> list[Array]:
+        objective = simulated_objective(self.task, length, samples=self.size, key=key)
+        slopes = []
+        for number, (reading, rest) in enumerate(zip(self.readings, self.rests, strict=True)):
+            own = slice(number * self.per_start, (number + 1) * self.per_start)
+
+            def twice(
+                leaves: list[Array],
+                reading: StateReading = reading,
+                rest: AbstractAttention = rest,
+            ) -> Array:
+                return 2.0 * objective(reading.attention(leaves, rest))
+
+            slopes.append(jax.vmap(jax.grad(twice))([leaf[own] for leaf in arrays]))
+        return [jnp.concatenate(leaves) for leaves in zip(*slopes, strict=True)]
 
 
 def advancer(
     optimiser: optax.GradientTransformation, gradient: Gradient, *, block: int | None = None
 ) -> Advance:
     """Return what moves a state on, compiled; the arguments are those of `many_steps`."""
-    advance = eqx.filter_jit(many_steps(optimiser, gradient, block=block), donate="all")
-    return lambda state, first, last: advance(state, on_device([first, last], jnp.uint32))
+    fixed = optimiser, gradient, block
+    return lambda state, first, last: _advance(fixed, state, on_device([first, last], jnp.uint32))
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance(
+    fixed: tuple[optax.GradientTransformation, Gradient, int | None],
+    state: TrainingState,
+    bounds: UInt32[Array, "2"],
+) -> TrainingState:
+    """Move a state on: one program for all keys, starts and laws of one shape."""
+    optimiser, gradient, block = fixed
+    return many_steps(optimiser, gradient, block=block)(state, bounds)
 
 
 def many_steps(

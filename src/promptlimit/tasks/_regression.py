@@ -141,9 +141,9 @@ class LinearRegression(AbstractGaussianRegression):
 
     def batch_gradient(self, batches: Batches) -> BatchGradient:
         """Return gradients over tokens that are drawn as normals, or over their sums in law."""
-        from promptlimit.tasks._regression_step import regression_gradient  # noqa: PLC0415  # as above
+        from promptlimit.tasks._regression_step import RegressionGradient  # noqa: PLC0415  # as above
 
-        return regression_gradient(self, batches)
+        return RegressionGradient.of(self, batches)
 
     @property
     def turns(self) -> int:

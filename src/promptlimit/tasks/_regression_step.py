@@ -9,6 +9,7 @@ $(g,\epsilon)$ instead.
 import math
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from jaxtyping import Array, Float, UInt32
 
 from promptlimit._inputs import on_device
 from promptlimit._normals import normal_pairs
-from promptlimit.tasks._abstract import Batches, BatchGradient
+from promptlimit.tasks._abstract import Batches
 from promptlimit.tasks._law_sums import law_sums
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._token_sums import (
@@ -29,41 +30,79 @@ from promptlimit.tasks._token_sums import (
 )
 
 
-def regression_gradient(task: LinearRegression, batches: Batches) -> BatchGradient:
-    r"""Return the gradient in $U$ and $V$ of the mean squared error of a batch.
+class RegressionNumbers(eqx.Module):
+    r"""What makes tokens of normals: arrays, so that laws that differ in them share a program.
+
+    Attributes:
+        root: $C$, None for the identity, which costs nothing.
+        query_root: that of $\Sigma_q$.
+        noise: $s$.
+        spread: $\tau$, of the weights.
+    """
+
+    root: Float[Array | np.ndarray, "d d"] | None
+    query_root: Float[Array | np.ndarray, "d d"] | None
+    noise: Float[Array | np.ndarray, ""]
+    spread: Float[Array | np.ndarray, ""]
+
+    @classmethod
+    def of(cls, task: LinearRegression) -> "RegressionNumbers":
+        """Return the numbers of a task, in single precision."""
+        return cls(
+            _root(task.covariance),
+            _root(task.query_covariance),
+            np.array(math.sqrt(task.noise_variance), np.float32),
+            np.array(math.sqrt(task.prior_variance), np.float32),
+        )
+
+
+class RegressionGradient(eqx.Module):
+    r"""The gradient in $U$ and $V$ of the mean squared error of a batch.
 
     With the query $(x_q,0)$, scores are $\langle q,z\rangle$, $q=U(x_q,0)$, and values
     $\langle v,z\rangle$, v the last row of V. From the prediction $T$ and its derivatives $T_q$ and
     $T_v$, the loss is the mean of $(T-y)^2$, with gradients the means of
     $2(T-y)\,T_q(x_q,0)^\top$ and $2(T-y)\,T_v$.
 
-    Args:
-        task: the regression.
-        batches: which prompts, and for which heads.
+    Attributes:
+        numbers: of the regression.
+        prompts: which prompts.
+        kernels: for which heads.
+        sums: how the tokens of the prompts are summed.
     """
-    prompts = prompt_stream(task.token_dim, batches.lengths, batches.size, batches.keys)
-    sums = _sums(batches)
 
-    def gradient(
+    numbers: RegressionNumbers
+    prompts: PromptStream
+    kernels: tuple[str, ...] = eqx.field(static=True)
+    sums: TokenSums = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, task: LinearRegression, batches: Batches) -> "RegressionGradient":
+        """Return the gradient for a task and its batches."""
+        prompts = prompt_stream(task.token_dim, batches.lengths, batches.size, batches.keys)
+        return cls(RegressionNumbers.of(task), prompts, batches.kernels, _sums(batches))
+
+    def __call__(
+        self,
         step: UInt32[Array, ""],
         key_query: Float[Array, "members heads dim dim"],
         value: Float[Array, "members heads outputs dim"],
     ) -> tuple[Array, Array]:
-        asked = questions(task, prompts, step)
+        """Return the gradients at a step."""
+        numbers, prompts = self.numbers, self.prompts
+        asked = questions(numbers, prompts, step)
         weights = asked.weights[:, None]
         tilt = jnp.einsum("mhij,mbj->mhbi", key_query[..., :-1], asked.query, precision=EXACT)
         row = jnp.broadcast_to(value[:, :, -1:], tilt.shape)
-        along = to_normals(task, weights, row)
-        slopes = sums(prompts, batches.kernels, step, to_normals(task, weights, tilt), along)
+        across, along = (to_normals(numbers, weights, q) for q in (tilt, row))
+        slopes = self.sums(prompts, self.kernels, step, across, along)
         misfit = jnp.sum(along * slopes.by_value, axis=-1) - asked.target[:, None]
         scaled = np.float32(2.0 / prompts.batch) * misfit[..., None]
-        by_tilt = scaled * from_normals(task, weights, slopes.by_score)
+        by_tilt = scaled * from_normals(numbers, weights, slopes.by_score)
         by_query = jnp.einsum("mhbi,mbj->mhij", by_tilt, asked.query, precision=EXACT)
         slope = jnp.concatenate([by_query, jnp.zeros_like(by_query[..., :1])], axis=-1)
-        by_row = jnp.sum(scaled * from_normals(task, weights, slopes.by_value), axis=2)
+        by_row = jnp.sum(scaled * from_normals(numbers, weights, slopes.by_value), axis=2)
         return slope, jnp.zeros_like(value).at[:, :, -1].set(by_row)
-
-    return gradient
 
 
 def _sums(batches: Batches) -> TokenSums:
@@ -87,7 +126,9 @@ class Questions(NamedTuple):
     target: Float[Array, "members batch"]
 
 
-def questions(task: LinearRegression, prompts: PromptStream, step: UInt32[Array, ""]) -> Questions:
+def questions(
+    numbers: RegressionNumbers, prompts: PromptStream, step: UInt32[Array, ""]
+) -> Questions:
     """Return the weights, queries and targets of a step."""
     dim, batch = prompts.dim, prompts.batch
     shape = (len(prompts.lengths), dim * batch)
@@ -96,45 +137,49 @@ def questions(task: LinearRegression, prompts: PromptStream, step: UInt32[Array,
     key = (prompts.keys[0][:, None], prompts.keys[1][:, None])
     drawn = normal_pairs(key, step, index).reshape(-1, dim, batch)
     drawn = jnp.moveaxis(drawn, 1, 2)
-    weights = np.float32(math.sqrt(task.prior_variance)) * drawn[..., :-1].real
-    query = _times(_root(task.query_covariance), drawn[..., :-1].imag)
-    noise = np.float32(math.sqrt(task.noise_variance)) * drawn[..., -1].real
+    weights = drawn[..., :-1].real * numbers.spread
+    query = _times(numbers.query_root, drawn[..., :-1].imag)
+    noise = drawn[..., -1].real * numbers.noise
     return Questions(weights, query, jnp.sum(weights * query, axis=-1) + noise)
 
 
-def _root(covariance: np.ndarray) -> Float[np.ndarray, "d d"]:
-    r"""Return $C$ with $CC^\top=\Sigma$: Cholesky's, or the symmetric one when singular."""
+def _root(covariance: np.ndarray) -> Float[np.ndarray, "d d"] | None:
+    r"""Return $C$ with $CC^\top=\Sigma$, None for the identity.
+
+    It is Cholesky's, or the symmetric one when singular.
+    """
     try:
         C = np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(covariance)
         C = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-    return C.astype(np.float32)
+    single = C.astype(np.float32)
+    return None if np.array_equal(single, np.eye(single.shape[0])) else single
 
 
-def _times(matrix: np.ndarray, vectors: Array) -> Array:
-    """Return the matrix times each vector along the last axis; the identity costs nothing."""
-    if np.array_equal(matrix, np.eye(matrix.shape[0])):
+def _times(matrix: Array | np.ndarray | None, vectors: Array, *, transposed: bool = False) -> Array:
+    """Return the matrix times each vector along the last axis; None is the identity."""
+    if matrix is None:
         return vectors
-    return jnp.matmul(vectors, on_device(matrix.T), precision=EXACT)
+    return jnp.matmul(vectors, jnp.asarray(matrix if transposed else matrix.T), precision=EXACT)
 
 
-def to_normals(task: LinearRegression, weights: Array, directions: Array) -> Array:
+def to_normals(numbers: RegressionNumbers, weights: Array, directions: Array) -> Array:
     r"""Return $M^\top q$ for $z=M(g,\epsilon)$: $(C^\top(q_x+q_yw),\ s\,q_y)$.
 
     Args:
-        task: the regression.
+        numbers: of the regression.
         weights: $w$, [..., d], of the same rank as `directions`.
         directions: $q$, [..., d + 1].
     """
-    C, s = _root(task.covariance), np.float32(math.sqrt(task.noise_variance))
-    last = directions[..., -1:]
-    return jnp.concatenate([_times(C.T, directions[..., :-1] + last * weights), s * last], -1)
+    C, s, last = numbers.root, numbers.noise, directions[..., -1:]
+    covariates = _times(C, directions[..., :-1] + last * weights, transposed=True)
+    return jnp.concatenate([covariates, s * last], -1)
 
 
-def from_normals(task: LinearRegression, weights: Array, sums: Array) -> Array:
+def from_normals(numbers: RegressionNumbers, weights: Array, sums: Array) -> Array:
     r"""Return $Mu$: $(Cu_x,\ \langle w,Cu_x\rangle+s\,u_y)$, the adjoint of `to_normals`."""
-    C, s = _root(task.covariance), np.float32(math.sqrt(task.noise_variance))
+    C, s = numbers.root, numbers.noise
     covariates = _times(C, sums[..., :-1])
     label = jnp.sum(covariates * weights, axis=-1, keepdims=True) + s * sums[..., -1:]
     return jnp.concatenate([covariates, label], -1)
