@@ -132,7 +132,7 @@ def test_doctor_finds_everything_well(here: Here) -> None:
     assert all(finding["well"] for finding in findings.values())
 
 
-@pytest.mark.parametrize("platform", ["rocm", "bogus"])
+@pytest.mark.parametrize("platform", [pytest.param("rocm", marks=pytest.mark.long), "bogus"])
 def test_doctor_explains_a_device_that_is_not_there(platform: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "promptlimit.cli", "doctor", "--json"],

@@ -142,6 +142,7 @@ def test_collective_sums_are_those_of_arithmetic() -> None:
     assert found.tolist() == [expected] * len(jax.devices())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:
     (well,) = run([command("doctor", "--devices", 4, "--json")], folder=tmp_path)
