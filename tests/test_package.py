@@ -1,6 +1,7 @@
 """The package's names: lazy, listed once, and typed."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -32,22 +33,17 @@ def test_lazy_names_and_typed_names_are_the_same() -> None:
     assert typed == set(dir(pl))
 
 
-@pytest.mark.parametrize("package", ["dynamics", "finite"])
-def test_packages_are_reached_by_name_in_a_fresh_process(package: str) -> None:
-    code = f"import promptlimit as pl; print(pl.{package}.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [f"promptlimit.{package}"]
-
-
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'promptlimit' has no attribute 'Gausian'"):
         pl.Gausian  # type: ignore  # noqa: B018
 
 
-def test_importing_the_package_loads_nothing_heavy_and_sets_no_flag() -> None:
+def test_importing_the_package_loads_nothing_heavy_and_packages_are_reached_by_name() -> None:
+    """In a fresh process, where no other import can have helped; and no flag is set."""
     code = """
 import sys, promptlimit
 assert "jax" not in sys.modules and "numpy" not in sys.modules
+assert promptlimit.dynamics.__name__ == "promptlimit.dynamics"
 for name in dir(promptlimit):
     getattr(promptlimit, name)
 import jax
@@ -69,10 +65,10 @@ def test_contributing_shows_the_layers_that_are_kept() -> None:
 
 
 def test_no_module_imports_the_package_above_it() -> None:
-    for path, text in sources().items():
+    for path, tree in trees().items():
         if path.parent.name == "cli":
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 assert "promptlimit" not in {alias.name for alias in node.names}, path
             elif isinstance(node, ast.ImportFrom) and path.name != "__init__.py":
@@ -110,13 +106,19 @@ ONE_SYSTEM_NAMES = {
 """Names in `os` and `signal` that not every system has."""
 
 
+@functools.cache
 def sources() -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
 
 
-def top_level_imports(text: str) -> set[str]:
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(text) for path, text in sources().items()}
+
+
+def top_level_imports(tree: ast.Module) -> set[str]:
     """Return what is imported outside of functions, whatever branch it stands in."""
-    found, waiting = set(), list[ast.AST](ast.parse(text).body)
+    found, waiting = set(), list[ast.AST](tree.body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -129,7 +131,7 @@ def top_level_imports(text: str) -> set[str]:
 
 
 def test_no_module_is_imported_that_some_system_lacks() -> None:
-    imports = {path: top_level_imports(text) for path, text in sources().items()}
+    imports = {path: top_level_imports(tree) for path, tree in trees().items()}
     assert {"os", "jax", "filelock"} <= set.union(*imports.values())
     assert {path: names & ONE_SYSTEM for path, names in imports.items() if names & ONE_SYSTEM} == {}
 
@@ -148,9 +150,9 @@ def test_text_is_read_and_written_in_an_encoding_that_is_named() -> None:
 
 
 def test_packages_use_the_public_names_of_one_another() -> None:
-    for path in (ROOT / "src" / "promptlimit").glob("*/**/*.py"):
+    for path, tree in trees().items():
         own = path.relative_to(ROOT / "src" / "promptlimit").parts[0]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("promptlimit."):
                 package, *inside = (node.module or "").split(".")[1:]
                 private = any(name.startswith("_") for name in inside)

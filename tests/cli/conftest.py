@@ -1,5 +1,6 @@
 """Commands in this process, which is quicker than one of their own."""
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -7,8 +8,12 @@ from pathlib import Path
 
 import jax
 import pytest
+import typer.main
 
 from promptlimit.cli import _progress, main
+
+_parser = functools.cache(typer.main.get_command)
+"""The commands with their options, which typer makes anew at each call: half of a short one."""
 
 
 @pytest.fixture
@@ -21,6 +26,7 @@ def here(
     """
 
     monkeypatch.setattr(_progress, "_clock", lambda: 0.0)
+    monkeypatch.setattr(typer.main, "get_command", _parser)
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.chdir(tmp_path)

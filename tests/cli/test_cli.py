@@ -132,7 +132,7 @@ def test_doctor_finds_everything_well(here: Here) -> None:
     assert all(finding["well"] for finding in findings.values())
 
 
-@pytest.mark.parametrize("platform", ["rocm", "bogus"])
+@pytest.mark.parametrize("platform", [pytest.param("rocm", marks=pytest.mark.long), "bogus"])
 def test_doctor_explains_a_device_that_is_not_there(platform: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "promptlimit.cli", "doctor", "--json"],
@@ -379,7 +379,10 @@ def test_gap_and_length_of_files_with_gaussian_queries(here: Here, tmp_path: Pat
     assert found["length"]["exact"] < found["length"]["asymptotic"] < found["length"]["bound"]
 
 
-def test_stream_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
+def test_stream_of_the_standard_case_as_json(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
     arguments = ("stream", "--dim", "2", "--sharpness", "0.4", "--length", "5000")
     done = here(*arguments, "--queries", "3", "--linear", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -393,8 +396,7 @@ def test_stream_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None
     square, expected = (np.array(result[name]) for name in ("square", "expected_square"))
     assert 0.2 < np.exp(np.mean(np.log(square / expected))) < 2.0
     assert json.loads((tmp_path / "stream.json").read_text()) == result
-    for extension in ("png", "svg", "pdf"):
-        assert (tmp_path / f"stream.{extension}").stat().st_size > 5_000
+    assert (tmp_path / "stream.svg").stat().st_size > 5_000
 
 
 def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
@@ -439,7 +441,10 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: 
     assert (tmp_path / "f" / "figures" / "flow.png").stat().st_size > 5_000
 
 
-def test_a_stream_of_a_file_leaves_a_report_and_figures(here: Here, tmp_path: Path) -> None:
+def test_a_stream_of_a_file_leaves_a_report_and_figures(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).standard_normal((200, 2)))
     done = here("stream", "--tokens", "tokens.npy", "--dim", "2", "--queries", "2", "--out", "out")
     assert done.returncode == 0

@@ -28,8 +28,9 @@ def layers(tmp_path: Path) -> str:
 
 
 def test_layers_from_a_file_have_their_limit_their_spread_and_their_bias(
-    here: Here, tmp_path: Path, layers: str
+    here: Here, tmp_path: Path, layers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("promptlimit.reporting.FORMATS", ("svg",))
     done = here(
         *("stack", layers, "--lengths", "20,1e6", "--samples", "128", "--json", "--out", "o")
     )
@@ -51,8 +52,6 @@ def test_layers_from_a_file_have_their_limit_their_spread_and_their_bias(
     root = np.linalg.cholesky([[1.0, 0.3], [0.3, 0.6]])
     assert_allclose(tau, np.linalg.norm(root.T @ SCORES[0] @ root, 2) ** 2, rtol=1e-12)
     assert json.loads((tmp_path / "o" / "stack.json").read_text()) == result
-    for extension in ("png", "svg", "pdf"):
-        assert (tmp_path / "o" / f"stack.{extension}").stat().st_size > 5_000
     drawing = (tmp_path / "o" / "stack.svg").read_text()
     assert "leading order" in drawing
     assert "simulated, two standard errors" in drawing

@@ -8,7 +8,7 @@ from scipy.special import gammaln
 
 from promptlimit.weights import weight_statistics
 
-FINEST, RATIO, COARSEST, TOP = 0.4, 0.12, 2.0, 31.0
+FINEST, RATIO, COARSEST, TOP = 0.4, 0.12, 2.0, 19.0
 """Widths of the panels in the sharpness, which are the same for all curves, and where they end."""
 
 

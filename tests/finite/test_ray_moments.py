@@ -67,20 +67,21 @@ def enumerated(weights, atoms, tilt, value, length, *, query=None):
     return mean, second, squares
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 6])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
-def test_atoms_agree_with_every_prompt_enumerated(length, inside, scale):
-    rng = np.random.default_rng(length)
+def test_atoms_agree_with_every_prompt_enumerated(inside, scale):
+    lengths = [1, 2, 3, 6]
+    rng = np.random.default_rng(1)
     weights, atoms = rng.dirichlet(np.ones(3)), 2.0 * rng.normal(size=(3, 2))
     tilt, value = scale * rng.normal(size=2), rng.normal(size=(3, 2))
     query = 1.5 * rng.normal(size=2) if inside else None
-    moments = moments_on_the_ray(weights, atoms, None, tilt, value, [length], query=query)
-    mean, second, squares = enumerated(weights, atoms, tilt, value, length, query=query)
-    assert_allclose(mean_of(moments)[0], mean, rtol=1e-13, atol=1e-14)
-    assert_allclose(moments.mse[0], np.trace(second), rtol=5e-13)
-    assert_allclose(second_moment(moments)[0], second, rtol=0, atol=1e-13 * np.trace(second))
-    assert_allclose(moments.participation[0], squares, rtol=5e-13)
+    moments = moments_on_the_ray(weights, atoms, None, tilt, value, lengths, query=query)
+    for n, length in enumerate(lengths):
+        mean, second, squares = enumerated(weights, atoms, tilt, value, length, query=query)
+        assert_allclose(mean_of(moments)[n], mean, rtol=1e-13, atol=1e-14)
+        assert_allclose(moments.mse[n], np.trace(second), rtol=5e-13)
+        assert_allclose(second_moment(moments)[n], second, rtol=0, atol=1e-13 * np.trace(second))
+        assert_allclose(moments.participation[n], squares, rtol=5e-13)
 
 
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: f"{case['tilt']}-{case['query']}")
@@ -109,7 +110,7 @@ def test_sixty_digit_arithmetic_agrees(case):
         assert moments.error[n] < 1e-11 * moments.mse[n]
 
 
-STEP = mpmath.mpf("0.1")
+STEP = mpmath.mpf("0.125")
 FAR_APART = (0.125, 0.5, 0.375), (3.0, -17.0, 0.5), (0.25, 3.0, -1.0)  # weights, scores, values
 
 
@@ -122,7 +123,7 @@ def far_nodes() -> tuple[mpmath.mpf, list[tuple[mpmath.mpf, ...]]]:
         limit = mpmath.fdot(tilted, y) / mpmath.fsum(tilted)
         y = [a - limit for a in y]
         nodes = []
-        for k in range(-1900, 900):
+        for k in range(-960, 208):
             power = [mpmath.exp(k * STEP + a) for a in s]
             kept = [a * mpmath.exp(-b) for a, b in zip(w, power, strict=True)]
             phi = mpmath.fsum(kept)
@@ -150,7 +151,7 @@ def exact_atoms(length, own=None):
             terms = [one * first + alone, one * vector + alone * r]
             terms += [mean_square + alone * c * r * r, one * second + alone * c]
             total = [a + left * b for a, b in zip(total, terms, strict=True)]
-        assert abs(total[0] - 1) < mpmath.mpf(10) ** -38
+        assert abs(total[0] - 1) < mpmath.mpf(10) ** -32
         return [float(x) for x in total[1:]]
 
 
@@ -180,17 +181,17 @@ def test_two_atoms_agree_with_the_binomial_sum_at_every_length(score, own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [2, 50, 1e9])
 @pytest.mark.parametrize("own", [None, (-3.0, 0.5), (30.0, -2.0)])
-def test_a_hundred_digits_agree_for_atoms_far_apart(length, own):
+def test_a_hundred_digits_agree_for_atoms_far_apart(own):
+    lengths = [2, 50, 1e9]
     weights, scores, values = FAR_APART
     atoms = np.stack([scores, values], axis=1)
     query = None if own is None else list(own)
-    moments = moments_on_the_ray(weights, atoms, None, [1, 0], [[0, 1]], [length], query=query)
-    bias, mse, squares = exact_atoms(length, own)
-    assert_allclose(moments.bias[0, 0], bias, rtol=1e-12)
-    assert_allclose(moments.mse[0], mse, rtol=1e-12)
-    assert_allclose(moments.participation[0], squares, rtol=1e-12)
+    moments = moments_on_the_ray(weights, atoms, None, [1, 0], [[0, 1]], lengths, query=query)
+    bias, mse, squares = np.transpose([exact_atoms(length, own) for length in lengths])
+    assert_allclose(moments.bias[:, 0], bias, rtol=1e-12)
+    assert_allclose(moments.mse, mse, rtol=1e-12)
+    assert_allclose(moments.participation, squares, rtol=1e-12)
 
 
 TABLE = [  # docs/finite.md: sharpness, length, E S_2, E (A - sharpness)^2, as printed there
@@ -263,22 +264,23 @@ def weight_integrals(sharpness, length, own_score):
     return p0, p00, s2, cross, b2
 
 
-@pytest.mark.parametrize("length", [1, 4, 30])
 @pytest.mark.parametrize("sharpness", [0.5, 2.0])
-def test_one_gaussian_with_the_query_inside_follows_its_formulas(sharpness, length):
+def test_one_gaussian_with_the_query_inside_follows_its_formulas(sharpness):
+    lengths = [1, 4, 30]
     rng = np.random.default_rng(2)
     root, mean, value = rng.normal(size=(3, 3)), rng.normal(size=3), rng.normal(size=(2, 3))
     cov, tilt, query = root @ root.T, rng.normal(size=3), rng.normal(size=3)
     tilt *= sharpness / math.sqrt(tilt @ cov @ tilt)
-    moments = moments_on_the_ray([1.0], [mean], [cov], tilt, value, [length], query=query)
-    p0, p00, s2, cross, b2 = weight_integrals(sharpness, length, (query - mean) @ tilt)
+    moments = moments_on_the_ray([1.0], [mean], [cov], tilt, value, lengths, query=query)
     pull = value @ cov @ tilt
     along, r = pull / sharpness, value @ query - moments.limit
-    mse = along @ along * b2 + (np.trace(value @ cov @ value.T) - along @ along) * s2
-    mse += 2 * along @ r * cross + p00 * r @ r
-    assert_allclose(moments.bias[0], -s2 * pull + p0 * r, rtol=1e-12)
-    assert_allclose(moments.mse[0], mse, rtol=1e-12)
-    assert_allclose(moments.participation[0], s2 + p00, rtol=1e-12)
+    for n, length in enumerate(lengths):
+        p0, p00, s2, cross, b2 = weight_integrals(sharpness, length, (query - mean) @ tilt)
+        mse = along @ along * b2 + (np.trace(value @ cov @ value.T) - along @ along) * s2
+        mse += 2 * along @ r * cross + p00 * r @ r
+        assert_allclose(moments.bias[n], -s2 * pull + p0 * r, rtol=1e-12)
+        assert_allclose(moments.mse[n], mse, rtol=1e-12)
+        assert_allclose(moments.participation[n], s2 + p00, rtol=1e-12)
 
 
 def simulated(mixture, length, prompts, query, seed):
@@ -306,19 +308,20 @@ def standard_errors_off(draws, expected):
 
 @pytest.mark.parametrize("dim", [1, 4, 16])
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("length", [3, 25])
-def test_simulated_prompts_agree_within_four_standard_errors(dim, inside, length):
+def test_simulated_prompts_agree_within_four_standard_errors(dim, inside):
+    lengths = [3, 25]
     mixture = random_mixture(dim, dim=dim, scale=1.5)
     query = np.linspace(-1.0, 1.5, dim) if inside else None
-    moments = moments_on_the_ray(**mixture, lengths=[length], query=query)
-    outputs, squares = simulated(mixture, length, 60_000 // length, query, seed=length)
-    gap = outputs - moments.limit
-    centred = outputs - mean_of(moments)[0]
-    assert np.abs(standard_errors_off(outputs, mean_of(moments)[0])).max() < 4
-    assert abs(standard_errors_off((gap**2).sum(axis=1), moments.mse[0])) < 4
-    products = centred[:, :, None] * centred[:, None, :]
-    assert np.abs(standard_errors_off(products, moments.cov[0])).max() < 4
-    assert abs(standard_errors_off(squares, moments.participation[0])) < 4
+    moments = moments_on_the_ray(**mixture, lengths=lengths, query=query)
+    for n, length in enumerate(lengths):
+        outputs, squares = simulated(mixture, length, 60_000 // length, query, seed=length)
+        gap = outputs - moments.limit
+        centred = outputs - mean_of(moments)[n]
+        assert np.abs(standard_errors_off(outputs, mean_of(moments)[n])).max() < 4
+        assert abs(standard_errors_off((gap**2).sum(axis=1), moments.mse[n])) < 4
+        products = centred[:, :, None] * centred[:, None, :]
+        assert np.abs(standard_errors_off(products, moments.cov[n])).max() < 4
+        assert abs(standard_errors_off(squares, moments.participation[n])) < 4
 
 
 def log_laplace_derivatives(mixture, factor):
@@ -337,26 +340,26 @@ def log_laplace_derivatives(mixture, factor):
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("length", "tolerance"), [(1e8, 1e-4), (1e30, 1e-12)])
-def test_long_prompts_follow_the_delta_method(seed, length, tolerance):
-    mixture = random_mixture(seed, scale=0.5)
-    moments = moments_on_the_ray(**mixture, lengths=[length])
+@pytest.mark.parametrize("seed", range(2))
+def test_long_prompts_follow_the_delta_method(seed):
+    mixture, lengths = random_mixture(seed, scale=0.5), [1e8, 1e30]
+    moments = moments_on_the_ray(**mixture, lengths=lengths)
     once, gradient, _ = log_laplace_derivatives(mixture, 1.0)
     twice, gradient_twice, hessian_twice = log_laplace_derivatives(mixture, 2.0)
     assert_allclose(moments.limit, mixture["value"] @ gradient, rtol=1e-13)
     ratio, shift = math.exp(twice - 2 * once), gradient_twice - gradient
     value = mixture["value"]
     cov = ratio * value @ (hessian_twice + np.outer(shift, shift)) @ value.T
-    assert_allclose(length * moments.cov[0], cov, rtol=0, atol=tolerance * np.trace(cov))
-    assert_allclose(length * moments.mse[0], np.trace(cov), rtol=tolerance)
-    assert_allclose(length * moments.participation[0], ratio, rtol=tolerance)
     bias = -ratio * value @ shift
-    assert_allclose(length * moments.bias[0], bias, atol=tolerance * np.linalg.norm(bias))
+    for n, (length, tolerance) in enumerate(zip(lengths, [1e-4, 1e-12], strict=True)):
+        assert_allclose(length * moments.cov[n], cov, rtol=0, atol=tolerance * np.trace(cov))
+        assert_allclose(length * moments.mse[n], np.trace(cov), rtol=tolerance)
+        assert_allclose(length * moments.participation[n], ratio, rtol=tolerance)
+        assert_allclose(length * moments.bias[n], bias, atol=tolerance * np.linalg.norm(bias))
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.floats(0.0, 12.0),
@@ -378,7 +381,7 @@ def test_moments_of_any_mixture_are_moments(seed, scale, length, inside):
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(4)), inside=st.booleans())
 def test_order_splitting_and_empty_components_change_nothing(seed, order, inside):
     mixture = random_mixture(seed, scale=2.0)
@@ -471,18 +474,18 @@ def test_a_bias_that_vanishes_by_symmetry_is_no_failure():
 
 
 @pytest.mark.parametrize("scale", [0.5, 3.0, 12.0])
-@pytest.mark.parametrize("step", [1.0, 0.7, 0.5])
-def test_the_measured_error_covers_the_true_one(monkeypatch, scale, step):
+def test_the_measured_error_covers_the_true_one(monkeypatch, scale):
     mixture = random_mixture(9, scale=scale)
     lengths = [2, 10, 1e4, 1e12, 1e30]
     true = moments_on_the_ray(**mixture, lengths=lengths)
-    monkeypatch.setattr(_prompts, "STEP", step)
-    monkeypatch.setattr(_softmax_moments, "STEP", step)
-    monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1.0)
-    coarse = moments_on_the_ray(**mixture, lengths=lengths)
-    assert np.all(np.abs(coarse.mse - true.mse) <= coarse.error)
-    relative = coarse.error / coarse.mse
-    assert np.all(np.abs(coarse.participation / true.participation - 1.0) <= relative)
+    for step in (1.0, 0.7, 0.5):
+        monkeypatch.setattr(_prompts, "STEP", step)
+        monkeypatch.setattr(_softmax_moments, "STEP", step)
+        monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1.0)
+        coarse = moments_on_the_ray(**mixture, lengths=lengths)
+        assert np.all(np.abs(coarse.mse - true.mse) <= coarse.error)
+        relative = coarse.error / coarse.mse
+        assert np.all(np.abs(coarse.participation / true.participation - 1.0) <= relative)
     monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1e-9)
     with pytest.raises(
         AccuracyError, match=r"moments must be exact to a relative 1e-09, got .* at length"
@@ -493,37 +496,38 @@ def test_the_measured_error_covers_the_true_one(monkeypatch, scale, step):
 def test_scores_too_far_apart_are_refused():
     message = r"^scores must lie within a few hundred of each other"
     with pytest.raises(AccuracyError, match=message):
-        moments_on_the_ray([0.5, 0.5], [[0.0], [1e5]], None, [1.0], [[1.0]], [2, 10])
+        moments_on_the_ray([0.5, 0.5], [[0.0], [5e3]], None, [1.0], [[1.0]], [2, 10])
 
 
-@pytest.mark.parametrize("length", [1, 2, 4])
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_head_beside_the_mean_is_enumerated(length, inside):
+def test_a_head_beside_the_mean_is_enumerated(inside):
+    lengths = [1, 2, 4]
     rng = np.random.default_rng(11)
     weights, atoms = rng.dirichlet(np.ones(3)), 2.0 * rng.normal(size=(3, 2))
     key_query, value, other = rng.normal(size=(3, 2, 2))
     query = rng.normal(size=2)
-    outputs, chances = [], []
-    for chosen in itertools.product(range(3), repeat=length):
-        tokens = atoms[list(chosen)]
-        tokens = np.vstack([tokens, query]) if inside else tokens
-        read = value @ (softmax(tokens @ key_query @ query) @ tokens)
-        outputs.append(read + other @ tokens.mean(axis=0))
-        chances.append(np.prod(weights[list(chosen)]))
-    chances, outputs = np.array(chances), np.array(outputs)
-    mean = chances @ outputs
-    cov = np.einsum("n,ni,nj->ij", chances, outputs - mean, outputs - mean)
     with jax.enable_x64(True):
         heads = pl.SoftmaxAttention(key_query, value), pl.SoftmaxAttention(np.zeros((2, 2)), other)
         both, law = pl.MultiHead(heads), pl.Empirical(atoms, weights)
-        found = pl.prompt_moments(both, law, query, length, including_query=inside)
+        moments = pl.prompt_moments(both, law, query, lengths, including_query=inside)
         limit = np.asarray(both(law, jnp.asarray(query)))
-    assert found.kind == "exact"
-    assert_allclose(found.limit, limit, rtol=1e-13)
-    assert_allclose(found.mean, mean, rtol=1e-12)
-    assert_allclose(found.cov, cov, rtol=0, atol=1e-12 * np.trace(cov))
-    mse = chances @ np.sum((outputs - limit) ** 2, axis=1)
-    assert_allclose(found.mse, mse, rtol=1e-12)
+    assert moments.kind == "exact"
+    assert_allclose(moments.limit, limit, rtol=1e-13)
+    for n, length in enumerate(lengths):
+        outputs, chances = [], []
+        for chosen in itertools.product(range(3), repeat=length):
+            tokens = atoms[list(chosen)]
+            tokens = np.vstack([tokens, query]) if inside else tokens
+            read = value @ (softmax(tokens @ key_query @ query) @ tokens)
+            outputs.append(read + other @ tokens.mean(axis=0))
+            chances.append(np.prod(weights[list(chosen)]))
+        chances, outputs = np.array(chances), np.array(outputs)
+        mean = chances @ outputs
+        cov = np.einsum("n,ni,nj->ij", chances, outputs - mean, outputs - mean)
+        assert_allclose(moments.mean[n], mean, rtol=1e-12)
+        assert_allclose(moments.cov[n], cov, rtol=0, atol=1e-12 * np.trace(cov))
+        mse = chances @ np.sum((outputs - limit) ** 2, axis=1)
+        assert_allclose(moments.mse[n], mse, rtol=1e-12)
 
 
 def test_heads_that_share_their_scores_are_one_head():
@@ -535,24 +539,25 @@ def test_heads_that_share_their_scores_are_one_head():
     assert_allclose(both.cov, one.cov, rtol=1e-14)
 
 
-@pytest.mark.parametrize("length", [2, 3, 5])
-def test_the_partition_function_of_a_few_atoms_is_enumerated(length):
+def test_the_partition_function_of_a_few_atoms_is_enumerated():
+    lengths = [1, 2, 3, 5, math.inf]
     rng = np.random.default_rng(12)
     weights, atoms, tilt = rng.dirichlet(np.ones(3)), rng.normal(size=(3, 2)), rng.normal(size=2)
-    logs, squares = 0.0, 0.0
-    for chosen in itertools.product(range(3), repeat=length):
-        scores = 3.0 * atoms[list(chosen)] @ tilt
-        chance = np.prod(weights[list(chosen)])
-        logs += chance * logsumexp(scores)
-        squares += chance * np.sum(softmax(scores) ** 2)
     with jax.enable_x64(True):
         law = pl.Empirical(atoms, weights)
-        found = pl.length_statistics(pl.TokenScores(law, 3.0 * tilt), [1, length, math.inf])
-    assert_allclose(found.log_partition[1], logs, rtol=1e-12)
-    assert_allclose(found.participation[1], squares, rtol=1e-13)
-    assert_allclose(found.log_partition[0], 3.0 * weights @ atoms @ tilt, rtol=1e-13)
-    assert found.log_partition[2] == math.inf
-    assert found.effective_tokens[2] == math.inf
+        statistics = pl.length_statistics(pl.TokenScores(law, 3.0 * tilt), lengths)
+    for n, length in enumerate(lengths[:-1]):
+        logs, squares = 0.0, 0.0
+        for chosen in itertools.product(range(3), repeat=length):
+            scores = 3.0 * atoms[list(chosen)] @ tilt
+            chance = np.prod(weights[list(chosen)])
+            logs += chance * logsumexp(scores)
+            squares += chance * np.sum(softmax(scores) ** 2)
+        assert_allclose(statistics.log_partition[n], logs, rtol=1e-12)
+        assert_allclose(statistics.participation[n], squares, rtol=1e-13)
+    assert_allclose(statistics.log_partition[0], 3.0 * weights @ atoms @ tilt, rtol=1e-13)
+    assert statistics.log_partition[-1] == math.inf
+    assert statistics.effective_tokens[-1] == math.inf
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 4.0])

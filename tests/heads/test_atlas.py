@@ -252,12 +252,15 @@ def test_text_and_ids_that_cannot_be_read(model: pl.heads.Model) -> None:
 
 
 @pytest.mark.slow
-def test_sharp_heads_of_minilm_are_not_linear_on_either_text(minilm: pl.heads.Model) -> None:
-    for text in pl.heads.example_texts().values():
-        found = pl.heads.atlas(minilm, text[:5000], window=256, windows=1)
-        frozen, mild = found.median_sharpness > 2 * np.log(256), found.median_sharpness < 1
-        assert frozen.sum() >= 5
-        assert mild.sum() >= 5
-        assert found.r2["gaussian"][frozen].max() < 0.35
-        assert np.median(found.r2["gaussian"][mild]) > 0.6
-        assert found.rank_correlation("sinks") < -0.6
+@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_sharp_heads_of_minilm_are_not_linear_on_either_text(
+    minilm: pl.heads.Model, number: int
+) -> None:
+    text = list(pl.heads.example_texts().values())[number]
+    measured = pl.heads.atlas(minilm, text[:5000], window=256, windows=1)
+    frozen, mild = measured.median_sharpness > 2 * np.log(256), measured.median_sharpness < 1
+    assert frozen.sum() >= 5
+    assert mild.sum() >= 5
+    assert measured.r2["gaussian"][frozen].max() < 0.35
+    assert np.median(measured.r2["gaussian"][mild]) > 0.6
+    assert measured.rank_correlation("sinks") < -0.6

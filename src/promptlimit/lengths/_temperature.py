@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles, real_numbers
-from promptlimit.lengths._length_statistics import LARGEST_FIXED, length_statistics
+from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
 from promptlimit.lengths._scores import Number
 from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS
@@ -124,13 +124,17 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
 
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
     """Return what may be kept, at these sharpnesses and lengths."""
-    if keep == "needle":
-        fixed = needle_score(doubles(margin))[..., None]
-        beside = length_statistics(sharpness, lengths, fixed_scores=fixed)
-        return doubles(beside.fixed_weights[..., 0])
     if keep == "freezing":
         return doubles(doubles(sharpness) ** 2 / np.log(lengths))
-    return getattr(length_statistics(sharpness, lengths), keep)
+    sigma, counts, margins = np.broadcast_arrays(*map(doubles, (sharpness, lengths, margin)))
+    needle = needle_score(margins).reshape(-1, 1)
+    fixed = needle if keep == "needle" else needle[:, :0]
+    columns, weights = mean_columns(sigma.ravel(), counts.ravel(), fixed)
+    if keep == "effective_tokens":
+        with np.errstate(divide="ignore"):
+            return (1.0 / columns["participation"]).reshape(sigma.shape)
+    quantity = weights[:, 0] if keep == "needle" else columns["entropy"]
+    return quantity.reshape(sigma.shape)
 
 
 def needle_score(margin: Array) -> Array:

@@ -329,11 +329,9 @@ def _real_times(weights: Array, waves: Complex) -> Complex:
 
 def _runs(good: np.ndarray) -> np.ndarray:
     """Return for how many rows in a row an entry stays true, counting from each."""
-    runs = np.zeros(good.shape, dtype=np.int64)
-    runs[-1] = good[-1]
-    for row in range(good.shape[0] - 2, -1, -1):
-        runs[row] = np.where(good[row], runs[row + 1] + 1, 0)
-    return runs
+    rows = np.arange(len(good))[:, None]
+    next_false = np.where(good, len(good), rows)[::-1]
+    return np.minimum.accumulate(next_false, axis=0)[::-1] - rows
 
 
 def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
