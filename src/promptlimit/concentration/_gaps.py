@@ -188,7 +188,7 @@ def limit_square(problem: Problem) -> float | None:
         return None
     with jax.enable_x64(True):
         limits = doubles(jax.vmap(problem.limit_at)(on_device(points)))
-    return float(weights @ (limits**2).sum(axis=1))
+    return float(weights @ (limits**2).reshape(len(limits), -1).sum(axis=1))
 
 
 def _by_sharpness(problem: Problem) -> str | None:

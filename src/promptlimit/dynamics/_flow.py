@@ -237,7 +237,8 @@ def _descent(request: FlowRequest, risk: RiskOfState) -> Descent:
     # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
     rules = Rules(*(on_device(limit, jnp.float64) for limit in limits))
     descent = descend(risk, state_of(request.start), on_device(padded), rules, request.solver)
-    return descent._replace(states=descent.states[padded.size - finite.size :])
+    asked = np.asarray(descent.states)[padded.size - finite.size :]
+    return descent._replace(states=on_device(asked))
 
 
 def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:

@@ -60,7 +60,7 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Tra
     """Return the state before the first step."""
     shape = jax.tree.leaves(parameters)[0].shape[:2]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        memory = jax.jit(jax.vmap(jax.vmap(optimiser.init)))(parameters)
+        memory = jax.vmap(jax.vmap(optimiser.init))(parameters)
     return TrainingState(parameters, memory, on_device(np.full(shape, -1), jnp.int32))
 
 

@@ -225,6 +225,9 @@ def _entropy_predicted(
     return {name: part.mean(axis=(0, -1)) for name, part in predictions.items()}
 
 
+_at_own_length = jax.jit(Prediction.at_own_length)
+
+
 def _added(
     table: Prediction, variance: np.ndarray, before: np.ndarray, after: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -237,7 +240,7 @@ def _added(
         flat = (
             on_device(part.ravel(), jnp.float32) for part in np.broadcast_arrays(variance, length)
         )
-        statistics = table.at_own_length(*flat)
+        statistics = _at_own_length(table, *flat)
         growth, participation = (
             np.asarray(part, np.float64).reshape(variance.shape)
             for part in (statistics.growth, statistics.participation)

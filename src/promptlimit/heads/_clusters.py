@@ -54,6 +54,7 @@ def members(
     return _nearest(points, jax.lax.fori_loop(0, _STEPS, step, centres))
 
 
+@functools.partial(jax.jit, static_argnames="sinks")
 @full_precision
 def sink_members(
     queries: Float[Array, "n d"], keys: Float[Array, "length d"], scale: Array, sinks: int

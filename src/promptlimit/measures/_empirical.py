@@ -9,6 +9,7 @@ from promptlimit._arrays import Array as HostArray
 from promptlimit._arrays import doubles
 from promptlimit._inputs import (
     ArrayLike,
+    cast,
     float_array,
     float_arrays,
     require_finite,
@@ -94,12 +95,7 @@ class Empirical(AbstractMeasure):
         """
         token = float_array("query", query, rank=1)
         require_shape("query", token, (self.dim,), "the dimension of a token")
-        tokens = jnp.concatenate([self.tokens, token[None].astype(self.tokens.dtype)])
-        if self.weights is None:
-            return Empirical(tokens)
-        length = self.length
-        share = jnp.full((1,), 1 / (length + 1), self.weights.dtype)
-        return Empirical(tokens, jnp.concatenate([self.weights * (length / (length + 1)), share]))
+        return Empirical(*_with_token(self, cast(token, self.tokens.dtype)))
 
     def gaussian_parts(self) -> GaussianParts:
         """Return the tokens as atoms."""
@@ -113,6 +109,16 @@ class Empirical(AbstractMeasure):
         if self.weights is None:
             return np.full(self.length, 1.0 / self.length)
         return doubles(self.weights)
+
+
+@compiled
+def _with_token(prompt: Empirical, token: Array) -> tuple[Array, Array | None]:
+    tokens = jnp.concatenate([prompt.tokens, token[None]])
+    if prompt.weights is None:
+        return tokens, None
+    length = prompt.length
+    share = jnp.full((1,), 1 / (length + 1), prompt.weights.dtype)
+    return tokens, jnp.concatenate([prompt.weights * (length / (length + 1)), share])
 
 
 @compiled

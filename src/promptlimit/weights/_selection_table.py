@@ -67,6 +67,7 @@ class SelectionTable(eqx.Module):
     reach: float = eqx.field(static=True)
     step: float = eqx.field(static=True)
 
+    @eqx.filter_jit
     def __call__(self, along: Float[Array, ""], across: Float[Array, ""]) -> SelectionNumbers:
         """Return the moments.
 
