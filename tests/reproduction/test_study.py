@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,11 @@ from promptlimit.attention import Factored
 from promptlimit.dynamics import uniform_factors
 from promptlimit.reproduction import Setting, decide
 from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.reproduction.large_prompt._batch_gradients import (
+    Batch,
+    batch_gradient,
+    random_batch,
+)
 from promptlimit.reproduction.large_prompt._start_gap import (
     population_gradient_gap,
     same_batch_gradient_gap,
@@ -90,6 +96,49 @@ def test_the_exact_output_gap_knows_wide_directions_from_narrow_ones() -> None:
         exact = squared_output_gap(task, head, [4], points=2048)
     mean, error = simulated_output_gap(task, head, 4, 40_000)
     assert abs(exact.value[0] - mean) < 4 * np.hypot(error, exact.error[0])
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
+def test_gradients_on_a_batch_are_those_of_a_training_script(kernel: str) -> None:
+    def risk(factors: list[jax.Array], scale: float, drawn: Batch) -> jax.Array:
+        K, Q, V, O = factors  # noqa: E741
+        scores = scale * jnp.einsum("blk,bk->bl", drawn.tokens @ K.T, drawn.queries @ Q.T)
+        weights = jax.nn.softmax(scores) if kernel == "softmax" else scores / scores.shape[1]
+        outputs = jnp.einsum("bl,blk->bk", weights, drawn.tokens @ V.T) @ O.T
+        return 0.5 * jnp.mean((outputs[:, -1] - drawn.labels) ** 2)
+
+    drawn = random_batch(protocol_task("kms-as-coded"), 7, 16, np.random.default_rng(0))
+    with jax.enable_x64(True):
+        head = uniform_factors(5, key=jax.random.key(3), kernel=kernel)
+        factors = [3 * leaf for leaf in jax.tree.leaves(head)[:4]]
+        sharp = Factored(kernel, *factors, scale=0.3)
+        double = Batch(*(part.astype(np.float64) for part in drawn))
+        slopes = jax.grad(risk)(factors, 0.3, double)
+    expected = np.concatenate([np.ravel(slope) for slope in slopes])
+    gradient = batch_gradient(sharp, drawn)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5 * abs(expected).max())
+
+
+def test_a_batch_is_of_the_law_of_its_task() -> None:
+    task = protocol_task("kms-as-coded")
+    drawn = random_batch(task, 3, 100_000, np.random.default_rng(1))
+    pairs = np.concatenate(
+        [drawn.tokens[:, 0], drawn.queries[:, :5], drawn.labels[:, None]], axis=1
+    )
+    C, B = task.covariance, task.query_covariance
+    total = task.prior_variance * np.trace(C) + task.noise_variance
+    asked = task.prior_variance * np.trace(B) + task.noise_variance
+    expected = np.zeros((12, 12))
+    expected[:5, :5], expected[5, 5], expected[6:11, 6:11] = C, total, B
+    expected[11, 11] = asked
+    np.testing.assert_allclose(np.cov(pairs.T), expected, atol=0.012 * total)
+    # Token and query share the weights: the label of one says something of the other's.
+    shared = (drawn.labels * drawn.tokens[:, 0, 5]) * (
+        drawn.tokens[:, 0, :5] * drawn.queries[:, :5]
+    ).sum(axis=1)
+    error = shared.std() / shared.size**0.5
+    x_q = np.einsum("ij,ij->", C, B)
+    assert abs(shared.mean() - task.prior_variance * x_q) < 4 * error
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from promptlimit.tasks import (
 
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
-_PADDING = 16
+_PADDING = 96
 _OTHER_SETS = 4
 _UNRELIABLE = 0.1
 

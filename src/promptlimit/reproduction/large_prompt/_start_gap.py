@@ -16,15 +16,12 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Key, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 
-from promptlimit._inputs import on_device
 from promptlimit.attention import Factored
+from promptlimit.reproduction.large_prompt._batch_gradients import batch_gradients
 from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
 from promptlimit.weights import weight_statistics
 
@@ -136,7 +133,7 @@ def same_batch_gradient_gap(
         batch: prompts in a batch.
         batches: how many; the spread between them is the error.
     """
-    softmax, linear = _batch_gradients(task, starts, length, jax.random.split(key, batches), batch)
+    softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)
     return Gap(squares.mean(), squares.std(ddof=1) / batches**0.5)
 
@@ -152,8 +149,7 @@ def gradient_noise(
 ) -> np.ndarray:
     r"""Return the trace of the covariance of the gradient of $R$ on a batch, one for each head.
 
-    Estimated on batches that the heads share: those of both kernels run one program with
-    `same_batch_gradient_gap`.
+    Estimated on batches that the heads share.
 
     Args:
         task: the law of prompts and queries.
@@ -163,66 +159,5 @@ def gradient_noise(
         batch: prompts in a batch.
         batches: how many the estimate is from.
     """
-    gradients = _batch_gradients(task, heads, length, jax.random.split(key, batches), batch)
+    gradients = batch_gradients(task, heads, length, key=key, batch=batch, batches=batches)
     return np.array([rows.var(axis=0, ddof=1).sum() for rows in gradients])
-
-
-def _batch_gradients(
-    task: LinearRegression,
-    heads: Sequence[Factored],
-    length: int,
-    keys: Key[Array, " n"],
-    batch: int,
-) -> list[np.ndarray]:
-    """Return the gradients of R on batches all heads share, for each head [batch, parameter].
-
-    Prompts are drawn and read in single precision, as in training.
-    """
-    laws = (
-        np.linalg.cholesky(task.covariance),
-        np.linalg.cholesky(task.query_covariance),
-        np.sqrt([task.prior_variance, task.noise_variance]),
-    )
-    single = jax.tree.map(lambda array: on_device(array, jnp.float32), (tuple(heads), laws))
-    return [np.asarray(rows, np.float64) for rows in _gradients(*single, keys, length, batch)]
-
-
-@functools.partial(jax.jit, static_argnames=("length", "batch"))
-def _gradients(
-    heads: tuple[Factored, ...],
-    laws: tuple[Array, Array, Array],
-    keys: Key[Array, " n"],
-    length: int,
-    batch: int,
-) -> list[Array]:
-    def of_one(key: PRNGKeyArray) -> list[Array]:
-        drawn = _prompts(laws, key, length, batch)
-        return [ravel_pytree(jax.grad(_batch_risk)(head, *drawn))[0] for head in heads]
-
-    return jax.lax.map(of_one, keys)
-
-
-def _prompts(
-    laws: tuple[Array, Array, Array], key: PRNGKeyArray, length: int, batch: int
-) -> tuple[Array, Array, Array]:
-    """Return tokens [batch, length, d + 1], queries [batch, d + 1] and their labels [batch]."""
-    factor, query_factor, (prior, noise) = laws
-    dim = factor.shape[0]
-    drawn = jax.random.normal(key, (batch, length + 2, dim + 1), jnp.float32)
-    w = prior * drawn[:, -1, :dim]
-    x, query = drawn[:, :length, :dim] @ factor.T, drawn[:, -2, :dim] @ query_factor.T
-    y = jnp.einsum("bld,bd->bl", x, w) + noise * drawn[:, :length, dim]
-    target = (query * w).sum(axis=1) + noise * drawn[:, -2, dim]
-    masked = jnp.concatenate([query, jnp.zeros((batch, 1), jnp.float32)], axis=1)
-    return jnp.concatenate([x, y[..., None]], axis=2), masked, target
-
-
-def _batch_risk(head: Factored, tokens: Array, queries: Array, target: Array) -> Array:
-    """Return half the mean squared error on a batch, written out as in a training script."""
-    keys, asked = tokens @ head.key_weight.T, queries @ head.query_weight.T
-    scores = head.scale * jnp.einsum("blk,bk->bl", keys, asked)
-    softmax = head.kernel == "softmax"
-    weights = jax.nn.softmax(scores) if softmax else scores / tokens.shape[1]
-    read = jnp.einsum("bl,blk->bk", weights, tokens @ head.value_weight.T)
-    outputs = read if head.output is None else read @ head.output.T
-    return 0.5 * jnp.mean((outputs[:, -1] - target) ** 2)

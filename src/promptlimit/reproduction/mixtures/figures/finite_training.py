@@ -33,12 +33,13 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     )
     times = np.concatenate([[0.0], np.geomspace(2 * _RATE, 2 * _RATE * steps, 60)])
     arrays = {"times": times, "steps": plan.recorded_steps, "rate": np.array(_RATE)}
-    starts = ["small"] if setting.quick else list(_STARTS)
-    for name in starts:
-        start = scalar_layer(task, *_STARTS[name])
-        setting.tell(f"descent from the {name} start")
-        trained = sgd(start, turned, _LENGTH, plan, key=jax.random.key(setting.seed))
-        arrays[f"{name}_descent"] = trained.parameters["numbers"][0, 0, 0]
+    names = ["small"] if setting.quick else list(_STARTS)
+    starts = [scalar_layer(task, *_STARTS[name]) for name in names]
+    setting.tell("descent, all starts on the same prompts")
+    trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed))
+    for place, name in enumerate(names):
+        arrays[f"{name}_descent"] = trained.parameters["numbers"][0, place, 0]
+    for name, start in zip(names, starts, strict=True):
         if not setting.quick:
             setting.tell(f"flow from the {name} start")
             flow = gradient_flow(start, task, _LENGTH, times, points=1024, tolerance=1e-4)

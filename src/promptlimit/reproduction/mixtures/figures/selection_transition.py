@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from scipy.optimize import bisect
+from scipy.optimize import brentq
 
 from promptlimit.reproduction import Figure, Setting
 from promptlimit.reproduction.mixtures._denoising import figure_law
@@ -21,7 +21,7 @@ def transition(direction: GatedDirection, gates: np.ndarray) -> float:
         excess = np.array([direction.excess(gate, length)[0] for gate in gates])
         return float(excess[gates > 0.2].min() - excess[0])
 
-    log_length = bisect(lead, math.log(120.0), math.log(300.0), xtol=1e-4)
+    log_length = brentq(lead, math.log(120.0), math.log(300.0), xtol=1e-4)
     return math.exp(float(np.asarray(log_length)))
 
 
