@@ -17,6 +17,7 @@ import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
 from promptlimit.dynamics._step import advancer, first_state
+from promptlimit.tasks import _regression_risk
 from promptlimit.tasks._regression_step import RegressionGradient, RegressionNumbers, questions
 from promptlimit.tasks._token_sums import coordinates, packed_sums, prompt_stream, token_sums
 
@@ -159,7 +160,11 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
             np.testing.assert_allclose(one[i], other[0], atol=5e-6)
 
 
-def test_neither_packing_nor_grouping_changes_a_run() -> None:
+def test_neither_packing_nor_grouping_changes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tabulated, right = [], _regression_risk.tabulate_risks
+    monkeypatch.setattr(
+        _regression_risk, "tabulate_risks", lambda *a: tabulated.append(a) or right(*a)
+    )
     plan = pl.TrainingPlan(steps=20, batch=16, learning_rate=0.01, record=[0, 20], points=256)
     task = LAWS["kms"]
     packed, alone = (
@@ -167,6 +172,7 @@ def test_neither_packing_nor_grouping_changes_a_run() -> None:
         for packed in (True, False)
     )
     assert alone.value.shape == (2, 2, 2, 2)
+    assert set(map(str, tabulated)) == {"([5.0, 9.0], 16.0)"}  # both lengths at a time
     for name in NAMES:
         np.testing.assert_allclose(packed.parameters[name], alone.parameters[name], atol=2e-6)
     linear = pl.sgd(start("linear"), task, 9, plan, key=KEY)
