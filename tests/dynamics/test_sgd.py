@@ -278,11 +278,16 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
     assert [run["outcome"] for run in json.loads(text)["runs"]] == ["diverged", "finished"]
 
 
+DRAWN = pl.CovariateRegression(
+    pl.Gaussian(np.zeros(2), np.eye(2)), noise_variance=0.1, prior_variance=0.5
+)
+"""A task that draws its prompts itself."""
+
+
 def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
-    task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]), noise_variance=0.1)
     starts = [start("softmax", 2), start("linear", 2)]
     plan = pl.TrainingPlan(steps=60, batch=32, learning_rate=0.02, record=[0, 60], samples=512)
-    found = pl.sgd(starts, task, 4, plan, key=KEY)
+    found = pl.sgd(starts, DRAWN, 4, plan, key=KEY)
     assert found.kind == "estimate"
     assert found.value.shape == (1, 2, 1, 2)
     assert (found.value[..., 1] < found.value[..., 0]).all()
@@ -290,12 +295,11 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
 
 def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     r"""With $T=\frac cL\sum y_l\langle x_l,x_q\rangle$ the slope in c is $c\,E[A^2]-E[Ay]$."""
-    d, length, prior, noise, rate = 2, 4, 0.5, 0.1, 1e-4
-    covariates = pl.Gaussian(np.zeros(d), np.eye(d))
-    task = pl.CovariateRegression(covariates, noise_variance=noise, prior_variance=prior)
+    d, length, rate = 2, 4, 1e-4
+    prior, noise = DRAWN.prior_variance, DRAWN.noise_variance
     head = pl.LinearAttention(np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, 1.0]))
-    plan = pl.TrainingPlan(steps=2, batch=8192, learning_rate=rate, record=[0, 1, 2], samples=16)
-    found = pl.sgd(head, task, length, plan, key=KEY)
+    plan = pl.TrainingPlan(steps=2, batch=8192, learning_rate=rate, record=[0, 1, 2], samples=512)
+    found = pl.sgd(head, DRAWN, length, plan, key=KEY)
     slope = prior * d * (1 + (d + 1) / length) + noise * d / length - prior * d
     moved = np.diff(found.parameters["value"][0, 0, 0, :, -1, -1]) / (-2 * rate)
     np.testing.assert_allclose(moved, slope, atol=0.2)
