@@ -235,7 +235,10 @@ def simulated_outputs(layers: list[Plain], tokens: np.ndarray, query: np.ndarray
 
 @pytest.mark.parametrize(
     ("length", "prompts"),
-    [(40, 400), (160, 100), *(pytest.param(n, 60, marks=pytest.mark.long) for n in (640, 1280))],
+    [
+        (160, 100),
+        *(pytest.param(*n, marks=pytest.mark.long) for n in ((40, 400), (640, 60), (1280, 60))),
+    ],
 )
 def test_tokens_approach_the_limit_as_the_root_of_their_number(length, prompts, x64: None) -> None:
     """Three layers of two heads, d = 3, a mean that is read: L times the square error stays."""

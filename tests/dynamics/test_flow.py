@@ -24,7 +24,13 @@ from promptlimit.dynamics import (
     imbalance,
     limit_band,
 )
-from promptlimit.dynamics._risks import RiskOfState, StateReading, risk_of_state, state_of
+from promptlimit.dynamics._risks import (
+    RiskOfState,
+    StateReading,
+    risk_of_state,
+    state_of,
+    state_risks,
+)
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.tasks import AbstractObjective
 
@@ -200,6 +206,10 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     ]
     want = np.concatenate([np.ravel(slope) for slope in slopes])
     np.testing.assert_allclose(found, want, atol=1e-13)
+    states = np.geomspace(0.1, 1.0, 65)[:, None] * np.asarray(state_of(start))
+    many, few = state_risks(of_state, states), state_risks(of_state, states[60:])
+    np.testing.assert_allclose(many[60:], few, rtol=1e-13)
+    np.testing.assert_allclose(many[-1], pl.risk(head, TASK, 7).value, rtol=1e-12)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
 from promptlimit.dynamics._step import advancer, first_state
+from promptlimit.tasks import _regression_risk
 from promptlimit.tasks._regression_step import RegressionGradient, RegressionNumbers, questions
 from promptlimit.tasks._token_sums import coordinates, packed_sums, prompt_stream, token_sums
 
@@ -159,7 +160,11 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
             np.testing.assert_allclose(one[i], other[0], atol=5e-6)
 
 
-def test_neither_packing_nor_grouping_changes_a_run() -> None:
+def test_neither_packing_nor_grouping_changes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    tabulated, right = [], _regression_risk.tabulate_risks
+    monkeypatch.setattr(
+        _regression_risk, "tabulate_risks", lambda *a: tabulated.append(a) or right(*a)
+    )
     plan = pl.TrainingPlan(steps=20, batch=16, learning_rate=0.01, record=[0, 20], points=256)
     task = LAWS["kms"]
     packed, alone = (
@@ -167,11 +172,12 @@ def test_neither_packing_nor_grouping_changes_a_run() -> None:
         for packed in (True, False)
     )
     assert alone.value.shape == (2, 2, 2, 2)
+    assert set(map(str, tabulated)) == {"([5.0, 9.0], 16.0)"}  # both lengths at a time
     for name in NAMES:
         np.testing.assert_allclose(packed.parameters[name], alone.parameters[name], atol=2e-6)
-    linear = pl.sgd(start("linear"), task, 9, plan, key=KEY)
+    softmax = pl.sgd(start("softmax"), task, 9, plan, key=KEY)
     np.testing.assert_allclose(
-        alone.parameters["output"][1, 1, 0], linear.parameters["output"][0, 0, 0], atol=1e-7
+        alone.parameters["output"][1, 0, 0], softmax.parameters["output"][0, 0, 0], atol=1e-7
     )
 
 
@@ -179,9 +185,9 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fixed = pl.uniform_factors(3, key=KEY)
-    plan = pl.TrainingPlan(steps=5, batch=8, record=[0, 5], points=256)
+    plan = pl.TrainingPlan(steps=5, batch=16, learning_rate=0.01, record=[0, 5], points=256)
     settings: dict[str, Any] = {"plan": plan, "key": KEY, "seeds": 3}
-    found = pl.sgd(fixed, LAWS["identity"], [5, 9], own_prompts=True, **settings)
+    found = pl.sgd(fixed, LAWS["kms"], [5, 9], own_prompts=True, **settings)
     moved = found.parameters["output"]
     assert moved.shape == (2, 1, 3, 2, 1, 4)
     assert (moved[:, 0, 0, 0] == moved[:, 0, 1, 0]).all()
@@ -190,7 +196,7 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start(
     calls, right = [], RegressionGradient.__call__
     monkeypatch.setattr(RegressionGradient, "__call__", lambda *a: calls.append(0) or right(*a))
     other = pl.uniform_factors(3, key=jax.random.key(8))
-    pl.sgd(other, LAWS["identity"], 9, plan, key=jax.random.key(8))
+    pl.sgd(other, LAWS["kms"], 9, plan, key=jax.random.key(8))
     assert not calls
     with pytest.raises(ValueError, match="the runs would be one"):
         pl.sgd(fixed, LAWS["identity"], 5, **settings)
@@ -272,11 +278,16 @@ def test_divergence_is_an_outcome_and_spares_the_other_runs() -> None:
     assert [run["outcome"] for run in json.loads(text)["runs"]] == ["diverged", "finished"]
 
 
+DRAWN = pl.CovariateRegression(
+    pl.Gaussian(np.zeros(2), np.eye(2)), noise_variance=0.1, prior_variance=0.5
+)
+"""A task that draws its prompts itself."""
+
+
 def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
-    task = pl.CovariateRegression(pl.Rademacher([1.0, 1.0]), noise_variance=0.1)
     starts = [start("softmax", 2), start("linear", 2)]
     plan = pl.TrainingPlan(steps=60, batch=32, learning_rate=0.02, record=[0, 60], samples=512)
-    found = pl.sgd(starts, task, 4, plan, key=KEY)
+    found = pl.sgd(starts, DRAWN, 4, plan, key=KEY)
     assert found.kind == "estimate"
     assert found.value.shape == (1, 2, 1, 2)
     assert (found.value[..., 1] < found.value[..., 0]).all()
@@ -284,12 +295,11 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
 
 def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     r"""With $T=\frac cL\sum y_l\langle x_l,x_q\rangle$ the slope in c is $c\,E[A^2]-E[Ay]$."""
-    d, length, prior, noise, rate = 2, 4, 0.5, 0.1, 1e-4
-    covariates = pl.Gaussian(np.zeros(d), np.eye(d))
-    task = pl.CovariateRegression(covariates, noise_variance=noise, prior_variance=prior)
+    d, length, rate = 2, 4, 1e-4
+    prior, noise = DRAWN.prior_variance, DRAWN.noise_variance
     head = pl.LinearAttention(np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, 1.0]))
-    plan = pl.TrainingPlan(steps=2, batch=8192, learning_rate=rate, record=[0, 1, 2], samples=16)
-    found = pl.sgd(head, task, length, plan, key=KEY)
+    plan = pl.TrainingPlan(steps=2, batch=8192, learning_rate=rate, record=[0, 1, 2], samples=512)
+    found = pl.sgd(head, DRAWN, length, plan, key=KEY)
     slope = prior * d * (1 + (d + 1) / length) + noise * d / length - prior * d
     moved = np.diff(found.parameters["value"][0, 0, 0, :, -1, -1]) / (-2 * rate)
     np.testing.assert_allclose(moved, slope, atol=0.2)

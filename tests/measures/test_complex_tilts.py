@@ -45,7 +45,15 @@ def standard_promotion(x64: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=COMPLEX_CASES)
+COMPOSED = {"mixture", "product"}  # of parts that stand alone; a mixture holds a sphere too
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.long) if name in COMPOSED else name
+        for name in COMPLEX_CASES
+    ]
+)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 

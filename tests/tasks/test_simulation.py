@@ -74,11 +74,11 @@ def test_several_heads_are_simulated():
 
 def test_covariates_of_any_law_include_gaussian_ones():
     numbers = {"noise_variance": 0.2, "prior_variance": 0.5}
-    query = pl.Gaussian(np.zeros(3), 0.3 * np.eye(3))
     law = pl.Gaussian(np.zeros(3), ANISOTROPIC)
-    task = pl.CovariateRegression(law, query_covariates=query, **numbers)
-    known = pl.LinearRegression(ANISOTROPIC, query_covariance=0.3 * np.eye(3), **numbers)
-    for length in (10, math.inf):
+    for length, query_covariance in ((10, ANISOTROPIC), (math.inf, 0.3 * np.eye(3))):
+        query = pl.Gaussian(np.zeros(3), query_covariance)
+        task = pl.CovariateRegression(law, query_covariates=query, **numbers)
+        known = pl.LinearRegression(ANISOTROPIC, query_covariance=query_covariance, **numbers)
         found = pl.risk(HEAD, task, length, key=KEY)
         exact = pl.risk(HEAD, known, length)
         assert found.kind == "estimate"

@@ -27,6 +27,7 @@ from promptlimit.dynamics._risks import (
 )
 from promptlimit.results import Kind, Length
 from promptlimit.tasks import (
+    SHARPNESS_RANGES,
     AbstractExactRisk,
     AbstractObjective,
     AbstractTask,
@@ -192,6 +193,19 @@ class TrainingRequest:
             return exact.objective(points=plan.points, replicate=shift, max_sharpness=max_sharpness)
         key = jax.random.fold_in(self.key, 1 + shift)
         return simulated_objective(task, tokens, samples=int(plan.samples), key=key)
+
+    def tabulate(self) -> None:
+        """Tabulate what risks need at all lengths, which takes as long as at one."""
+        finite = [float(length) for length in self.lengths if math.isfinite(length)]
+        if len(finite) < 2 or not self.is_exact:
+            return
+        with jax.enable_x64(True):
+            task = in_double(self.task)
+            for start in self.starts:
+                head = in_double(start[0])
+                exact = task.smooth_risk(head, finite[0])
+                if exact is not None:
+                    exact.tabulate(head, finite, SHARPNESS_RANGES[0])
 
     def config(self, cell: Cell | None = None) -> dict[str, object]:
         """The request, or one cell of it, as plain numbers and strings."""

@@ -160,6 +160,7 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
     seeds = records.diverged.shape[1] // len(request.starts)
     shape = (members, len(request.starts), seeds)
     leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
+    request.tabulate()
     rows = []
     for i, (length, _) in enumerate(cell):
         for j, (start, *_) in enumerate(request.starts):
