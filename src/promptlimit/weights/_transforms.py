@@ -33,6 +33,8 @@ HIGHEST_POWER = 4
 _NARROW = 1.0
 _LARGEST_NARROW_STEP = 0.33
 _CENTRED_ABOVE = 4.0
+_CENTRED = tuple((k, j) for k, degree in ((1, 2), (2, 4), (3, 2)) for j in range(degree + 1))
+"""The (k, j) of those $c_{k,j}$ that statistics are made of."""
 _RANGE = 9.0
 _LARGEST_T = 5.0625
 _TAIL = 40.0
@@ -52,7 +54,7 @@ class ScoreTransforms:
         nodes: u.
         log_phi: $\log\varphi(u)$, accurate relatively at both ends.
         about_sharpness: $a_{k,j}(u)$ at `[k - 1, j]`.
-        about_centre: $c_{k,j}(u)$ at `[k - 1, j]`.
+        about_centre: $c_{k,j}(u)$ at `[k - 1, j]`; NaN may stand for those no statistic needs.
     """
 
     sharpness: float | NDArray[np.float64]
@@ -163,9 +165,19 @@ def _wide_transforms(
     log_phi = _log_phi(phi, complement)
     if sharpness <= _CENTRED_ABOVE:
         return ScoreTransforms(sharpness, u, log_phi, moments, moments)
-    signals = damped.T[:, None] * np.power(t / sharpness, j, dtype=np.float64)
-    near_zero = convolved(density[None], signals.reshape(-1, t_count).T).reshape(moments.shape)
-    centred = np.where(u > -sharpness * sharpness, near_zero, moments)
+    about_zero = u > -sharpness * sharpness
+    rows = stride * (int(about_zero.sum()) - 1) + 1
+    if rows < 1:
+        return ScoreTransforms(sharpness, u, log_phi, moments, moments)
+    # There the integrands begin at t = -sqrt(80) sigma.
+    skipped = max(0, math.floor(-math.sqrt(2 * _TAIL) * sharpness / STEP) - t_first)
+    powers, degrees = np.transpose(_CENTRED)
+    scores = (t[skipped:, None] / sharpness) ** degrees
+    near_zero = convolved(
+        density[None, skipped : rows + t_count - 1], damped[skipped:, powers - 1] * scores
+    )
+    centred = np.where(about_zero, np.nan, moments)
+    centred[powers - 1, degrees, u.size - near_zero.shape[-1] :] = near_zero[:, 0]
     return ScoreTransforms(sharpness, u, log_phi, moments, centred)
 
 
