@@ -121,6 +121,13 @@ def _narrow_transforms(sharpness: float, first: int, count: int, stride: int) ->
     return ScoreTransforms(sharpness, u, log_phi, moments, moments)
 
 
+def _powers(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return $x^j$, j = 0, 1, ..., [j, x], by products: `**` takes twenty times as long."""
+    factors = np.ones((HIGHEST_POWER + 1, x.size))
+    factors[1:] = x
+    return np.cumprod(factors, axis=0)
+
+
 def lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
     r"""Return where the nodes in t start, from the decay of their integrands at the lowest u.
 
@@ -159,8 +166,7 @@ def _wide_transforms(
     ) -> NDArray[np.float64]:
         return correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
 
-    j = np.arange(HIGHEST_POWER + 1)[:, None]
-    moments = convolved(density * (x - sharpness) ** j, damped)
+    moments = convolved(density * _powers(x - sharpness), damped)
     phi, complement = convolved(STEP * ndtr(np.stack([x, -x])), damped[:, :1])[0]
     log_phi = _log_phi(phi, complement)
     if sharpness <= _CENTRED_ABOVE:
@@ -172,7 +178,7 @@ def _wide_transforms(
     # There the integrands begin at t = -sqrt(80) sigma.
     skipped = max(0, math.floor(-math.sqrt(2 * _TAIL) * sharpness / STEP) - t_first)
     powers, degrees = np.transpose(_CENTRED)
-    scores = (t[skipped:, None] / sharpness) ** degrees
+    scores = _powers(t[skipped:] / sharpness)[degrees].T
     near_zero = convolved(
         density[None, skipped : rows + t_count - 1], damped[skipped:, powers - 1] * scores
     )
