@@ -125,7 +125,7 @@ def _powers(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return $x^j$, j = 0, 1, ..., [j, x], by products: `**` takes twenty times as long."""
     factors = np.ones((HIGHEST_POWER + 1, x.size))
     factors[1:] = x
-    return np.cumprod(factors, axis=0)
+    return np.multiply.accumulate(factors, axis=0)
 
 
 def lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
