@@ -1,6 +1,7 @@
 """The planted errors: each can still be planted, and the script tells seen from survived."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,22 @@ KINDS = {
 }
 
 
+@functools.cache
+def meaning(path: Path) -> str:
+    """Return what a file says, of Python without its layout."""
+    return meaning_of(path.read_text(encoding="utf-8"), path)
+
+
+def meaning_of(text: str, path: Path) -> str:
+    return ast.dump(ast.parse(text)) if path.suffix == ".py" else text
+
+
 @pytest.mark.parametrize("mutant", listed(), ids=lambda mutant: f"{mutant.file}: {mutant.why}")
 def test_every_planted_error_still_applies(mutant: Mutant) -> None:
     planted = mutant.planted(ROOT)
     assert planted is not None, "the file must hold `old` exactly once"
-    before = mutant.path(ROOT).read_text(encoding="utf-8")
-    meaning = (lambda text: ast.dump(ast.parse(text))) if mutant.file.endswith(".py") else str
-    assert meaning(planted) != meaning(before)
+    path = mutant.path(ROOT)
+    assert meaning_of(planted, path) != meaning(path)
     assert mutant.tests
     assert all(located(test, ROOT) for test in mutant.tests)
     assert mutant.kind in KINDS

@@ -416,7 +416,10 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_flow_keeps_its_trajectories_and_reads_them_again(here: Here, tmp_path: Path) -> None:
+def test_flow_keeps_its_trajectories_and_reads_them_again(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("promptlimit.reporting.FORMATS", ("png",))
     arguments = ("flow", "--lengths", "3,20", "--dim", "2", "--kernel", "linear", "--time", "5")
     done = here(*arguments, "--out", "f", "--json")
     assert done.returncode == 0, done.stderr

@@ -105,7 +105,8 @@ def test_many_tokens_are_normal():
     thresholds = moments.mean[-1] + spread * np.array([-3.0, -1.0, 0.2, 2.0])
     law = pl.output_law(HEAD, LAW, TILT, 1e12, thresholds=thresholds)
     z = (law.thresholds - law.mean) / np.sqrt(law.variance)
-    assert np.abs(law.value - ndtr(-z)).max() < 1e-4
+    assert np.abs(law.value - ndtr(-z)).max() < 5e-7  # skewness is of order 1e-6 here
+    assert law.error.max() < 1e-8
 
 
 def test_the_third_order_is_near_and_says_what_it_is(laws):

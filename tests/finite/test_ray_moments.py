@@ -355,7 +355,8 @@ def test_long_prompts_follow_the_delta_method(seed):
         assert_allclose(length * moments.cov[n], cov, rtol=0, atol=tolerance * np.trace(cov))
         assert_allclose(length * moments.mse[n], np.trace(cov), rtol=tolerance)
         assert_allclose(length * moments.participation[n], ratio, rtol=tolerance)
-        assert_allclose(length * moments.bias[n], bias, atol=tolerance * np.linalg.norm(bias))
+        atol = tolerance * float(np.linalg.norm(bias))
+        assert_allclose(length * moments.bias[n], bias, atol=atol)
 
 
 @pytest.mark.slow
@@ -540,13 +541,13 @@ def test_heads_that_share_their_scores_are_one_head():
 
 
 def test_the_partition_function_of_a_few_atoms_is_enumerated():
-    lengths = [1, 2, 3, 5, math.inf]
+    lengths = [1, 2, 3, 5]
     rng = np.random.default_rng(12)
     weights, atoms, tilt = rng.dirichlet(np.ones(3)), rng.normal(size=(3, 2)), rng.normal(size=2)
     with jax.enable_x64(True):
         law = pl.Empirical(atoms, weights)
-        statistics = pl.length_statistics(pl.TokenScores(law, 3.0 * tilt), lengths)
-    for n, length in enumerate(lengths[:-1]):
+        statistics = pl.length_statistics(pl.TokenScores(law, 3.0 * tilt), [*lengths, math.inf])
+    for n, length in enumerate(lengths):
         logs, squares = 0.0, 0.0
         for chosen in itertools.product(range(3), repeat=length):
             scores = 3.0 * atoms[list(chosen)] @ tilt

@@ -145,7 +145,7 @@ def test_moments_left_out_change_no_others() -> None:
 
 
 def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_says() -> None:
-    length, prompts = 6000, 48
+    length, prompts = 6000, 24
     mean, cov = np.array([0.5, -1.0, 0.2]), np.diag([1.0, 0.5, 2.0]) + 0.2
     law, head = pl.Gaussian(mean, cov), _head()
     exact = pl.prompt_moments(head, law, QUERIES[0], length)
@@ -172,7 +172,7 @@ def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_s
     ids=["cube", "mixture"],
 )
 def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasure) -> None:
-    prompt = pl.Generated(law, 400_000, key=jax.random.key(0))
+    prompt = pl.Generated(law, 200_000, key=jax.random.key(0))
     found = pl.stream(_head(), prompt, QUERIES)
     for i, query in enumerate(QUERIES):
         spread = np.sqrt(np.diag(np.asarray(found.cov)[0, i]) * found.participation[0, i])

@@ -283,4 +283,8 @@ class _Contour:
         # the power multiplies rounding by L: few tokens do without expm1, which takes twice as long
         changes = np.exp(exponents) - 1.0 if length <= _FEW else np.expm1(exponents)
         change = np.einsum("mn,mn->m", self.masses, changes)
-        return np.exp(length * np.log1p(change))
+        squared = change.real * (2.0 + change.real) + change.imag**2  # |1 + change|^2 - 1
+        # np.log1p of a complex number rounds its modulus first, and L multiplies what that loses
+        modulus = 0.5 * np.log1p(np.maximum(squared, np.finfo(np.float64).eps - 1.0))
+        phase = np.arctan2(change.imag, 1.0 + change.real)
+        return np.exp(length * (modulus + 1j * phase))
