@@ -57,7 +57,7 @@ def entropy_prediction(
     entropy = float(np.logaddexp.reduce(values) - weights @ values)
     return EntropyPrediction(
         lengths=counts,
-        value=np.clip(listed - bias, 0.0, np.log(counts + fixed.size)),  # as an entropy is
+        value=doubles(np.clip(listed - bias, 0.0, np.log(counts + fixed.size))),
         listed=listed,
         bias=bias,
         naive=doubles(entropy + np.log(counts / values.size)),
