@@ -65,7 +65,7 @@ FIGURES = (
         "(ridge regression) and the noise floor. Lines are gradient flows on exact risks; bands, "
         "hardly thicker than the lines, are twice the mean rise that gradient noise adds at the "
         "paper's rate and batch, estimated at L = 10 and 100 and held beyond. Rings are real "
-        "training runs, at twenty times that rate unless the protocol is full; crosses are starts "
+        "training runs, at ten times that rate unless the protocol is full; crosses are starts "
         "that ended more than a tenth above the least excess.",
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
@@ -81,7 +81,7 @@ FIGURES = (
         "Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows on "
         "exact risks; bands, hardly thicker than the lines, are twice the mean rise gradient "
         "noise adds at the paper's rate and batch, estimated at L = 10 and 100 and taken to stay "
-        "beyond. Rings are real training runs, at twenty times that rate unless the protocol is "
+        "beyond. Rings are real training runs, at ten times that rate unless the protocol is "
         "full; crosses are starts that ended more than a tenth above the least excess. Left: the "
         "law as stated. Right: the law as a public copy of the code draws it, under which the "
         "prompt does not tell the query's covariance and errors fall more slowly. Grey: the "
