@@ -74,14 +74,14 @@ layers: $(TOOLS)
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
+unit: $(TOOLS) $(HAS_MODEL)
 	$(PYTEST)
 
 test-long: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
 	$(BIN)/pyright
 	THOROUGH=1 $(PYTEST) -m ""
 
-mutants: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Plant known errors one by one and see the tests notice each
+mutants: $(TOOLS) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
