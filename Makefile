@@ -8,7 +8,7 @@ TOOLS := $(VENV)/.tools
 # Processes of the tests read what others compiled, also where the environment says to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit test-long mutants test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16

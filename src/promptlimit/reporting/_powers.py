@@ -41,7 +41,10 @@ class _Plain(Formatter):
 def plain_power(label: str) -> str:
     r"""Return `$\mathdefault{2\times10^{-3}}$` as 2×10⁻³, and any other label as it is."""
     formula = label.removeprefix(r"$\mathdefault{").removesuffix("}$")
-    if formula == "0" or not (power := _POWER.fullmatch(formula)):
-        return "0" if formula == "0" else label
+    if formula == "0":
+        return formula
+    power = _POWER.fullmatch(formula)
+    if power is None:
+        return label
     factor = power["factor"].replace("-", "\N{MINUS SIGN}").replace(r"\times", "×")
     return f"{factor}{power['base']}{power['exponent'].translate(_RAISED)}"
