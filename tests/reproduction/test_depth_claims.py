@@ -112,11 +112,12 @@ def test_layers_on_drawn_tokens_are_those_of_the_stack(x64):
     error = math.hypot(0.001, squares.std() / math.sqrt(squares.size))
     assert abs(squares.mean() - 0.099) < 4 * error
     seed = np.random.default_rng(2)
-    (square,) = softmax_errors(seed, [0.5, 0.4], dim=2, length=6, prompts=1, sharpness=0.7)
+    squares = softmax_errors(seed, [0.9], [0.5, 0.4], dim=2, length=6, prompts=1, sharpness=0.7)
     again = np.random.default_rng(2)
     w, x = math.sqrt(0.2) * again.normal(size=2), again.normal(size=(2, 7))
     x = x.reshape(7, 2)
     y = x[:-1] @ w + math.sqrt(0.1) * again.normal(size=6)
     tokens = pl.Empirical(np.column_stack([x[:-1], y]))
-    output = descent_stack([0.5, 0.4], 2, "softmax", 0.7)(tokens, np.append(x[-1], 0.0))
-    assert_allclose((float(output[-1]) - x[-1] @ w) ** 2, square, rtol=1e-10)
+    for steps, (square,) in zip(([0.9], [0.5, 0.4]), squares, strict=True):
+        output = descent_stack(steps, 2, "softmax", 0.7)(tokens, np.append(x[-1], 0.0))
+        assert_allclose((float(output[-1]) - x[-1] @ w) ** 2, square, rtol=1e-10)
