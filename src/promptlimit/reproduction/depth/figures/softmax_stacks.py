@@ -46,7 +46,8 @@ FIGURE = Figure(
     reference="von Oswald et al. 2023 for the layers; limit derived here",
     caption="Mean squared error, less the noise, of softmax stacks that take gradient steps in "
     "context, on the same drawn prompts with one standard error (d = 5, noise 0.1), and their "
-    "exact infinite-prompt limits (dashed). Steps 0.9; 0.5, 0.4; and 0.5, 0.4, 0.6, 0.3, hand-picked: "
-    "depth pays at short prompts, where several small steps smooth more than one large one.",
+    "exact infinite-prompt limits (dashed). Steps 0.9; 0.5, 0.4; and 0.5, 0.4, 0.6, 0.3, "
+    "hand-picked: depth pays at short prompts, where several small steps smooth more than one "
+    "large one.",
     compute=compute,
 )
