@@ -50,12 +50,16 @@ def katex(hook: Callable[[str], Any]) -> None:
 
 @pytest.fixture(scope="module")
 def site(katex: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, built as `make docs` does but for the tutorials' output."""
-    folder = tmp_path_factory.mktemp("site")
+    """Return the folder of the site, built without the tutorials' output and whole docstrings."""
+    return _built(tmp_path_factory.mktemp("site"), REFERENCE="skip")
+
+
+def _built(folder: Path, **environment: str) -> Path:
+    """Return the folder of a site built as `make docs` does but for the tutorials' output."""
     subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
-        env={**os.environ, "TUTORIALS": "skip", "NO_MKDOCS_2_WARNING": "1"},
+        env={**os.environ, "TUTORIALS": "skip", "NO_MKDOCS_2_WARNING": "1", **environment},
         check=True,
     )
     return folder
@@ -64,23 +68,43 @@ def site(katex: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- what is on it
 
 
-@pytest.mark.slow
-def test_every_public_name_has_its_page_with_its_docstring(site: Path) -> None:
+def _pages_of_public_names(site: Path) -> Iterator[tuple[Path, str]]:
     packages = {path.parent.name for path in (ROOT / "src" / "promptlimit").glob("*/__init__.py")}
     names = set(dir(pl)) - packages - {"__version__"}
     assert len(names) > 80
     for name in names:
         (page,) = (site / "reference").glob(f"*/{name}.html")
-        text = page.read_text(encoding="utf-8")
-        assert f'id="promptlimit.{page.parent.name}.{name}"' in text
-        contents = text.partition('<div class="doc doc-contents')[2]
-        assert re.search(r"<p>\s*\S.{10,}", contents), name
+        yield page, page.read_text(encoding="utf-8")
     assert (site / "reference" / "heads" / "atlas.html").exists()
     assert (site / "reference" / "reproduction" / "Claim.html").exists()
 
 
 @pytest.mark.slow
+def test_every_public_name_has_its_page_with_a_sentence(site: Path) -> None:
+    for page, text in _pages_of_public_names(site):
+        assert re.search(rf"<h1[^>]*>{page.stem}<.*?</h1>\s*<p>\s*\S.{{10,}}", text), page
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_every_public_name_has_its_page_with_its_docstring(katex: None, tmp_path: Path) -> None:
+    site = _built(tmp_path)
+    for page, text in _pages_of_public_names(site):
+        assert f'id="promptlimit.{page.parent.name}.{page.stem}"' in text
+        contents = text.partition('<div class="doc doc-contents')[2]
+        assert re.search(r"<p>\s*\S.{10,}", contents), page
+    _require_drawn_formulas(site)
+
+
+@pytest.mark.slow
 def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -> None:
+    _require_drawn_formulas(site)
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    start = next(entry["text"] for entry in index["docs"] if entry["location"] == "index.html")
+    assert "a probability measure μ, and attention" in start  # a formula is read as text, once
+
+
+def _require_drawn_formulas(site: Path) -> None:
     pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert sum(text.count('class="katex"') for text in pages.values()) > 500
     for path, text in pages.items():
@@ -90,9 +114,6 @@ def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -
         assert not re.search(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="http', text), (
             path
         )
-    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
-    start = next(entry["text"] for entry in index["docs"] if entry["location"] == "index.html")
-    assert "a probability measure μ, and attention" in start  # a formula is read as text, once
 
 
 @pytest.mark.slow

@@ -111,7 +111,9 @@ def test_debug_shows_the_traceback(here: Here) -> None:
         here("--debug", "limit", "absent.npz")
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+@pytest.mark.parametrize(
+    "encoding", ["cp1252", *(pytest.param(e, marks=pytest.mark.long) for e in ("ascii", "utf-8"))]
+)
 def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "promptlimit.cli", "gap", "--help"],

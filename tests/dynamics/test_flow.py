@@ -287,6 +287,7 @@ def simulated(reward: float, times: list[float]) -> pl.Trajectory:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     times = [0.0, 0.5, 1.0]
@@ -309,6 +310,7 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
     start, times = pl.block_start(TASK, 0.3), [0.0, 0.02, 0.05]

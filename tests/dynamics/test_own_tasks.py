@@ -69,6 +69,7 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
     )
 
 
+@pytest.mark.long
 def test_several_lengths_train_in_law_in_one_program():
     settings: dict[str, Any] = {"steps": 600, "learning_rate": 0.01, "record": [600], "batch": 256}
     plan = pl.TrainingPlan(sampling="law", **settings)
@@ -107,7 +108,8 @@ class Doubled(pl.AbstractAttention):
         return (pl.SoftmaxAttention(2.0 * self.half, self.value),)
 
 
-@pytest.mark.parametrize("length", [pytest.param(9, marks=pytest.mark.long), math.inf])
+@pytest.mark.long
+@pytest.mark.parametrize("length", [9, math.inf])
 def test_an_attention_of_ones_own_flows_by_the_chain_rule(length, x64):
     task, rng = (
         pl.LinearRegression(np.diag([1.0, 0.5]), noise_variance=0.1),

@@ -210,6 +210,7 @@ def test_a_flow_of_several_heads_descends_their_exact_risk(tmp_path, x64):
     assert_array_equal(again.parameters["residual"], flow.parameters["residual"])
 
 
+@pytest.mark.long
 def test_one_head_among_heads_flows_and_trains_as_itself(x64):
     one = pl.MultiHead([HEAD])
     flows = [pl.gradient_flow(start, TASK, math.inf, [0.0, 1.0]) for start in (HEAD, one)]

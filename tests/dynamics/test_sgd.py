@@ -31,6 +31,11 @@ LAWS = {
         AS_CODED, noise_variance=0.1, prior_variance=1 / 3, query_covariance=np.eye(3)
     ),
 }
+SOME_LAWS = [
+    "kms-as-coded",
+    *(pytest.param(n, marks=pytest.mark.long) for n in ("identity", "kms")),
+]
+"""The one whose covariates and queries differ, and those that it includes."""
 SCALE = 0.5
 NAMES = ("key_weight", "query_weight", "value_weight", "output")
 
@@ -69,7 +74,7 @@ def test_normals_are_those_of_box_and_muller() -> None:
     np.testing.assert_allclose(np.imag(found), expected[1], atol=2e-6)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", SOME_LAWS)
 def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
     task, length, rate = LAWS[law], 5, 0.01
     plan = pl.TrainingPlan(steps=2, batch=16, learning_rate=rate, record=[0, 1, 2], points=256)
@@ -87,6 +92,7 @@ def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
                 np.testing.assert_allclose(run.parameters[name][step + 1], moved, atol=3e-7)
 
 
+@pytest.mark.long
 def test_a_merged_head_with_several_outputs_learns_in_its_last_row() -> None:
     """As factors K = I, Q = U, V and O the last unit vector, of which O and K do not move."""
     rng = np.random.default_rng(2)
@@ -105,7 +111,7 @@ def test_a_merged_head_with_several_outputs_learns_in_its_last_row() -> None:
             np.testing.assert_allclose(moved, -0.01 * slopes[by], atol=3e-7)
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", SOME_LAWS)
 def test_the_data_have_the_moments_of_the_law(law: str) -> None:
     task, batch = LAWS[law], 20_000
     prompts = prompt_stream(task.token_dim, (2,), batch, [KEY])
@@ -284,6 +290,7 @@ DRAWN = pl.CovariateRegression(
 """A task that draws its prompts itself."""
 
 
+@pytest.mark.long
 def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     starts = [start("softmax", 2), start("linear", 2)]
     plan = pl.TrainingPlan(steps=60, batch=32, learning_rate=0.02, record=[0, 60], samples=512)

@@ -54,7 +54,7 @@ def moments_agree(one: np.ndarray, other: np.ndarray) -> bool:
     return True
 
 
-@pytest.mark.parametrize("length", [1, 2, 12])
+@pytest.mark.parametrize("length", [1, 12, pytest.param(2, marks=pytest.mark.long)])
 def test_sums_in_law_have_the_law_of_sums_over_tokens(length: int) -> None:
     law, tokens = draws(law_sums, length), draws(token_sums, length)
     for kernel in KERNELS:

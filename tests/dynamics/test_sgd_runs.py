@@ -23,7 +23,7 @@ def train(folder, watch):
               for kernel in ("softmax", "linear")]
     plan = pl.TrainingPlan(steps=400, batch=8, record=[0, 33, 400], points=256,
                            optimiser=optax.adam(1e-3), label="adam(1e-3)")
-    return pl.sgd(starts, task, [5, 9], plan, key=jax.random.key(3), seeds=2, folder=folder,
+    return pl.sgd(starts, task, [5], plan, key=jax.random.key(3), seeds=2, folder=folder,
                   every=30, watch=watch)
 """
 SLOW = CODE + "\ntrain(sys.argv[1], lambda progress: time.sleep(0.05))\n"

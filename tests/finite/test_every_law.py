@@ -147,7 +147,9 @@ def test_few_gaussians_are_followed_without_differentiating(x64, inside):
             assert (apart <= 1e-10 * np.linalg.norm(other, axis=1)).all()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))]
+)
 def test_a_list_of_tokens_and_its_ray_agree_for_sharp_scores(x64, monkeypatch, seed):
     law = pl.Rademacher([1.0, 0.7])
     tilt = np.random.default_rng(seed).normal(size=2)
@@ -177,7 +179,10 @@ class TwoSidedExponential(pl.AbstractMeasure):
         return jax.random.laplace(key, (length, self.dims))
 
 
-@pytest.mark.parametrize("tilt", [[0.5, 0.3], [0.9, 0.2], [0.1, 0.05]])
+@pytest.mark.parametrize(
+    "tilt",
+    [[0.9, 0.2], *(pytest.param(t, marks=pytest.mark.long) for t in ([0.5, 0.3], [0.1, 0.05]))],
+)
 def test_a_users_own_law_is_exact(x64, tilt):
     # The poles of its transform lie at 1/0.5 = 2, 1/0.9 and 10 times the tilt.
     law, lengths = TwoSidedExponential(), [1, 2, 20]
@@ -274,7 +279,7 @@ def test_a_mean_that_all_tokens_share_costs_no_digits(x64, shift):
     assert (found.error < 1e-11 * found.mse).all()
 
 
-@pytest.mark.parametrize("score", [1000.0, 1e4])
+@pytest.mark.parametrize("score", [1000.0, pytest.param(1e4, marks=pytest.mark.long)])
 def test_an_own_token_far_above_the_others_takes_all_the_weight(x64, score):
     attention = pl.SoftmaxAttention([[1.0 / 1000.0]], [[1.0]])
     law, query = pl.Gaussian([0.0], [[1.0]]), [score]

@@ -52,7 +52,7 @@ def one_component(law):
     return np.ones(1), law[1][:1], law[2][:1]
 
 
-@pytest.mark.parametrize("dim", [1, 4, 16])
+@pytest.mark.parametrize("dim", [4, *(pytest.param(d, marks=pytest.mark.long) for d in (1, 16))])
 @pytest.mark.parametrize("tokens", ["gaussian", "mixture", "atoms"])
 @pytest.mark.parametrize("kernel", ["softmax", "linear"])
 def test_simulated_prompts_agree_within_their_standard_errors(x64, dim, tokens, kernel):
@@ -101,7 +101,9 @@ def test_a_few_atoms_are_enumerated(x64, kernel, inside):
     assert_allclose(found.cov, np.einsum("n,ni,nj->ij", chance, centred, centred), rtol=1e-11)
 
 
-@pytest.mark.parametrize("sharpness", [0.0, 0.3, 2.0, 12.0])
+@pytest.mark.parametrize(
+    "sharpness", [0.0, 2.0, *(pytest.param(s, marks=pytest.mark.long) for s in (0.3, 12.0))]
+)
 def test_both_exact_paths_agree_on_one_gaussian(x64, sharpness):
     key_query, value, query, law = problem(4, seed=5)
     weights, means, covs = one_component(law)

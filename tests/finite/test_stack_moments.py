@@ -82,7 +82,9 @@ def density_limit(variance: float, layers, query: float) -> float:
     return query
 
 
-@pytest.mark.parametrize(("variance", "rounded"), [(0.09, 2.483), (0.64, 5.487)])
+@pytest.mark.parametrize(
+    ("variance", "rounded"), [(0.09, 2.483), pytest.param(0.64, 5.487, marks=pytest.mark.long)]
+)
 def test_the_limit_over_a_mixture_is_an_integral_over_its_tokens(variance, rounded) -> None:
     layers = ((1.0, 0.8, 0.5),) * 3
     moments = pl.prompt_moments(line(*layers), mixture(variance), [0.6], math.inf)

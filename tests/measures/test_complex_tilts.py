@@ -160,7 +160,9 @@ RADII = [1e-3, 2.0, 30.0, 85.0, 119.0, 121.0, 329.0, 331.0, 2000.0]
 ANGLES = [0.0, 1.0, 1.5, np.pi / 2 - 1e-3, np.pi / 2, -1.2]
 
 
-@pytest.mark.parametrize("b", [1.0, 2.5, 32.0, 150.0])
+@pytest.mark.parametrize(
+    "b", [2.5, 150.0, *(pytest.param(b, marks=pytest.mark.long) for b in (1.0, 32.0))]
+)
 def test_log_0f1_and_two_derivatives_are_exact_at_complex_arguments(b: float) -> None:
     roots = np.array([r * np.exp(1j * angle) for r in RADII for angle in ANGLES])
     points = roots**2
@@ -206,7 +208,15 @@ ZEROS: dict[str, tuple[Callable[[], pl.AbstractMeasure], Callable, Sequence[floa
 }
 
 
-@pytest.mark.parametrize("law", ZEROS)
+@pytest.mark.parametrize(
+    "law",
+    [
+        "sphere",
+        "cube",
+        "tokens",
+        *(pytest.param(law, marks=pytest.mark.long) for law in ("mixture", "rademacher")),
+    ],
+)
 def test_where_the_transform_vanishes_its_slope_is_still_exact(law: str) -> None:
     build, oracle, heights = ZEROS[law]
     exponent = build().log_laplace

@@ -49,7 +49,15 @@ def sphere_derivatives(b: float, s: mp.mpf) -> list[mp.mpf]:
     return [mp.log(h[0]), one, two - one**2, three - 3 * two * one + 2 * one**3]
 
 
-@pytest.mark.parametrize("b", [0.5, 1.5, 25.0, 300.0])
+@pytest.mark.parametrize(
+    ("b", "precision"),
+    [
+        *((b, "float64") for b in (0.5, 1.5, 25.0, 300.0)),
+        (25.0, "float32"),
+        *(pytest.param(b, "float32", marks=pytest.mark.long) for b in (0.5, 1.5, 300.0)),
+    ],
+    indirect=["precision"],
+)
 def test_log_0f1_and_three_derivatives_are_exact_and_at_zero_its_taylor_series(
     b: float, precision: str
 ) -> None:

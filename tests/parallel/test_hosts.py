@@ -47,6 +47,7 @@ with spread():
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_first_of_two_processes_prints_for_both(tmp_path: Path) -> None:
     first, second = run(several(2, "doctor", "--devices", 2, "--json"), folder=tmp_path)

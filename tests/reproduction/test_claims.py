@@ -76,10 +76,10 @@ def planted(head: type, read: Callable) -> type[Misread]:
 @pytest.mark.parametrize(
     ("name", "head", "read"),
     [
-        ("gaussian-limit", pl.SoftmaxAttention, wrong_sign),
+        pytest.param("gaussian-limit", pl.SoftmaxAttention, wrong_sign, marks=pytest.mark.long),
         pytest.param("strong-law", pl.SoftmaxAttention, biased, marks=pytest.mark.long),
         ("linear-is-the-limit", pl.SoftmaxAttention, wrong_sign),
-        ("elementary-bounds", pl.SoftmaxAttention, too_large),
+        pytest.param("elementary-bounds", pl.SoftmaxAttention, too_large, marks=pytest.mark.long),
         ("gradient-formulas", pl.Factored, wrong_sign),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrt", [None, "key_query"])
+@pytest.mark.parametrize("wrt", ["key_query", pytest.param(None, marks=pytest.mark.long)])
 def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = importlib.import_module("promptlimit.concentration._gaps")
     module = module_of("output_gap")
@@ -145,6 +145,7 @@ def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.M
     assert module.gap_over_bound(wrt) > 1.0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("query_in_the_prompt")
@@ -158,6 +159,7 @@ def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.Monk
     assert decide(CLAIMS["query-in-the-prompt"], Setting(quick=True)).verdict == "does not hold"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_push_forward_turns_claim_1_red(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(self: pl.SoftmaxAttention, prompt: Gaussian) -> Gaussian:

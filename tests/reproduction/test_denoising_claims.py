@@ -66,13 +66,19 @@ class Blurred(HeadFit):
     [
         ("gated-experts", "Mixture", evenly_mixed),
         ("any-alignment", "long_prompt", lambda rng, *law: 0.5 + rng.normal(size=(law[-1], 2))),
-        ("two-heads", "bayes_heads", heads_of_half_the_noise),
-        ("one-head", "HeadFit", Blurred),
-        ("linear-stays-above", "limit_excess", lambda *given: 1.65),
-        ("degenerate-mixture", "bayes_heads", heads_of_half_the_noise),
+        pytest.param("two-heads", "bayes_heads", heads_of_half_the_noise, marks=pytest.mark.long),
+        pytest.param("one-head", "HeadFit", Blurred, marks=pytest.mark.long),
+        pytest.param(
+            "linear-stays-above", "limit_excess", lambda *given: 1.65, marks=pytest.mark.long
+        ),
+        pytest.param(
+            "degenerate-mixture", "bayes_heads", heads_of_half_the_noise, marks=pytest.mark.long
+        ),
         ("iterated-denoising", "attractor", lambda strength: 1.001 * attractor(strength)),
-        ("one-layer-for-all", "bayes_layer", layer_without_residual),
-        ("trained-heads", "denoising_training", stuck),
+        pytest.param(
+            "one-layer-for-all", "bayes_layer", layer_without_residual, marks=pytest.mark.long
+        ),
+        pytest.param("trained-heads", "denoising_training", stuck, marks=pytest.mark.long),
         ("noise-regimes", "attractor", lambda strength: 0.0),
     ],
 )

@@ -101,13 +101,9 @@ def made_up(number: int) -> dict[str, np.ndarray]:
     ],
 )
 def test_a_figure_of_the_paper_names_what_a_reader_may_hide(number: int, series: list[str]) -> None:
-    data = made_up(number)
-    (first,), (second,) = (
-        render(PAPER.draw(DRAWINGS[(number - 1) % 4], data), "svg") for _ in range(2)
-    )
-    assert first == second
+    (drawn,) = render(PAPER.draw(DRAWINGS[(number - 1) % 4], made_up(number)), "svg")
     for label in series:
-        assert f'id="series:{label}"'.encode() in first
+        assert f'id="series:{label}"'.encode() in drawn
 
 
 def test_error_bars_are_two_standard_errors_of_the_mean_over_starts() -> None:

@@ -44,13 +44,25 @@ def overconfident(*args, **kwargs):
 @pytest.mark.parametrize(
     ("name", "function", "planted"),
     [
-        ("simulated-prompts", "length_statistics", biased("entropy_variance", 2.0)),
+        pytest.param(
+            "simulated-prompts",
+            "length_statistics",
+            biased("entropy_variance", 2.0),
+            marks=pytest.mark.long,
+        ),
         ("derivatives", "length_statistics", biased("log_partition_variance", 1.01)),
         ("entropy-share", "length_statistics", biased("entropy", 1.01)),
-        ("needle-weight", "length_statistics", biased("fixed_weights", 1.3)),
-        ("needle-temperature", "inverse_temperature", annealed_roots),
+        pytest.param(
+            "needle-weight",
+            "length_statistics",
+            biased("fixed_weights", 1.3),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "needle-temperature", "inverse_temperature", annealed_roots, marks=pytest.mark.long
+        ),
         ("freezing", "sqrt_log", log_n),
-        ("prediction", "entropy_prediction", overconfident),
+        pytest.param("prediction", "entropy_prediction", overconfident, marks=pytest.mark.long),
     ],
 )
 def test_every_claim_holds_and_a_planted_error_turns_it_red(name, function, planted, monkeypatch):

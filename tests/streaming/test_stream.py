@@ -48,7 +48,10 @@ def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 2e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(np.float64, 1e-9), pytest.param(np.float32, 2e-5, marks=pytest.mark.long)],
+)
 def test_a_stream_is_attention_on_the_tokens_in_memory(dtype: type, tolerance: float) -> None:
     head, tokens = _head(), _tokens().astype(dtype)
     found = pl.stream(head, tokens, FEWER, LENGTHS, linear=True)
@@ -164,9 +167,12 @@ def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_s
     "law",
     [
         pl.UniformCube([1.0, 2.0, 0.5]),
-        pl.Mixture(
-            [0.3, 0.7],
-            [pl.Gaussian(np.ones(3), np.eye(3)), pl.Gaussian(np.zeros(3), 0.1 * np.eye(3))],
+        pytest.param(
+            pl.Mixture(
+                [0.3, 0.7],
+                [pl.Gaussian(np.ones(3), np.eye(3)), pl.Gaussian(np.zeros(3), 0.1 * np.eye(3))],
+            ),
+            marks=pytest.mark.long,
         ),
     ],
     ids=["cube", "mixture"],

@@ -280,6 +280,7 @@ def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
     assert pl.bayes_excess(pl.bayes_layer(task), task, INF).value < 1e-28
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_turned_and_what_is_not_agree_with_simulation():
     means, weights = [[3, 0], [1, 1]], [0.3, 0.7]

@@ -20,7 +20,12 @@ ISOTROPIC = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.
 
 @pytest.mark.parametrize(
     ("task", "length"),
-    [("anisotropic", 2), ("singular, no noise", 10), ("shifted query", 40), ("anisotropic", 1000)],
+    [
+        ("anisotropic", 2),
+        ("singular, no noise", 10),
+        ("shifted query", 40),
+        pytest.param("anisotropic", 1000, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize("kernel", [pytest.param("softmax", marks=pytest.mark.slow), "linear"])
 def test_exact_risks_agree_with_simulated_prompts(task, length, kernel):

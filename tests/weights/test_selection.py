@@ -76,6 +76,21 @@ def test_shifts_count_up_to_a_constant_and_components_of_one_mean_are_one():
     assert_allclose(alike.score[0], statistics.score_error, rtol=1e-9)
 
 
+def test_components_of_one_weight_change_places_with_their_shifts():
+    """Weights that differ in the last digit may not; the moments must be the same."""
+    lengths = np.array([1.0, 7.0, 1e5])
+    shifts = np.array([[0.4, -0.8, 1.1], [1.1, -0.8, 0.4], [-0.2, 0.3, 0.9], [0.4, -0.8, 1.1]])
+    sharpness = np.array([1.3, 1.3, 0.6, 1.3])
+    equal = selection(sharpness, shifts, np.array([0.25, 0.5, 0.25]), lengths)
+    apart = np.array([0.25, 0.5, np.nextafter(0.25, 1.0)])
+    for name in ("masses", "products", "along", "score", "participation"):
+        rows = [
+            getattr(selection(sharpness[[n]], shifts[[n]], apart, lengths), name)[0]
+            for n in range(4)
+        ]
+        assert_allclose(getattr(equal, name), rows, rtol=1e-9, atol=1e-15)
+
+
 ANCHOR = MixtureTokens(
     np.array([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0]]), np.array([0.3, 0.7]), np.zeros((3, 3))
 )

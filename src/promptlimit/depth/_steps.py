@@ -7,6 +7,7 @@ the spread of the spectrum: beyond, pairs of steps meet and stay together, and t
 above the best polynomial (derived here).
 """
 
+import functools
 import itertools
 from fractions import Fraction
 from typing import NamedTuple
@@ -48,6 +49,7 @@ def best_steps(spectrum: Spectrum, ridge: Fraction) -> BestSteps:
     return BestSteps(np.sort(1 - shortfalls), float(bound) + above, float(bound))
 
 
+@functools.lru_cache(maxsize=128)
 def _least(spectrum: Spectrum, ridge: float) -> _Descent:
     """Return the least of all descents; where real steps miss, also on from one layer less."""
     starts = _starts(spectrum.nodes[0], ridge)

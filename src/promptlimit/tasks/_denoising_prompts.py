@@ -10,8 +10,6 @@ $$E|f_L-f^*|^2=E_z\Big\{|f-f^*|^2+2\langle f-f^*,\textstyle\sum_hV_hE\varepsilon
 selection, those of two heads from a double integral, or vanish where $V_h^\top V_j=0$.
 """
 
-import dataclasses
-import functools
 import math
 from typing import NamedTuple
 
@@ -23,7 +21,7 @@ from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
-from promptlimit.weights import SHARPEST, MixtureTokens, Selection, cross_moment, selection
+from promptlimit.weights import SHARPEST, MixtureTokens, cross_moment, selection
 
 _REACH = 6.5
 """Standard deviations of a query that lattices cover at least."""
@@ -291,7 +289,7 @@ def head_reading(
     sharpness = math.sqrt(variance) * sizes
     if np.isfinite(lengths).any():
         _require_mild(float(sharpness.max()))
-    moments = _unique_selection(sharpness, shifts, task.weights, lengths)
+    moments = selection(sharpness, shifts, task.weights, lengths)
     directions = np.divide(
         tilts, sizes[:, None], out=np.zeros_like(tilts), where=sizes[:, None] > 0
     )
@@ -314,25 +312,6 @@ def _require_mild(sharpness: float) -> None:
             f"{sharpness:.3g} at some query. Scale its key-query matrix down, or ask `risk` for "
             "kind='estimate' with a key."
         )
-
-
-def _unique_selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
-    """Return the moments of selection, those of equal tilts once: shifts count up to a constant."""
-    relative = shifts - shifts[:, :1]
-    rows = np.round(np.column_stack([sharpness, relative]), 10)
-    unique, places = np.unique(rows, axis=0, return_inverse=True)
-    key = unique.tobytes(), weights.tobytes(), lengths.tobytes(), unique.shape[1]
-    moments = _cached_selection(*key)
-    columns = (
-        getattr(moments, field.name)[places.ravel()] for field in dataclasses.fields(moments)
-    )
-    return Selection(*columns)
-
-
-@functools.lru_cache(maxsize=4)
-def _cached_selection(rows: bytes, weights: bytes, lengths: bytes, width: int) -> Selection:
-    table = np.frombuffer(rows).reshape(-1, width)
-    return selection(table[:, 0], table[:, 1:], np.frombuffer(weights), np.frombuffer(lengths))
 
 
 def _crossed(  # noqa: PLR0917 - one pair at many queries

@@ -24,6 +24,7 @@ $E_k(1-e^{-e^x})$ between components: no digits are lost however long the prompt
 """
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -50,6 +51,9 @@ SHARPEST = 40.0
 
 _NEGLIGIBLE = 33.0
 """Minus the logarithm of what may be left out on the right."""
+
+_DIGITS = 10
+"""Decimals to which tilts must agree to be taken for one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,23 +84,42 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
         weights: $\pi_k$, [k], positive.
         lengths: L, [l]: from 1 on, or infinite.
     """
-    count, kinds, size = sharpness.size, weights.size, lengths.size
-    moments = Selection(
-        np.zeros((count, size, kinds)),
-        np.zeros((count, size, kinds, kinds)),
-        np.zeros((count, size, kinds)),
-        np.zeros((count, size)),
-        np.zeros((count, size)),
+    # Components of one weight may change places, and a shift of all shifts changes nothing.
+    alike = (weights[:, None] == weights).argmax(axis=1)  # the first of the same weight
+    order = np.lexsort((shifts, np.broadcast_to(alike, shifts.shape)))
+    rows = np.column_stack([sharpness, np.take_along_axis(shifts, order, axis=1)])
+    rows[:, 1:] -= rows[:, 1:2]
+    _, kept, places = np.unique(rows.round(_DIGITS), axis=0, return_index=True, return_inverse=True)
+    sorted_weights = weights[np.argsort(alike, kind="stable")]
+    moments = _kept_moments(rows[kept].tobytes(), sorted_weights.tobytes(), lengths.tobytes())
+    masses, products, along, score, participation = (part[places.ravel()] for part in moments)
+    back = np.argsort(order, axis=1)[:, None]
+    products = np.take_along_axis(products, back[..., None], axis=2)
+    return Selection(
+        np.take_along_axis(masses, back, axis=2),
+        np.take_along_axis(products, back[:, :, None], axis=3),
+        np.take_along_axis(along, back, axis=2),
+        score,
+        participation,
     )
-    arrays = [getattr(moments, field.name) for field in dataclasses.fields(moments)]
-    drawn, alone = np.isfinite(lengths) & (lengths > 1.0), lengths == 1.0
-    for place in range(count):
-        tilt = _Tilt(float(sharpness[place]), shifts[place], weights)
-        for which, rows in ((alone, tilt.one_token), (drawn, tilt.prompts)):
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_moments(rows: bytes, weights: bytes, lengths: bytes) -> tuple[Array, ...]:
+    """Return the moments in the order of `Selection`, at rows of a sharpness and its shifts."""
+    masses, tokens = np.frombuffer(weights), np.frombuffer(lengths)
+    kinds, size = masses.size, tokens.size
+    table = np.frombuffer(rows).reshape(-1, 1 + kinds)
+    shapes = ((kinds,), (kinds, kinds), (kinds,), (), ())
+    arrays = tuple(np.zeros((len(table), size, *shape)) for shape in shapes)
+    drawn, alone = np.isfinite(tokens) & (tokens > 1.0), tokens == 1.0
+    for place, (sharpness, *shifts) in enumerate(table):
+        tilt = _Tilt(float(sharpness), np.array(shifts), masses)
+        for which, moments in ((alone, tilt.one_token), (drawn, tilt.prompts)):
             if which.any():
-                for array, row in zip(arrays, rows(lengths[which]), strict=True):
+                for array, row in zip(arrays, moments(tokens[which]), strict=True):
                     array[place, which] = row
-    return moments
+    return arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,14 +204,15 @@ class _Tilt:
         rate = np.exp(np.minimum(scores.x, _LARGEST))  # e^x
         lost = np.expm1(-rate)
         kept = rate * (1.0 + lost)  # e^x e^{-e^x}
+        every = slice(0, u.size)
         drift, heat = np.empty((offsets.size, u.size)), np.empty((offsets.size, u.size, 3))
-        first = scale * scores.sums(lost, tilted[:, :1], near)[..., 0]
+        means = scores.sums(lost, np.column_stack([plain[:, 0], tilted[:, 0]]), every)
+        gone, first = -self.weights @ means[..., 0], scale * means[:, near, 1]
         drift[:, near] = alpha[:, None] * (first - alpha @ first)
         first = self.weights[:, None] * scores.sums(kept, plain[:, :1], far)[..., 0]
         drift[:, far] = first - alpha[:, None] * first.sum(axis=0)
         heat[:, near] = np.outer(alpha, scale)[..., None] * scores.sums(kept, tilted, near)
         heat[:, far] = self.weights[:, None, None] * scores.sums(kept * rate, plain, far)
-        gone = -self.weights @ scores.sums(lost, plain[:, :1], slice(0, u.size))[..., 0]
         return drift, heat[..., 0], heat[..., 1], heat[..., 2], gone
 
 
@@ -223,7 +247,8 @@ class _Scores:
     def densities(self, mean: float, sharpness: float) -> Array:
         r"""Return the normal density about a mean times $h^j$ and the step, j = 0, 1, 2, [g, j]."""
         density = self.step / math.sqrt(2 * math.pi) * np.exp(-0.5 * (self.g - mean) ** 2)
-        return density[:, None] * (self.g - sharpness)[:, None] ** [0, 1, 2]
+        h = self.g - sharpness
+        return np.column_stack([density, density * h, density * h**2])
 
     def sums(self, values: Array, densities: Array, rows: slice) -> Array:
         """Return the sums over g at some of the nodes in u, of values at x: [k, rows, j]."""

@@ -23,17 +23,19 @@ def outputs(
     """Return the query after every layer, [n] each, over prompts [n, L] as a network runs them."""
     queries, length = np.full(len(tokens), query), tokens.shape[1]
     after = []
-    for layer in stack.layers:
+    for place, layer in enumerate(stack.layers, start=1):
         ((key_query, value),) = layer.heads
         r, u, v = (float(matrix[0, 0]) for matrix in (layer.residual, key_query, value))
-        scores = np.exp(u * tokens[:, :, None] * tokens[:, None, :])
-        if causal:
-            scores = scores * np.tri(length)
         weights = np.exp(u * queries[:, None] * tokens)
         queries = r * queries + v * np.sum(weights * tokens, axis=1) / weights.sum(axis=1)
-        read = np.einsum("nij,nj->ni", scores, tokens) / scores.sum(axis=2)
-        tokens = r * tokens + v * read
         after.append(queries)
+        if place < len(stack.layers):  # nobody reads what the last layer makes of tokens
+            scores = u * tokens[:, :, None] * tokens[:, None, :]
+            weights = np.exp(scores, out=scores)
+            if causal:
+                weights *= np.tri(length)
+            sums = weights @ np.stack([tokens, np.ones_like(tokens)], axis=2)
+            tokens = r * tokens + v * sums[:, :, 0] / sums[:, :, 1]
     return after
 
 

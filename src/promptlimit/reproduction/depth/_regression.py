@@ -31,8 +31,7 @@ def descent_stack(
 
 def softmax_errors(
     rng: np.random.Generator,
-    steps: list[float],
-    *,
+    *stacks: list[float],
     dim: int,
     length: int,
     prompts: int,
@@ -40,8 +39,9 @@ def softmax_errors(
     noise_variance: float = 0.1,
     prior_variance: float = 0.2,
 ) -> NDArray[np.float64]:
-    r"""Return squared errors, noise of the query apart, of softmax layers on drawn prompts.
+    r"""Return squared errors, noise of the query apart, of stacks on the same prompts, [stack, n].
 
+    A stack is given by the steps of its softmax layers.
     Covariates stay, so that all layers have the weights of the first: labels are smoothed again and
     again by one matrix (Nadaraya and Watson's, with the kernel $e^{a\langle x,x'\rangle}$).
     """
@@ -53,8 +53,11 @@ def softmax_errors(
     scores -= scores.max(axis=2, keepdims=True)
     smoothing = np.exp(scores, out=scores)
     smoothing /= smoothing.sum(axis=2, keepdims=True)
-    label = np.zeros(prompts)
-    for step in steps:
-        read = step / sharpness * (smoothing @ labels[..., None])[..., 0]
-        labels, label = labels - read[:, :-1], label - read[:, -1]
-    return (-label - answers[:, -1]) ** 2
+    squares = []
+    for steps in stacks:
+        left, label = labels, np.zeros(prompts)
+        for step in steps:
+            read = step / sharpness * (smoothing @ left[..., None])[..., 0]
+            left, label = left - read[:, :-1], label - read[:, -1]
+        squares.append((-label - answers[:, -1]) ** 2)
+    return np.array(squares)

@@ -92,12 +92,12 @@ class GatedDirection:
     here).
     """
 
-    def __init__(self, task: Denoising, step: float = 0.1):
+    def __init__(self, task: Denoising, step: float = 0.45):
         self._task, s = task, task.query_variance
         half = 0.5 * float(np.linalg.norm(task.means[0] - task.means[1]))
         self._half, self._middle = half, float(np.linalg.norm(task.means.mean(axis=0)))
-        reach = half + 7.0 * math.sqrt(s)
-        self._along = np.arange(-reach, reach, step * math.sqrt(s))
+        last = math.ceil((half / math.sqrt(s) + 7.0) / step)
+        self._along = step * math.sqrt(s) * np.arange(-last, last + 1)
         squares = [(self._along - mean) ** 2 for mean in (-half, half)]
         density = np.exp(-np.array(squares) / (2 * s)).sum(axis=0)
         self._masses = density / density.sum()

@@ -64,7 +64,7 @@ def _bias(setting: Setting) -> dict[str, np.ndarray]:
         column = np.concatenate(left)
         means.append(column.mean())
         errors.append(column.std(ddof=1) / np.sqrt(column.size))
-    fine = np.round(np.geomspace(5.0, 1e9, 6 if setting.quick else 40))
+    fine = np.round(np.geomspace(5.0, 1e9, 6 if setting.quick else 25))
     return {
         "lengths": lengths.astype(np.float64),
         "bias": np.array(means),
