@@ -49,7 +49,8 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
 
     $\mu=2w_0b_j/b_{j-1}$, $\nu=-b_j/b_{j-2}$; the step ends at $Y_s$. The number of stages follows
     from the step and the largest eigenvalue, which one evaluation in four steps keeps up to date
-    (power iteration): it changes less than a step's accuracy allows the state to. The error is estimated by $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
+    (power iteration): it changes less than a step's accuracy allows the state to. The error is
+    estimated by $\frac45(Y_0-Y_s)+\frac25h(F_0+F_s)$.
 
     For autonomous systems whose state is one vector.
     """
