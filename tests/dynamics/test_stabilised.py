@@ -30,10 +30,10 @@ def amplification(z: float, s: int) -> float:
 
 
 @jax.jit
-def step(stages: jax.Array, z: jax.Array) -> tuple[jax.Array, FlowState]:
-    """One step of y' = zy, compiled once for all z and numbers of stages."""
+def step(stages: jax.Array, z: jax.Array, age: jax.Array) -> tuple[jax.Array, FlowState]:
+    """One step of y' = zy, compiled once for all z, ages and numbers of stages."""
     y = jnp.array([1.0, -2.0])
-    state = FlowState(z * y, jnp.array([1.0, 0.0]), jnp.asarray(1.0))
+    state = FlowState(z * y, jnp.array([1.0, 0.0]), jnp.asarray(1.0), age)
     return chebyshev_step(lambda x: z * x, y, jnp.asarray(1.0), stages, state)
 
 
@@ -41,10 +41,12 @@ def step(stages: jax.Array, z: jax.Array) -> tuple[jax.Array, FlowState]:
 @pytest.mark.parametrize("z", [0.5, -0.1, -1.0, -2.0])
 def test_a_step_multiplies_by_the_stability_polynomial(stages: int, z: float) -> None:
     y = np.array([1.0, -2.0])
-    end, after = step(np.int32(stages), np.float64(z))
-    np.testing.assert_allclose(end, amplification(z, stages) * y, rtol=1e-12)
-    np.testing.assert_allclose(after.field, z * end, rtol=1e-14)
-    np.testing.assert_allclose(after.radius, 1.25 * abs(z), rtol=1e-6)
+    for age, radius in ((0, 1.0), (3, 1.25 * abs(z))):  # the fourth step looks at the radius
+        end, after = step(np.int32(stages), np.float64(z), np.int32(age))
+        np.testing.assert_allclose(end, amplification(z, stages) * y, rtol=1e-12)
+        np.testing.assert_allclose(after.field, z * end, rtol=1e-14)
+        np.testing.assert_allclose(after.radius, radius, rtol=1e-6)
+        assert int(after.age) == (age + 1) % 4
 
 
 @pytest.mark.parametrize("stiffness", [0.1, 3.0, 100.0, 3e4])
@@ -53,6 +55,9 @@ def test_the_stages_chosen_keep_every_slower_mode_stable(stiffness: float) -> No
     assert stages <= MAX_STAGES
     modes = np.linspace(0.0, stiffness, 302)[1:]
     assert max(abs(amplification(-z, stages)) for z in modes) < 1
+    if stages > 3:
+        fewer = amplification(-1.01 * stiffness, stages - 1)
+        assert abs(fewer) > 1, "fewer stages would do"
 
 
 def decay(t: object, y: jax.Array, rates: jax.Array) -> jax.Array:

@@ -34,14 +34,14 @@ class RegressionNumbers(eqx.Module):
     r"""What makes tokens of normals: arrays, so that laws that differ in them share a program.
 
     Attributes:
-        root: $C$, None for the identity, which costs nothing.
+        root: $C$.
         query_root: that of $\Sigma_q$.
         noise: $s$.
         spread: $\tau$, of the weights.
     """
 
-    root: Float[Array | np.ndarray, "d d"] | None
-    query_root: Float[Array | np.ndarray, "d d"] | None
+    root: Float[Array | np.ndarray, "d d"]
+    query_root: Float[Array | np.ndarray, "d d"]
     noise: Float[Array | np.ndarray, ""]
     spread: Float[Array | np.ndarray, ""]
 
@@ -143,24 +143,18 @@ def questions(
     return Questions(weights, query, jnp.sum(weights * query, axis=-1) + noise)
 
 
-def _root(covariance: np.ndarray) -> Float[np.ndarray, "d d"] | None:
-    r"""Return $C$ with $CC^\top=\Sigma$, None for the identity.
-
-    It is Cholesky's, or the symmetric one when singular.
-    """
+def _root(covariance: np.ndarray) -> Float[np.ndarray, "d d"]:
+    r"""Return $C$ with $CC^\top=\Sigma$: Cholesky's, or the symmetric one when singular."""
     try:
         C = np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(covariance)
         C = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
-    single = C.astype(np.float32)
-    return None if np.array_equal(single, np.eye(single.shape[0])) else single
+    return C.astype(np.float32)
 
 
-def _times(matrix: Array | np.ndarray | None, vectors: Array, *, transposed: bool = False) -> Array:
-    """Return the matrix times each vector along the last axis; None is the identity."""
-    if matrix is None:
-        return vectors
+def _times(matrix: Array | np.ndarray, vectors: Array, *, transposed: bool = False) -> Array:
+    """Return the matrix times each vector along the last axis."""
     return jnp.matmul(vectors, jnp.asarray(matrix if transposed else matrix.T), precision=EXACT)
 
 

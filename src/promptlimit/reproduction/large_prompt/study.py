@@ -83,13 +83,14 @@ def block_factors(kernel: str = "softmax") -> Factored:
 def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
     """Return one trajectory to time 600; without a start, from the blocks of the theory.
 
-    At a length whose curves are not shown it is known at its ends alone.
+    At a length whose curves are not shown, and from the blocks, it is known at its ends alone.
     """
     where = "blocks" if start is None else f"start {start}"
     setting.tell(f"flow: {law}, {kernel}, L = {length}, {where}")
     first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
     tables_at_hand()
-    times = TIMES if length in curve_lengths(setting) else TIMES[[0, -1]]
+    is_shown = start is not None and length in curve_lengths(setting)
+    times = TIMES if is_shown else TIMES[[0, -1]]
     with jax.enable_x64(True), on_cpu():
         return flow_from(setting, protocol_task(law), first, length, times)
 

@@ -36,7 +36,8 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     names = ["small"] if setting.quick else list(_STARTS)
     starts = [scalar_layer(task, *_STARTS[name]) for name in names]
     setting.tell("descent, all starts on the same prompts")
-    trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed))
+    with jax.enable_x64(False):  # prompts as training reads them, in single precision
+        trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed))
     for place, name in enumerate(names):
         arrays[f"{name}_descent"] = trained.parameters["numbers"][0, place, 0]
     for name, start in zip(names, starts, strict=True):
