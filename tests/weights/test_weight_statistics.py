@@ -288,7 +288,7 @@ def test_many_lengths_are_treated_in_parts():
 
 def test_both_quadratures_in_g_agree_where_they_meet():
     first, last = node_range(1.0, 2.0, 1e6)
-    nodes = STEP * np.arange(first, last + 1)
+    nodes = np.arange(first, last + 1, dtype=np.float64) * np.float64(STEP)
     narrow = _narrow_transforms(1.0, nodes, (4, 4))
     wide = _wide_transforms(1.0, nodes, (first, 1), 1e6, (4, 4))
     middle = (narrow.nodes > -25) & (narrow.nodes < 5)

@@ -116,7 +116,8 @@ def _narrow_transforms(
     r"""Sum over nodes in g: `E f(g) = sum_g w(g) f(g)`, one exponential per pair (u, g)."""
     step = min(STEP / sharpness, _LARGEST_NARROW_STEP)
     reach = _RANGE + highest[0] * sharpness
-    g = step * np.arange(math.floor(-_RANGE / step), math.ceil(reach / step) + 1)
+    steps = np.arange(math.floor(-_RANGE / step), math.ceil(reach / step) + 1)
+    g = np.multiply(step, steps, dtype=np.float64)
     weight = step * np.exp(-0.5 * g * g) / math.sqrt(2 * math.pi)
     score = np.outer(np.exp(u), np.exp(sharpness * g))
     damping = np.exp(-score)
