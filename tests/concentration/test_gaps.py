@@ -15,7 +15,7 @@ import promptlimit as pl
 from concentration.exact_curves import averaged_gap
 from promptlimit.concentration import _exact_gaps
 from promptlimit.concentration._exact_gaps import exponent
-from promptlimit.weights import weight_statistics
+from promptlimit.weights import some_statistics
 
 NORMAL = pl.Gaussian([0.0], [[1.0]])
 
@@ -325,10 +325,10 @@ def test_the_query_inside_counts_as_in_prompt_moments(x64):
 
 def test_an_exact_gap_is_no_more_certain_than_the_statistics_it_is_made_of(x64, monkeypatch):
     def uncertain(*args):
-        found = weight_statistics(*args)
-        return dataclasses.replace(found, error=np.full_like(found.error, 1e-3))
+        statistics = some_statistics(*args)
+        return statistics | {"error": np.full_like(statistics["error"], 1e-3)}
 
-    monkeypatch.setattr(_exact_gaps, "weight_statistics", uncertain)
+    monkeypatch.setattr(_exact_gaps, "some_statistics", uncertain)
     _exact_gaps._kept_statistics.cache_clear()
     gap = pl.output_gap(head(0.5), NORMAL, NORMAL, [17])
     _exact_gaps._kept_statistics.cache_clear()

@@ -15,6 +15,7 @@ from promptlimit.results import AccuracyError
 from promptlimit.weights import _weight_statistics as engine
 from promptlimit.weights._quadrature import node_range
 from promptlimit.weights._transforms import (
+    STEP,
     ScoreTransforms,
     _narrow_transforms,
     _wide_transforms,
@@ -23,6 +24,7 @@ from promptlimit.weights._transforms import (
 from promptlimit.weights._weight_statistics import (
     STATISTICS,
     WeightStatistics,
+    some_statistics,
     weight_statistics,
 )
 
@@ -286,8 +288,9 @@ def test_many_lengths_are_treated_in_parts():
 
 def test_both_quadratures_in_g_agree_where_they_meet():
     first, last = node_range(1.0, 2.0, 1e6)
-    narrow = _narrow_transforms(1.0, first, last - first + 1, 1)
-    wide = _wide_transforms(1.0, first, last - first + 1, 1, 1e6)
+    nodes = np.arange(first, last + 1, dtype=np.float64) * np.float64(STEP)
+    narrow = _narrow_transforms(1.0, nodes, (4, 4))
+    wide = _wide_transforms(1.0, nodes, (first, 1), 1e6, (4, 4))
     middle = (narrow.nodes > -25) & (narrow.nodes < 5)
     for name in ("log_phi", "about_sharpness"):
         one, other = getattr(narrow, name)[..., middle], getattr(wide, name)[..., middle]
@@ -345,6 +348,23 @@ def test_refuses_when_its_own_checks_fail(monkeypatch, name):
         weight_statistics(1.0, 10)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("participation", "shrinkage", "mean_score", "score_error"),
+        ("participation", "cubic_participation", "participation_square", "coupling"),
+        ("residual", "participation"),
+    ],
+)
+def test_some_statistics_are_those_of_all(names):
+    sharpness, lengths = np.array([[0.0], [0.4], [2.5], [9.0]]), [1, 3, 1e4, 1e25, math.inf]
+    every, some = weight_statistics(sharpness, lengths), some_statistics(names, sharpness, lengths)
+    assert set(some) == {*names, "error"}
+    for name in names:
+        np.testing.assert_allclose(some[name], getattr(every, name), rtol=1e-12)
+    assert (some["error"] <= every.error).all()
+
+
 def test_refuses_a_range_of_nodes_that_is_too_short(monkeypatch):
     monkeypatch.setattr(engine, "node_range", lambda *args: (node_range(*args)[0], -10))
     with pytest.raises(AccuracyError):
@@ -352,8 +372,8 @@ def test_refuses_a_range_of_nodes_that_is_too_short(monkeypatch):
 
 
 def test_refuses_a_step_that_is_too_long(monkeypatch):
-    def every_sixth(sharpness, first, count, *, length):
-        return score_transforms(sharpness, first, count // 6, 6, length=length)
+    def every_sixth(sharpness, first, count, **options):
+        return score_transforms(sharpness, first, count // 6, 6, **options)
 
     monkeypatch.setattr(engine, "score_transforms", every_sixth)
     monkeypatch.setattr(engine, "STEP", 6 * engine.STEP)

@@ -29,10 +29,9 @@ from promptlimit.measures import AbstractMeasure, Gaussian
 from promptlimit.results import GapExponent, KindUnavailableError
 from promptlimit.weights import (
     MAX_SHARPNESS,
-    WeightStatistics,
     score_law,
+    some_statistics,
     weight_interpolant,
-    weight_statistics,
 )
 
 _MOST_POINTS = 256
@@ -247,13 +246,13 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
             "one). Ask for kind='estimate' or 'bound', or scale the parameters down."
         )
     few = sharpness.size * lengths.size <= _MOST_KEPT
-    asked = tuple(sharpness[inside].tolist()), tuple(lengths.tolist())
-    statistics = _kept_statistics(*asked) if few else _every_statistic(*asked)
+    asked = names, tuple(sharpness[inside].tolist()), tuple(lengths.tolist())
+    statistics = _kept_statistics(*asked) if few else _at_points(*asked)
     values = {name: np.empty((sharpness.size, lengths.size)) for name in names}
     error = np.empty((sharpness.size, lengths.size))
-    error[inside] = statistics.error
+    error[inside] = statistics["error"]
     for name in names:
-        values[name][inside] = getattr(statistics, name)
+        values[name][inside] = statistics[name]
     for index in np.flatnonzero(~inside):
         beyond, error[index] = _beyond(sharpness[index], lengths)
         for name in names:
@@ -261,13 +260,16 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     return values, error
 
 
-def _every_statistic(sharpness: tuple[float, ...], lengths: tuple[float, ...]) -> WeightStatistics:
-    """Return all statistics, [n, lengths] each."""
-    return weight_statistics(np.array(sharpness, dtype=np.float64)[:, None], np.array(lengths))
+def _at_points(
+    names: tuple[str, ...], sharpness: tuple[float, ...], lengths: tuple[float, ...]
+) -> dict[str, Array]:
+    """Return the statistics, [n, lengths] each, and their error."""
+    points = np.array(sharpness, dtype=np.float64)[:, None]
+    return some_statistics(names, points, np.array(lengths))
 
 
-_kept_statistics = functools.lru_cache(maxsize=32)(_every_statistic)
-"""The same from memory: gaps of outputs and of gradients ask for the same ones in turn."""
+_kept_statistics = functools.lru_cache(maxsize=32)(_at_points)
+"""The same from memory: gaps in several parameters ask for the same ones in turn."""
 
 
 def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:

@@ -18,6 +18,7 @@ ratios far from it.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -406,6 +407,7 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
     return float(np.linalg.norm(law.shifts[chosen])), math.sqrt(law.variances[chosen].min())
 
 
+@functools.lru_cache(maxsize=16)
 def _fejer_weights(level: int) -> Array:
     r"""Return the weights at $\cos(k\pi/n)$, $0<k<n$ = `level`: exact for polynomials.
 

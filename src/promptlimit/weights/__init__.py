@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from promptlimit.weights._weighed_values import upper_tails as upper_tails
     from promptlimit.weights._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
     from promptlimit.weights._weight_statistics import WeightStatistics as WeightStatistics
+    from promptlimit.weights._weight_statistics import some_statistics as some_statistics
     from promptlimit.weights._weight_statistics import weight_statistics as weight_statistics
 
 _HOME = {
@@ -72,6 +73,7 @@ _HOME = {
     "score_law": "_lines",
     "selection": "_selection",
     "selection_tables": "_selection_table",
+    "some_statistics": "_weight_statistics",
     "tabulate": "_interpolant_table",
     "upper_tails": "_weighed_values",
     "weight_interpolant": "_interpolant",

@@ -24,11 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.results import AccuracyError, write_bytes
-from promptlimit.weights._weight_statistics import (
-    MAX_SHARPNESS,
-    WeightStatistics,
-    weight_statistics,
-)
+from promptlimit.weights._weight_statistics import MAX_SHARPNESS, some_statistics
 
 DEGREE = 7
 TOLERANCE = 1e-9
@@ -159,8 +155,11 @@ def _wide_fit(
     """Fit the rows of `_wide_rows`, sampled by the engine."""
     x = _sample_points(_WIDE_DEGREE, end / pieces, pieces)
     sharpness = np.sqrt(np.expm1(2 * np.minimum(x, end)))
-    exact = weight_statistics(np.minimum(sharpness, MAX_SHARPNESS)[:, :, None], np.array(lengths))
-    samples = np.stack([_wide_row(name, exact) for name in _wide_rows(statistics)])
+    rows = _wide_rows(statistics)
+    names = {*statistics, *rows} - {_RATIO}
+    points = np.minimum(sharpness, MAX_SHARPNESS)[:, :, None]
+    exact = some_statistics(names, points, np.array(lengths))
+    samples = np.stack([_wide_row(name, exact, np.array(lengths)) for name in rows])
     unbounded = np.logical_not(np.isfinite(samples)).any(axis=(1, 2), keepdims=True)
     table = _fitted(np.where(unbounded, 0.0, samples), _WIDE_DEGREE, end / pieces, relative=False)
     table.coefficients[:, :, 0] += np.where(unbounded, -np.inf, 0.0)[:, 0, 0, :, None]
@@ -223,12 +222,14 @@ def _wide_rows(statistics: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row for name in statistics for row in pairs.get(name, (name,))))
 
 
-def _wide_row(name: str, exact: WeightStatistics) -> NDArray[np.float64]:
+def _wide_row(
+    name: str, exact: dict[str, NDArray[np.float64]], lengths: NDArray[np.float64]
+) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):
         if name == _RATIO:
-            ratio = exact.spread_participation / exact.cubic_participation
-            return np.where(np.isinf(exact.lengths), 0.0, ratio)
-        return np.log(getattr(exact, name))
+            ratio = exact["spread_participation"] / exact["cubic_participation"]
+            return np.where(np.isinf(lengths), 0.0, ratio)
+        return np.log(exact[name])
 
 
 def _loaded(

@@ -73,8 +73,9 @@ def _integrals(sharpness: float, own_score: float, length: float) -> list[float]
     left, right = node_range(sharpness, length, length)
     right = min(right, math.ceil((math.log(_NEGLIGIBLE) - own_score) / STEP))
     left = min(left, right, math.floor((-_NEGLIGIBLE - own_score) / STEP))
-    transforms = score_transforms(sharpness, left, right - left + 1, length=length)
-    (a10, _, _), (a20, _, a22) = transforms.about_sharpness[:2, :3]
+    count = right - left + 1
+    transforms = score_transforms(sharpness, left, count, length=length, highest=(2, 2))
+    (a10, _, _), (a20, _, a22) = transforms.about_sharpness
     c = np.exp(transforms.nodes + own_score)
 
     def integral(function: Array, apart: int) -> float:

@@ -32,32 +32,51 @@ class _Indexed:
         return self._table[power - 1, moment]
 
 
-def positive_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistics whose integrands are sums of positive terms.
+def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return the statistics that outputs are made of, sums of positive terms.
 
         E S_2        = [a20]_1
         1 - E S_2    = [a10^2]_2
         E (A-sigma)^2 = [a22]_1 + [(sigma a20)^2]_2
-        E S_3        = [a30]_1 / 2
-        E S_2^2      = ([a40]_1 + [a20^2]_2) / 6
-        E rho        = ([2 (c20 c22 - c21^2)]_2 + [c10^2 c22 - 2 c10 c11 c21 + c11^2 c20]_3) / 6
-        E tr W^2     = ([2 a20^2]_2 + [a20 a10^2]_3) / 6
 
-    with $\rho=\sum p^2(g-A)^2$ and $W=\mathrm{diag}(p)-pp^\top$.
+    with $A=\sum p_lg_l$.
     """
-    a, c = _Indexed(transforms.about_sharpness), _Indexed(transforms.about_centre)
-    sigma = transforms.sharpness
-    pair = 2 * (c[2, 0] * c[2, 2] - c[2, 1] ** 2)
-    triple = c[1, 0] ** 2 * c[2, 2] - 2 * c[1, 0] * c[1, 1] * c[2, 1] + c[1, 1] ** 2 * c[2, 0]
+    a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     return {
         "participation": {1: a[2, 0]},
         "shrinkage": {2: a[1, 0] ** 2},
         "score_error": {1: a[2, 2], 2: (sigma * a[2, 0]) ** 2},
+    }
+
+
+def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return those of powers of the weights alone, sums of positive terms.
+
+        E S_3        = [a30]_1 / 2
+        E S_2^2      = ([a40]_1 + [a20^2]_2) / 6
+        E tr W^2     = ([2 a20^2]_2 + [a20 a10^2]_3) / 6
+
+    with $W=\mathrm{diag}(p)-pp^\top$.
+    """
+    a = _Indexed(transforms.about_sharpness)
+    return {
         "cubic_participation": {1: a[3, 0] / 2},
         "participation_square": {1: a[4, 0] / 6, 2: a[2, 0] ** 2 / 6},
-        "residual": {2: pair / 6, 3: triple / 6},
         "coupling": {2: a[2, 0] ** 2 / 3, 3: a[2, 0] * a[1, 0] ** 2 / 6},
     }
+
+
+def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
+    r"""Return what is left of the spread, a sum of positive terms.
+
+        E rho        = ([2 (c20 c22 - c21^2)]_2 + [c10^2 c22 - 2 c10 c11 c21 + c11^2 c20]_3) / 6
+
+    with $\rho=\sum p^2(g-A)^2$.
+    """
+    c = _Indexed(transforms.about_centre)
+    pair = 2 * (c[2, 0] * c[2, 2] - c[2, 1] ** 2)
+    triple = c[1, 0] ** 2 * c[2, 2] - 2 * c[1, 0] * c[1, 1] * c[2, 1] + c[1, 1] ** 2 * c[2, 0]
+    return {"residual": {2: pair / 6, 3: triple / 6}}
 
 
 def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
@@ -139,13 +158,13 @@ def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
     r"""Return quantities known beforehand: the total mass and Stein's identities.
 
-        [a10]_1 = 1,    a_{k,1} = sigma ((k-1) a_{k,0} - a_{k+1,0}),  k = 1, 2, 3
+        [a10]_1 = 1,    a_{k,1} = sigma ((k-1) a_{k,0} - a_{k+1,0}),  k below the highest
 
     each of the latter with the size $\sqrt{a_{k,0}a_{k,2}}$ its error is measured against.
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     residuals: dict[str, Integrands] = {"mass": {1: a[1, 0]}}
-    for k in (1, 2, 3):
+    for k in range(1, len(transforms.about_sharpness)):
         expected = sigma * ((k - 1) * a[k, 0] - a[k + 1, 0])
         residuals[f"stein_{k}"] = {1: a[k, 1] - expected}
         residuals[f"stein_{k}_size"] = {1: np.sqrt(a[k, 0] * a[k, 2])}

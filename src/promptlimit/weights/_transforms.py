@@ -26,7 +26,7 @@ from scipy.special import ndtr
 STEP = 3 / 16
 """Spacing of the nodes in t and u; a dyadic fraction, so that nodes and differences are exact."""
 
-HIGHEST_POWER = 4
+HIGHEST = (4, 4)
 """The largest k and the largest j of the transforms."""
 
 _NARROW = 1.0
@@ -64,7 +64,13 @@ class ScoreTransforms:
 
 
 def score_transforms(
-    sharpness: float, first: int, count: int, stride: int = 1, *, length: float
+    sharpness: float,
+    first: int,
+    count: int,
+    stride: int = 1,
+    *,
+    length: float,
+    highest: tuple[int, int] = HIGHEST,
 ) -> ScoreTransforms:
     r"""Return $\varphi$, $a_{k,j}$ and $c_{k,j}$ at `u = STEP * (first + stride * arange(count))`.
 
@@ -74,10 +80,12 @@ def score_transforms(
         count: number of nodes.
         stride: steps between neighbouring nodes.
         length: the largest prompt length that will use them; $L\log\varphi$ is then accurate.
+        highest: the largest k and j of $a_{k,j}$; all of $c_{k,j}$ are there at the highest alone.
     """
+    u = _nodes(first, count, stride)
     if sharpness <= _NARROW:
-        return _narrow_transforms(sharpness, first, count, stride)
-    return _wide_transforms(sharpness, first, count, stride, length)
+        return _narrow_transforms(sharpness, u, highest)
+    return _wide_transforms(sharpness, u, (first, stride), length, highest)
 
 
 def stacked(transforms: Sequence[ScoreTransforms]) -> ScoreTransforms:
@@ -102,27 +110,28 @@ def _log_phi(phi: NDArray[np.float64], complement: NDArray[np.float64]) -> NDArr
     return np.where(small, np.log1p(-np.where(small, complement, 0.0)), logarithm)
 
 
-def _narrow_transforms(sharpness: float, first: int, count: int, stride: int) -> ScoreTransforms:
+def _narrow_transforms(
+    sharpness: float, u: NDArray[np.float64], highest: tuple[int, int]
+) -> ScoreTransforms:
     r"""Sum over nodes in g: `E f(g) = sum_g w(g) f(g)`, one exponential per pair (u, g)."""
     step = min(STEP / sharpness, _LARGEST_NARROW_STEP)
-    reach = _RANGE + HIGHEST_POWER * sharpness
-    g = step * np.arange(math.floor(-_RANGE / step), math.ceil(reach / step) + 1)
+    reach = _RANGE + highest[0] * sharpness
+    steps = np.arange(math.floor(-_RANGE / step), math.ceil(reach / step) + 1)
+    g = np.multiply(step, steps, dtype=np.float64)
     weight = step * np.exp(-0.5 * g * g) / math.sqrt(2 * math.pi)
-    u = _nodes(first, count, stride)
     score = np.outer(np.exp(u), np.exp(sharpness * g))
     damping = np.exp(-score)
-    k = np.arange(1, HIGHEST_POWER + 1)[:, None, None]
-    j = np.arange(HIGHEST_POWER + 1)[None, :, None]
-    columns = weight * np.exp(k * sharpness * g) * (g - sharpness) ** j
+    k = np.arange(1, highest[0] + 1)[:, None, None]
+    columns = weight * np.exp(k * sharpness * g) * _powers(g - sharpness, highest[1])
     moments = blocked_product(damping, columns.reshape(-1, g.size).T).T
-    moments = np.exp(k * u) * moments.reshape(HIGHEST_POWER, HIGHEST_POWER + 1, count)
+    moments = np.exp(k * u) * moments.reshape(highest[0], highest[1] + 1, u.size)
     log_phi = _log_phi(damping @ weight, -np.expm1(-score) @ weight)
     return ScoreTransforms(sharpness, u, log_phi, moments, moments)
 
 
-def _powers(x: NDArray[np.float64]) -> NDArray[np.float64]:
+def _powers(x: NDArray[np.float64], highest: int) -> NDArray[np.float64]:
     """Return $x^j$, j = 0, 1, ..., [j, x], by products: `**` takes twenty times as long."""
-    factors = np.ones((HIGHEST_POWER + 1, x.size))
+    factors = np.ones((highest + 1, x.size))
     factors[1:] = x
     return np.multiply.accumulate(factors, axis=0)
 
@@ -142,7 +151,11 @@ def lowest_t(sharpness: float, lowest_u: float, length: float) -> float:
 
 
 def _wide_transforms(
-    sharpness: float, first: int, count: int, stride: int, length: float
+    sharpness: float,
+    u: NDArray[np.float64],
+    place: tuple[int, int],
+    length: float,
+    highest: tuple[int, int],
 ) -> ScoreTransforms:
     r"""Convolve: `E f(g) F(sigma g + u) = integral of F(t) f(x) n(x) dx, x = (t-u) / sigma`.
 
@@ -150,11 +163,11 @@ def _wide_transforms(
     and $1-\varphi(u)=\int F_1(t)\,\Phi((u-t)/\sigma)\,dt$ (t is then the log of an exponential
     variable), $\varphi(u)=\int F_1(t)\,\Phi((t-u)/\sigma)\,dt$: sums of positive terms.
     """
-    u = _nodes(first, count, stride)
+    (first, stride), count = place, u.size
     t_first = math.floor(lowest_t(sharpness, u[0], length) / STEP)
     t_count = math.ceil(_LARGEST_T / STEP) - t_first
     t = _nodes(t_first, t_count)
-    k = np.arange(1, HIGHEST_POWER + 1)[:, None]
+    k = np.arange(1, highest[0] + 1)[:, None]
     damped = np.exp(k * t - np.exp(t)).T
     span = stride * (count - 1)
     x = STEP * (t_first - first + np.arange(-span, t_count)) / sharpness
@@ -165,10 +178,10 @@ def _wide_transforms(
     ) -> NDArray[np.float64]:
         return correlations(kernels, signals)[:, ::stride][:, ::-1].transpose(2, 0, 1)
 
-    moments = convolved(density * _powers(x - sharpness), damped)
+    moments = convolved(density * _powers(x - sharpness, highest[1]), damped)
     phi, complement = convolved(STEP * ndtr(np.stack([x, -x])), damped[:, :1])[0]
     log_phi = _log_phi(phi, complement)
-    if sharpness <= _CENTRED_ABOVE:
+    if sharpness <= _CENTRED_ABOVE or highest != HIGHEST:
         return ScoreTransforms(sharpness, u, log_phi, moments, moments)
     about_zero = u > -sharpness * sharpness
     rows = stride * (int(about_zero.sum()) - 1) + 1
@@ -177,7 +190,7 @@ def _wide_transforms(
     # There the integrands begin at t = -sqrt(80) sigma.
     skipped = max(0, math.floor(-math.sqrt(2 * _TAIL) * sharpness / STEP) - t_first)
     powers, degrees = np.transpose(_CENTRED)
-    scores = _powers(t[skipped:] / sharpness)[degrees].T
+    scores = _powers(t[skipped:] / sharpness, highest[1])[degrees].T
     near_zero = convolved(
         density[None, skipped : rows + t_count - 1], damped[skipped:, powers - 1] * scores
     )

@@ -7,7 +7,7 @@ at a cost that does not depend on L (derived in docs/finite.md).
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 import numpy as np
@@ -19,11 +19,19 @@ from promptlimit.weights._partition_formulas import (
     Integrands,
     frozen_statistics,
     identities,
-    positive_statistics,
+    output_statistics,
+    power_statistics,
+    residual_statistics,
     spread_statistics,
 )
 from promptlimit.weights._quadrature import Brackets, brackets, node_range
-from promptlimit.weights._transforms import STEP, ScoreTransforms, score_transforms, stacked
+from promptlimit.weights._transforms import (
+    HIGHEST,
+    STEP,
+    ScoreTransforms,
+    score_transforms,
+    stacked,
+)
 
 MAX_SHARPNESS = 40.0
 TOLERANCE = 1e-10
@@ -51,6 +59,10 @@ STATISTICS = (
     "coupling",
 )
 """Names of the statistics, fields of `WeightStatistics`."""
+
+_OF_OUTPUTS = {"participation", "shrinkage", "mean_score", "score_error"}
+_OF_POWERS = {"cubic_participation", "participation_square", "coupling"}
+"""Those that need few transforms of a score."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,22 +133,46 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
     """
     counts = checked_lengths(lengths, name="lengths")
     sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), counts)
-    flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
-    values = _closed_forms(flat_sigma, flat_length)
-    by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
-    places = np.flatnonzero(by_quadrature)
-    for chosen, sharpnesses, needed in _batches(flat_sigma[places], flat_length[places]):
-        at = places[chosen]
-        row = np.searchsorted(sharpnesses, flat_sigma[at])
-        column = np.searchsorted(needed, flat_length[at])
-        for name, table in _by_quadrature(sharpnesses, needed).items():
-            values[name][at] = table[row, column]
     return WeightStatistics(
         sharpness=sigma.copy(),
         lengths=lengths.copy(),
         kind="limit" if lengths.size and np.isinf(lengths).all() else "exact",
-        **{name: array.reshape(sigma.shape) for name, array in values.items()},
+        **_values(STATISTICS, sigma, lengths),
     )
+
+
+def some_statistics(
+    names: Collection[str], sharpness: ArrayLike, lengths: ArrayLike
+) -> dict[str, NDArray[np.float64]]:
+    """Return statistics by name, and "error"; a few take a fraction of the time that all take."""
+    counts = checked_lengths(lengths, name="lengths")
+    values = _values(names, *np.broadcast_arrays(_checked_sharpness(sharpness), counts))
+    return {name: values[name] for name in (*names, "error")}
+
+
+def _values(
+    names: Collection[str], sigma: NDArray[np.float64], lengths: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return statistics by name, and their error, in the shape of the points."""
+    flat_sigma, flat_length = sigma.ravel(), lengths.ravel()
+    values = _closed_forms(flat_sigma, flat_length)
+    by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
+    places = np.flatnonzero(by_quadrature)
+    highest = _highest(names)
+    for chosen, sharpnesses, needed in _batches(flat_sigma[places], flat_length[places]):
+        at = places[chosen]
+        row = np.searchsorted(sharpnesses, flat_sigma[at])
+        column = np.searchsorted(needed, flat_length[at])
+        for name, table in _by_quadrature(sharpnesses, needed, highest).items():
+            values[name][at] = table[row, column]
+    return {name: array.reshape(sigma.shape) for name, array in values.items()}
+
+
+def _highest(names: Collection[str]) -> tuple[int, int]:
+    """Return the largest indices of the transforms that statistics are made of."""
+    if _OF_OUTPUTS.issuperset(names):
+        return 2, 2
+    return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
 
 
 def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
@@ -196,9 +232,9 @@ def _batches(
 
 
 def _by_quadrature(
-    sharpnesses: NDArray[np.float64], lengths: NDArray[np.float64]
+    sharpnesses: NDArray[np.float64], lengths: NDArray[np.float64], highest: tuple[int, int]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return all statistics, [sharpness, length], at increasing lengths above 1, and their error.
+    """Return statistics, [sharpness, length], at increasing lengths above 1, and their error.
 
     Nodes are shared where the ranges that the sharpnesses need are nearly the same.
     """
@@ -207,10 +243,10 @@ def _by_quadrature(
     for sigmas, (first, last) in _sharing(sharpnesses, ranges):
         count = last - first + 1
         transforms = stacked(
-            [score_transforms(s, first, count, length=lengths[-1]) for s in sigmas]
+            [score_transforms(s, first, count, length=lengths[-1], highest=highest) for s in sigmas]
         )
         pieces = [
-            _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE])
+            _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE], highest)
             for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
         ]
         parts.append({name: np.hstack([piece[name] for piece in pieces]) for name in pieces[0]})
@@ -236,19 +272,21 @@ def _sharing(
 
 
 def _integrated(
-    transforms: ScoreTransforms, lengths: NDArray[np.float64]
+    transforms: ScoreTransforms, lengths: NDArray[np.float64], highest: tuple[int, int]
 ) -> dict[str, NDArray[np.float64]]:
-    quantities = (
-        positive_statistics(transforms)
-        | spread_statistics(transforms)
-        | frozen_statistics(transforms)
-        | identities(transforms)
-    )
+    """Return the statistics that transforms up to the highest indices make, and their error."""
+    formulas = [output_statistics, identities]
+    formulas += [power_statistics] * (highest[0] == HIGHEST[0])
+    if highest == HIGHEST:
+        formulas += [residual_statistics, spread_statistics, frozen_statistics]
+    quantities = {
+        name: parts for formula in formulas for name, parts in formula(transforms).items()
+    }
     integrals = _summed_brackets(quantities, transforms, lengths)
     value = {name: parts.value for name, parts in integrals.items()}
     statistics = {name: value[name] for name in STATISTICS if name in value}
     statistics["mean_score"] = transforms.sharpness * value["shrinkage"]
-    rounding = _choose_spread_forms(statistics, value)
+    rounding = _choose_spread_forms(statistics, value) if highest == HIGHEST else _ROUNDING
     error = _SAFETY * np.maximum(_measured_error(statistics, integrals), rounding)
     _refuse_large(error, np.ravel(transforms.sharpness), lengths)
     return statistics | {"error": error}
@@ -262,6 +300,8 @@ def _summed_brackets(
     total = {name: np.zeros(shape) for name in quantities}
     for blocks in (1, 2, 3, 4):
         names = [name for name, integrands in quantities.items() if blocks in integrands]
+        if not names:
+            continue
         rows = np.stack([quantities[name][blocks] for name in names])
         part = brackets(rows, blocks, transforms, lengths, STEP)
         for row, name in enumerate(names):
@@ -313,7 +353,11 @@ def _measured_error(
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),
-        *(np.abs(value[f"stein_{k}"]) / value[f"stein_{k}_size"] for k in (1, 2, 3)),
+        *(
+            np.abs(value[f"stein_{k}"]) / value[f"stein_{k}_size"]
+            for k in range(1, HIGHEST[0])
+            if f"stein_{k}" in value
+        ),
     ]
     for name in STATISTICS:
         if name in integrals:
