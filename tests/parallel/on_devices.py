@@ -57,12 +57,12 @@ def risk() -> list[str]:
 
 def estimates(_: Path) -> dict[str, dict[int, list[str]]]:
     """Return estimates on one device and on several, by name and number of devices."""
-    return {"gap": _spread(gap, 8), "risk": _spread(risk, 2)}
+    return {"gap": _spread(gap, 8)}
 
 
 def slopes(_: Path) -> dict[str, dict[int, list[str]]]:
     """Return the same of estimates that are made as that of the gap is."""
-    return {"slope": _spread(slope, 2), "moments": _spread(moments, 4)}
+    return {"slope": _spread(slope, 2), "moments": _spread(moments, 4), "risk": _spread(risk, 2)}
 
 
 def _spread(estimate: Callable[[], list[str]], several: int) -> dict[int, list[str]]:

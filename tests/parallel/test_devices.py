@@ -38,20 +38,21 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_estimates_have_the_same_bits_on_1_2_and_8_devices(told: dict[str, dict]) -> None:
+def test_estimates_have_the_same_bits_on_1_and_8_devices(told: dict[str, dict]) -> None:
     found = told["estimates"]
-    assert {name: [*by_devices] for name, by_devices in found.items()} == {
-        "gap": ["1", "8"],
-        "risk": ["1", "2"],
-    }
+    assert [*found["gap"]] == ["1", "8"]
     _assert_same_bits(found)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_so_have_gradient_gaps_and_moments(tmp_path: Path) -> None:
+def test_so_have_gradient_gaps_moments_and_risks(tmp_path: Path) -> None:
     found = _on_devices(tmp_path, "slopes")["slopes"]
-    assert ([*found["slope"]], [*found["moments"]]) == (["1", "2"], ["1", "4"])
+    assert {name: [*by_devices] for name, by_devices in found.items()} == {
+        "slope": ["1", "2"],
+        "moments": ["1", "4"],
+        "risk": ["1", "2"],
+    }
     _assert_same_bits(found)
 
 
