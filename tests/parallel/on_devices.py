@@ -17,6 +17,7 @@ import numpy as np
 
 import promptlimit as pl
 from parallel.processes import hexadecimal, streamed_numbers
+from promptlimit.parallel import collective_sums
 
 
 def _problem() -> tuple[pl.SoftmaxAttention, pl.Rademacher]:
@@ -128,10 +129,16 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def collectives(_: Path) -> dict[str, Any]:
+    """Return the sums that all devices made together, and what each of them should be."""
+    sums, expected = collective_sums()
+    return {"sums": sums.tolist(), "expected": expected}
+
+
 def main() -> None:
     """Print the parts that are asked for."""
     *asked, folder = sys.argv[1:]
-    parts = {part.__name__: part for part in (estimates, slopes, trainings, streams)}
+    parts = {part.__name__: part for part in (estimates, slopes, trainings, streams, collectives)}
     json.dump({name: parts[name](Path(folder)) for name in asked}, sys.stdout)
 
 

@@ -34,7 +34,7 @@ def _on_devices(folder: Path, *parts: str) -> dict[str, dict[str, Any]]:
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return what one such process found, for all tests."""
     folder = tmp_path_factory.mktemp("devices")
-    return _on_devices(folder, "estimates", "trainings", "streams")
+    return _on_devices(folder, "estimates", "trainings", "streams", "collectives")
 
 
 @pytest.mark.slow
@@ -140,6 +140,11 @@ def _indices(_: None, indices: jax.Array) -> jax.Array:
 def test_collective_sums_are_those_of_arithmetic() -> None:
     found, expected = collective_sums()
     assert found.tolist() == [expected] * len(jax.devices())
+
+
+@pytest.mark.slow
+def test_so_they_are_on_eight_devices(told: dict[str, dict]) -> None:
+    assert told["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
 
 
 @pytest.mark.long
