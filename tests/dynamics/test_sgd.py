@@ -92,7 +92,6 @@ def test_a_step_follows_the_gradient_of_numpy(law: str) -> None:
                 np.testing.assert_allclose(run.parameters[name][step + 1], moved, atol=3e-7)
 
 
-@pytest.mark.long
 def test_a_merged_head_with_several_outputs_learns_in_its_last_row() -> None:
     """As factors K = I, Q = U, V and O the last unit vector, of which O and K do not move."""
     rng = np.random.default_rng(2)
