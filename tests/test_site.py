@@ -250,11 +250,13 @@ class TestInABrowser:
     @pytest.mark.parametrize(
         ("address", "width", "scheme"),
         [
-            ("index.html", 1280, "light"),
+            pytest.param("index.html", 1280, "light", marks=pytest.mark.long),
             ("index.html", 390, "dark"),
             ("theory.html", 390, "light"),
             ("reference/concentration/required_length.html", 1280, "dark"),
-            (f"tutorials/{TUTORIALS[0].stem}.html", 390, "light"),
+            pytest.param(
+                f"tutorials/{TUTORIALS[0].stem}.html", 390, "light", marks=pytest.mark.long
+            ),
         ],
     )
     def test_pages_are_quiet_stay_at_home_and_fit(

@@ -17,6 +17,7 @@ import numpy as np
 
 import promptlimit as pl
 from parallel.processes import hexadecimal, streamed_numbers
+from promptlimit.parallel import collective_sums
 
 
 def _problem() -> tuple[pl.SoftmaxAttention, pl.Rademacher]:
@@ -57,12 +58,12 @@ def risk() -> list[str]:
 
 def estimates(_: Path) -> dict[str, dict[int, list[str]]]:
     """Return estimates on one device and on several, by name and number of devices."""
-    return {"gap": _spread(gap, 8), "risk": _spread(risk, 2)}
+    return {"gap": _spread(gap, 8)}
 
 
 def slopes(_: Path) -> dict[str, dict[int, list[str]]]:
     """Return the same of estimates that are made as that of the gap is."""
-    return {"slope": _spread(slope, 2), "moments": _spread(moments, 4)}
+    return {"slope": _spread(slope, 2), "moments": _spread(moments, 4), "risk": _spread(risk, 2)}
 
 
 def _spread(estimate: Callable[[], list[str]], several: int) -> dict[int, list[str]]:
@@ -128,10 +129,16 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def collectives(_: Path) -> dict[str, Any]:
+    """Return the sums that all devices made together, and what each of them should be."""
+    sums, expected = collective_sums()
+    return {"sums": sums.tolist(), "expected": expected}
+
+
 def main() -> None:
     """Print the parts that are asked for."""
     *asked, folder = sys.argv[1:]
-    parts = {part.__name__: part for part in (estimates, slopes, trainings, streams)}
+    parts = {part.__name__: part for part in (estimates, slopes, trainings, streams, collectives)}
     json.dump({name: parts[name](Path(folder)) for name in asked}, sys.stdout)
 
 

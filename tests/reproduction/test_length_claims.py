@@ -52,12 +52,7 @@ def overconfident(*args, **kwargs):
         ),
         ("derivatives", "length_statistics", biased("log_partition_variance", 1.01)),
         ("entropy-share", "length_statistics", biased("entropy", 1.01)),
-        pytest.param(
-            "needle-weight",
-            "length_statistics",
-            biased("fixed_weights", 1.3),
-            marks=pytest.mark.long,
-        ),
+        ("needle-weight", "length_statistics", biased("fixed_weights", 1.3)),
         pytest.param(
             "needle-temperature", "inverse_temperature", annealed_roots, marks=pytest.mark.long
         ),

@@ -59,6 +59,7 @@ def test_gradients_at_infinite_length_have_no_error():
     assert not any(error.any() for error in limit.error.values())
 
 
+@pytest.mark.long
 def test_several_heads_are_simulated():
     both = pl.MultiHead([HEAD, HEAD])
     doubled = pl.SoftmaxAttention(KEY_QUERY, 2 * VALUE)
@@ -72,6 +73,7 @@ def test_several_heads_are_simulated():
     assert list(slopes.value) == names
 
 
+@pytest.mark.long
 def test_covariates_of_any_law_include_gaussian_ones():
     numbers = {"noise_variance": 0.2, "prior_variance": 0.5}
     law = pl.Gaussian(np.zeros(3), ANISOTROPIC)

@@ -243,10 +243,10 @@ class Discrimination(AbstractTask):
             points: queries, a power of two in each of eight replicates; a lattice of them in one or
                 two dimensions when None.
 
-        >>> import numpy as np, promptlimit as pl
-        >>> task = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
+        >>> import promptlimit as pl
+        >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
         >>> print(f"{task.third_order_risk(task.bayes_head(), 100).value:.3f}")
-        0.518
+        0.370
         """
         from promptlimit.tasks._discrimination_law import third_order_risk  # noqa: PLC0415
 

@@ -169,7 +169,7 @@ def test_the_menu_is_whole_on_a_small_screen(opened: Page) -> None:
         expect(link).to_be_in_viewport(ratio=1.0)
 
 
-@pytest.mark.parametrize("opened", [375, 820], indirect=True)
+@pytest.mark.parametrize("opened", [375, pytest.param(820, marks=pytest.mark.long)], indirect=True)
 def test_nothing_runs_over_the_edge_of_a_small_screen(opened: Page, tmp_path: Path) -> None:
     width, seen = opened.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert width == seen

@@ -94,7 +94,7 @@ def test_sliders_keys_and_clicks_move_everything_and_the_address_remembers(opene
     expect(opened.locator("[data-tile=needed]")).to_have_text("beyond 10¹⁸")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.long)])
 def test_it_fits_a_phone(visit: Visit, address: str, scheme: str) -> None:
     with visit(address, 390, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == 390
