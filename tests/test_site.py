@@ -252,7 +252,7 @@ class TestInABrowser:
         [
             pytest.param("index.html", 1280, "light", marks=pytest.mark.long),
             ("index.html", 390, "dark"),
-            ("theory.html", 390, "light"),
+            pytest.param("theory.html", 390, "light", marks=pytest.mark.long),
             ("reference/concentration/required_length.html", 1280, "dark"),
             pytest.param(
                 f"tutorials/{TUTORIALS[0].stem}.html", 390, "light", marks=pytest.mark.long

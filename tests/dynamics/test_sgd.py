@@ -378,10 +378,9 @@ def test_a_plan_is_changed_as_a_whole() -> None:
         dataclasses.replace(pl.TrainingPlan(5, record=[0, 5]), steps=4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernels", [("linear",), pytest.param(("softmax", "linear"), marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("kernels", [("linear",), ("softmax", "linear")])
 def test_descent_and_flow_from_one_start_are_compared_in_two_lines(
     kernels: tuple[str, ...],
 ) -> None:

@@ -135,8 +135,9 @@ def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert max(module.distances_from_the_rate((1.0,))) > module.RATE_TOLERANCE
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("wrt", ["key_query", pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("wrt", ["key_query", None])
 def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = importlib.import_module("promptlimit.concentration._gaps")
     module = module_of("output_gap")

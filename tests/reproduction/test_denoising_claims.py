@@ -144,6 +144,7 @@ def made_up(name: str) -> dict[str, np.ndarray]:
     return dict(figure.compute(QUICK))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "series"),
     [

@@ -90,6 +90,7 @@ def test_every_claim_but_the_simulated_one_is_as_expected():
         assert decide(claim, QUICK).as_expected, claim.name
 
 
+@pytest.mark.long
 def test_figures_draw_what_they_compute():
     figures = {figure.name: figure for figure in PAPER.figures}
     for name, panels in (("depth_and_length", 2), ("softmax_stacks", 1), ("blow_up", 1)):

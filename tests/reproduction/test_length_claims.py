@@ -71,6 +71,7 @@ def test_there_are_seven_claims_in_their_order_and_each_has_a_control():
     assert {claim.expected for claim in PAPER.claims} == {"holds"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("figure", PAPER.figures, ids=lambda figure: figure.name)
 def test_figures_are_drawn_from_their_arrays(figure):
     arrays = figure.compute(QUICK)

@@ -102,6 +102,7 @@ def softmax(u, v):
 SEVERAL = pl.Layer([softmax(0.5, 0.7), softmax(-0.3, 0.4), softmax(0.1, -0.5)], [[0.2]])
 
 
+@pytest.mark.long
 def test_heads_of_different_tilts_agree_with_simulation_and_one_token_with_algebra():
     mse = np.asarray(pl.risk(SEVERAL, LINE, [1, 2, 20], tolerance=5e-4).mse)
     for place, length in enumerate((2, 20), start=1):

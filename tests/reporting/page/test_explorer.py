@@ -67,6 +67,7 @@ def test_one_token_and_no_sharpness_are_closed_forms(opened: Page) -> None:
         )
 
 
+@pytest.mark.long
 def test_the_python_lines_give_the_numbers_shown(opened: Page) -> None:
     opened.get_by_role("button", name="a head of 64 dimensions").click()
     expect(opened.locator("[data-tile=regime]")).to_have_text("linear")
