@@ -31,6 +31,9 @@ _COARSE, _FINE = 0.8, 0.5
 _FIRST_LOOKS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
 """Gates among which the least is looked for first; hotter ones are not."""
 
+_NEAR = 0.004
+"""Width of the parabola that ends the search."""
+
 
 def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedLayers:
     r"""Return the best $cz+vA_L$ at each length, A read at tilt $(u/s)z$: its u, v, c and excess.
@@ -74,20 +77,21 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
 
 
 def _best(task: Denoising, length: float) -> tuple[float, float, float, float, float]:
-    """Return u, v, c, the excess and its error: few queries tell the gate, many its excess.
+    """Return u, v, c, the excess and its error: looks on few queries, then a parabola on many."""
+    coarse, fine = (_scalar_rule(task, step, length) for step in (_COARSE, _FINE))
 
-    A gate found on few is off by less than 1e-4, and the excess by the square of that.
-    """
-    coarse = _scalar_rule(task, _COARSE, length)
-
-    def excess(gate: float) -> float:
-        return _solved(task, gate, length, coarse)[2]
+    def excess(gate: float, rule: QueryRule = coarse) -> float:
+        return _solved(task, gate, length, rule)[2]
 
     gates = _gates_in_reach(task, coarse)
     place = int(np.argmin([excess(gate) for gate in gates]))
     low, high = gates[max(place - 1, 0)], gates[min(place + 1, len(gates) - 1)]
     gate = float(np.asarray(fminbound(excess, low, high, xtol=1e-5)))
-    fine = _scalar_rule(task, _FINE, length)
+    width = min(_NEAR, 0.5 * gate)
+    below, at, above = (excess(near, fine) for near in (gate - width, gate, gate + width))
+    bend = below - 2 * at + above
+    if bend > 0.0:
+        gate += float(np.clip(0.5 * width * (below - above) / bend, -width, width))
     gain, residual, _ = _solved(task, gate, length, fine)
     heads = _scalar_heads(task, gate, gain, residual)
     mse, error = prompt_excess(task, heads, np.array([length]), fine)
