@@ -263,6 +263,14 @@ def test_sample_covariance_is_the_covariance(name: str) -> None:
     assert (np.abs(products.mean(axis=0) - moments.cov) <= 5 * error).all()
 
 
+def test_which_component_a_token_is_of_says_nothing_about_its_draw(x64: None) -> None:
+    apart = pl.Mixture([0.5, 0.5], [pl.Gaussian([at], [[1.0]]) for at in (0.0, 100.0)])
+    tokens = np.asarray(apart.sample(COUNT, key=jax.random.key(7)))[:, 0]
+    near = tokens[tokens < 50.0]
+    assert abs(near.mean()) <= 4.5 / np.sqrt(near.size)
+    assert abs(near.size - COUNT / 2) <= 4.5 * np.sqrt(COUNT / 4)
+
+
 def test_samples_are_reproducible_and_new_keys_give_new_tokens(name: str, x64: None) -> None:
     measure, tokens = CASES[name].build(), tokens_of(name, "float64")
     np.testing.assert_array_equal(measure.sample(COUNT, key=jax.random.key(7)), tokens)
