@@ -237,7 +237,7 @@ def test_reproduce_writes_claims_and_figures(here: Here, tmp_path: Path) -> None
     )
     assert printed["verdict"] == "holds"
     drawn = sorted(path.name for path in (paper / "figures").iterdir())
-    assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "png", "svg")]
+    assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "svg")]
 
 
 CONTROL = Check("control", 2.0, ">=", 1.0, role="control")

@@ -14,8 +14,8 @@ from promptlimit.reporting._theme import theme
 
 Format = Literal["png", "svg", "pdf"]
 FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
-QUICK_FORMATS: tuple[Format, ...] = ("png", "svg")
-"""Those of a first look: the fonts of a .pdf take longer than all else of a drawing."""
+QUICK_FORMATS: tuple[Format, ...] = ("svg",)
+"""Those of a first look: what the page shows."""
 
 _MARGIN = 0.1  # inches around what is drawn
 
