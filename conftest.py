@@ -34,6 +34,8 @@ if not THOROUGH:
     _others = os.environ.get("XLA_FLAGS", "").split()
     os.environ["XLA_FLAGS"] = " ".join(dict.fromkeys((*_others, *_QUICKLY_COMPILED)))
 
+os.environ.setdefault("NPROC", "1")  # threads of XLA: workers have a core each
+
 # The same examples on every machine, so that a change alone turns a test red; others at length.
 hypothesis.settings.register_profile("same examples", derandomize=True, database=None)
 if not THOROUGH:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from promptlimit.cli import _app, _limit
-from promptlimit.cli._console import compile_sooner, print_table
+from promptlimit.cli._console import compile_sooner, print_table, share_cores
 from promptlimit.results import write_bytes
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -213,3 +213,14 @@ def test_programs_compile_sooner_unless_the_user_has_flags(before, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
     compile_sooner()
     assert os.environ["XLA_FLAGS"] == ""
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (9, "4")])
+def test_a_reproduction_leaves_cores_to_its_other_process(cores, threads, monkeypatch):
+    monkeypatch.setattr("promptlimit.parallel.usable_cores", lambda: cores)
+    monkeypatch.delenv("NPROC", raising=False)
+    share_cores()
+    assert os.environ["NPROC"] == threads
+    monkeypatch.setenv("NPROC", "3")
+    share_cores()
+    assert os.environ["NPROC"] == "3"

@@ -158,6 +158,17 @@ def compile_sooner() -> None:
         os.environ["XLA_FLAGS"] = flags
 
 
+def share_cores() -> None:
+    """Leave half of the cores to the other process of a reproduction.
+
+    Threads of small programs wait for one another: where two processes have all of them, a quarter
+    of the time of both is lost. XLA reads how many it may start from NPROC, when it starts.
+    """
+    from promptlimit.parallel import usable_cores
+
+    os.environ.setdefault("NPROC", str(max(1, usable_cores() // 2)))
+
+
 def use_double_precision() -> None:
     """Let jax compute in double precision; the library itself sets no global switch."""
     import jax

@@ -21,6 +21,7 @@ from promptlimit.cli._console import (
     print_error,
     print_json,
     require_folder,
+    share_cores,
     use_double_precision,
 )
 from promptlimit.cli._progress import progress
@@ -79,6 +80,7 @@ def reproduce(
     with progress("reproduce") as shown:
         shown.at("starting")
         compile_sooner()
+        share_cores()
         use_double_precision()
         from promptlimit import reproduction
         from promptlimit.results import ReportFolder, StoredClaim
