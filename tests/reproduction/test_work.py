@@ -278,6 +278,28 @@ def test_other_processes_get_theory_and_with_more_cores_each_group(
     assert _work._elsewhere([], study) == []
 
 
+def test_what_is_left_of_a_study_is_offered_once_its_parts_have_ended() -> None:
+    early, *late = (replace(LATE, number=n, name=f"{n}", after_study=n > 1) for n in range(1, 5))
+    parts = [Part(law, lambda _: None) for law in "xy"]
+    order = [Work(PAPER, item, item.name) for item in (*parts, *late, early)]
+    offered = [[work.label for work in _work._after_parts(order, n)] for n in range(len(order))]
+    assert offered == [[], [], ["4", "3"], [], [], []]
+    assert _work._after_parts(order[2:], 0) == []
+
+
+def test_a_helper_that_has_done_all_goes_on_with_what_it_is_given() -> None:
+    ended: list[object] = []
+    helper = _processes.Helper([("first", int, ("1",))], lambda name, _: ended.append(name))
+    for number in range(3):
+        while len(ended) <= number:
+            time.sleep(0.01)
+        helper.give([(number, int, (f"{number}",))])
+    while len(ended) <= 3:
+        time.sleep(0.01)
+    assert [helper.result(name, "") for name in ended] == [1, 0, 1, 2]
+    helper.close()
+
+
 def test_an_item_that_fails_is_named_and_stops_no_other(
     folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

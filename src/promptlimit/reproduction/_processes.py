@@ -10,9 +10,11 @@ from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Result = TypeVar("Result")
+Task: TypeAlias = tuple[Hashable, Callable[..., Result], tuple[Any, ...]]
+"""The name of a task, what is called, and with which arguments."""
 
 
 class WorkerLostError(OSError):
@@ -26,24 +28,34 @@ class Helper(Generic[Result]):
     cancelled, does not survive a process that is killed.
 
     Args:
-        tasks: by name, the first of them first: what is called there, with its arguments.
+        tasks: the first of them first.
         ended: told the name and the result of each, when it ends well.
     """
 
     def __init__(
         self,
-        tasks: Sequence[tuple[Hashable, Callable[..., Result], tuple[Any, ...]]],
+        tasks: "Sequence[Task[Result]]",
         ended: Callable[[Hashable, Result], None],
     ):
         self._waiting, self._ended = deque(tasks), ended
         self._begun: dict[Hashable, Future[Result]] = {}
         self._lock = threading.Lock()
+        self._busy = False  # after a task that went wrong, for ever
         self._pool = _pool()
         self._begin_next()
 
+    def give(self, tasks: "Sequence[Task[Result]]") -> None:
+        """Add tasks behind the others."""
+        with self._lock:
+            self._waiting.extend(tasks)
+            idle = not self._busy
+        if idle:
+            self._begin_next()
+
     def _begin_next(self) -> None:
         with self._lock:
-            if not self._waiting:
+            self._busy = bool(self._waiting)
+            if not self._busy:
                 return
             name, function, arguments = self._waiting.popleft()
             future = self._begun[name] = self._pool.submit(function, *arguments)

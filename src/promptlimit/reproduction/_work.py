@@ -17,7 +17,7 @@ from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
 from promptlimit.reproduction._pictures import drawn_figure
-from promptlimit.reproduction._processes import Helper, only_cpu
+from promptlimit.reproduction._processes import Helper, Task, only_cpu
 from promptlimit.results import (
     Check,
     ClaimResult,
@@ -196,17 +196,32 @@ def _together(
     def tell(key: Hashable, result: Outcome) -> None:
         _tell(by_key[cast(Key, key)].label, result, listener)
 
+    def tasks(queue: Sequence[Work]) -> list[Task[Outcome]]:
+        return [(work.key, outcome, (work, setting, folder)) for work in queue]
+
     helpers: list[Helper[Outcome]] = []
     here = replace(setting, tell=listener.at)
     try:
         with only_cpu():
-            for queue in elsewhere:
-                tasks = [(work.key, outcome, (work, setting, folder)) for work in queue]
-                helpers.append(Helper(tasks, tell))
-            return {work.key: _in_turn(work, helpers, here, folder, listener) for work in order}
+            helpers += [Helper(tasks(queue), tell) for queue in elsewhere]
+            results: dict[Key, Outcome] = {}
+            for place, work in enumerate(order):
+                for helper in helpers[:1]:
+                    helper.give(tasks(_after_parts(order, place)))
+                results[work.key] = _in_turn(work, helpers, here, folder, listener)
+            return results
     finally:
         for helper in helpers:
             helper.close()
+
+
+def _after_parts(order: Sequence[Work], place: int) -> list[Work]:
+    """Return what else of a study can be done once its last part has ended, the last first."""
+    work = order[place]
+    if work.kind == "part" or place == 0 or order[place - 1].kind != "part":
+        return []
+    later = order[place + 1 :]
+    return [one for one in reversed(later) if one.paper == work.paper and one.after_study]
 
 
 def _in_turn(
