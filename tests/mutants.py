@@ -131,15 +131,13 @@ def _require_own_package(copy: Path) -> None:
 
 
 def _environment(copy: Path) -> dict[str, str]:
-    """One thread a worker; no bytecode, which could outlive the error it was made of."""
-    flags = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    """One thread a worker (XLA's by conftest.py); no bytecode, which could outlive its error."""
     return {
         **os.environ,
         "PYTHONPATH": str(copy / "src"),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
     }
 
 
