@@ -61,7 +61,10 @@ class Descent(NamedTuple):
 
 
 class _FlowPoint(NamedTuple):
-    """A flow on its way: where it is, what the next step starts from, and what was saved."""
+    """A flow on its way: where it is, what the next step starts from, and what was saved.
+
+    The slope is the norm of the gradient, the threshold the one at which the flow has arrived.
+    """
 
     y: Array
     t: Array
@@ -69,6 +72,7 @@ class _FlowPoint(NamedTuple):
     solver: Any
     controller: Any
     slope: Array
+    threshold: Array
     states: Array
     failed: Array
     steps: Array
@@ -101,98 +105,107 @@ def _descent(
 ) -> Descent:
     if isinstance(solver, diffrax.AbstractRungeKutta) and solver.scan_kind is None:
         solver = dataclasses.replace(solver, scan_kind="lax")  # no one differentiates through it
-    terms = diffrax.ODETerm(lambda t, y, args: pull(y))  # noqa: ARG005  # diffrax's signature
-    zero = jnp.zeros_like(rules.end)
-    next_t = jnp.minimum(jnp.clip(0.1 * rules.end, SMALLEST_STEP, 0.01), rules.end)
-    memory = solver.init(terms, zero, next_t, y0, None)
-    slope = _slope(pull, y0, memory)
-    loop = _loop(pull, times, rules, solver, slope)
-    order = solver.error_order(terms)
-    _, marks = loop.control.init(terms, zero, rules.end, y0, next_t, None, solver.func, order)
-    first = _FlowPoint(
-        y=y0,
-        t=zero,
-        next_t=next_t,
-        solver=memory,
-        controller=jax.tree.map(jnp.asarray, marks),
-        slope=slope,
-        states=jnp.where(times[:, None] > 0, jnp.inf, y0),
-        failed=on_device(False),
-        steps=jnp.zeros((), jnp.int32),
-    )
-    end = jax.lax.while_loop(loop.goes_on, loop.step, first)
+    loop = _Loop(pull, times, rules, solver)
+    end = jax.lax.while_loop(loop.goes_on, loop.step, loop.first(y0))
     arrived, escaped = loop.events(end)
     finished = arrived | escaped | (~end.failed & (end.t >= rules.end))
     return Descent(end.states, end.y, end.t, arrived, escaped, finished)
 
 
-def _loop(
-    pull: Callable[[Array], Array],
-    times: Array,
-    rules: Rules,
-    solver: diffrax.AbstractSolver,
-    slope: Array,
-) -> "_Loop":
-    """Return the loop of a flow whose gradient at the start has the norm `slope`."""
-    threshold = jnp.maximum(jnp.minimum(rules.arrival, _FALL * slope), _ROUNDING)
-    tolerance = rules.tolerance
-    if not isinstance(solver, StabilisedRungeKutta):
-        # At the edge of stability other explicit methods hover about the end at their tolerance.
-        tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
-    control = diffrax.PIDController(
-        rtol=tolerance,
-        atol=tolerance,
-        pcoeff=0.2,
-        icoeff=0.5,
-        dtmin=SMALLEST_STEP,
-        force_dtmin=False,
-    )
-    return _Loop(pull, times, rules, solver, control, threshold)
-
-
 class _Loop(NamedTuple):
-    """Steps of a solver, as long as a controller makes them, until one of the rules says stop."""
+    """Steps of a solver, as long as a controller makes them, until one of the rules says stop.
+
+    The first step has length 0, and finds the slope and how stiff the flow is at the start: what
+    would be evaluated before the loop is compiled as often again.
+    """
 
     pull: Callable[[Array], Array]
     times: Array
     rules: Rules
     solver: Any
-    control: Any
-    threshold: Array
+
+    @property
+    def terms(self) -> diffrax.ODETerm:
+        """Return the flow as diffrax reads it."""
+        return diffrax.ODETerm(lambda t, y, args: self.pull(y))  # noqa: ARG005  # its signature
+
+    def control(self, threshold: Array) -> diffrax.PIDController:
+        """Return what decides the length of steps of a flow that arrives at a threshold."""
+        tolerance = self.rules.tolerance
+        if not isinstance(self.solver, StabilisedRungeKutta):
+            # At the edge of stability other explicit methods hover about the end at their
+            # tolerance.
+            tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
+        return diffrax.PIDController(
+            rtol=tolerance,
+            atol=tolerance,
+            pcoeff=0.2,
+            icoeff=0.5,
+            dtmin=SMALLEST_STEP,
+            force_dtmin=False,
+        )
+
+    def first(self, y0: Array) -> _FlowPoint:
+        """Return where the flow starts, of a slope that is not known yet."""
+        zero, unknown = jnp.zeros_like(self.rules.end), jnp.full_like(self.rules.end, jnp.inf)
+        terms, order = self.terms, self.solver.error_order(self.terms)
+        _, marks = self.control(unknown).init(
+            terms, zero, self.rules.end, y0, self._first_end(), None, self.solver.func, order
+        )
+        return _FlowPoint(
+            y=y0,
+            t=zero,
+            next_t=zero,
+            solver=self.solver.init(terms, zero, zero, y0, None),
+            controller=jax.tree.map(jnp.asarray, marks),
+            slope=unknown,
+            threshold=zero,
+            states=jnp.where(self.times[:, None] > 0, jnp.inf, y0),
+            failed=on_device(False),
+            steps=jnp.zeros((), jnp.int32),
+        )
+
+    def _first_end(self) -> Array:
+        """Return the end of the first step that has a length."""
+        end = self.rules.end
+        return jnp.minimum(jnp.clip(0.1 * end, SMALLEST_STEP, 0.01), end)
 
     def events(self, now: _FlowPoint) -> tuple[Array, Array]:
         """Return whether the flow has arrived, and whether it has left the ball before."""
-        arrived = now.slope <= self.threshold
+        arrived = now.slope <= now.threshold
         return arrived, ~arrived & (jnp.linalg.norm(now.y) > self.rules.radius)
 
     def goes_on(self, now: _FlowPoint) -> Array:
         arrived, escaped = self.events(now)
         stopped = arrived | escaped | now.failed | (now.steps >= MAX_STEPS)
-        return (now.t < self.rules.end) & ~stopped
+        return (now.steps == 0) | ((now.t < self.rules.end) & ~stopped)
 
     def step(self, now: _FlowPoint) -> _FlowPoint:
-        terms = diffrax.ODETerm(lambda t, y, args: self.pull(y))  # noqa: ARG005  # as above
+        begins, terms = now.steps == 0, self.terms
         y, error, dense, after, outcome = self.solver.step(
             terms, now.t, now.next_t, now.y, None, now.solver, made_jump=False
         )
         error = jnp.where(jnp.isnan(error), jnp.inf, error)
         order = self.solver.error_order(terms)
-        kept, t, next_t, _, marks, verdict = self.control.adapt_step_size(
+        kept, t, next_t, _, marks, verdict = self.control(now.threshold).adapt_step_size(
             now.t, now.next_t, now.y, y, None, error, order, now.controller
         )
         t = jnp.minimum(t, self.rules.end)
-        y, after = jax.tree.map(
-            lambda new, old: jnp.where(kept, new, old), (y, after), (now.y, now.solver)
-        )
+        y = jnp.where(kept & ~begins, y, now.y)
+        after = _chosen(kept | begins, after, now.solver)
+        slope = _slope(self.pull, y, after)
+        least = jnp.maximum(jnp.minimum(self.rules.arrival, _FALL * slope), _ROUNDING)
+        failed = ~diffrax.is_okay(verdict) | (kept & ~diffrax.is_okay(outcome))
         return _FlowPoint(
             y=y,
-            t=t,
-            next_t=self._clipped(t, next_t, kept),
+            t=jnp.where(begins, now.t, t),
+            next_t=jnp.where(begins, self._first_end(), self._clipped(t, next_t, kept)),
             solver=after,
-            controller=marks,
-            slope=_slope(self.pull, y, after),
+            controller=_chosen(begins, now.controller, marks),
+            slope=slope,
+            threshold=jnp.where(begins, least, now.threshold),
             states=self._saved(now, dense, kept),
-            failed=~diffrax.is_okay(verdict) | (kept & ~diffrax.is_okay(outcome)),
+            failed=~begins & failed,
             steps=now.steps + 1,
         )
 
@@ -211,6 +224,11 @@ class _Loop(NamedTuple):
             lambda: jnp.where(inside[:, None], jax.vmap(path.evaluate)(self.times), now.states),
             lambda: now.states,
         )
+
+
+def _chosen(these: Array, some: Any, others: Any) -> Any:
+    """Return `some` or `others`, of one structure."""
+    return jax.tree.map(lambda one, other: jnp.where(these, one, other), some, others)
 
 
 def _slope(pull: Callable[[Array], Array], y: Array, memory: Any) -> Array:

@@ -15,10 +15,11 @@ from jaxtyping import Array, Float, Int32
 
 _DAMPING = 2.0 / 13.0
 _SAFETY = 1.25
-_FIRST_ITERATIONS = 24
+_FIRST_LOOKS = 23
 _NUDGE = 1e-6  # of the order of the square root of the rounding error
 _FEWEST = 3
 _EVERY = 4  # steps from one look at the largest eigenvalue to the next
+_UNSEEN = -1  # the age of an eigenvalue before the first look
 MAX_STAGES = 250
 
 
@@ -71,26 +72,14 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return the field and its stiffest direction at the start.
+        """Return a state that knows nothing: the first step looks at the field often.
 
-        The iteration begins with all coordinates mixed: a symmetric start would never see an
+        Its look begins with all coordinates mixed: a symmetric start would never see an
         eigenvector of another symmetry, which rounding errors do find.
         """
-
-        def iteration(count: Array, state: FlowState) -> FlowState:
-            nudge = jnp.where(count == 0, 0.0, _NUDGE)
-            seen = terms.vf(t0, y0 + nudge * state.direction, args)
-            return jax.tree.map(
-                lambda now, later: jnp.where(count == 0, now, later),
-                state._replace(field=seen),
-                _iterated(state, seen),
-            )
-
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
-        first = FlowState(
-            jnp.zeros_like(y0), mixed / jnp.linalg.norm(mixed), 0.0 * mixed[0], jnp.int32(0)
-        )
-        return jax.lax.fori_loop(0, _FIRST_ITERATIONS, iteration, first)
+        direction = mixed / jnp.linalg.norm(mixed)
+        return FlowState(jnp.zeros_like(y0), direction, 0.0 * mixed[0], jnp.int32(_UNSEEN))
 
     def step(  # noqa: PLR0917  # as above
         self,
@@ -141,39 +130,38 @@ def chebyshev_step(
     """Return $Y_s$ and the state there, after a step of length h from y.
 
     One loop with one evaluation of the field in it, so that it is compiled once: at $Y_1$ to
-    $Y_s$, and last, where that is due, at $Y_s$ nudged along the stiffest direction.
+    $Y_s$, and then, where that is due, at $Y_s$ nudged along the stiffest direction. Of a start the
+    field is not known: the first step must have length 0, and looks until the direction is found.
     """
-    due = state.age + 1 >= _EVERY
+    begins = state.age == _UNSEEN
+    looks = jnp.where(begins, _FIRST_LOOKS, (state.age + 1 >= _EVERY).astype(stages.dtype))
     w0, w1 = _nodes(stages.astype(y.dtype))
     b = 1 / (4 * w0**2)
     one, zero = jnp.ones_like(w0), jnp.zeros_like(w0)
     lower = jnp.stack([w0, one, zero]), jnp.stack([one, zero, zero])
 
     def stage(j: Array, carry: tuple) -> tuple:
-        last, before, (t1, t0), (b1, b2), _, seen = carry
+        last, before, (t1, t0), (b1, b2), seen, after = carry
         t = jnp.where(j == 1, t1, _next(t1, t0, w0))
         b = jnp.where(j == 1, b1, t[2] / t[1] ** 2)
         mu, nu = 2 * w0 * b / b1, -b / b2
         a = 1 - b1 * jnp.where(j == 1, 0.5, t1[0])
         pull = (w1 / w0) * mu * h * (seen - a * state.field)
         new = (1 - mu - nu) * y + mu * last + nu * before + pull
-        point = jnp.where(j <= stages, new, last + _NUDGE * state.direction)
         ended = j > stages
-        return (
-            jnp.where(ended, last, new),
-            last,
-            (t, jnp.where(j == 1, t0, t1)),
-            (b, b1),
-            seen,
-            field(point),
+        now = field(jnp.where(ended, last + _NUDGE * after.direction, new))
+        after = jax.tree.map(
+            lambda looked, ahead: jnp.where(ended, looked, ahead),
+            _iterated(after, now),
+            after._replace(field=now),
         )
+        end = jnp.where(ended, last, new)
+        return end, last, (t, jnp.where(j == 1, t0, t1)), (b, b1), now, after
 
-    carry = (y, y, lower, (b, b), state.field, state.field)
-    last = stages + 1 + due.astype(stages.dtype)
-    end, _, _, _, before, seen = jax.lax.fori_loop(1, last, stage, carry)
-    after = state._replace(field=jnp.where(due, before, seen), age=state.age + 1)
-    looked = _iterated(after, seen)
-    return end, jax.tree.map(lambda new, old: jnp.where(due, new, old), looked, after)
+    older = state._replace(age=state.age + 1)
+    carry = (y, y, lower, (b, b), state.field, older)
+    end, *_, after = jax.lax.fori_loop(1, stages + 1 + looks, stage, carry)
+    return end, after
 
 
 def _nodes(s: Float[Array, ""]) -> tuple[Array, Array]:
