@@ -360,6 +360,7 @@ def test_gap_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
         assert (tmp_path / f"gap.{extension}").stat().st_size > 5_000
 
 
+@pytest.mark.long
 def test_gap_and_length_of_files_with_gaussian_queries(here: Here, tmp_path: Path) -> None:
     np.savez(
         tmp_path / "problem.npz",
@@ -484,6 +485,7 @@ def test_gap_prints_percentages_and_standard_errors(here: Here) -> None:
     assert here(*asked, "--lengths", "1e3,10,10").stdout == printed  # the last one counts
 
 
+@pytest.mark.long
 def test_arrays_of_later_files_replace_those_of_earlier_ones(tmp_path: Path) -> None:
     for name, value in (("first", 1.0), ("second", 2.0)):
         np.savez(tmp_path / f"{name}.npz", value=np.array([[value]]))

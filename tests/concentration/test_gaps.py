@@ -144,6 +144,7 @@ def test_a_gap_over_gaussian_queries_is_that_of_a_rule_over_them(x64, which):
         np.testing.assert_allclose(gap_of(*given, listed, lengths, wrt).value, exact, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_gap_over_many_gaussian_queries_in_more_dimensions_than_tokens(x64):
     tokens, queries, softmax, _ = random_case(1)
@@ -226,6 +227,7 @@ SHARED = [3, 50, 60]
 """Lengths at which one program simulates prompts."""
 
 
+@pytest.mark.long
 def test_estimates_at_different_lengths_share_their_prompts(x64):
     given = (head(0.2), NORMAL, NORMAL)
     options: dict[str, Any] = {"kind": "estimate", "key": jax.random.key(0), "samples": 512}
@@ -414,6 +416,7 @@ def test_estimates_at_infinity_alone_are_zero(x64):
     assert pl.output_gap(head(0.5), NORMAL, NORMAL, [math.inf], **options).value[0] == 0.0
 
 
+@pytest.mark.long
 def test_a_bound_scales_as_the_gap_does(x64):
     key_query, value = np.array([[0.3, 0.1], [0.0, 0.4]]), np.array([[1.0, 2.0]])
     ratios = []

@@ -463,6 +463,7 @@ def test_a_start_near_the_saddle_has_not_arrived() -> None:
     assert flow.value[-1] < 1e-12
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_flow_that_follows_its_points_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that leaves the usual tables is followed in the widest, here small ones both."""

@@ -225,6 +225,7 @@ def test_one_head_among_heads_flows_and_trains_as_itself(x64):
     assert not gap.value.any()
 
 
+@pytest.mark.long
 def test_training_at_infinity_follows_the_infinite_flow():
     start = pl.block_start(TASK, 0.4)
     plan = pl.TrainingPlan(steps=100, batch=256, learning_rate=0.01, record=[0, 50, 100])

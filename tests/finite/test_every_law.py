@@ -246,6 +246,7 @@ def test_what_derivatives_of_a_users_transform_lose_is_measured(x64):
         pl.prompt_moments(attention, law, [1.0], 1)
 
 
+@pytest.mark.long
 def test_the_error_of_a_sharp_sphere_covers_its_cancellation(x64):
     # One coordinate of a sphere in three dimensions is uniform.
     along = pl.SoftmaxAttention(np.diag([0.0, 0.0, 1.0]), [[0.0, 0.0, 1.0]])

@@ -213,6 +213,7 @@ def test_fourth_derivatives_give_the_closed_form_of_linear_moments(x64):
     assert_allclose(cov, closed_cov, rtol=1e-10)
 
 
+@pytest.mark.long
 def test_linear_moments_keep_their_digits_far_from_the_origin(x64):
     # For z = m + x, x small and symmetric, Cov z<z,t> = s2 mm' + a^2 G + a (mw' + wm') + O(x^4).
     attention = pl.LinearAttention(np.eye(2), np.eye(2))

@@ -156,6 +156,7 @@ def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
     assert abs(scores.kurtosis.mean()) < 0.35
 
 
+@pytest.mark.long
 def test_the_predicted_error_is_that_of_prompt_moments() -> None:
     layer, sums = sums_over_gaussian_tokens(causal=False)
     head = Head(*(np.asarray(part[0]) for part in layer), scale=1.0)

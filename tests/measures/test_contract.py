@@ -211,6 +211,7 @@ def test_jit_vmap_and_a_stack_of_measures_change_nothing(name: str, x64: None) -
             close(batch[norm].value, measure.log_laplace(tilt))
 
 
+@pytest.mark.long
 def test_a_mixture_may_hold_a_sphere(x64: None) -> None:
     measure, norms = MIXED_SPHERE.build(), [0.0, 1e-2, 1.0, 1e3]
     rows = rows_of(norms, of_one(measure, np.stack([tilt_of(n, 3) for n in norms]).astype(float)))

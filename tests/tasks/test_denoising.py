@@ -298,6 +298,7 @@ def test_what_is_turned_and_what_is_not_agree_with_simulation():
         assert np.abs(1.2 * exact.value - simulated.value) > 4 * error
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_head_flows_to_bayes_where_spread_and_noise_are_alike():
     task = pl.Denoising([[2.0], [-2.0]], [0.5, 0.5], within_variance=1, noise_variance=1)

@@ -119,6 +119,7 @@ def test_the_gradient_is_that_of_differences(slopes):
     assert_allclose(gradient[0, 1], (around[0] - around[1]) / 2e-4, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_flow_ends_at_bayes_in_any_dimension():
     """In five dimensions: the risk is an integral over the plane there too."""
@@ -155,6 +156,7 @@ def test_the_third_order_risk_is_the_number_known():
 LINE = pl.Discrimination([[1.0], [-0.5]], [0.4, 0.6], [[0.8]])
 
 
+@pytest.mark.long
 def test_error_rate_and_risk_of_short_prompts_are_those_of_simulated_ones():
     with jax.enable_x64(True):
         head = block_head([[0.6]], [0.2], [1.1], 0.7)

@@ -37,6 +37,7 @@ def test_one_key_gives_one_answer_whatever_the_chunks(monkeypatch):
     assert_allclose(pieces.error, whole.error, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_simulated_gradients_agree_with_exact_ones_in_every_matrix():
     rng = np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (2, 2)])
