@@ -485,7 +485,6 @@ def test_gap_prints_percentages_and_standard_errors(here: Here) -> None:
     assert here(*asked, "--lengths", "1e3,10,10").stdout == printed  # the last one counts
 
 
-@pytest.mark.long
 def test_arrays_of_later_files_replace_those_of_earlier_ones(tmp_path: Path) -> None:
     for name, value in (("first", 1.0), ("second", 2.0)):
         np.savez(tmp_path / f"{name}.npz", value=np.array([[value]]))

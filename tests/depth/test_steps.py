@@ -125,7 +125,6 @@ def test_moving_covariates_reach_the_known_optimum():
     assert math.isclose(best.bound, float(wishart_spectrum(5, 20, 4).least(Fraction(0))))
 
 
-@pytest.mark.long
 def test_more_layers_are_never_worse():
     # Of the starts for 14 layers alone none reaches what 13 layers do, 0.0725746540.
     assert best_steps(wishart_spectrum(5, 40, 14), RIDGE).mean < 0.0725746540

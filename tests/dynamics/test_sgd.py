@@ -165,7 +165,6 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
             np.testing.assert_allclose(one[i], other[0], atol=5e-6)
 
 
-@pytest.mark.long
 def test_neither_packing_nor_grouping_changes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     tabulated, right = [], _regression_risk.tabulate_risks
     monkeypatch.setattr(
@@ -300,7 +299,6 @@ def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     assert (found.value[..., 1] < found.value[..., 0]).all()
 
 
-@pytest.mark.long
 def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     r"""With $T=\frac cL\sum y_l\langle x_l,x_q\rangle$ the slope in c is $c\,E[A^2]-E[Ay]$."""
     d, length, rate = 2, 4, 1e-4

@@ -64,6 +64,15 @@ def decay(t: object, y: jax.Array, rates: jax.Array) -> jax.Array:
     return -rates * y
 
 
+def test_a_start_is_looked_at_until_its_stiffest_direction_is_found() -> None:
+    rates, start = jnp.array([1.0, 30.0, 1000.0]), jnp.array([3.0, 2.0, 1.0])
+    state = StabilisedRungeKutta().init(diffrax.ODETerm(decay), 0.0, 1.0, start, rates)
+    np.testing.assert_allclose(state.field, -rates * start, rtol=1e-14)
+    np.testing.assert_allclose(np.abs(state.direction), [0.0, 0.0, 1.0], atol=1e-6)
+    np.testing.assert_allclose(state.radius, 1.25 * 1000.0, rtol=1e-6)
+    assert int(state.age) == 0
+
+
 def solved(tolerance: float) -> tuple[float, int]:
     """The error at time 2 of a stiff linear system, and the steps it took."""
     rates = jnp.array([1.0, 30.0, 1000.0])

@@ -156,7 +156,6 @@ def test_particles_stand_for_other_laws_with_a_standard_error(
     assert moments.error[1] == 0.0
 
 
-@pytest.mark.long
 def test_simulated_prompts_agree_with_numpy_with_and_without_a_mask() -> None:
     """The first order is taken out: the bias is known a dozen times better than without."""
     layers, count = ((1, 0.2, 0.6), (1, 0.25, 0.5)), 12_000

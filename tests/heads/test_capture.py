@@ -75,7 +75,6 @@ def test_one_layer_or_one_prompt_of_heads_is_enough() -> None:
     assert flat.matrix.shape == (1, 2, 2, 3)
 
 
-@pytest.mark.long
 def test_queries_of_another_sequence_have_moments_of_their_own() -> None:
     rng = np.random.default_rng(1)
     crossed = pl.heads.Head(2 * rng.normal(size=(9, 3)), rng.normal(size=(16, 3)), np.ones((16, 1)))

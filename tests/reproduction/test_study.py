@@ -350,7 +350,6 @@ def test_another_seed_has_other_starts() -> None:
     assert np.abs(first - other).max() > 0.1
 
 
-@pytest.mark.long
 def test_a_population_gap_is_freed_of_the_noise_of_its_points() -> None:
     task = protocol_task("identity")
     starts = [random_start(Setting(), 0, kernel) for kernel in ("softmax", "linear")]

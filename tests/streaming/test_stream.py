@@ -147,7 +147,6 @@ def test_moments_left_out_change_no_others() -> None:
         np.testing.assert_allclose(getattr(full, name), getattr(lean, name), rtol=tolerance)
 
 
-@pytest.mark.long
 def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_says() -> None:
     length, prompts = 6000, 24
     mean, cov = np.array([0.5, -1.0, 0.2]), np.diag([1.0, 0.5, 2.0]) + 0.2

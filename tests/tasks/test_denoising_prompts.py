@@ -236,7 +236,6 @@ def test_turning_the_mixture_makes_no_difference_to_heads_that_are_numbers():
         pl.risk(other, task, 50)
 
 
-@pytest.mark.long
 def test_a_flow_at_finite_length_descends_the_exact_risk_and_leaves_bayes():
     start = pl.Layer(softmax(1 / 3, 2 / 3), [[-1 / 3]])
     task = pl.Denoising([[2.0], [-2.0]], [0.5, 0.5], within_variance=1, noise_variance=2)

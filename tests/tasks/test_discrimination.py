@@ -156,7 +156,6 @@ def test_the_third_order_risk_is_the_number_known():
 LINE = pl.Discrimination([[1.0], [-0.5]], [0.4, 0.6], [[0.8]])
 
 
-@pytest.mark.long
 def test_error_rate_and_risk_of_short_prompts_are_those_of_simulated_ones():
     with jax.enable_x64(True):
         head = block_head([[0.6]], [0.2], [1.1], 0.7)

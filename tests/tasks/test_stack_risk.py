@@ -130,7 +130,6 @@ def test_points_in_four_dimensions_agree_with_the_adjoint(x64):
     assert_allclose(points.value, pl.risk(block, task, math.inf).value, rtol=1e-13)
 
 
-@pytest.mark.long
 def test_rotations_are_averaged_over(x64):
     rotated = pl.RotatedRegression([1.0, 0.5, 0.25], noise_variance=0.1, prior_variance=0.5)
     stack = _descent([0.7, 1.1], 3)

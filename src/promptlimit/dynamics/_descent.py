@@ -148,15 +148,16 @@ class _Loop(NamedTuple):
     def first(self, y0: Array) -> _FlowPoint:
         """Return where the flow starts, of a slope that is not known yet."""
         zero, unknown = jnp.zeros_like(self.rules.end), jnp.full_like(self.rules.end, jnp.inf)
-        terms, order = self.terms, self.solver.error_order(self.terms)
+        terms, order, solver = self.terms, self.solver.error_order(self.terms), self.solver
+        is_stabilised = isinstance(solver, StabilisedRungeKutta)
         _, marks = self.control(unknown).init(
-            terms, zero, self.rules.end, y0, self._first_end(), None, self.solver.func, order
+            terms, zero, self.rules.end, y0, self._first_end(), None, solver.func, order
         )
         return _FlowPoint(
             y=y0,
             t=zero,
             next_t=zero,
-            solver=self.solver.init(terms, zero, zero, y0, None),
+            solver=solver.unseen(y0) if is_stabilised else solver.init(terms, zero, zero, y0, None),
             controller=jax.tree.map(jnp.asarray, marks),
             slope=unknown,
             threshold=zero,
@@ -187,9 +188,10 @@ class _Loop(NamedTuple):
         )
         error = jnp.where(jnp.isnan(error), jnp.inf, error)
         order = self.solver.error_order(terms)
-        kept, t, next_t, _, marks, verdict = self.control(now.threshold).adapt_step_size(
+        decided: Any = self.control(now.threshold).adapt_step_size(
             now.t, now.next_t, now.y, y, None, error, order, now.controller
         )
+        kept, t, next_t, _, marks, verdict = decided
         t = jnp.minimum(t, self.rules.end)
         y = jnp.where(kept & ~begins, y, now.y)
         after = _chosen(kept | begins, after, now.solver)

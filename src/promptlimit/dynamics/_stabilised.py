@@ -72,9 +72,17 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return a state that knows nothing: the first step looks at the field often.
+        """Return the field at the start and its stiffest direction; a step of length 0 finds both."""
+        nowhere, fewest = jnp.zeros((), y0.dtype), jnp.int32(_FEWEST)
+        _, state = chebyshev_step(
+            lambda y: terms.vf(t0, y, args), y0, nowhere, fewest, self.unseen(y0)
+        )
+        return state
 
-        Its look begins with all coordinates mixed: a symmetric start would never see an
+    def unseen(self, y0: Array) -> FlowState:
+        """Return a state that knows nothing, from which the first step must have length 0.
+
+        Its looks begin with all coordinates mixed: a symmetric start would never see an
         eigenvector of another symmetry, which rounding errors do find.
         """
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
