@@ -72,7 +72,7 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return the field at the start and its stiffest direction; a step of length 0 finds both."""
+        """Return the field at the start and its stiffest direction: a step of length 0."""
         nowhere, fewest = jnp.zeros((), y0.dtype), jnp.int32(_FEWEST)
         _, state = chebyshev_step(
             lambda y: terms.vf(t0, y, args), y0, nowhere, fewest, self.unseen(y0)
