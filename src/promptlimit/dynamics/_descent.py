@@ -133,8 +133,7 @@ class _Loop(NamedTuple):
         """Return what decides the length of steps of a flow that arrives at a threshold."""
         tolerance = self.rules.tolerance
         if not isinstance(self.solver, StabilisedRungeKutta):
-            # At the edge of stability other explicit methods hover about the end at their
-            # tolerance.
+            # At the edge of stability other methods hover about the end at their tolerance.
             tolerance = jnp.maximum(jnp.minimum(tolerance, 0.01 * threshold), _FINEST)
         return diffrax.PIDController(
             rtol=tolerance,
