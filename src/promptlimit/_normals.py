@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ _EIGHTH_OF_A_TURN = np.uint32(0x20000000)
 _SIGN = np.uint32(0x80000000)
 _RADIANS = np.float32(2.0**-32 * math.pi / 2)
 
-Words: TypeAlias = tuple[UInt32[Array, "..."], UInt32[Array, "..."]]
+Words: TypeAlias = tuple[Any, Any]
+"""Pairs of unsigned 32-bit integers, arrays of jax or of NumPy."""
 
 LAST_STEP = 2**31 - 1
 """How many steps there are at most: what a signed word counts, with a counter for each."""

@@ -128,13 +128,17 @@ def test_spread_refuses_what_is_no_number_of_devices(devices: int | str) -> None
     assert crew().size == 1
 
 
-def test_chunks_follow_one_another_without_gaps() -> None:
-    chunks = in_chunks(_indices, None, 3)
-    assert [next(chunks).tolist() for _ in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])
+def test_chunks_follow_one_another_without_gaps_with_the_keys_of_jax(generator: str) -> None:
+    key = jax.random.key(9, impl=generator)
+    chunks = in_chunks(_words, None, 3, key=key, draws=2)
+    rows = [jax.random.split(jax.random.fold_in(key, i)) for i in range(9)]
+    wanted = np.stack([jax.random.key_data(row) for row in rows])
+    np.testing.assert_array_equal(np.concatenate([next(chunks) for _ in range(3)]), wanted)
 
 
-def _indices(_: None, indices: jax.Array) -> jax.Array:
-    return indices
+def _words(_: None, keys: jax.Array) -> jax.Array:
+    return jax.random.key_data(keys)
 
 
 def test_collective_sums_are_those_of_arithmetic() -> None:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array as JaxArray
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array, ArrayLike, doubles, increasing_lengths
 from promptlimit._inputs import on_device
@@ -29,11 +29,11 @@ from promptlimit.finite import (
     first_obstacle,
     known,
     numbers_of_prompt,
+    simulated_chunks,
     tokens_that_fit,
     warn_when_unreliable,
 )
 from promptlimit.measures import AbstractMeasure
-from promptlimit.parallel import in_chunks
 from promptlimit.results import GapCurve, Kind, KindUnavailableError, OutsideDomainError
 
 DEFAULT_SAMPLES = 4096
@@ -265,8 +265,8 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     entries = sum(numbers_of_prompt(problem, count, _COPIES) for count in counts)
     chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
-        simulation = PromptSimulation.of(problem, known(effort.key))
-        chunks = in_chunks(_squares, (simulation, problem.prompt, counts), chunk)
+        shared = PromptSimulation.of(problem), problem.prompt, counts
+        chunks = simulated_chunks(_squares, shared, chunk, known(effort.key))
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
     _require_limits(problem, squares[:, -1])
@@ -291,13 +291,14 @@ def _require_limits(problem: Problem, squares: Array) -> None:
 
 
 def _squares(
-    shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]], indices: JaxArray
+    shared: tuple[PromptSimulation, AbstractMeasure, tuple[int, ...]],
+    keys: Key[JaxArray, "prompts 2"],
 ) -> JaxArray:
     """Return the squared distances at all lengths, then the square of the limit."""
     simulation, law, counts = shared
 
-    def one(index: JaxArray) -> JaxArray:
-        query, tokens = simulation.draw(max(counts), index)
+    def one(own: Key[JaxArray, " 2"]) -> JaxArray:
+        query, tokens = simulation.draw(max(counts), own)
         limit = simulation.read(law, query)
         squares = [
             jnp.sum((simulation.read_tokens(tokens[:count], query) - limit) ** 2)
@@ -305,7 +306,7 @@ def _squares(
         ]
         return jnp.stack([*squares, jnp.sum(limit**2)])
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(one)(keys)
 
 
 GAPS: Quantity[GapValues] = Quantity(

@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from promptlimit._inputs import in_double, on_device
+from promptlimit._random import key_words, keys_of
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
@@ -163,24 +164,25 @@ def simulated_objective(
             f"`lengths` must be at most {most} with {samples} simulated prompts, got {length:g}. "
             "Ask for fewer samples."
         )
-    return SimulatedObjective(task, *_prompts(task, length, samples, key))
+    keys = keys_of(key_words(key, 0, samples, 3), key)
+    return SimulatedObjective(task, *_prompts(task, length, keys))
 
 
 @eqx.filter_jit
 def _prompts(
-    task: AbstractTask, length: float, samples: int, key: PRNGKeyArray
-) -> tuple[AbstractMeasure, Float[Array, "{samples} token_dim"]]:
+    task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
+) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
     """Return so many prompts of a task and the tokens they are asked about; one program for all."""
 
-    def one(own: PRNGKeyArray) -> tuple[AbstractMeasure, Array]:
-        law_key, tokens_key, query_key = jax.random.split(own, 3)
+    def one(own: Key[Array, " 3"]) -> tuple[AbstractMeasure, Array]:
+        law_key, tokens_key, query_key = own
         law, queries = task.draw(key=law_key)
         token = queries.sample(1, key=query_key)[0]
         if math.isinf(length):
             return law, token
         return Empirical(law.sample(int(length), key=tokens_key)), token
 
-    return eqx.filter_vmap(one)(jax.random.split(key, samples))
+    return eqx.filter_vmap(one)(keys)
 
 
 class StateMoments(NamedTuple):

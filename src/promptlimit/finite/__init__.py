@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._simulation import chunk_of_prompts as chunk_of_prompts
     from promptlimit.finite._simulation import numbers_of_prompt as numbers_of_prompt
+    from promptlimit.finite._simulation import simulated_chunks as simulated_chunks
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
     from promptlimit.finite._softmax_moments import softmax_moments as softmax_moments
@@ -48,6 +49,7 @@ _HOME = {
     "numbers_of_prompt": "_simulation",
     "output_law": "_output_law",
     "prompt_moments": "_prompt_moments",
+    "simulated_chunks": "_simulation",
     "softmax_moments": "_softmax_moments",
     "tokens_that_fit": "_simulation",
     "warn_when_unreliable": "_simulation",

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array as JaxArray
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array
 from promptlimit.attention import AbstractAttention, attend_through
@@ -40,8 +40,8 @@ class UnreliableErrorWarning(UserWarning):
 class PromptSimulation(eqx.Module):
     """What is simulated: prompts of tokens from a law, each read at its own query.
 
-    Prompt i draws its query and its tokens from `fold_in(key, i)`, so that results depend on the
-    key alone, whatever the chunks and the devices.
+    Prompt i draws its query and its tokens by the keys `split(fold_in(key, i))`, so that results
+    depend on the key alone, whatever the chunks and the devices.
     """
 
     attention: AbstractAttention
@@ -50,19 +50,17 @@ class PromptSimulation(eqx.Module):
     including_query: bool = eqx.field(static=True)
     wrt: str | None = eqx.field(static=True)
     causal: bool = eqx.field(static=True)
-    key: PRNGKeyArray
 
     @classmethod
-    def of(cls, problem: Problem, key: PRNGKeyArray) -> "PromptSimulation":
+    def of(cls, problem: Problem) -> "PromptSimulation":
         """Return the simulation of a problem; call inside `enable_x64`."""
         modules = problem.attention, problem.measure, problem.queries.as_measure()
-        return cls(*modules, problem.including_query, problem.wrt, problem.causal, key)
+        return cls(*modules, problem.including_query, problem.wrt, problem.causal)
 
-    def draw(self, count: int, index: JaxArray) -> tuple[JaxArray, JaxArray]:
-        """Return query and tokens of the prompt of this index."""
-        query_key, token_key = jax.random.split(jax.random.fold_in(self.key, index))
-        query = self.queries.sample(1, key=query_key)[0]
-        return query, self.measure.sample(count, key=token_key)
+    def draw(self, count: int, keys: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
+        """Return query and tokens of a prompt, by a key each."""
+        query = self.queries.sample(1, key=keys[0])[0]
+        return query, self.measure.sample(count, key=keys[1])
 
     def read(self, prompt: AbstractMeasure, query: JaxArray) -> JaxArray:
         """Return what is compared: the output, or a gradient of it."""
@@ -90,7 +88,7 @@ def simulated_lengths(
     Args:
         problem: at one query.
         effort: how many prompts, or when to stop.
-        program: (simulation, tokens a prompt, *constants), indices -> arrays, one row a prompt, of
+        program: (simulation, tokens a prompt, *constants), keys -> arrays, one row a prompt, of
             which the first are squared errors.
         constants: what the program needs besides.
     """
@@ -117,9 +115,14 @@ def prompt_chunks(
     """
     count = tokens_that_fit(length, problem.measure.dim)
     entries = numbers_of_prompt(problem, count, _COPIES)
-    simulation = PromptSimulation.of(problem, known(effort.key))
     chunk = chunk_of_prompts(entries, min(_FIRST_LOOK, effort.most_samples))
-    return in_chunks(program, (simulation, count, *constants), chunk), chunk
+    shared = PromptSimulation.of(problem), count, *constants
+    return simulated_chunks(program, shared, chunk, known(effort.key)), chunk
+
+
+def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArray) -> Iterator[Any]:
+    """Return what a program makes of the prompts of a simulation, so many at a time."""
+    return in_chunks(program, shared, chunk, key=key, draws=2)
 
 
 def rows_until_known(
@@ -208,7 +211,8 @@ def warn_when_unreliable(squares: Array, effort: Effort) -> bool:
 
 
 def output_errors(
-    shared: tuple[PromptSimulation, int, JaxArray, JaxArray | None], indices: JaxArray
+    shared: tuple[PromptSimulation, int, JaxArray, JaxArray | None],
+    keys: Key[JaxArray, "prompts 2"],
 ) -> tuple[JaxArray, JaxArray, JaxArray]:
     """Return squared errors, deviations from the limit, and participations.
 
@@ -216,39 +220,39 @@ def output_errors(
     """
     simulation, count, limit, tilt = shared
 
-    def one(index: JaxArray) -> tuple[JaxArray, JaxArray, JaxArray]:
-        query, tokens = simulation.draw(count, index)
+    def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray, JaxArray]:
+        query, tokens = simulation.draw(count, own)
         deviation = simulation.read_tokens(tokens, query) - limit
         weights = jnp.full((1,), jnp.nan)
         if tilt is not None:
-            own = [query[None]] if simulation.including_query else []
-            weights = jax.nn.softmax(jnp.concatenate([tokens, *own]) @ tilt)
+            last = [query[None]] if simulation.including_query else []
+            weights = jax.nn.softmax(jnp.concatenate([tokens, *last]) @ tilt)
         return jnp.sum(deviation**2), deviation, jnp.sum(weights**2)
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(one)(keys)
 
 
 def outputs_and_tokens(
-    shared: tuple[PromptSimulation, int, JaxArray], indices: JaxArray
+    shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray, JaxArray]:
     """Return deviations from the limit, the one constant, and the tokens that made them."""
     simulation, count, limit = shared
 
-    def one(index: JaxArray) -> tuple[JaxArray, JaxArray]:
-        query, tokens = simulation.draw(count, index)
+    def one(own: Key[JaxArray, " 2"]) -> tuple[JaxArray, JaxArray]:
+        query, tokens = simulation.draw(count, own)
         return simulation.read_tokens(tokens, query) - limit, tokens
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(one)(keys)
 
 
 def gradient_errors(
-    shared: tuple[PromptSimulation, int, JaxArray], indices: JaxArray
+    shared: tuple[PromptSimulation, int, JaxArray], keys: Key[JaxArray, "prompts 2"]
 ) -> tuple[JaxArray]:
     """Return squared distances of a parameter gradient from its limit, the one constant."""
     simulation, count, limit = shared
 
-    def one(index: JaxArray) -> JaxArray:
-        query, tokens = simulation.draw(count, index)
+    def one(own: Key[JaxArray, " 2"]) -> JaxArray:
+        query, tokens = simulation.draw(count, own)
         return jnp.sum((simulation.read_tokens(tokens, query) - limit) ** 2)
 
-    return (jax.vmap(one)(indices),)
+    return (jax.vmap(one)(keys),)

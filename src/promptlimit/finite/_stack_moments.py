@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from jaxtyping import Array as JaxArray
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array, doubles
 from promptlimit.attention import AbstractAttention
@@ -36,13 +36,13 @@ from promptlimit.finite._simulation import (
     outputs_and_tokens,
     prompt_chunks,
     rows_until_known,
+    simulated_chunks,
     simulated_lengths,
     standard_error,
     warn_when_unreliable,
 )
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
 from promptlimit.measures import Empirical, GaussianParts, covariance_root
-from promptlimit.parallel import in_chunks
 from promptlimit.results import AccuracyError, KindUnavailableError
 
 _PARTICLES = 1024
@@ -185,21 +185,21 @@ def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> 
         replicas = min(replicas, _REPLICAS)
     chunk = chunk_of_prompts(numbers_of_prompt(problem, 2 * _PARTICLES, 4), replicas)
     with jax.enable_x64(True):
-        simulation = PromptSimulation.of(dataclasses.replace(problem, causal=False), key)
-        chunks = in_chunks(_replica_outputs, simulation, chunk)
+        simulation = PromptSimulation.of(dataclasses.replace(problem, causal=False))
+        chunks = simulated_chunks(_replica_outputs, simulation, chunk, key)
         rows = list(itertools.islice(chunks, -(-replicas // chunk)))
     outputs = np.concatenate(rows)[:replicas]
     return outputs.mean(axis=0), outputs.std(axis=0, ddof=1) / math.sqrt(replicas)
 
 
-def _replica_outputs(simulation: PromptSimulation, indices: JaxArray) -> JaxArray:
-    def one(index: JaxArray) -> JaxArray:
-        query, tokens = simulation.draw(_PARTICLES, index)
+def _replica_outputs(simulation: PromptSimulation, keys: Key[JaxArray, "prompts 2"]) -> JaxArray:
+    def one(own: Key[JaxArray, " 2"]) -> JaxArray:
+        query, tokens = simulation.draw(_PARTICLES, own)
         halves = tokens[: _PARTICLES // 2], tokens[_PARTICLES // 2 :]
         whole, *parts = (simulation.read(Empirical(some), query) for some in (tokens, *halves))
         return 2.0 * whole - 0.5 * (parts[0] + parts[1])
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(one)(keys)
 
 
 def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentRows:

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import doubles
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
+from promptlimit._random import drawn_rows
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts, atoms, multiplied
@@ -104,14 +105,15 @@ class UniformCube(AbstractMeasure):
 
 @compiled
 def _corners(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
-    signs = jax.random.rademacher(key, (length, half_widths.size), half_widths.dtype)
-    return signs * half_widths[None]
+    shape, dtype = (length, half_widths.size), half_widths.dtype
+    return drawn_rows(jax.random.rademacher, key, shape, dtype) * half_widths[None]
 
 
 @compiled
 def _points(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
     shape, dtype = (length, half_widths.size), half_widths.dtype
-    return jax.random.uniform(key, shape, dtype, minval=-1.0, maxval=1.0) * half_widths[None]
+    points = drawn_rows(jax.random.uniform, key, shape, dtype, minval=-1.0, maxval=1.0)
+    return points * half_widths[None]
 
 
 def _half_widths(value: ArrayLike) -> Array:

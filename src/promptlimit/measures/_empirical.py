@@ -123,5 +123,7 @@ def _with_token(prompt: Empirical, token: Array) -> tuple[Array, Array | None]:
 
 @compiled
 def _sample(prompt: Empirical, length: int, key: PRNGKeyArray) -> Array:
+    if prompt.length == 1:  # nothing to draw
+        return jnp.broadcast_to(prompt.tokens, (length, prompt.dim))
     rows = jax.random.choice(key, prompt.length, (length,), p=prompt.weights)
     return prompt.tokens[rows]

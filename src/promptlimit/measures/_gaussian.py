@@ -14,6 +14,7 @@ from promptlimit._inputs import (
     require_rank,
     require_shape,
 )
+from promptlimit._random import drawn_rows
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._gaussian_parts import GaussianParts
@@ -90,7 +91,7 @@ class Gaussian(AbstractMeasure):
 def _sample(law: Gaussian, length: int, key: PRNGKeyArray) -> Array:
     variances, axes = jnp.linalg.eigh(law.covariance)
     root = (axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]) @ axes.T
-    normals = jax.random.normal(key, (length, law.dim), law.location.dtype)
+    normals = drawn_rows(jax.random.normal, key, (length, law.dim), law.location.dtype)
     return law.location[None] + normals @ root
 
 

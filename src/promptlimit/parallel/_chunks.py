@@ -4,37 +4,49 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import numpy as np
+from jaxtyping import PRNGKeyArray
 
+from promptlimit._random import key_words, keys_of
 from promptlimit.parallel._crew import crew
 from promptlimit.parallel._programs import Program, on_crew
 
 
-def in_chunks(program: Program, shared: Any, chunk: int) -> Iterator[Any]:
-    """Yield what the program makes of the indices 0 to chunk - 1, then of the next, without end.
+def in_chunks(
+    program: Program, shared: Any, chunk: int, *, key: PRNGKeyArray, draws: int
+) -> Iterator[Any]:
+    """Yield what the program makes of the first rows of keys, then of the next, without end.
+
+    Row i has the keys `split(fold_in(key, i), draws)`.
 
     Devices change neither the chunks nor their order, only how many are made at a time: whoever
     takes them one by one gets the same bits on any number of devices.
 
     Args:
-        program: (shared, indices) -> arrays, one row an index.
+        program: (shared, keys) -> arrays, one row a row of keys.
         shared: arrays, random keys and constants.
-        chunk: how many indices a device has at a time; no function of the number of devices.
+        chunk: how many rows a device has at a time; no function of the number of devices.
+        key: where all keys come from.
+        draws: how many keys a row has.
 
-    >>> def squares(power, index):
-    ...     return index**power
-    >>> chunks = in_chunks(squares, 2, 3)
-    >>> next(chunks).tolist(), next(chunks).tolist()
-    ([0, 1, 4], [9, 16, 25])
+    >>> def coins(bias, keys):
+    ...     return jax.vmap(lambda own: jax.random.bernoulli(own[0], bias))(keys)
+    >>> chunks = in_chunks(coins, 0.5, 3, key=jax.random.key(0), draws=1)
+    >>> next(chunks).shape, next(chunks).shape
+    ((3,), (3,))
     """
     start = 0
     while True:
 
-        def indices(device: int, start: int = start) -> np.ndarray:
-            return np.arange(chunk, dtype=np.uint32) + np.uint32(start + device * chunk)
+        def words(device: int, start: int = start) -> Any:
+            return key_words(key, start + device * chunk, chunk, draws)
 
-        computed = on_crew(program, shared, indices)
+        computed = on_crew(_with_keys, (program, shared, key), words)
         size = crew().size
         for device in range(size):
             yield jax.tree.map(lambda leaf, device=device: leaf[device], computed)
         start += size * chunk
+
+
+def _with_keys(given: tuple[Program, Any, PRNGKeyArray], words: Any) -> Any:
+    program, shared, key = given
+    return program(shared, keys_of(words, key))

@@ -5,7 +5,7 @@ import math
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit.attention import AbstractAttention
@@ -32,8 +32,8 @@ class RiskSimulation(eqx.Module):
         attention: what predicts.
         task: what is asked.
         length: the number of tokens of a prompt; at infinity the attention reads its law.
-        key: prompt i comes from `fold_in(key, i)`, so that a key has one answer whatever the
-            chunks.
+        key: prompt i comes from `split(fold_in(key, i), 3)`, so that a key has one answer whatever
+            the chunks.
     """
 
     attention: AbstractAttention
@@ -57,7 +57,7 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
     chunk = _chunk(simulation, samples)
     origin: list[NDArray[np.float64]] = []
     sums, squares = [0.0], [0.0]
-    chunks = in_chunks(program, simulation, chunk)
+    chunks = in_chunks(program, simulation, chunk, key=simulation.key, draws=3)
     for start, arrays in zip(range(0, samples, chunk), chunks, strict=False):
         columns = [array[: samples - start] for array in arrays]
         if not origin:  # sums about the first means lose no digits
@@ -95,22 +95,23 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
     return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
 
 
-def _loss(attention: AbstractAttention, simulation: RiskSimulation, index: Array) -> Array:
+def _loss(
+    attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
+) -> Array:
     """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
     task, length = simulation.task, simulation.length
-    keys = jax.random.split(jax.random.fold_in(simulation.key, index), 3)
     law, queries = task.draw(key=keys[0])
     token = queries.sample(1, key=keys[1])[0]
     prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
     return task.loss(attention(prompt, task.masked(token)), token)
 
 
-def _losses(simulation: RiskSimulation, indices: Array) -> list[Array]:
-    return [jax.vmap(lambda index: _loss(simulation.attention, simulation, index))(indices)]
+def _losses(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:
+    return [jax.vmap(lambda own: _loss(simulation.attention, simulation, own))(keys)]
 
 
-def _gradients(simulation: RiskSimulation, indices: Array) -> list[Array]:
-    def one(index: Array) -> list[Array]:
-        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, index))
+def _gradients(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:
+    def one(own: Key[Array, " 3"]) -> list[Array]:
+        return jax.tree.leaves(eqx.filter_grad(_loss)(simulation.attention, simulation, own))
 
-    return jax.vmap(one)(indices)
+    return jax.vmap(one)(keys)

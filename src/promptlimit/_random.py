@@ -1,0 +1,76 @@
+"""Random keys and draws of many prompts, shaped so that programs with them compile fast.
+
+They are those of `jax.random`. To hash a counter is a few lines of NumPy; in a program it is a loop
+that takes longer to compile than all that is done with the tokens, at each place where a key is
+split.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key, PRNGKeyArray, UInt32
+
+from promptlimit._inputs import is_traced
+from promptlimit._normals import threefry
+
+
+def key_words(
+    key: PRNGKeyArray, first: int, count: int, draws: int
+) -> UInt32[np.ndarray, "{count} {draws} words"] | UInt32[Array, "{count} {draws} words"]:
+    """Return `split(fold_in(key, i), draws)` for so many i from the first on, as plain numbers.
+
+    They are those of `jax.random`, whatever the generator: `keys_of` makes keys of them again.
+
+    >>> words = key_words(jax.random.key(7), 3, 2, 4)
+    >>> own = jax.random.split(jax.random.fold_in(jax.random.key(7), 3), 4)
+    >>> bool((words[0] == jax.random.key_data(own)).all())
+    True
+    """
+    numbers = np.arange(count, dtype=np.uint32) + np.uint32(first)
+    if not _is_plain(key):
+        return jax.random.key_data(
+            jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i), draws))(numbers)
+        )
+    words = np.asarray(jax.random.key_data(key))[:, None]
+    rows = _below((words[0], words[1]), numbers)
+    pairs = _below((rows[0][:, None], rows[1][:, None]), np.arange(draws, dtype=np.uint32)[None])
+    return np.stack(pairs, axis=-1)
+
+
+def keys_of(
+    words: UInt32[np.ndarray, "rows draws words"] | UInt32[Array, "rows draws words"],
+    key: PRNGKeyArray,
+) -> Key[Array, "rows draws"]:
+    """Return plain numbers as keys of the generator of a key."""
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
+
+
+def drawn_rows(
+    draw: Callable[..., Array],
+    key: PRNGKeyArray,
+    shape: tuple[int, int],
+    dtype: Any,
+    **how: float,
+) -> Array:
+    """Return a matrix of independent numbers, drawn in one row; the arguments are those of `draw`.
+
+    That changes none of them. A loop over few columns is unrolled by compilers, with all that makes
+    a random number.
+    """
+    return draw(key, (math.prod(shape),), dtype, **how).reshape(shape)
+
+
+def _is_plain(key: PRNGKeyArray) -> bool:
+    """Return whether a key is known here, and of the generator that is written out here."""
+    counts_alone = bool(
+        jax.config.read("jax_threefry_partitionable")
+    )  # a key n is the hash of (0, n)
+    return not is_traced(key) and counts_alone and jax.random.key_impl(key) == "threefry2x32"
+
+
+def _below(key: tuple[Any, Any], numbers: np.ndarray) -> tuple[Any, Any]:
+    return threefry(key, (np.zeros_like(numbers), numbers))
