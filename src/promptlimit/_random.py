@@ -17,6 +17,9 @@ from jaxtyping import Array, Key, PRNGKeyArray, UInt32
 from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
 
+_COUNTS_ALONE = "jax_threefry_partitionable"
+"""The setting, on since jax 0.5, by which the n-th key of a split is the hash of (0, n)."""
+
 
 def key_words(
     key: PRNGKeyArray, first: int, count: int, draws: int
@@ -66,10 +69,9 @@ def drawn_rows(
 
 def _is_plain(key: PRNGKeyArray) -> bool:
     """Return whether a key is known here, and of the generator that is written out here."""
-    counts_alone = bool(
-        jax.config.read("jax_threefry_partitionable")
-    )  # a key n is the hash of (0, n)
-    return not is_traced(key) and counts_alone and jax.random.key_impl(key) == "threefry2x32"
+    if is_traced(key) or jax.random.key_impl(key) != "threefry2x32":
+        return False
+    return bool(getattr(jax.config, _COUNTS_ALONE, True))
 
 
 def _below(key: tuple[Any, Any], numbers: np.ndarray) -> tuple[Any, Any]:
