@@ -213,14 +213,15 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
 
 
 @pytest.mark.slow
-def test_one_program_serves_all_lengths_tolerances_and_numbers_of_times(
+def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
     finite: pl.Trajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, right = [], RiskOfState.gradient
     monkeypatch.setattr(RiskOfState, "gradient", lambda *a: calls.append(0) or right(*a))
-    for times in ([0.5, 1.0], [0.5, math.inf]):
+    noisy = pl.LinearRegression(SIGMA, noise_variance=0.3, prior_variance=0.5)
+    for task, times in ((TASK, [0.5, 1.0]), (noisy, [0.5, math.inf])):
         settings: dict[str, Any] = {"points": POINTS, "tolerance": 1e-5, "arrival": 0.3}
-        pl.gradient_flow(random_head(), TASK, 30, times, **settings)
+        pl.gradient_flow(random_head(), task, 30, times, **settings)
     assert not calls
 
 

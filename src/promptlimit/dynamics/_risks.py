@@ -41,7 +41,7 @@ class StateReading:
         self._program: Any = (self._structure, tuple(self.shapes))
         if self.is_one_head:
             avals = [jax.ShapeDtypeStruct(shape, dtype) for shape in self.shapes]
-            self._program = jax.jit(lambda *arrays: self(arrays)).lower(*avals).as_text()
+            self._program = str(jax.make_jaxpr(lambda *arrays: self(arrays))(*avals))
 
     def __call__(self, arrays: Sequence[Array]) -> tuple[Array, Array]:
         """Return U and V of one head; differentiable."""
@@ -127,9 +127,15 @@ class RiskOfState(eqx.Module):
 def risk_of_state(
     objective: AbstractObjective, reading: StateReading, start: AbstractAttention
 ) -> RiskOfState:
-    """Return the risk as a function of the arrays of `start` in a vector."""
+    """Return the risk as a function of the arrays of `start` in a vector.
+
+    Numbers of the objective become arrays: a task with other numbers has the same program.
+    """
     rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
-    return RiskOfState(objective, reading, rest if objective.of_matrices is None else None)
+    numbers = jax.tree.map(
+        lambda leaf: np.asarray(leaf) if type(leaf) is float else leaf, objective
+    )
+    return RiskOfState(numbers, reading, rest if objective.of_matrices is None else None)
 
 
 class SimulatedObjective(AbstractObjective):

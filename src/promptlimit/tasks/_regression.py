@@ -99,8 +99,8 @@ class LinearRegression(AbstractGaussianRegression):
 
     covariance: Float[np.ndarray, "d d"]
     query_covariance: Float[np.ndarray, "d d"]
-    noise_variance: float = eqx.field(static=True)
-    prior_variance: float = eqx.field(static=True)
+    noise_variance: float
+    prior_variance: float
 
     def __init__(
         self,

@@ -194,7 +194,9 @@ class SoftmaxRisk(eqx.Module):
 
 
 def scores(
-    points: "SoftmaxRisk | Nodes", noise_variance: float, key_query: Float[Array, "tokens tokens"]
+    points: "SoftmaxRisk | Nodes",
+    noise_variance: float | Float[np.ndarray, ""] | Float[Array, ""],
+    key_query: Float[Array, "tokens tokens"],
 ) -> tuple[Array, Array, Array]:
     r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
     return _scores(points.root, points.query, points.weights, noise_variance, key_query)
