@@ -1,11 +1,18 @@
-"""One browser for the tests of all pages."""
+"""One browser for the tests of all pages, and commands in this process."""
 
 import contextlib
-from collections.abc import Generator, Iterator
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import pytest
+import typer.main
 
+from promptlimit.cli import _progress, main
 from reporting.page.visits import CHROMIUM, Visit
 
 
@@ -46,3 +53,35 @@ def visit(browser: Any) -> Visit:
         context.close()
 
     return visited
+
+
+_parser = functools.cache(typer.main.get_command)
+"""The commands with their options, which typer makes anew at each call: half of a short one."""
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run commands in this process, in an empty folder, while time stands still.
+
+    Double precision ends with the test.
+    """
+
+    monkeypatch.setattr(_progress, "_clock", lambda: 0.0)
+    monkeypatch.setattr(typer.main, "get_command", _parser)
+
+    def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["promptlimit", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        printed = capsys.readouterr()
+        code = stopped.value.code
+        return subprocess.CompletedProcess(
+            arguments, code if isinstance(code, int) else 0, printed.out, printed.err
+        )
+
+    before = jax.config.read("jax_enable_x64")
+    yield run_here
+    jax.config.update("jax_enable_x64", before)

@@ -65,13 +65,13 @@ def test_contributing_shows_the_layers_that_are_kept() -> None:
 
 
 def test_no_module_imports_the_package_above_it() -> None:
-    for path, tree in trees().items():
+    for path, nodes in imports().items():
         if path.parent.name == "cli":
             continue
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 assert "promptlimit" not in {alias.name for alias in node.names}, path
-            elif isinstance(node, ast.ImportFrom) and path.name != "__init__.py":
+            elif path.name != "__init__.py":
                 assert node.module != "promptlimit", path
 
 
@@ -116,6 +116,14 @@ def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(text) for path, text in sources().items()}
 
 
+@functools.cache
+def imports() -> dict[Path, list[ast.Import | ast.ImportFrom]]:
+    return {
+        path: [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        for path, tree in trees().items()
+    }
+
+
 def top_level_imports(tree: ast.Module) -> set[str]:
     """Return what is imported outside of functions, whatever branch it stands in."""
     found, waiting = set(), list[ast.AST](tree.body)
@@ -131,9 +139,9 @@ def top_level_imports(tree: ast.Module) -> set[str]:
 
 
 def test_no_module_is_imported_that_some_system_lacks() -> None:
-    imports = {path: top_level_imports(tree) for path, tree in trees().items()}
-    assert {"os", "jax", "filelock"} <= set.union(*imports.values())
-    assert {path: names & ONE_SYSTEM for path, names in imports.items() if names & ONE_SYSTEM} == {}
+    found = {path: top_level_imports(tree) for path, tree in trees().items()}
+    assert {"os", "jax", "filelock"} <= set.union(*found.values())
+    assert {path: names & ONE_SYSTEM for path, names in found.items() if names & ONE_SYSTEM} == {}
 
 
 def test_no_name_is_used_unasked_that_some_system_lacks() -> None:
@@ -150,9 +158,9 @@ def test_text_is_read_and_written_in_an_encoding_that_is_named() -> None:
 
 
 def test_packages_use_the_public_names_of_one_another() -> None:
-    for path, tree in trees().items():
+    for path, nodes in imports().items():
         own = path.relative_to(ROOT / "src" / "promptlimit").parts[0]
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("promptlimit."):
                 package, *inside = (node.module or "").split(".")[1:]
                 private = any(name.startswith("_") for name in inside)

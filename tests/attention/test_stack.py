@@ -261,6 +261,7 @@ def test_tokens_approach_the_limit_as_the_root_of_their_number(length, prompts, 
     assert (np.abs(bias) < 4 * error + 5 / length).all()
 
 
+@pytest.mark.long
 def test_rows_in_blocks_are_the_same_numbers_and_the_same_gradient(
     monkeypatch: pytest.MonkeyPatch, x64: None
 ) -> None:

@@ -223,6 +223,7 @@ def test_doctor_tells_a_source_tree_from_what_was_installed(
     assert findings["promptlimit"] == finding("promptlimit", found, remedy)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_reproduce_writes_claims_and_figures(here: Here, tmp_path: Path) -> None:
     named = ("large_prompt", "3", "growing_prompt")

@@ -53,6 +53,7 @@ def test_an_exact_power_law_is_recognised_to_rounding(exponent):
     assert_allclose(fit.interval, exponent, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("tau", "first", "last", "status"), JUDGED)
 def test_an_exact_gap_curve_is_judged_and_its_interval_holds_the_sharp_exponent(

@@ -133,7 +133,7 @@ def hermite_rule(queries: pl.Gaussian, orders, dropped=1e-12) -> pl.Empirical:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["softmax", "factored"])
+@pytest.mark.parametrize("which", ["softmax", pytest.param("factored", marks=pytest.mark.long)])
 def test_a_gap_over_gaussian_queries_is_that_of_a_rule_over_them(x64, which):
     tokens, queries, softmax, factored = random_case(1, q=2)
     listed = hermite_rule(queries, (16, 16))

@@ -59,6 +59,7 @@ def test_the_kernel_and_the_bias_are_the_derivatives_of_the_stack_in_the_weight_
     assert np.sum(sizes * choices) == pytest.approx(causal, rel=1e-11)
 
 
+@pytest.mark.long
 def test_matrices_that_do_not_commute_and_layers_of_other_dimensions_agree_with_atoms():
     rng = np.random.default_rng(5)
 

@@ -115,6 +115,7 @@ def trained():
     return pl.sgd(starts, Sided(), [math.inf, 4], plan, key=KEY, packed=True)
 
 
+@pytest.mark.long
 def test_steps_are_those_of_numpy_on_the_same_prompts_each_run_clipped_by_its_own_norm(trained):
     """On finite prompts and on their laws, with a loss that is no squared error."""
     clipped = []
@@ -186,6 +187,7 @@ def test_a_layer_resumes_to_the_identical_bits(tmp_path):
     assert_array_equal(resumed.value, whole.value)
 
 
+@pytest.mark.long
 def test_a_flow_of_several_heads_descends_their_exact_risk(tmp_path, x64):
     start = layer(dim=3, kernels=("linear", "linear"))
     times = [0.0, 0.01, 2.0]

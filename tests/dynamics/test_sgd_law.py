@@ -78,6 +78,7 @@ def test_degenerate_directions_are_no_exception(score: np.ndarray, value: np.nda
     assert all(moments_agree(law[kernel], tokens[kernel]) for kernel in KERNELS)
 
 
+@pytest.mark.long
 def test_chi_squares_have_their_law() -> None:
     degrees = (1, 2, 3, 40, 1000)
     words = np.stack([jax.random.key_data(jax.random.key(each)) for each in degrees])

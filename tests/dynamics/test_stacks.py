@@ -18,6 +18,7 @@ START = np.concatenate(  # R, U and V, by layer; a residual that is a matrix mov
 )
 
 
+@pytest.mark.long
 def test_the_flow_of_a_deep_limit_is_that_of_the_adjoint_recursion(x64):
     def motion(_, flat):
         _, *slopes = limit_slopes(TASK, *flat.reshape(START.shape))

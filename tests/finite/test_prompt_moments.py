@@ -163,6 +163,7 @@ def test_leading_order_is_reached_for_long_prompts(x64, kernel, inside):
     assert_allclose(leading.cov, exact.cov, rtol=1e-5, atol=1e-6 * float(exact.mse))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_measures_made_of_gaussians_are_taken_apart(x64):
     matrix, shift = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 0.0]]), np.array([1.0, 0.0, -1.0])
@@ -229,12 +230,12 @@ def test_no_lengths_give_no_moments(x64):
         assert none.mean.shape == (0, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "measure",
     [
         pl.Affine(pl.UniformCube([1.0, 1.0]), [[1.0, 0.0], [0.0, 2.0]]),
-        pytest.param(pl.UniformSphere(2, radius=1.5), marks=pytest.mark.long),
+        pl.UniformSphere(2, radius=1.5),
     ],
 )
 def test_linear_attention_is_exact_over_any_measure(measure):

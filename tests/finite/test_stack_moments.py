@@ -108,6 +108,7 @@ def test_a_quadrature_says_what_the_last_doubling_moved(monkeypatch: pytest.Monk
     )
 
 
+@pytest.mark.long
 def test_two_dimensions_and_atoms_among_gaussians_are_integrated(x64: None) -> None:
     """A part without spread, one on a line and one in the plane, against a fine sum of each."""
     flat = np.array([[0.36, 0.18], [0.18, 0.09]])
@@ -209,6 +210,7 @@ def test_sharp_and_mixed_stacks_are_simulated_as_they_are() -> None:
         np.testing.assert_allclose(moments.bias_error, spread, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_linear_stacks_are_exact_and_drawn_as_wishart_matrices(x64: None) -> None:
     rng = np.random.default_rng(0)
     arrays = 0.4 * rng.normal(size=(4, 2, 2))

@@ -123,6 +123,8 @@ def test_the_atlas_agrees_with_the_textbook(
     ]
     spread = np.sqrt(2 / 3 * ((np.array(without) - np.mean(without)) ** 2).sum())
     assert atlas.r2_error[here] == pytest.approx(spread, rel=1e-2)
+    ranked: Any = spearmanr(atlas.median_sharpness.ravel(), atlas.r2["gaussian"].ravel())
+    assert atlas.rank_correlation() == pytest.approx(ranked.statistic)
 
 
 def test_no_affine_answer_beats_the_best_one(
@@ -192,6 +194,7 @@ def test_heads_are_replaced_in_the_order_named(
         assert found == pytest.approx(replaced @ model.embedding(ids), abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["bert"], indirect=True)
 def test_heads_that_do_nothing_are_drawn_and_counted_out(atlas: pl.heads.HeadAtlas) -> None:
     share = {name: np.where(np.eye(2, 4, dtype=bool), np.nan, r2) for name, r2 in atlas.r2.items()}
@@ -199,8 +202,6 @@ def test_heads_that_do_nothing_are_drawn_and_counted_out(atlas: pl.heads.HeadAtl
     for name in ("heads_phase", "heads_map", "heads_error"):
         draw(name, idle.as_arrays()).draw_without_rendering()
     assert np.isfinite(idle.rank_correlation())
-    ranked: Any = spearmanr(atlas.median_sharpness.ravel(), atlas.r2["gaussian"].ravel())
-    assert atlas.rank_correlation() == pytest.approx(ranked.statistic)
     assert np.isfinite(list(idle.median_r2("linear").values())).all()
     assert idle.order()[6:] == [(0, 0), (1, 1)]
     assert json.loads(json.dumps(idle.as_json(), allow_nan=False))["heads"][0]["r2_sinks"] is None

@@ -136,6 +136,7 @@ def test_files_of_heads_that_cannot_be_used(
             pl.heads.CapturedHeads.load(path)
 
 
+@pytest.mark.long
 def test_the_command_reads_heads_without_a_model(
     captured: pl.heads.CapturedHeads,
     tmp_path: Path,

@@ -67,7 +67,10 @@ def test_a_changed_byte_of_any_file_that_computes_is_other_code(
             package / "reproduction" / "large_prompt" / "drawings",
         )
     }
-    right = hashes()
+    right, folders = hashes(), _fingerprint._papers()
+    monkeypatch.setattr(_fingerprint, "_papers", lambda: folders)
+    version = _fingerprint.metadata.version("matplotlib")
+    monkeypatch.setattr(_fingerprint.metadata, "version", lambda _: version)
     monkeypatch.setattr(_fingerprint, "_source_hashes", lambda root, _="": known[root])
     assert hashes() == right
     for file in files:

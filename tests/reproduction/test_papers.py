@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,12 +100,11 @@ def test_a_folder_that_is_no_paper_is_refused(tmp_path: Path, coins: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(coins: Path) -> None:
+def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(
+    coins: Path, here: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
     out = coins.parent / "report"
-    command = [sys.executable, "-m", "promptlimit.cli", "reproduce", str(coins), "--json"]
-    done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, check=False
-    )
+    done = here("reproduce", str(coins), "--json", "--out", str(out))
     assert done.returncode == 0, done.stderr
     (claim,) = json.loads(done.stdout)["claims"]
     assert (claim["name"], claim["verdict"]) == ("fair", "holds")

@@ -187,6 +187,7 @@ def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasur
         assert (np.abs(found.mean[0, i] - limit) < 5 * spread + 1e-6).all()
 
 
+@pytest.mark.long
 def test_drawn_tokens_far_from_zero_keep_their_digits() -> None:
     far = pl.Gaussian(np.full(3, 1000.0), np.eye(3))
     prompt = pl.Generated(pl.Mixture([0.5, 0.5], [far, far]), 100_000, key=jax.random.key(0))

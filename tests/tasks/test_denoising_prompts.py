@@ -132,7 +132,8 @@ def turned(task, dim, seed=3):
     return pl.Denoising(means @ turn.T, task.weights, **variances), turn
 
 
-@pytest.mark.parametrize("dim", [5, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dim", [5, 10])
 def test_all_rules_for_queries_agree_in_many_dimensions(dim):
     task, _ = turned(FIGURE, dim)
     eye = np.eye(dim)
