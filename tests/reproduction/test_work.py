@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import jax
 import numpy as np
 import pytest
 
@@ -278,13 +279,18 @@ def test_other_processes_get_theory_and_with_more_cores_each_group(
     assert _work._elsewhere([], study) == []
 
 
-def test_what_is_left_of_a_study_is_offered_once_its_parts_have_ended() -> None:
+def test_what_is_left_of_a_study_is_offered_once_its_parts_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     early, *late = (replace(LATE, number=n, name=f"{n}", after_study=n > 1) for n in range(1, 5))
     parts = [Part(law, lambda _: None) for law in "xy"]
     order = [Work(PAPER, item, item.name) for item in (*parts, *late, early)]
     offered = [[work.label for work in _work._after_parts(order, n)] for n in range(len(order))]
     assert offered == [[], [], ["4", "3"], [], [], []]
     assert _work._after_parts(order[2:], 0) == []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert _work._after_parts(order, 2) == []
 
 
 def test_a_helper_that_has_done_all_goes_on_with_what_it_is_given() -> None:

@@ -216,9 +216,15 @@ def _together(
 
 
 def _after_parts(order: Sequence[Work], place: int) -> list[Work]:
-    """Return what else of a study can be done once its last part has ended, the last first."""
+    """Return what else of a study can be done once its last part has ended, the last first.
+
+    Nothing where this process has an accelerator: others have none, and would train again what was
+    trained there.
+    """
     work = order[place]
-    if work.kind == "part" or place == 0 or order[place - 1].kind != "part":
+    if jax.default_backend() != "cpu" or work.kind == "part":
+        return []
+    if place == 0 or order[place - 1].kind != "part":
         return []
     later = order[place + 1 :]
     return [one for one in reversed(later) if one.paper == work.paper and one.after_study]
