@@ -100,8 +100,16 @@ gc.freeze()  # what is imported stays
 gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and few cycles
 
 
+_PACKAGE = Path(__file__).parent / "src" / "promptlimit"
 _LONGEST = ("reproduction", "contract", "sgd", "gaps", "site", "cli", "flow", "devices", "atlas")
 """Files that take longest, begun first, so that no worker ends long after another."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Look for examples in those modules of the package alone that have some."""
+    if collection_path.suffix != ".py" or _PACKAGE not in collection_path.parents:
+        return None
+    return b">>> " not in collection_path.read_bytes() or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
