@@ -127,15 +127,9 @@ class RiskOfState(eqx.Module):
 def risk_of_state(
     objective: AbstractObjective, reading: StateReading, start: AbstractAttention
 ) -> RiskOfState:
-    """Return the risk as a function of the arrays of `start` in a vector.
-
-    Numbers of the objective become arrays: a task with other numbers has the same program.
-    """
+    """Return the risk as a function of the arrays of `start` in a vector."""
     rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
-    numbers = jax.tree.map(
-        lambda leaf: np.asarray(leaf) if type(leaf) is float else leaf, objective
-    )
-    return RiskOfState(numbers, reading, rest if objective.of_matrices is None else None)
+    return RiskOfState(objective, reading, rest if objective.of_matrices is None else None)
 
 
 class SimulatedObjective(AbstractObjective):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -109,7 +110,7 @@ def _require_length(length: Number) -> float:
 
 
 class RegressionObjective(AbstractObjective):
-    """A risk as a function of (U, v), read off an attention; only arrays tell lengths apart."""
+    """A risk as a function of (U, v), read off an attention."""
 
     risk: LinearRisk | SoftmaxRisk
 
@@ -131,6 +132,13 @@ class RegressionObjective(AbstractObjective):
         if isinstance(self.risk, LinearRisk):
             return 0.0
         return float(self.risk.sharpness(merged(attention).key_query))
+
+
+def _objective(risk: LinearRisk | SoftmaxRisk) -> RegressionObjective:
+    """Return a risk to descend, its numbers arrays: for all of them there is one program."""
+    return RegressionObjective(
+        jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, float) else leaf, risk)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,17 +163,17 @@ class RegressionRisk(AbstractExactRisk):
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
         """Return the risk to descend, over lines without slopes."""
         if self.is_closed_form:
-            return RegressionObjective(LinearRisk(self.task, on_device(self.length)))
+            return _objective(LinearRisk(self.task, self.length))
         statistics = of_any_length(risk_statistics(self.length, max_sharpness))
         nodes = next(node_sets(self.task, points, replicate))
-        return RegressionObjective(SoftmaxRisk(self.task, statistics, nodes, sloping=False))
+        return _objective(SoftmaxRisk(self.task, statistics, nodes, sloping=False))
 
     def replicates(self, attention: AbstractAttention, points: int) -> Sequence[AbstractObjective]:
         """Return the risk over independent point sets, its tables wide enough for the head."""
         if self.is_closed_form:
-            return [RegressionObjective(LinearRisk(self.task, on_device(self.length)))]
+            return [_objective(LinearRisk(self.task, self.length))]
         risks = replicate_risks(self.task, self.length, merged(attention).key_query, points)
-        return [RegressionObjective(risk) for risk in risks]
+        return [_objective(risk) for risk in risks]
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
