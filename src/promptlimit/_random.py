@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PRNGKeyArray, UInt32
+from jaxtyping import Array, Key, PRNGKeyArray
 
 from promptlimit._inputs import is_traced
 from promptlimit._normals import threefry
@@ -21,35 +21,25 @@ _COUNTS_ALONE = "jax_threefry_partitionable"
 """The setting, on since jax 0.5, by which the n-th key of a split is the hash of (0, n)."""
 
 
-def key_words(
+def row_keys(
     key: PRNGKeyArray, first: int, count: int, draws: int
-) -> UInt32[np.ndarray, "{count} {draws} words"] | UInt32[Array, "{count} {draws} words"]:
-    """Return `split(fold_in(key, i), draws)` for so many i from the first on, as plain numbers.
+) -> Key[Array, "{count} {draws}"]:
+    """Return `split(fold_in(key, i), draws)` for so many i from the first on.
 
-    They are those of `jax.random`, whatever the generator: `keys_of` makes keys of them again.
+    They are those of `jax.random`, whatever the generator.
 
-    >>> words = key_words(jax.random.key(7), 3, 2, 4)
-    >>> own = jax.random.split(jax.random.fold_in(jax.random.key(7), 3), 4)
-    >>> bool((words[0] == jax.random.key_data(own)).all())
+    >>> keys = row_keys(jax.random.key(7), 3, 2, 4)
+    >>> bool((keys[0] == jax.random.split(jax.random.fold_in(jax.random.key(7), 3), 4)).all())
     True
     """
     numbers = np.arange(count, dtype=np.uint32) + np.uint32(first)
     if not _is_plain(key):
-        return jax.random.key_data(
-            jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i), draws))(numbers)
-        )
+        return jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i), draws))(numbers)
     words = np.asarray(jax.random.key_data(key))[:, None]
     rows = _below((words[0], words[1]), numbers)
     pairs = _below((rows[0][:, None], rows[1][:, None]), np.arange(draws, dtype=np.uint32)[None])
-    return np.stack(pairs, axis=-1)
-
-
-def keys_of(
-    words: UInt32[np.ndarray, "rows draws words"] | UInt32[Array, "rows draws words"],
-    key: PRNGKeyArray,
-) -> Key[Array, "rows draws"]:
-    """Return plain numbers as keys of the generator of a key."""
-    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
+    plain = jnp.asarray(np.stack(pairs, axis=-1))
+    return jax.random.wrap_key_data(plain, impl=jax.random.key_impl(key))
 
 
 def drawn_rows(

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
 from promptlimit._inputs import in_double, on_device
-from promptlimit._random import key_words, keys_of
+from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
@@ -164,8 +164,7 @@ def simulated_objective(
             f"`lengths` must be at most {most} with {samples} simulated prompts, got {length:g}. "
             "Ask for fewer samples."
         )
-    keys = keys_of(key_words(key, 0, samples, 3), key)
-    return SimulatedObjective(task, *_prompts(task, length, keys))
+    return SimulatedObjective(task, *_prompts(task, length, row_keys(key, 0, samples, 3)))
 
 
 @eqx.filter_jit

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Key, PRNGKeyArray
 
-from promptlimit._random import key_words, keys_of
+from promptlimit._random import row_keys
 from promptlimit.parallel._crew import crew
 from promptlimit.parallel._programs import Program, on_crew
 
@@ -37,16 +37,11 @@ def in_chunks(
     start = 0
     while True:
 
-        def words(device: int, start: int = start) -> Any:
-            return key_words(key, start + device * chunk, chunk, draws)
+        def keys(device: int, start: int = start) -> Key[Array, "..."]:
+            return row_keys(key, start + device * chunk, chunk, draws)
 
-        computed = on_crew(_with_keys, (program, shared, key), words)
+        computed = on_crew(program, shared, keys)
         size = crew().size
         for device in range(size):
             yield jax.tree.map(lambda leaf, device=device: leaf[device], computed)
         start += size * chunk
-
-
-def _with_keys(given: tuple[Program, Any, PRNGKeyArray], words: Any) -> Any:
-    program, shared, key = given
-    return program(shared, keys_of(words, key))

@@ -27,7 +27,7 @@ def on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
     Args:
         program: what each device runs.
         shared: arrays, random keys and constants that all devices have.
-        part: the arrays of device i; called for the devices of this process only.
+        part: arrays and random keys of device i; called for the devices of this process only.
 
     >>> def scaled(factor, part):
     ...     return factor * part
@@ -47,7 +47,7 @@ def begun_on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> 
         computed = _alone(program, shared, part(0))
         return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], computed)
     everywhere = jax.tree.map(lambda leaf: _everywhere(leaf, team.mesh), _plain(shared))
-    own = _own({i: part(i) for i in team.local}, team)
+    own = _own({i: _plain(part(i)) for i in team.local}, team)
     spread = _together(program, team.mesh, everywhere, own)
     return lambda: gathered(spread, team)
 
@@ -63,7 +63,7 @@ def _together(program: Program, mesh: Mesh, shared: Any, parts: Any) -> Any:
 
     def on_one(arrays: Any, parts: Any) -> Any:
         part = jax.tree.map(lambda leaf: leaf[0], parts)
-        computed = program(_with_keys(eqx.combine(arrays, constants)), part)
+        computed = program(_with_keys(eqx.combine(arrays, constants)), _with_keys(part))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], computed)
 
     spread = jax.shard_map(
@@ -79,22 +79,22 @@ class _Words(eqx.Module):
     generator: Any = eqx.field(static=True)
 
 
-def _plain(shared: Any) -> Any:
+def _plain(tree: Any) -> Any:
     def plain(leaf: Any) -> Any:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return _Words(jax.random.key_data(leaf), jax.random.key_impl(leaf))
         return leaf
 
-    return jax.tree.map(plain, shared)
+    return jax.tree.map(plain, tree)
 
 
-def _with_keys(shared: Any) -> Any:
+def _with_keys(tree: Any) -> Any:
     def key(leaf: Any) -> Any:
         if isinstance(leaf, _Words):
             return jax.random.wrap_key_data(leaf.words, impl=leaf.generator)
         return leaf
 
-    return jax.tree.map(key, shared, is_leaf=lambda leaf: isinstance(leaf, _Words))
+    return jax.tree.map(key, tree, is_leaf=lambda leaf: isinstance(leaf, _Words))
 
 
 def _everywhere(leaf: Any, mesh: Mesh) -> Any:

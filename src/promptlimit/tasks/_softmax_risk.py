@@ -195,7 +195,7 @@ class SoftmaxRisk(eqx.Module):
 
 def scores(
     points: "SoftmaxRisk | Nodes",
-    noise_variance: float | Float[np.ndarray, ""] | Float[Array, ""],
+    noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
 ) -> tuple[Array, Array, Array]:
     r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
