@@ -15,8 +15,11 @@ from promptlimit.reproduction.large_prompt._ensembles import (
     standard_problem,
 )
 from promptlimit.reproduction.large_prompt.claims.output_gap import (
+    BOUNDED,
+    FEW_BOUNDED,
     FEW_PROMPTS,
     PROMPTS,
+    Problems,
     Simulated,
     gap_over_bound,
     local_slopes,
@@ -25,15 +28,16 @@ from promptlimit.results import Check
 
 _DIM = 4
 _LENGTHS = np.logspace(2, 12, 41).round()
+_FEW_LENGTHS = _LENGTHS[::4]
 
 
-def _checks(wrt: str, seed: int, prompts: Simulated) -> list[Check]:
+def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> list[Check]:
     rng = np.random.default_rng(seed)
     u, v = random_parameters(rng, _DIM)
     law, query = random_gaussian(rng, _DIM), rng.normal(size=_DIM)
     attention, key = SoftmaxAttention(u, v), jax.random.key(seed)
     slopes = local_slopes(
-        gradient_moments(attention, law, query, _LENGTHS, wrt=wrt, kind="exact").value, _LENGTHS
+        gradient_moments(attention, law, query, lengths, wrt=wrt, kind="exact").value, lengths
     )
     problem = (attention, law, query, prompts.lengths)
     exact = gradient_moments(*problem, wrt=wrt, kind="exact")
@@ -77,7 +81,7 @@ def _without_the_tilt(seed: int) -> float:
     return abs(float(by_u / (query @ query * by_v)) - 1)
 
 
-def _over_queries(wrt: str) -> list[Check]:
+def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
     """Return what the gap does averaged over Gaussian queries of sharpness 1."""
     problem = standard_problem(2, 1.0)
     slopes = local_slopes(gradient_gap(*problem, _LENGTHS[::8], wrt=wrt).value, _LENGTHS[::8])
@@ -91,7 +95,7 @@ def _over_queries(wrt: str) -> list[Check]:
         ),
         Check(
             f"gradient in `{wrt}`: exact gap over the explicit bound, largest ratio",
-            gap_over_bound(wrt),
+            gap_over_bound(wrt, bounded),
             "<=",
             1.0,
         ),
@@ -105,19 +109,23 @@ def _over_queries(wrt: str) -> list[Check]:
     ]
 
 
-def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
+def simulated(
+    seed: int, prompts: Simulated = PROMPTS, lengths: np.ndarray = _FEW_LENGTHS
+) -> list[Check]:
     """Return the checks of the value gradient, of which one is against simulated prompts."""
-    return _checks("value", seed, prompts)
+    return _checks("value", seed, prompts, lengths)
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return slopes of the exact gradient gaps, and those gaps against simulated prompts."""
-    seed, prompts = setting.seed, FEW_PROMPTS if setting.quick else PROMPTS
+    seed = setting.seed
+    effort = (FEW_PROMPTS, _FEW_LENGTHS) if setting.quick else (PROMPTS, _LENGTHS)
+    bounded = FEW_BOUNDED if setting.quick else BOUNDED
     return [
-        *simulated(seed, prompts),
-        *_checks("key_query", seed + 1, prompts),
-        *_over_queries("value"),
-        *_over_queries("key_query"),
+        *simulated(seed, *effort),
+        *_checks("key_query", seed + 1, *effort),
+        *_over_queries("value", bounded),
+        *_over_queries("key_query", bounded),
         Check(
             "the two gradients' gaps taken for one another (up to |z|²): relative difference",
             _without_the_tilt(seed),

@@ -13,19 +13,19 @@ from promptlimit.reproduction.large_prompt._ensembles import beginning
 from promptlimit.results import Check
 
 _PROMPTS, _FEW_PROMPTS = 24, 8
-_LENGTHS = [2**k for k in range(8, 18)]
+_LENGTHS, _FEW_LENGTHS = ([2**k for k in range(8, last)] for last in (18, 16))
 _U = np.array([[0.8, 0.3], [-0.2, 0.5]])
 _V = np.array([[1.0, 0.0], [0.5, 1.0]])
 _QUERY = np.array([1.0, -0.5])
 
 
-def _paths(law: AbstractMeasure, key: jax.Array, prompts: int) -> np.ndarray:
+def _paths(
+    law: AbstractMeasure, key: jax.Array, prompts: int, lengths: Sequence[int]
+) -> np.ndarray:
     """Return the outputs of growing prompts, one a row, at each length."""
     attention, query = SoftmaxAttention(_U, _V), on_device(_QUERY)
-    drawn = [law.sample(_LENGTHS[-1], key=own) for own in jax.random.split(key, prompts)]
-    return np.array(
-        [[attention(beginning(tokens, n), query) for n in _LENGTHS] for tokens in drawn]
-    )
+    drawn = [law.sample(lengths[-1], key=own) for own in jax.random.split(key, prompts)]
+    return np.array([[attention(beginning(tokens, n), query) for n in lengths] for tokens in drawn])
 
 
 def _predicted_variance(law: AbstractMeasure) -> float:
@@ -39,7 +39,7 @@ def _predicted_variance(law: AbstractMeasure) -> float:
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return how far growing prompts stray from the limit, in units of the predicted deviation."""
-    seed, prompts = setting.seed, _FEW_PROMPTS if setting.quick else _PROMPTS
+    prompts, lengths = (_FEW_PROMPTS, _FEW_LENGTHS) if setting.quick else (_PROMPTS, _LENGTHS)
     laws = {
         "Gaussian": Gaussian([0.5, -0.25], [[1.0, 0.4], [0.4, 0.5]]),
         "two-valued": Rademacher([1.0, 1.0]),
@@ -48,23 +48,23 @@ def decide(setting: Setting) -> Sequence[Check]:
     checks = []
     for index, (name, law) in enumerate(laws.items()):
         limit = np.asarray(SoftmaxAttention(_U, _V)(law, _QUERY))
-        paths = _paths(law, jax.random.key(seed + index), prompts)
+        paths = _paths(law, jax.random.key(setting.seed + index), prompts, lengths)
         errors = np.linalg.norm(paths - limit, axis=2)
-        deviation = np.sqrt(_predicted_variance(law) / np.array(_LENGTHS))
-        late = len(_LENGTHS) // 2
+        deviation = np.sqrt(_predicted_variance(law) / np.array(lengths))
+        late = len(lengths) // 2
         stray = float((errors[:, late:] / deviation[late:]).max())
         squares = (errors[:, -1] / deviation[-1]) ** 2
         spread = float(squares.std(ddof=1) / prompts**0.5)
         checks += [
             Check(
                 f"{name} tokens: farthest any of {prompts} prompts strays beyond "
-                f"{_LENGTHS[late]} tokens, in predicted deviations",
+                f"{lengths[late]} tokens, in predicted deviations",
                 stray,
                 "<=",
                 5.0,
             ),
             Check(
-                f"{name} tokens: mean square error at {_LENGTHS[-1]} tokens over its prediction, "
+                f"{name} tokens: mean square error at {lengths[-1]} tokens over its prediction, "
                 "distance from one in standard errors",
                 abs(float(squares.mean()) - 1.0) / spread,
                 "<=",

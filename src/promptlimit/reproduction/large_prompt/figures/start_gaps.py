@@ -41,7 +41,7 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
     The mean over batches is from simulated prompts; the other two are exact.
     """
     task, lengths = protocol_task(law), gap_lengths(setting)
-    batches = 96 if setting.quick else 32  # quick has fewer starts to average over
+    batches = 64 if setting.quick else 32  # quick has fewer starts to average over
     gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
     for index in start_numbers(setting, law):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
