@@ -64,4 +64,5 @@ def _label_places(gap: np.ndarray, data: Mapping[str, np.ndarray]) -> list[tuple
 
 
 def _percent(value: float, _: object = None) -> str:
-    return f"{100 * value:g}%"
+    """Return a share in percent, without an exponent."""
+    return f"{np.format_float_positional(float(f'{100 * value:g}'), trim='-')}%"
