@@ -77,14 +77,14 @@ def test_no_tick_is_made_for_them_and_labelled_ones_stay() -> None:
 
 def _many_ticks() -> Figure:
     """Return a figure with a shared scale, ticks on both sides, labelled ones, and a colour bar."""
-    figure = Figure(figsize=(7, 3), layout="constrained")
+    figure = Figure(figsize=(6, 2), dpi=60, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    left.loglog([1.0, 5.0], [1e-3, 1e4])
-    right.loglog([1e-2, 1e2], [1e-3, 1e4])
-    right.set_ylim(1e-3, 2e4)
+    left.loglog([1.0, 5.0], [1e-2, 1e2])
+    right.loglog([1e-1, 1e1], [1e-2, 1e2])
+    right.set_ylim(1e-2, 2e2)
     right.tick_params(which="both", right=True)
     map_ = right.pcolormesh(
-        [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], np.geomspace(2e-4, 3.0, 4).reshape(2, 2), norm="log"
+        [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], np.geomspace(2e-2, 3.0, 4).reshape(2, 2), norm="log"
     )
     figure.colorbar(map_)
     return figure

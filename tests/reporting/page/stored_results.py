@@ -1,5 +1,6 @@
 """A small folder of results of a paper, as `promptlimit reproduce` would leave it."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,7 @@ def figure(name: str, paper: str = PAPER) -> StoredFigure:
     )
 
 
+@functools.cache
 def plot() -> bytes:
     """Return a drawing with two curves to choose from, as the figures of the library are drawn."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # most tests need no drawing
