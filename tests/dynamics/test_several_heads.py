@@ -115,7 +115,6 @@ def trained():
     return pl.sgd(starts, Sided(), [math.inf, 4], plan, key=KEY, packed=True)
 
 
-@pytest.mark.long
 def test_steps_are_those_of_numpy_on_the_same_prompts_each_run_clipped_by_its_own_norm(trained):
     """On finite prompts and on their laws, with a loss that is no squared error."""
     clipped = []
