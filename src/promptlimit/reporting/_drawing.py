@@ -17,7 +17,7 @@ FORMATS: tuple[Format, ...] = ("png", "svg", "pdf")
 QUICK_FORMATS: tuple[Format, ...] = ("svg",)
 """Those of a first look: what the page shows."""
 
-_MARGIN = 0.06  # inches around a figure, whose layout leaves 0.04 of its own
+_MARGIN = 0.1  # inches around what is drawn
 
 # What would make the same figure differ from run to run.
 _UNDATED: dict[str, dict[str, str | None]] = {
@@ -46,11 +46,11 @@ def render(figure: Figure, *formats: Format) -> list[bytes]:
             if layout is not None:
                 layout.execute(figure)
         figure.set_layout_engine(None)
-        inked = figure.get_tightbbox() if layout is None else figure.bbox_inches
-        return [_file(figure, ending, inked.padded(_MARGIN)) for ending in formats]
+        inked = figure.get_tightbbox().padded(_MARGIN)
+        return [_file(figure, ending, inked) for ending in formats]
 
 
-def _file(figure: Figure, format: Format, shown: Bbox) -> bytes:  # noqa: A002  # matplotlib's word
+def _file(figure: Figure, format: Format, inked: Bbox) -> bytes:  # noqa: A002  # matplotlib's word
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=format, metadata=_UNDATED[format], bbox_inches=shown)
+    figure.savefig(buffer, format=format, metadata=_UNDATED[format], bbox_inches=inked)
     return buffer.getvalue()
