@@ -163,9 +163,9 @@ from promptlimit.cli import _flow, main
 def wait(*_):
     print("ready", flush=True)
     try:
-        time.sleep(600)
+        time.sleep(60)
     except KeyboardInterrupt:  # a compiler's callback would swallow it, or crash
-        time.sleep(600)
+        time.sleep(60)
 _flow.lengths_in = wait
 sys.argv = ["promptlimit", "flow", *sys.argv[1:]]
 main()
@@ -179,7 +179,7 @@ main()
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
-    assert time.monotonic() - began < 300
+    assert time.monotonic() - began < 10
     assert (process.returncode, err) == (130, f"error: interrupted\nhint: {words}\n")
 
 

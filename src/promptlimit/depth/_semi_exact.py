@@ -133,8 +133,8 @@ def _normal_nodes(dim: int) -> tuple[Array, Array]:
         kept = weights > 1e-18
         return nodes[kept], weights[kept]
     # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
+    from scipy.special import ndtri  # noqa: PLC0415  # as said above
+    from scipy.stats import qmc  # noqa: PLC0415  # as said above
 
     points = ndtri(qmc.Sobol(dim, rng=np.random.default_rng(20_250_131)).random(_POINTS))
     return np.concatenate([points, -points]), np.full(2 * _POINTS, 0.5 / _POINTS)

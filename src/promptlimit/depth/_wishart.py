@@ -79,7 +79,7 @@ def sobol_normals(count: int, points: int, replicate: int) -> NDArray[np.float64
 
 def _sobol_uniforms(count: int, points: int, replicate: int) -> NDArray[np.float64]:
     # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.stats import qmc  # noqa: PLC0415
+    from scipy.stats import qmc  # noqa: PLC0415  # as said above
 
     rng = np.random.default_rng([_SEED, replicate])
     uniforms = qmc.Sobol(count, rng=rng).random(points)
