@@ -218,7 +218,7 @@ def test_programs_compile_sooner_unless_the_user_has_flags(before, monkeypatch):
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (9, "4")])
 def test_a_reproduction_leaves_cores_to_its_other_process(cores, threads, monkeypatch):
-    monkeypatch.setattr("promptlimit.parallel.usable_cores", lambda: cores)
+    monkeypatch.setattr("promptlimit.cli._console.usable_cores", lambda: cores)
     monkeypatch.delenv("NPROC", raising=False)
     share_cores()
     assert os.environ["NPROC"] == threads

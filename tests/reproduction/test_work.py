@@ -1,16 +1,15 @@
 """Claims and figures: computed once, again when damaged or when the setting changes, anywhere."""
 
 import json
-import os
+import multiprocessing
+import queue
 import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +25,7 @@ from promptlimit.reproduction import (
     WorkerLostError,
     _processes,
     _work,
+    helper_ahead,
 )
 from promptlimit.reproduction._work import Work, outcome, reproduce
 from promptlimit.reproduction.large_prompt import PAPER
@@ -163,12 +163,15 @@ def test_a_worker_that_was_killed_is_named_with_the_way_out(
     broken: list[object] = []
     monkeypatch.setattr(threading, "excepthook", broken.append)
     names = ["identity, L = 10", "taken", "left"]
-    helper = _processes.Helper([(name, time.sleep, (60.0,)) for name in names], lambda *_: None)
+    helper = _processes.Helper()
+    helper.give([(name, time.sleep, (60.0,)) for name in names], lambda *_: None)
+    while names[0] not in helper._begun:
+        time.sleep(0.01)
     assert helper.take("taken")
     assert not helper.take("taken")
     assert not helper.take("identity, L = 10")
-    pool = cast(ProcessPoolExecutor, helper._pool)
-    os.kill(next(iter(pool._processes)), signal.SIGKILL)
+    (process,) = multiprocessing.active_children()
+    process.kill()
     message = (
         "the process that was to compute 'identity, L = 10' was ended from outside. Memory may "
         "have run out; the same command goes on from what is stored."
@@ -176,8 +179,73 @@ def test_a_worker_that_was_killed_is_named_with_the_way_out(
     with pytest.raises(WorkerLostError, match=f"^{re.escape(message)}$"):
         helper.result("identity, L = 10", "identity, L = 10")
     assert helper.result("left", "left") is None
+    helper.give([("late", int, ("1",))], lambda *_: None)
+    assert not helper.take("late")
     helper.close()
     assert broken == []
+
+
+def test_a_task_that_raises_is_told_where_it_is_waited_for_and_none_follows() -> None:
+    helper = _processes.Helper()
+    told: list[object] = []
+    helper.give(
+        [("wrong", int, ("one",)), ("next", int, ("1",))], lambda name, _: told.append(name)
+    )
+    while "wrong" not in helper._begun:
+        time.sleep(0.01)
+    with pytest.raises(ValueError, match=re.escape("invalid literal for int()")):
+        helper.result("wrong", "wrong")
+    assert helper.result("next", "next") is None
+    assert told == []
+    helper.close()
+
+
+@pytest.mark.parametrize(("wanted", "cores", "ahead"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+def test_a_helper_may_start_ahead_and_ends_if_nobody_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, wanted: bool, cores: int, ahead: int
+) -> None:
+    started: list[str] = []
+    ended: list[str] = []
+
+    def start() -> tuple[_processes.Line, Callable[[], None]]:
+        ours, _ = multiprocessing.Pipe()
+        name = f"{len(started)}"
+        started.append(name)
+        return ours, lambda: ended.append(name)
+
+    monkeypatch.setattr(_processes, "usable_cores", lambda: cores)
+    monkeypatch.setattr(_processes, "_started", start)
+    with helper_ahead(wanted):
+        assert len(started) == ahead
+    assert ended == started
+    with helper_ahead(wanted) as new_helper:
+        helpers = [new_helper() for _ in range(2)]
+        assert len(started) == ahead + 2
+    assert len(ended) == ahead  # what was asked for belongs to whom asked
+    for helper in helpers:
+        helper.close()
+
+
+class Ends:
+    """One end of what two threads speak through; what is said need not be written down."""
+
+    def __init__(self, said: "queue.Queue[Any]", heard: "queue.Queue[Any]") -> None:
+        self._said, self._heard = said, heard
+
+    def send(self, obj: Any, /) -> None:
+        self._said.put(obj)
+
+    def recv(self) -> Any:
+        return self._heard.get()
+
+
+def thread_started() -> tuple[_processes.Line, Callable[[], None]]:
+    """Start a thread that answers as another process does."""
+    questions: queue.Queue[Any] = queue.Queue()
+    answers: queue.Queue[Any] = queue.Queue()
+    ours, theirs = Ends(questions, answers), Ends(answers, questions)
+    threading.Thread(target=_processes.answer, args=(theirs,), daemon=True).start()
+    return ours, lambda: None
 
 
 def reproduced(
@@ -204,10 +272,10 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
     capsys: pytest.CaptureFixture[str],
     drawn: list[StoredFigure],
 ) -> None:
-    counted, pools = Counted(), []
+    counted, helpers = Counted(), []
     part = Part("identity, L = 10", lambda _: None, group="identity")
     monkeypatch.setattr(_work, "usable_cores", lambda: cores)
-    monkeypatch.setattr(_processes, "_pool", lambda: pools.append(1) or ThreadPoolExecutor(1))
+    monkeypatch.setattr(_processes, "_started", lambda: helpers.append(1) or thread_started())
     monkeypatch.setattr(Paper, "parts", lambda *_: (part,))
     form = re.compile(r"reproduce: (.+: .+), \d+\.\d s, (\d) left")
     stored = ""
@@ -226,7 +294,7 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
             f"made_up: {'stored' if stored else 'drawn'}",
         ]
         stored = ", stored"
-        assert len(pools) == cores - 1  # none for what is stored
+        assert len(helpers) == cores - 1  # none for what is stored
     assert len(drawn) == 2
 
 
@@ -236,7 +304,7 @@ def test_what_another_process_computed_is_told_before_it_is_waited_for(
     told = threading.Event()
     late = replace(LATE, decide=lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0), CONTROL])
     monkeypatch.setattr(_work, "usable_cores", lambda: 2)
-    monkeypatch.setattr(_processes, "_pool", lambda: ThreadPoolExecutor(1))
+    monkeypatch.setattr(_processes, "_started", thread_started)
     with progress("reproduce") as shown:
         monkeypatch.setattr(shown, "_ended", lambda words: "made-up" in words and told.set())
         items = [(PAPER, [late, Counted().claim])]
@@ -295,11 +363,12 @@ def test_what_is_left_of_a_study_is_offered_once_its_parts_have_ended(
 
 def test_a_helper_that_has_done_all_goes_on_with_what_it_is_given() -> None:
     ended: list[object] = []
-    helper = _processes.Helper([("first", int, ("1",))], lambda name, _: ended.append(name))
+    helper = _processes.Helper()
+    helper.give([("first", int, ("1",))], lambda name, _: ended.append(name))
     for number in range(3):
         while len(ended) <= number:
             time.sleep(0.01)
-        helper.give([(number, int, (f"{number}",))])
+        helper.give([(number, int, (f"{number}",))], lambda name, _: ended.append(name))
     while len(ended) <= 3:
         time.sleep(0.01)
     assert [helper.result(name, "") for name in ended] == [1, 0, 1, 2]

@@ -14,6 +14,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from promptlimit._cores import usable_cores
+
 OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)
 INTERRUPTED = 130
@@ -164,8 +166,6 @@ def share_cores() -> None:
     Threads of small programs wait for one another: where two processes have all of them, a quarter
     of the time of both is lost. XLA reads how many it may start from NPROC, when it starts.
     """
-    from promptlimit.parallel import usable_cores
-
     os.environ.setdefault("NPROC", str(max(1, usable_cores() // 2)))
 
 

@@ -77,12 +77,14 @@ def reproduce(
     Exits 0 when every verdict is the one on record, 1 otherwise.
     """
     extent = _protocol(protocol)
-    with progress("reproduce") as shown:
+    compile_sooner()
+    share_cores()
+    from promptlimit import reproduction
+
+    begun_anew = not (list_items or out.exists())
+    with progress("reproduce") as shown, reproduction.helper_ahead(begun_anew) as new_helper:
         shown.at("starting")
-        compile_sooner()
-        share_cores()
         use_double_precision()
-        from promptlimit import reproduction
         from promptlimit.results import ReportFolder, StoredClaim
 
         began = time.monotonic()
@@ -97,7 +99,9 @@ def reproduce(
         folder.require_layout()
         runs = folder.runs(reproduction.engine_hash())
         setting = reproduction.Setting(seed, quick, extent, folder=runs)
-        outcomes = reproduction.reproduce(chosen, setting, folder, shown, whole=not items)
+        outcomes = reproduction.reproduce(
+            chosen, setting, folder, shown, whole=not items, new_helper=new_helper
+        )
     for note in (outcome.note for outcome in outcomes if outcome.note):
         ERR.print("note:", note, markup=False)
     stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]

@@ -5,7 +5,6 @@ from promptlimit.parallel._agreement import agreed as agreed
 from promptlimit.parallel._agreement import from_writer as from_writer
 from promptlimit.parallel._chunks import in_chunks as in_chunks
 from promptlimit.parallel._collectives import collective_sums as collective_sums
-from promptlimit.parallel._cores import usable_cores as usable_cores
 from promptlimit.parallel._crew import Crew as Crew
 from promptlimit.parallel._crew import crew as crew
 from promptlimit.parallel._crew import spread as spread

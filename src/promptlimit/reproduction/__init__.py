@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from promptlimit.reproduction._paper import papers as papers
     from promptlimit.reproduction._pictures import write_page as write_page
     from promptlimit.reproduction._processes import WorkerLostError as WorkerLostError
+    from promptlimit.reproduction._processes import helper_ahead as helper_ahead
     from promptlimit.reproduction._work import Outcome as Outcome
     from promptlimit.reproduction._work import decide as decide
     from promptlimit.reproduction._work import reproduce as reproduce
@@ -31,7 +32,7 @@ _HOMES = {
         ("Claim", "Figure", "Paper", "Part", "Setting", "paper_at", "papers"), "_paper"
     ),
     "write_page": "_pictures",
-    "WorkerLostError": "_processes",
+    **dict.fromkeys(("WorkerLostError", "helper_ahead"), "_processes"),
     **dict.fromkeys(("Outcome", "decide", "reproduce", "run_facts"), "_work"),
 }
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import jax
 
-from promptlimit.parallel import usable_cores
+from promptlimit._cores import usable_cores
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
 from promptlimit.reproduction._pictures import drawn_figure
-from promptlimit.reproduction._processes import Helper, Task, only_cpu
+from promptlimit.reproduction._processes import Helper, Task
 from promptlimit.results import (
     Check,
     ClaimResult,
@@ -116,6 +116,7 @@ def reproduce(
     listener: Listener,
     *,
     whole: bool,
+    new_helper: Callable[[], Helper[Outcome]] = Helper,
 ) -> list[Outcome]:
     """Return what came of claims and figures, in their order, read from disk or computed now.
 
@@ -125,6 +126,7 @@ def reproduce(
         folder: where they go.
         listener: what is told of each as it ends.
         whole: whether studies are computed part by part first, for progress.
+        new_helper: starts another process that takes a share, or returns one that was started.
     """
     for paper, _ in chosen:
         paper.require_drawable()
@@ -142,7 +144,7 @@ def reproduce(
     listener.plan(_plan(order, setting, folder), {work.label: _USUAL[work.kind] for work in order})
     stored = all(_seems_stored(work, setting, folder) for work in wanted)
     elsewhere = [] if stored else _elsewhere(theory, first)  # to start is longer than to read
-    outcomes = _together(order, elsewhere, setting, folder, listener)
+    outcomes = _together(order, elsewhere, setting, folder, listener, new_helper=new_helper)
     broken = [outcomes[work.key] for work in order if work not in wanted]
     return [outcomes[work.key] for work in wanted] + [part for part in broken if part.problem]
 
@@ -189,6 +191,8 @@ def _together(
     setting: Setting,
     folder: ReportFolder,
     listener: Listener,
+    *,
+    new_helper: Callable[[], Helper[Outcome]],
 ) -> dict[Key, Outcome]:
     """Do the work in order; what another process has begun is waited for when its turn comes."""
     by_key = {work.key: work for work in order}
@@ -202,14 +206,15 @@ def _together(
     helpers: list[Helper[Outcome]] = []
     here = replace(setting, tell=listener.at)
     try:
-        with only_cpu():
-            helpers += [Helper(tasks(queue), tell) for queue in elsewhere]
-            results: dict[Key, Outcome] = {}
-            for place, work in enumerate(order):
-                for helper in helpers[:1]:
-                    helper.give(tasks(_after_parts(order, place)))
-                results[work.key] = _in_turn(work, helpers, here, folder, listener)
-            return results
+        for queue in elsewhere:
+            helpers.append(new_helper())
+            helpers[-1].give(tasks(queue), tell)
+        results: dict[Key, Outcome] = {}
+        for place, work in enumerate(order):
+            for helper in helpers[:1]:
+                helper.give(tasks(_after_parts(order, place)), tell)
+            results[work.key] = _in_turn(work, helpers, here, folder, listener)
+        return results
     finally:
         for helper in helpers:
             helper.close()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from promptlimit.parallel import usable_cores
+from promptlimit._cores import usable_cores
 
 TOLD = {
     "process_cpu_count": lambda: 3,
