@@ -81,8 +81,8 @@ def reproduce(
     share_cores()
     from promptlimit import reproduction
 
-    begun_anew = not (list_items or out.exists())
-    with progress("reproduce") as shown, reproduction.helper_ahead(begun_anew) as new_helper:
+    all_anew = not (names or list_items or out.exists())
+    with progress("reproduce") as shown, reproduction.helper_ahead(all_anew) as new_helper:
         shown.at("starting")
         use_double_precision()
         from promptlimit.results import ReportFolder, StoredClaim
