@@ -98,7 +98,7 @@ jax.config.update("jax_compilation_cache_dir", str(_CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)  # others cost as much to keep
 
 gc.freeze()  # what is imported stays
-gc.set_threshold(20_000, 20, 20)  # tracing makes many objects and few cycles
+gc.set_threshold(200_000, 20, 20)  # tracing makes many objects and few cycles
 
 
 _PACKAGE = Path(__file__).parent / "src" / "promptlimit"
