@@ -29,7 +29,7 @@ PACKAGE = Path("src", "promptlimit")
 SEEN, SURVIVED, NOT_APPLIED = "seen", "SURVIVED", "does not apply"
 _COPIED = (
     *("src", "tests", "docs", "conftest.py", "pyproject.toml"),
-    *("README.md", "CHANGELOG.md", "CITATION.cff"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff"),
 )
 _CACHES = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
