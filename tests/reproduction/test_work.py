@@ -4,6 +4,9 @@ import json
 import multiprocessing
 import queue
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -224,6 +227,23 @@ def test_a_helper_may_start_ahead_and_ends_if_nobody_asks_for_it(
     assert len(ended) == ahead  # what was asked for belongs to whom asked
     for helper in helpers:
         helper.close()
+
+
+SIGNALS_OF_THE_FIRST = """
+import multiprocessing
+from promptlimit.reproduction import _processes
+helper = _processes.Helper()
+(process,) = multiprocessing.active_children()
+with open(f"/proc/{process.pid}/status") as lines:
+    print(*(line for line in lines if line.startswith("SigBlk")))
+helper.close()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is read from /proc")
+def test_a_helper_hears_no_interrupt_from_its_first_moment() -> None:
+    told = subprocess.check_output([sys.executable, "-c", SIGNALS_OF_THE_FIRST], text=True)
+    assert int(told.split()[1], 16) >> (signal.SIGINT - 1) & 1
 
 
 class Ends:

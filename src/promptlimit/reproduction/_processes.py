@@ -215,6 +215,9 @@ def _undisturbed() -> Generator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return
+    from multiprocessing import resource_tracker  # noqa: PLC0415  # not for Windows
+
+    resource_tracker.ensure_running()  # started with the first process, it would undo the rest
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
