@@ -29,13 +29,15 @@ def as_role(check: Check, role: Any) -> Check:
         ([BAD, as_role(BAD, "amended")], "does not hold"),
         ([GOOD, as_role(GOOD, "control")], "holds"),
         ([GOOD, as_role(BAD, "control")], "not decidable here"),
-        ([], "not decidable here"),
+        ([as_role(GOOD, "control")], "not decidable here"),
+        ([], "not decided in quick mode"),
     ],
 )
 def test_the_verdict_follows_from_the_checks(checks: list[Check], verdict: str) -> None:
     result = claim(*checks)
     assert result.verdict == verdict
-    assert result.as_expected == (verdict == "holds")
+    assert result.as_expected == (verdict in ("holds", "not decided in quick mode"))
+    assert result.decided == bool(checks)
 
 
 def test_a_number_that_is_none_fails_either_way() -> None:
@@ -54,6 +56,8 @@ def test_a_claim_becomes_json() -> None:
             "tolerance": 1.0,
             "role": "statement",
             "error": None,
+            "basis": "",
+            "false_alarm": 0.0,
             "passed": True,
         }
     ]

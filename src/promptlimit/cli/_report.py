@@ -36,7 +36,10 @@ def report(
             {
                 "page": str(page),
                 "claims": len(stored.claims),
-                "as_on_record": sum(claim.result.as_expected for claim in stored.claims),
+                "decided": sum(claim.result.decided for claim in stored.claims),
+                "as_on_record": sum(
+                    claim.result.decided and claim.result.as_expected for claim in stored.claims
+                ),
                 "figures": len(stored.figures),
                 "left_out": problems,
             }

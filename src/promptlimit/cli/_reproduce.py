@@ -35,6 +35,7 @@ _COLOURS = {
     "holds with a change": "yellow",
     "does not hold": "red",
     "not decidable here": "magenta",
+    "not decided in quick mode": "dim",
 }
 
 
@@ -232,9 +233,17 @@ def _check_row(check: "Check") -> tuple[str, ...]:
     )
 
 
+def _tally(results: "Sequence[ClaimResult]") -> str:
+    """Return how many verdicts are as on record, and how many claims quick mode left undecided."""
+    decided = [result for result in results if result.decided]
+    well = sum(result.as_expected for result in decided)
+    left = len(results) - len(decided)
+    undecided = f"; {left} not decided in quick mode" if left else ""
+    return f"{well} of {len(decided)} verdicts as on record{undecided}"
+
+
 def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:
     if results:
-        well = sum(result.as_expected for result in results)
-        OUT.print(f"{well} of {len(results)} verdicts as on record: {out}")
+        OUT.print(f"{_tally(results)}: {out}")
     for path in paths:
         OUT.print(str(path), markup=False)

@@ -79,6 +79,8 @@ class Claim:
         expected: the verdict on record; anything else is news.
         evidence: why the verdict on record is not "holds", in a few sentences.
         after_study: whether it reads what the parts of the paper's study compute.
+        quick: whether the settings of quick mode decide it; if not, its verdict there is "not
+            decided in quick mode" and `decide` is not called.
     """
 
     number: int
@@ -89,6 +91,7 @@ class Claim:
     expected: Verdict = "holds"
     evidence: str = ""
     after_study: bool = False
+    quick: bool = True
 
     def __post_init__(self) -> None:
         _require_name("name", self.name)

@@ -8,22 +8,31 @@ from typing import Any, Literal
 import numpy as np
 
 Section = Literal["paper", "beyond"]
-Verdict = Literal["holds", "holds with a change", "does not hold", "not decidable here"]
+Verdict = Literal[
+    "holds",
+    "holds with a change",
+    "does not hold",
+    "not decidable here",
+    "not decided in quick mode",
+]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One number held against one tolerance.
+    """A number compared with a tolerance.
 
     Attributes:
         name: what was computed, in words.
         value: the number.
-        relation: how it must stand to the tolerance.
-        tolerance: the number it is held against.
+        relation: the comparison that must hold between the value and the tolerance.
+        tolerance: the number that the value is compared with.
         role: "statement" checks the claim as the paper states it; "amended" checks the form in
             which it is true when the statement is not; a "control" is a case where the statement
-            is known to be false, and passes when the test notices.
-        error: the standard error of the value, when it was simulated.
+            is known to be false, and passes when the test detects that.
+        error: the standard error of the value, if it was simulated.
+        basis: where the tolerance comes from: theory, rounding, a level or a stated margin.
+        false_alarm: the probability that this check fails by chance although the statement is
+            true; 0 for a deterministic check.
     """
 
     name: str
@@ -32,16 +41,18 @@ class Check:
     tolerance: float
     role: Literal["statement", "amended", "control"] = "statement"
     error: float | None = None
+    basis: str = ""
+    false_alarm: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("value", "tolerance", "error"):
+        for name in ("value", "tolerance", "error", "false_alarm"):
             number = getattr(self, name)
             if number is not None:
                 object.__setattr__(self, name, float(number))
 
     @property
     def passed(self) -> bool:
-        """Whether the number stands as it must. A NaN never does."""
+        """Whether the comparison holds. It never holds for a NaN."""
         below = self.relation == "<="
         return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
@@ -81,10 +92,13 @@ class ClaimResult:
 
     @property
     def verdict(self) -> Verdict:
-        """What the checks say.
+        """The verdict that follows from the checks.
 
-        A test that does not notice a false statement decides nothing, so controls come first.
+        A claim without checks was left out by the quick mode. A test that does not detect a false
+        statement decides nothing, so controls come first.
         """
+        if not self.checks:
+            return "not decided in quick mode"
         by_role = {
             role: [check.passed for check in self.checks if check.role == role]
             for role in ("statement", "amended", "control")
@@ -99,8 +113,13 @@ class ClaimResult:
 
     @property
     def as_expected(self) -> bool:
-        """Whether the verdict is the one on record."""
-        return self.verdict == self.expected
+        """Whether the verdict is the one on record, or quick mode left the claim undecided."""
+        return self.verdict in (self.expected, "not decided in quick mode")
+
+    @property
+    def decided(self) -> bool:
+        """Whether checks were computed for the claim."""
+        return bool(self.checks)
 
     def as_json(self) -> dict[str, object]:
         """Return the claim as plain numbers and strings."""

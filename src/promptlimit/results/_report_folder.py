@@ -316,6 +316,8 @@ def _check(content: object) -> Check:
         tolerance=number(content, "tolerance"),
         role=one_of(content, "role", ("statement", "amended", "control")),
         error=None if content.get("error") is None else number(content, "error"),
+        basis=text(content, "basis", ""),
+        false_alarm=number({"false_alarm": 0.0} | dict(content), "false_alarm"),
     )
 
 

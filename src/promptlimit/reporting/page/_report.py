@@ -27,7 +27,13 @@ from promptlimit.results import (
     figure_numbers,
 )
 
-_MARKS = {"holds": "✓", "holds with a change": "≈", "does not hold": "✗", "not decidable here": "?"}
+_MARKS = {
+    "holds": "✓",
+    "holds with a change": "≈",
+    "does not hold": "✗",
+    "not decidable here": "?",
+    "not decided in quick mode": "–",
+}
 
 
 def report_page(report: StoredReport, drawings: Mapping[tuple[str, str], bytes]) -> str:
