@@ -17,6 +17,25 @@ def standard_problem(
         return SoftmaxAttention(float(sharpness) * np.eye(dim), np.eye(dim)), normal, normal
 
 
+def generic_problem(
+    sharpness: float, dim: int = 4, outputs: int = 2
+) -> tuple[SoftmaxAttention, Gaussian, np.ndarray]:
+    r"""Return a head, a law and a query without symmetries, at which the score has this sharpness.
+
+    The problem is fixed: entries are sines and cosines of whole numbers, the covariance is
+    $2^{-|i-j|}$, and U is scaled so that $\langle Uz,\Gamma Uz\rangle=\sigma^2$.
+    """
+    numbers = np.arange(1.0, 1.0 + dim * dim).reshape(dim, dim)
+    index = np.arange(dim)
+    cov = 0.5 ** np.abs(index[:, None] - index)
+    mean, query = 0.5 * np.sin(1.0 + index), np.cos(1.0 + index)
+    tilt = np.sin(numbers) @ query
+    key_query = sharpness / np.sqrt(tilt @ cov @ tilt) * np.sin(numbers)
+    with jax.enable_x64(True):
+        head = SoftmaxAttention(key_query, np.cos(numbers[:outputs]))
+        return head, Gaussian(mean, cov), query
+
+
 def random_parameters(
     rng: np.random.Generator, dim: int, outputs: int = 2
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -17,6 +17,12 @@ ALPHA = 0.4
 TIGHT = 1e-11
 """A tolerance that leaves eight digits of a limit right."""
 
+THETA = np.array([[1.0, 0.3, -0.2], [0.1, 0.8, 0.4], [-0.5, 0.2, 1.2]])
+r"""A start $\Theta$ without symmetries, well conditioned: flows in every direction end in time."""
+
+FLAT = np.array([[1.0, 0.2], [0.4, -0.7], [-0.3, 0.9]]) / DIM**0.5
+"""A factor of a covariance of rank 2, well conditioned."""
+
 
 def correlated(dim: int = DIM, correlation: float = 0.5) -> np.ndarray:
     r"""Return the Kac-Murdock-Szegő covariance $\Sigma_{ij}=\rho^{|i-j|}$; the identity at 0."""

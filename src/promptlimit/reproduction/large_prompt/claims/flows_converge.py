@@ -50,20 +50,35 @@ def decide(setting: Setting) -> Sequence[Check]:
             float((farthest[1:] / farthest[:-1]).max()),
             "<=",
             0.75,
+            basis="the statement, and a margin of a quarter",
         ),
-        Check("distance over g(L) t exp(βt), Lemma E.1: largest", max(outside), "<=", 1.0),
-        Check("R_L along its own flow: largest rise between times", max(rises), "<=", 1e-9),
+        Check(
+            "distance over g(L) t exp(βt), Lemma E.1: largest",
+            max(outside),
+            "<=",
+            1.0,
+            basis="the statement: a bound",
+        ),
+        Check(
+            "R_L along its own flow: largest rise between times",
+            max(rises),
+            "<=",
+            1e-9,
+            basis="the statement, up to the tolerance of the solver",
+        ),
         Check(
             f"lim R_L - lim R at L = {LENGTHS[-1]:,}, against ε = {_EXCESS}",
             float(excess[-1]),
             "<=",
             _EXCESS,
+            basis="the statement, for one ε",
         ),
         Check(
             "the excess falls from each length to the next: largest ratio",
             float((excess[1:] / excess[:-1]).max()),
             "<=",
             0.5,
+            basis="the statement, and a margin of a half",
         ),
         Check(
             "the band with a thousandth of g(L): largest",
@@ -71,6 +86,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             1.0,
             role="control",
+            basis="the bound itself",
         ),
         Check(
             "squared distance at t = ∞ for L = 10,000, where no convergence is claimed",
@@ -78,6 +94,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             0.1,
             role="control",
+            basis="theory: in the end softmax moves along its minima by a distance of order one",
         ),
         Check(
             "lim R_L - lim R at L = 10, too short for that ε",
@@ -85,6 +102,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             _EXCESS,
             role="control",
+            basis="the same ε",
         ),
     ]
 

@@ -44,14 +44,22 @@ def decide(setting: Setting) -> Sequence[Check]:
             abs(inside - outside),
             "<=",
             0.01,
+            basis="theory: the query adds terms of relative order 1/L = 1e-5; margin",
         ),
-        Check("the slope inside: distance from -1", abs(inside + 1), "<=", 0.1),
+        Check(
+            "the slope inside: distance from -1",
+            abs(inside + 1),
+            "<=",
+            0.1,
+            basis="theory: τ = 1/2, whose correction at L = 1e5 is of order L^-1; margin",
+        ),
         Check(
             "queries ten times broader than the tokens: slope inside minus outside",
             broad_inside - broad_outside,
             ">=",
             0.3,
             role="control",
+            basis="margin: thirty times the tolerance of the statement",
         ),
     ]
 
