@@ -37,6 +37,15 @@ class Gap(NamedTuple):
     error: np.ndarray
 
 
+class BatchGap(NamedTuple):
+    """The mean over batches of a squared gap and of its logarithm, with their standard errors."""
+
+    value: np.ndarray
+    error: np.ndarray
+    log: np.ndarray
+    log_error: np.ndarray
+
+
 def squared_output_gap(
     task: LinearRegression, start: Factored, lengths: Sequence[int], points: int = 4096
 ) -> Gap:
@@ -122,7 +131,7 @@ def same_batch_gradient_gap(
     key: PRNGKeyArray,
     batch: int = 128,
     batches: int = 32,
-) -> Gap:
+) -> BatchGap:
     r"""Return the mean squared distance of the two gradients of $R$ on a batch they share.
 
     Args:
@@ -135,7 +144,11 @@ def same_batch_gradient_gap(
     """
     softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
     squares = ((softmax - linear) ** 2).sum(axis=1)
-    return Gap(squares.mean(), squares.std(ddof=1) / batches**0.5)
+    logs = np.log(squares)
+    root = batches**0.5
+    return BatchGap(
+        squares.mean(), squares.std(ddof=1) / root, logs.mean(), logs.std(ddof=1) / root
+    )
 
 
 def gradient_noise(

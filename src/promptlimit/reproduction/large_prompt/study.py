@@ -1,12 +1,19 @@
-"""The training study behind Figures 2-4 and 6-8: flows from random starts, and descent beside them.
+"""The training study behind Figures 2-4 and 6-8: gradient flows and runs of gradient descent.
 
-Half the mean squared error descended by gradient flow to time 600 is what 300,000 steps at rate
-1e-3 approximate. Flows are exact over prompts; every trajectory is kept in the setting's folder, so
-that figures and claims share it.
+Gradient flow on half the mean squared error to time 600 is what 300,000 steps at rate 1e-3
+approximate. Flows are exact over prompts. Every trajectory is kept in the setting's folder, so that
+figures and claims share it.
+
+Random starts come from the seed: start 0, 1, 2, ... About half of them end on a plateau. Statements
+about all starts are therefore decided by shares over many of them (`ensemble`), and statements
+about one training by the first start from which both heads converge at every length
+(`shown_start`), or by the block start of the theory, which does not depend on the seed (`ends`).
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -42,7 +49,12 @@ NOISE_LENGTHS = (10, 100)
 """The lengths at which the effect of gradient noise is estimated."""
 
 CONVERGED = 1.1
-"""A start converged when its excess over the noise is within a tenth of the best one's."""
+"""A start converged when its excess over the noise is within a tenth of the best one's.
+
+Starts that do not converge end at a saddle, where the excess is at least 1.2 times the best.
+"""
+
+_MOST_STARTS = 100
 
 FASTER = 10
 """How much larger the rate of the short training runs is, and how many times fewer their steps."""
@@ -58,17 +70,90 @@ def end_lengths(setting: Setting) -> tuple[int, ...]:
     return curve_lengths(setting) if setting.quick else LENGTHS
 
 
+def _first_starts(setting: Setting) -> int:
+    """Return how many random starts are followed in any case."""
+    return 1 if setting.quick else 4
+
+
+@functools.cache
 def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
-    """Return which random starts are followed; quick, one alone under the law as coded."""
-    if setting.quick:
-        return (2,) if law == "kms-as-coded" else (0, 2)
-    return (0, 1, 2, 3)
+    """Return which random starts are followed: the first ones, up to one that converges.
+
+    Raises:
+        ArithmeticError: if none of a hundred converges; of independent starts of which half
+            converge, that has probability 1e-30.
+    """
+    count = _first_starts(setting)
+    while not any(_converges(setting, law, start) for start in range(count)):
+        count += 1
+        if count > _MOST_STARTS:
+            raise ArithmeticError(f"no random start of {_MOST_STARTS} converges ({law})")
+    return tuple(range(count))
+
+
+@functools.cache
+def _converges(setting: Setting, law: str, start: int) -> bool:
+    """Return whether both heads converge from a start at every length that is shown."""
+    floor = protocol_task(law).noise_variance
+    return all(
+        2 * flow(setting, law, kernel, length, start).value[-1] - floor
+        <= CONVERGED * (least - floor)
+        for length in curve_lengths(setting)
+        for kernel, least in zip(KERNELS, least_errors(setting, law, length), strict=True)
+    )
+
+
+@functools.cache
+def least_errors(setting: Setting, law: str, length: int) -> tuple[float, float]:
+    """Return the least mean squared errors of softmax and linear attention at a length.
+
+    Softmax attention's is where the flow in the blocks of the theory ends, linear attention's has
+    a closed form.
+    """
+    softmax = 2 * flow(setting, law, "softmax", length, None).value[-1]
+    return float(softmax), float(linear_optimum(protocol_task(law), length).risk.mse)
 
 
 def random_start(setting: Setting, index: int, kernel: str) -> Factored:
     """Return the factors of a start; both kernels get the same."""
     key = jax.random.fold_in(jax.random.key(setting.seed), index)
     return uniform_factors(DIM, key=key, kernel=kernel)
+
+
+SHORTEST = 10
+"""The length from which gaps at the start must be asymptotic."""
+
+_PROMPTS = 100_000
+
+
+@functools.cache
+def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
+    r"""Return the first random starts whose shortest prompts are asymptotic already.
+
+    At the sharpness $\sigma$ of a prompt's scores, gaps are of leading order once
+    $L\gg e^{\sigma^2}$, the limit of $L\,E\,S_2$. A start is mild if $e^{\sigma^2}$ is at most
+    `SHORTEST` for all but one in 10,000 prompts; most starts are.
+    """
+    numbers: list[int] = []
+    candidates = itertools.count()
+    while len(numbers) < count:
+        start = next(candidates)
+        if _sharpest(setting, law, start) ** 2 <= math.log(SHORTEST):
+            numbers.append(start)
+    return tuple(numbers)
+
+
+def _sharpest(setting: Setting, law: str, start: int) -> float:
+    """Return the sharpness that one prompt in 10,000 exceeds at a random start."""
+    task = protocol_task(law)
+    U = np.asarray(random_start(setting, start, "softmax").merged().key_query, dtype=np.float64)
+    rng = np.random.default_rng([setting.seed, start])
+    weights = math.sqrt(task.prior_variance) * rng.normal(size=(_PROMPTS, DIM))
+    queries = rng.normal(size=(_PROMPTS, DIM)) @ np.linalg.cholesky(task.query_covariance).T
+    tilt = queries @ U[:, :DIM].T
+    along = (tilt[:, :DIM] + tilt[:, DIM:] * weights) @ np.linalg.cholesky(task.covariance)
+    squares = (along**2).sum(axis=1) + task.noise_variance * tilt[:, DIM] ** 2
+    return float(np.sqrt(np.quantile(squares, 1 - 1e-4)))
 
 
 def block_factors(kernel: str = "softmax") -> Factored:
@@ -83,14 +168,13 @@ def block_factors(kernel: str = "softmax") -> Factored:
 def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
     """Return one trajectory to time 600; without a start, from the blocks of the theory.
 
-    At a length whose curves are not shown, and from the blocks, it is known at its ends alone.
+    From the blocks it is known at its ends alone.
     """
     where = "blocks" if start is None else f"start {start}"
     setting.tell(f"flow: {law}, {kernel}, L = {length}, {where}")
     first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
     tables_at_hand()
-    is_shown = start is not None and length in curve_lengths(setting)
-    times = TIMES if is_shown else TIMES[[0, -1]]
+    times = TIMES[[0, -1]] if start is None else TIMES
     with jax.enable_x64(True), on_cpu():
         return flow_from(setting, protocol_task(law), first, length, times)
 
@@ -101,6 +185,8 @@ def flow_from(
     first: Factored,
     length: int,
     times: np.ndarray = TIMES,
+    *,
+    points: int = 4096,
 ) -> Trajectory:
     """Return the flow on as few points as carry it: a flow may follow too few out of bounds.
 
@@ -108,7 +194,7 @@ def flow_from(
     with coarser ones, and so is what a quick run shows. Linear heads that are stuck make their flow
     stiff: the stabilised method takes a fiftieth of the time there, and finer steps cost nothing.
     """
-    usual = 1024 if setting.quick else 4096
+    usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
     finer = 1e-2 if first.kernel == "linear" else 1.0
     along = functools.partial(
@@ -121,9 +207,9 @@ def flow_from(
         solver=StabilisedRungeKutta(),
         folder=setting.folder,
     )
-    for points in (usual, 4 * usual):
+    for count in (usual, 4 * usual):
         try:
-            return along(points=points)
+            return along(points=count)
         except ArithmeticError:
             setting.tell(f"flow at L = {length}: more points")
     return along(points=16 * usual)
@@ -137,8 +223,7 @@ class Curves:
         lengths: the lengths, [n].
         errors: mean squared errors, [kernel, length, start, time].
         distances: squared distances between the factors of the two kernels, [length, start, time].
-        best: the least mean squared error there is, [kernel, length]: linear attention's in closed
-            form, softmax's at the end of a flow in the blocks of the theory.
+        best: the least mean squared error, [kernel, length]; see `least_errors`.
         floor: the variance of the labels, which no predictor goes below.
     """
 
@@ -156,7 +241,7 @@ class Curves:
 
     @property
     def shown(self) -> int:
-        """The place of the first start that converges at every length; else of the first."""
+        """The place of the first start that converges at every length."""
         return int(self.converged.all(axis=(0, 1)).argmax())
 
 
@@ -171,14 +256,9 @@ def curves(setting: Setting, law: str) -> Curves:
     distances = [
         [_distance(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(*runs, strict=True)
     ]
-    best = [
-        [2 * flow(setting, law, "softmax", n, None).value[-1] for n in lengths],
-        [best.risk.mse for best in linear_optimum(task, lengths)],
-    ]
+    best = np.transpose([least_errors(setting, law, n) for n in lengths])
     errors = np.array([[[2 * run.value for run in row] for row in rows] for rows in runs])
-    return Curves(
-        np.array(lengths), errors, np.array(distances), np.array(best), task.noise_variance
-    )
+    return Curves(np.array(lengths), errors, np.array(distances), best, task.noise_variance)
 
 
 def _distance(a: Trajectory, b: Trajectory) -> np.ndarray:
@@ -194,7 +274,7 @@ class Ends:
 
     Attributes:
         lengths: the lengths, [n].
-        errors: of the shown start, [kernel, length].
+        errors: from the block start of the theory, [kernel, length].
         accuracy: of these, [kernel, length].
         optimum: the least of linear attention, [length].
         ridge: the Bayes predictor's, [length].
@@ -211,10 +291,9 @@ class Ends:
 
 @functools.cache
 def ends(setting: Setting, law: str) -> Ends:
-    """Return the final risks of a law from the start that is shown."""
+    """Return the final risks of a law; flows from the block start do not depend on the seed."""
     task, lengths = protocol_task(law), end_lengths(setting)
-    start = shown_start(setting, law)
-    runs = [[flow(setting, law, kernel, n, start) for n in lengths] for kernel in KERNELS]
+    runs = [[flow(setting, law, kernel, n, None) for n in lengths] for kernel in KERNELS]
     return Ends(
         lengths=np.array(lengths),
         errors=np.array([[2 * run.value[-1] for run in row] for row in runs]),
@@ -231,34 +310,131 @@ def shown_start(setting: Setting, law: str) -> int:
 
 
 def parts(setting: Setting) -> list[Part]:
-    """Return the study in parts: for each law the flows at one length, and descent.
-
-    Descent begins where the curves have chosen its start, beside the flows at other lengths.
-    """
-    shown = curve_lengths(setting)
-    others = [length for length in end_lengths(setting) if length not in shown]
+    """Return the study in parts: for each law its flows, its many starts, and descent."""
     ordered: list[Part] = []
     for law in LAWS:
-        ordered += [_flows_part(law, length) for length in shown]
+        ordered += [_flows_part(law, length) for length in curve_lengths(setting)]
+        ordered.append(_part(f"{law}, a start that converges", start_numbers, law))
         ordered.append(Part(f"{law}, training runs", functools.partial(descent, law=law)))
-        ordered += [_flows_part(law, length) for length in others]
+        ordered.append(_part(f"{law}, ends of training", ends, law))
+        if not setting.quick:
+            ordered += [
+                _part(f"{law}, {ENSEMBLE} starts, L = {length}", _ensemble_at, law, length=length)
+                for length in ensemble_lengths(law)
+            ]
     return ordered
 
 
+def _part(name: str, compute: Callable[..., object], law: str, **options: int) -> Part:
+    return Part(name, functools.partial(compute, law=law, **options), group=law)
+
+
 def _flows_part(law: str, length: int) -> Part:
-    compute = functools.partial(flows, law=law, length=length)
-    return Part(f"{law}, L = {length}", compute, group=law)
+    return _part(f"{law}, L = {length}", flows, law, length=length)
 
 
 def flows(setting: Setting, law: str, length: int) -> None:
     """Compute the flows of a law at one length into the setting's folder."""
-    shown = length in curve_lengths(setting)
-    starts = start_numbers(setting, law) if shown else [shown_start(setting, law)]
-    for start in starts:
+    for start in range(_first_starts(setting)):
         for kernel in KERNELS:
             flow(setting, law, kernel, length, start)
-    if shown:
-        flow(setting, law, "softmax", length, None)
+    least_errors(setting, law, length)
+
+
+ENSEMBLE = 64
+"""Random starts over which shares are taken."""
+
+ENSEMBLE_TIMES = np.concatenate([[0.0, 2.0], np.geomspace(4.0, 600.0, 24), [200.0]])
+ENSEMBLE_TIMES.sort()
+
+
+def ensemble_lengths(law: str) -> tuple[int, ...]:
+    """Return the lengths at which many starts are followed."""
+    return (10, 40, 100, 1000) if law == "identity" else (10, 1000)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Flows from many random starts under one law, softmax first, then linear.
+
+    Attributes:
+        lengths: the lengths, [n].
+        errors: mean squared errors at `ENSEMBLE_TIMES`, [kernel, length, start, time].
+        farthest: the largest squared distance between the factors of the two kernels along
+            training, [length, start].
+        crossed: the same between softmax from each start and linear attention from the next one.
+        best: the least mean squared errors, [kernel, length].
+        floor: the variance of the labels.
+    """
+
+    lengths: np.ndarray
+    errors: np.ndarray
+    farthest: np.ndarray
+    crossed: np.ndarray
+    best: np.ndarray
+    floor: float
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Which starts end within a tenth of the least excess, [kernel, length, start]."""
+        excess = self.errors[..., -1] - self.floor
+        return excess <= CONVERGED * (self.best[..., None] - self.floor)
+
+    def left_at(self, steps: int) -> np.ndarray:
+        """Return the share of the initial excess over the best that is left after some steps.
+
+        Args:
+            steps: of the paper's protocol, at one of `ENSEMBLE_TIMES`.
+
+        Returns:
+            shares, [kernel, length, start].
+        """
+        at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
+        excess = self.errors - self.best[..., None, None]
+        return excess[..., at] / excess[..., 0]
+
+
+@functools.cache
+def ensemble(setting: Setting, law: str) -> Ensemble:
+    """Return the flows from many random starts of a law."""
+    lengths = ensemble_lengths(law)
+    errors, farthest, crossed = zip(
+        *(_ensemble_at(setting, law, length) for length in lengths), strict=True
+    )
+    return Ensemble(
+        lengths=np.array(lengths),
+        errors=np.stack(errors, axis=1),
+        farthest=np.stack(farthest),
+        crossed=np.stack(crossed),
+        best=np.transpose([least_errors(setting, law, length) for length in lengths]),
+        floor=protocol_task(law).noise_variance,
+    )
+
+
+@functools.cache
+def _ensemble_at(
+    setting: Setting, law: str, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return errors and largest distances of many starts at one length."""
+    runs = []
+    for start in range(ENSEMBLE):
+        setting.tell(f"start {start + 1} of {ENSEMBLE}: {law}, L = {length}")
+        heads = [random_start(setting, _FIRST_OF_ENSEMBLE + start, kernel) for kernel in KERNELS]
+        tables_at_hand()
+        follow = functools.partial(flow_from, setting, protocol_task(law), points=1024)
+        with jax.enable_x64(True), on_cpu():
+            runs.append([follow(head, length=length, times=ENSEMBLE_TIMES) for head in heads])
+    softmax, linear = zip(*runs, strict=True)
+    errors = np.array([[2 * run.value for run in row] for row in (softmax, linear)])
+    farthest, crossed = (
+        np.array([_distance(a, b).max() for a, b in zip(softmax, others, strict=True)])
+        for others in (linear, (*linear[1:], linear[0]))
+    )
+    return errors, farthest, crossed
+
+
+_FIRST_OF_ENSEMBLE = 10_000
+"""The number of the first start of an ensemble: others than those of `start_numbers`."""
 
 
 def descent_lengths(setting: Setting) -> tuple[int, ...]:

@@ -5,44 +5,38 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.large_prompt.study import RATE, TIMES, Curves, curves
+from promptlimit.reproduction._statistics import largest_share, share_at_least
+from promptlimit.reproduction.large_prompt.study import ensemble
 from promptlimit.results import Check
 
-_EARLY = 100_000
-
-
-def left_at(flows: Curves, steps: int) -> np.ndarray:
-    """Return the share of the initial excess over the best that is left, [kernel, length]."""
-    errors = flows.errors[:, :, flows.shown]
-    excess = errors - flows.best[..., None]
-    time = 2 * RATE * steps
-    at = np.apply_along_axis(lambda row: np.interp(time, TIMES, row), 2, excess)
-    return at / excess[..., 0]
+_EARLY, _TOO_EARLY = 100_000, 1_000
+_LEFT, _MOST = 0.05, 0.9
 
 
 def decide(setting: Setting) -> Sequence[Check]:
-    """Return how much of the excess risk is left after a third of the training."""
-    flows = curves(setting, "identity")
+    """Return from how many converging starts little excess is left after a third of training."""
+    starts = ensemble(setting, "identity")
+    converging = starts.converged.all(axis=(0, 1))
+    count = int(converging.sum())
+    late, early = (
+        int((starts.left_at(steps)[..., converging] <= _LEFT).all(axis=(0, 1)).sum())
+        for steps in (_EARLY, _TOO_EARLY)
+    )
     return [
-        Check(
-            "from a start that converges: share of the initial excess that is left after 100,000 "
-            "of 300,000 steps, largest",
-            float(left_at(flows, _EARLY).max()),
-            "<=",
-            0.05,
+        share_at_least(
+            "of the starts that converge, those with at most a twentieth of the initial excess "
+            "left after 100,000 of 300,000 steps, both heads, every length",
+            late,
+            count,
+            _MOST,
         ),
         Check(
-            "and at the end of training: largest",
-            float(left_at(flows, 300_000).max()),
+            "the same after 1,000 steps, too few: largest share that the same test allows",
+            largest_share(early, count) if count else np.nan,
             "<=",
-            0.01,
-        ),
-        Check(
-            "share left after 1,000 steps, too few: smallest",
-            float(left_at(flows, 1_000).min()),
-            ">=",
-            0.5,
+            _MOST,
             role="control",
+            basis="the share of the statement",
         ),
     ]
 
@@ -54,4 +48,5 @@ CLAIM = Claim(
     reference="Figure 4",
     decide=decide,
     after_study=True,
+    quick=False,
 )

@@ -47,14 +47,19 @@ def decide(setting: Setting) -> Sequence[Check]:
         "m ≠ 0 but Vm = 0: largest difference": unread,
         "Vm ≠ 0: the difference at z = 0 against |Vm|, largest error": read,
     }
-    far = {"basis": "margin: 1e8 times the tolerance of the statement", "role": "control"}
+    controls = {
+        "Vm ≠ 0, sharpness 1: difference": with_mean,
+        "two-valued tokens, m = 0, sharpness 1: difference": two_valued,
+    }
     return [
         *(
             Check(name, value, "<=", 1e-10, basis="rounding, and 1e5 times that as a margin")
             for name, value in differences.items()
         ),
-        Check("Vm ≠ 0, sharpness 1: difference", with_mean, ">=", 1e-2, **far),
-        Check("two-valued tokens, m = 0, sharpness 1: difference", two_valued, ">=", 1e-2, **far),
+        *(
+            Check(name, value, ">=", 1e-2, role="control", basis="margin: 1e8 times that tolerance")
+            for name, value in controls.items()
+        ),
     ]
 
 

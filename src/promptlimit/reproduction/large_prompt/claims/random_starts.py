@@ -6,38 +6,57 @@ import jax
 import jax.numpy as jnp
 
 from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction._statistics import share_at_least
 from promptlimit.reproduction.large_prompt.protocol import protocol_task
-from promptlimit.reproduction.large_prompt.study import CONVERGED, curves, flow_from, random_start
+from promptlimit.reproduction.large_prompt.study import (
+    CONVERGED,
+    ensemble,
+    flow_from,
+    random_start,
+)
 from promptlimit.results import Check
+
+_EVERY, _MOST, _SOME = 0.99, 0.9, 1 / 3
+"""Shares of starts that stand for every one of them, for most and for some."""
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return shares of starts that converge, and the best start against the theory's."""
-    flows = curves(setting, "identity")
-    shares = flows.converged.mean(axis=2)
-    excess = flows.errors[..., -1].min(axis=2) - flows.floor
-    ratio = excess / (flows.best - flows.floor)
+    starts = ensemble(setting, "identity")
+    converged = starts.converged
+    count = converged.shape[-1]
+    excess = starts.errors[..., -1] - starts.floor
+    ratio = excess / (starts.best - starts.floor)[..., None]
+    middle = list(starts.lengths).index(40)
     return [
-        Check(
-            "share of random starts within a tenth of the least excess at the end, smallest over "
-            "heads and lengths",
-            float(shares.min()),
-            ">=",
-            1.0,
+        share_at_least(
+            "random starts within a tenth of the least excess at the end, both heads, every length",
+            int(converged.all(axis=(0, 1)).sum()),
+            count,
+            _EVERY,
         ),
-        Check(
-            "L = 10, both heads: share of random starts that converge",
-            float(shares[:, 0].min()),
-            ">=",
-            1.0,
+        share_at_least(
+            "the same at L = 40 alone",
+            int(converged[:, middle].all(axis=0).sum()),
+            count,
+            _MOST,
+            role="amended",
+        ),
+        share_at_least(
+            "the same at every length",
+            int(converged.all(axis=(0, 1)).sum()),
+            count,
+            _SOME,
             role="amended",
         ),
         Check(
-            "excess of the best random start over that of the theory's: largest ratio",
-            float(ratio.max()),
+            "excess of the best random start over that of the theory's: largest ratio over heads "
+            "and lengths",
+            float(ratio.min(axis=2).max()),
             "<=",
             CONVERGED,
             role="amended",
+            basis="margin: a tenth, as for convergence",
         ),
         Check(
             "and smallest ratio: none goes below the theory's",
@@ -45,13 +64,15 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             0.99,
             role="amended",
+            basis="the statement, up to the accuracy of the quadrature",
         ),
         Check(
             "linear attention from a start at 0, a saddle: final excess over the least, L = 1000",
-            float((_from_zero(setting) - flows.floor) / (flows.best[1, -1] - flows.floor)),
+            float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
             ">=",
             10.0,
             role="control",
+            basis="margin: a hundred times the tolerance of convergence",
         ),
     ]
 
@@ -70,7 +91,9 @@ CLAIM = Claim(
     reference="Section 6",
     decide=decide,
     expected="holds with a change",
-    evidence="At short prompts every random start reached the optimum. At L = 1000 some were "
-    "still on a plateau at the end of the protocol; others reached it at every length.",
+    evidence="About half of the random starts reach it at every length. At L = 40 all do; at L = "
+    "1000 the others end on a plateau, where one direction of the covariates is not read: linear "
+    "attention stays there at 13 times the least excess.",
     after_study=True,
+    quick=False,
 )
