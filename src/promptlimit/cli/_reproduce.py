@@ -1,6 +1,7 @@
 """`promptlimit reproduce`: decide the claims of papers and redraw their figures."""
 
 import difflib
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from promptlimit.cli._console import (
 from promptlimit.cli._progress import progress
 
 if TYPE_CHECKING:
-    from promptlimit.reproduction import Claim, Figure, Paper
+    from promptlimit.reproduction import Claim, Figure, Paper, SeedVerdicts
     from promptlimit.results import Check, ClaimResult
 
 _COLOURS = {
@@ -64,6 +65,15 @@ def reproduce(
         Path, typer.Option("--out", metavar="DIR", help="Where claims and figures go.")
     ] = Path("report"),
     seed: SeedOption = 0,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--seeds",
+            metavar="FIRST:END",
+            help="Decide the claims at every seed from FIRST up to, not including, END; draw no "
+            "figures.",
+        ),
+    ] = None,
     list_items: Annotated[
         bool, typer.Option("--list", help="List what can be reproduced and exit.")
     ] = False,
@@ -78,6 +88,11 @@ def reproduce(
     Exits 0 when every verdict is the one on record, 1 otherwise.
     """
     extent = _protocol(protocol)
+    if seeds is not None:
+        if figures_only or list_items:
+            raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
+        _at_seeds(names or [], _seed_range(seeds), quick, extent, out, as_json=as_json)
+        return
     compile_sooner()
     share_cores()
     from promptlimit import reproduction
@@ -131,6 +146,69 @@ def reproduce(
         print_error(failure, "the others are done; the same command goes on from what is stored")
     if failures or not all(result.as_expected for result in results):
         raise typer.Exit(1)
+
+
+def _seed_range(text: str) -> range:
+    """Return the seeds that `FIRST:END` names."""
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise UsageError(
+            f"--seeds must be FIRST:END with 0 <= FIRST < END, got '{text}'",
+            "0:30 are the seeds 0 to 29",
+        )
+    return range(int(first), int(end))
+
+
+def _at_seeds(
+    names: Sequence[str],
+    seeds: range,
+    quick: bool,
+    protocol: Literal["exact", "full"],
+    out: Path,
+    *,
+    as_json: bool,
+) -> None:
+    """Decide claims at several seeds and print how often each verdict is the one on record."""
+    compile_sooner()
+    os.environ.setdefault("NPROC", "1")  # each core has a process of its own
+    from promptlimit import reproduction
+
+    with progress("reproduce") as shown:
+        shown.at("starting")
+        papers, items = _papers(names)
+        chosen = [
+            (paper, [item for item in wanted if isinstance(item, reproduction.Claim)])
+            for paper, wanted in _chosen(papers, items, figures_only=False)
+        ]
+        require_folder(out)
+        setting = reproduction.Setting(quick=quick, protocol=protocol)
+        verdicts = reproduction.decide_at_seeds(chosen, setting, seeds, out, shown)
+    if as_json:
+        print_json({"seeds": list(seeds), "claims": [verdict.as_json() for verdict in verdicts]})
+    else:
+        _print_seeds(verdicts, len(seeds))
+    if any(verdict.differing for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
+    table = Table("claim", "verdict on record", "seeds with that verdict", box=None, pad_edge=False)
+    for verdict in verdicts:
+        if verdict.decided:
+            well = f"{seeds - len(verdict.differing)} of {seeds}"
+            name = f"{verdict.paper}/{verdict.name}"
+            colour = "red" if verdict.differing else "green"
+            table.add_row(escape(name), verdict.expected, f"[{colour}]{well}[/]")
+    OUT.print(table)
+    for verdict in verdicts:
+        for seed in verdict.differing:
+            words = f"{verdict.paper}/{verdict.name} at seed {seed}: {verdict.reason(seed)}"
+            OUT.print(words, markup=False)
+    decided = [verdict for verdict in verdicts if verdict.decided]
+    well = sum(not verdict.differing for verdict in decided)
+    left = len(verdicts) - len(decided)
+    undecided = f"; {left} claims not decided in quick mode" if left else ""
+    OUT.print(f"{well} of {len(decided)} claims as on record at all of {seeds} seeds{undecided}")
 
 
 def _protocol(word: str) -> Literal["exact", "full"]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from promptlimit.reproduction._pictures import write_page as write_page
     from promptlimit.reproduction._processes import WorkerLostError as WorkerLostError
     from promptlimit.reproduction._processes import helper_ahead as helper_ahead
+    from promptlimit.reproduction._seeds import SeedVerdicts as SeedVerdicts
+    from promptlimit.reproduction._seeds import decide_at_seeds as decide_at_seeds
     from promptlimit.reproduction._work import Outcome as Outcome
     from promptlimit.reproduction._work import decide as decide
     from promptlimit.reproduction._work import reproduce as reproduce
@@ -33,6 +35,7 @@ _HOMES = {
     ),
     "write_page": "_pictures",
     **dict.fromkeys(("WorkerLostError", "helper_ahead"), "_processes"),
+    **dict.fromkeys(("SeedVerdicts", "decide_at_seeds"), "_seeds"),
     **dict.fromkeys(("Outcome", "decide", "reproduce", "run_facts"), "_work"),
 }
 

@@ -61,7 +61,8 @@ FIGURES = (
         name="figure_2",
         title="Risk after training against the length of the prompt, isotropic covariates",
         caption="Mean squared error at the end of training (time 600, the flow of 300,000 steps at "
-        "rate 0.001) for softmax and linear attention from the block start of the theory, isotropic "
+        "rate 0.001) for softmax and linear attention from the block start of the theory, "
+        "isotropic "
         "covariates, with the closed-form optimum of linear attention, the Bayes predictor (ridge "
         "regression) and the noise floor. Lines are gradient flows on exact risks; bands, hardly "
         "thicker than the lines, are twice the mean rise that gradient noise adds at the paper's "
