@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Processes of the tests read what others compiled, also where the environment says to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help reproduce example example-causal test lint types layers unit test-long mutants test-lowest figures docs serve dist benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,14 +78,10 @@ layers: $(TOOLS)
 	$(BIN)/lint-imports --no-cache
 
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+JOBS ?= 2
 
-unit: $(TOOLS) $(HAS_MODEL)
-	$(PYTEST)
-
-test-long: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
-	$(BIN)/pyright
-	THOROUGH=1 $(PYTEST) -m ""
+unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
 mutants: $(TOOLS) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
 	$(BIN)/python tests/mutants.py

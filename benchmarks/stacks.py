@@ -76,7 +76,7 @@ def main() -> None:
             one = timed(lambda: jax.block_until_ready(run(keys)))[1] / PROMPTS  # noqa: B023
         what = f"{depth} layers, d = {dim}, {heads} head{'s' * (heads > 1)}"
         simulated = one * 2.0 / WANTED**2
-        apart = np.abs(tokens[0].cov - cov).max() / np.abs(cov).max()  # pyright: ignore
+        apart = np.abs(tokens[0].cov - cov).max() / np.abs(cov).max()
         print(
             f"{what:34s} {cov_time:8.3f}s {bias_time:8.3f}s {tokens[1]:9.2f}s {simulated:16.0f} s"
             f"   ratio {simulated / cov_time:.1e}, jackknife off by {apart:.0%}"
