@@ -83,8 +83,8 @@ JOBS ?= 2
 unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
-mutants: $(TOOLS) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
-	$(BIN)/python tests/mutants.py
+mutants: $(TOOLS) $(HAS_MODEL) ## Change the code at random, plant named errors, and list what no test notices
+	$(BIN)/python tests/mutation.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
 	$(PYTHON) tests/lowest.py
@@ -110,4 +110,4 @@ benchmarks: $(TOOLS) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis .mutants dist
