@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # Processes of the tests read what others compiled, also where the environment says to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help reproduce example example-causal test lint types layers unit test-long mutants test-lowest figures docs serve dist benchmarks clean
+.PHONY: help reproduce example example-causal test lint types layers unit mutants test-lowest figures docs serve dist benchmarks clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -78,17 +78,13 @@ layers: $(TOOLS)
 	$(BIN)/lint-imports --no-cache
 
 # One worker runs a whole file: its tests share programs, and compiling them is most of the work.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+JOBS ?= 2
 
-unit: $(TOOLS) $(HAS_MODEL)
-	$(PYTEST)
+unit: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile
 
-test-long: $(TOOLS) $(HAS_MODEL) $(HAS_CAUSAL_MODEL) ## Also what takes long and seldom finds more, programs optimised
-	$(BIN)/pyright
-	THOROUGH=1 $(PYTEST) -m ""
-
-mutants: $(TOOLS) $(HAS_MODEL) ## Plant known errors one by one and see the tests notice each
-	$(BIN)/python tests/mutants.py
+mutants: $(TOOLS) $(HAS_MODEL) ## Change the code at random, plant named errors, and list what no test notices
+	$(BIN)/python tests/mutation.py
 
 test-lowest: ## The test suite on the oldest dependencies pyproject.toml allows
 	$(PYTHON) tests/lowest.py
@@ -114,4 +110,4 @@ benchmarks: $(TOOLS) ## Run every benchmark, one after the other
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) report site .tutorials .pytest_cache .ruff_cache .hypothesis .mutants dist

@@ -6,11 +6,12 @@ falls on all alike, and only medians are compared. The memory is what the compil
 program needs. A direct call also pays for what compiling removes, the checks of the query and a few
 dispatches from Python; a prompt of 10 tokens shows that price alone.
 
-    python benchmarks/attend.py
+    python benchmarks/attend.py [--smallest]
 """
 
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -48,17 +49,18 @@ def compiled(attention: pl.SoftmaxAttention, prompt: pl.Empirical, query: jax.Ar
     return attention(prompt, query)
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print the ratios of time and memory, library to hand-written."""
-    print(f"softmax attention over L = {LENGTH:,} tokens, d = {DIM}, float32")
-    print(f"medians of {ROUNDS:,} alternating calls on {jax.devices()[0].device_kind}")
-    times = median_times(calls_on(parameters(LENGTH)))
+    length, rounds = (100, 3) if smallest else (LENGTH, ROUNDS)
+    print(f"softmax attention over L = {length:,} tokens, d = {DIM}, float32")
+    print(f"medians of {rounds:,} alternating calls on {jax.devices()[0].device_kind}")
+    times = median_times(calls_on(parameters(length)), rounds)
     base = times["by hand"]
     for name, seconds in times.items():
         print(f"  time    {name:16} {1e6 * seconds:8.0f} us   ratio {seconds / base:.3f}")
-    print_memory(parameters(LENGTH))
+    print_memory(parameters(length))
 
-    few = median_times(calls_on(parameters(FEW)))
+    few = median_times(calls_on(parameters(FEW)), rounds)
     added, added_to_few = (1e6 * (t["called directly"] - t["compiled"]) for t in (times, few))
     print(f"  a direct call adds {added:.0f} us, and {added_to_few:.0f} us to L = {FEW} tokens")
     ratio = times["compiled"] / base
@@ -92,12 +94,12 @@ def calls_on(given: Parameters) -> dict[str, Callable[[], jax.Array]]:
     return calls
 
 
-def median_times(calls: dict[str, Callable[[], jax.Array]]) -> dict[str, float]:
+def median_times(calls: dict[str, Callable[[], jax.Array]], rounds: int) -> dict[str, float]:
     """Return the median seconds of each call; they take turns, in an order that changes."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     order = random.Random(0)  # noqa: S311  # shuffles turns, guards no secret
-    for turn in range(WARM_UP + ROUNDS):
+    for turn in range(WARM_UP + rounds):
         order.shuffle(names)
         for name in names:
             start = time.perf_counter()
@@ -133,4 +135,4 @@ def memory_of(function: Callable[..., jax.Array], *arguments: object) -> tuple[i
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

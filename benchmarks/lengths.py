@@ -6,6 +6,7 @@ standard error to a thousandth of the entropy's own deviation from ln L: counted
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ LENGTHS = np.concatenate([np.arange(10, 100, 10), np.arange(100, 1001, 100)])
 PROMPTS, TOLERANCE = 1000, 1e-3
 
 
-def best_seconds(action: Callable[[], object], repeats: int = 5) -> float:
+def best_seconds(action: Callable[[], object], repeats: int) -> float:
     """Return the fewest processor seconds of several runs, after one to warm up."""
     action()
     seconds = []
@@ -28,43 +29,46 @@ def best_seconds(action: Callable[[], object], repeats: int = 5) -> float:
     return min(seconds)
 
 
-def tables() -> None:
+def tables(count: int, many: np.ndarray, repeats: int) -> None:
     """Time tables over sharpness and length, and many lengths of one head."""
-    sharpness = np.geomspace(0.05, 8.0, 64)[:, None]
-    many = np.geomspace(2, 1e12, 1000).round()
+    sharpness = np.geomspace(0.05, 8.0, count)[:, None]
     scores = np.random.default_rng(0).normal(size=4096)
     for label, cells, action in (
         (
-            "64 sharpnesses to 8 x 19 lengths",
-            1216,
+            f"{count} sharpnesses to 8 x 19 lengths",
+            19 * count,
             lambda: pl.length_statistics(sharpness, LENGTHS),
         ),
-        ("1000 lengths to 1e12, sharpness 2", 1000, lambda: pl.length_statistics(2.0, many)),
+        (
+            f"{many.size} lengths to 1e12, sharpness 2",
+            many.size,
+            lambda: pl.length_statistics(2.0, many),
+        ),
         (
             "the same beside a needle",
-            1000,
+            many.size,
             lambda: pl.length_statistics(2.0, many, fixed_scores=[9]),
         ),
         ("a list of 4096 scores, 2 lengths", 2, lambda: pl.entropy_prediction(scores, [64, 65536])),
         ("a needle's temperature", 1, lambda: pl.inverse_temperature(1, 1e6, margin=6, weight=0.5)),
         ("what rules do to a head", 10, lambda: pl.temperature_table(2.0, 8192, 131072)),
     ):
-        seconds = best_seconds(action)
+        seconds = best_seconds(action, repeats)
         print(f"{label:<42} {seconds * 1e3:9.1f} ms {cells / seconds:9.0f} cells a second")
 
 
-def simulation() -> None:
+def simulation(prompts: int) -> None:
     """Count the prompts that would say the same, at sharpness 2 and 1000 tokens."""
     sigma, length = 2.0, 1000
     exact = best_seconds(lambda: pl.length_statistics(sigma, length), 20)
     rng = np.random.default_rng(0)
     started = time.process_time()
-    scores = sigma * rng.standard_normal((PROMPTS, length))
+    scores = sigma * rng.standard_normal((prompts, length))
     top = scores.max(axis=1, keepdims=True)
     powers = np.exp(scores - top)
     total = powers.sum(axis=1)
     entropy = top[:, 0] + np.log(total) - (powers * scores).sum(axis=1) / total
-    each = (time.process_time() - started) / PROMPTS
+    each = (time.process_time() - started) / prompts
     deviation = math.log(length) - entropy.mean()
     needed = (entropy.std() / (TOLERANCE * deviation)) ** 2
     print(f"{'one cell exactly, all statistics':<42} {exact * 1e3:9.1f} ms")
@@ -75,6 +79,12 @@ def simulation() -> None:
     print(f"{2.0 / TOLERANCE**2:9.1e} prompts, {variance / exact:.0f} times as long")
 
 
+def main(smallest: bool = False) -> None:
+    """Time both."""
+    lengths = np.geomspace(2, 1e12, 4 if smallest else 1000).round()
+    tables(2 if smallest else 64, lengths, repeats=1 if smallest else 5)
+    simulation(10 if smallest else PROMPTS)
+
+
 if __name__ == "__main__":
-    tables()
-    simulation()
+    main("--smallest" in sys.argv)

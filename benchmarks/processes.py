@@ -11,21 +11,29 @@ import socket
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
-TURNS = 3
-REPEATS = 5
-PROMPTS = 8192
-LENGTH = 200
-SEEDS = 8
-STEPS = 6000
-WARM = 1000
-TOKENS = 2**24
+
+class Sizes(NamedTuple):
+    """How much work there is for each device, and how often it is repeated."""
+
+    turns: int = 3
+    repeats: int = 5
+    prompts: int = 8192
+    length: int = 200
+    seeds: int = 8
+    steps: int = 6000
+    warm: int = 1000
+    tokens: int = 2**24
+
+
+SMALLEST = Sizes(1, 1, 64, 10, 1, 4, 0, 2**13)
 
 LAYOUTS = {"1 process": (1, 1), "2 processes": (2, 1), "1 process, 2 devices": (1, 2)}
 """Processes, and devices in each."""
 
 
-def work(number: int, processes: int, devices: int, address: str) -> None:
+def work(number: int, processes: int, devices: int, address: str, sizes: Sizes) -> None:
     """Time all kinds of work in one of the processes; the first prints the seconds."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:devices] if processes == 1 else {cores[number % len(cores)]})
@@ -39,12 +47,12 @@ def work(number: int, processes: int, devices: int, address: str) -> None:
         join(address, processes, number)
     with pl.spread():
         kinds = {"gaps": gap_seconds, "training": training_seconds, "stream": stream_seconds}
-        found = {name: seconds(crew().size) for name, seconds in kinds.items()}
+        found = {name: seconds(crew().size, sizes) for name, seconds in kinds.items()}
     if number == 0:
         print("\n" + json.dumps(found))
 
 
-def gap_seconds(size: int) -> float:
+def gap_seconds(size: int, sizes: Sizes) -> float:
     """Return the shortest time for so many times the prompts, after one run to compile."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
@@ -54,17 +62,16 @@ def gap_seconds(size: int) -> float:
     normal = pl.Gaussian(np.zeros(5), np.eye(5))
     attention = pl.SoftmaxAttention(0.4 * np.eye(5), np.eye(5))
     seconds = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + sizes.repeats):
         started = time.perf_counter()
         key = jax.random.key(0)
-        pl.output_gap(
-            attention, normal, normal, [LENGTH], kind="estimate", key=key, samples=PROMPTS * size
-        )
+        given = (attention, normal, normal, [sizes.length])
+        pl.output_gap(*given, kind="estimate", key=key, samples=sizes.prompts * size)
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
 
 
-def training_seconds(size: int) -> float:
+def training_seconds(size: int, sizes: Sizes) -> float:
     """Return the time of 1,000 steps from so many times the seeds, from look to look."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
@@ -75,17 +82,17 @@ def training_seconds(size: int) -> float:
     pl.sgd(
         lambda key: pl.uniform_factors(5, key=key),
         pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2),
-        LENGTH,
-        pl.TrainingPlan(steps=STEPS, batch=16, record=[0, STEPS], points=64),
+        sizes.length,
+        pl.TrainingPlan(steps=sizes.steps, batch=16, record=[0, sizes.steps], points=64),
         key=jax.random.key(0),
-        seeds=SEEDS * size,
+        seeds=sizes.seeds * size,
         watch=lambda progress: looks.append((progress.done, time.perf_counter())),
     )
-    (first, started), *_, (last, ended) = [look for look in looks if look[0] >= WARM]
+    (first, started), *_, (last, ended) = [look for look in looks if look[0] >= sizes.warm]
     return 1000 * (ended - started) / (last - first)
 
 
-def stream_seconds(size: int) -> float:
+def stream_seconds(size: int, sizes: Sizes) -> float:
     """Return the shortest time for so many times the tokens, after one run to compile."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
@@ -94,23 +101,31 @@ def stream_seconds(size: int) -> float:
 
     normal = pl.Gaussian(np.zeros(4), np.eye(4))
     head = pl.SoftmaxAttention(0.4 * np.eye(4), np.eye(4))
-    prompt = pl.Generated(normal, TOKENS * size, key=jax.random.key(0))
+    prompt = pl.Generated(normal, sizes.tokens * size, key=jax.random.key(0))
     seconds = []
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + sizes.repeats):
         started = time.perf_counter()
         pl.stream(head, prompt, np.ones((4, 4)), covariance=False)
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
 
 
-def measured(processes: int, devices: int) -> dict[str, float]:
+def measured(processes: int, devices: int, options: list[str]) -> dict[str, float]:
     """Return the seconds of one layout."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     running = [
         subprocess.Popen(  # noqa: S603  # this file
-            [sys.executable, __file__, str(number), str(processes), str(devices), address],
+            [
+                sys.executable,
+                __file__,
+                str(number),
+                str(processes),
+                str(devices),
+                address,
+                *options,
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -120,18 +135,27 @@ def measured(processes: int, devices: int) -> dict[str, float]:
     return json.loads(printed[0].splitlines()[-1])
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print the table; layouts take turns, and medians are compared."""
-    turns = [{name: measured(*layout) for name, layout in LAYOUTS.items()} for _ in range(TURNS)]
-    print(f"gaps: {PROMPTS} prompts of {LENGTH} tokens a device; training: 1,000 steps of {SEEDS}")
-    print(f"seeds a device at L = {LENGTH}; stream: {TOKENS} tokens a device")
-    print(f"medians of {TURNS} turns, ratios to one process")
+    sizes, options = (SMALLEST, ["--smallest"]) if smallest else (Sizes(), [])
+    layouts = {"1 process": LAYOUTS["1 process"]} if smallest else LAYOUTS
+    turns = [
+        {name: measured(*layout, options) for name, layout in layouts.items()}
+        for _ in range(sizes.turns)
+    ]
+    print(f"gaps: {sizes.prompts} prompts of {sizes.length} tokens per device; training: 1,000")
+    print(f"steps of {sizes.seeds} seeds per device; stream: {sizes.tokens} tokens per device")
+    print(f"medians of {sizes.turns} turns, ratios to one process")
     for what in ("gaps", "training", "stream"):
-        for name in LAYOUTS:
-            seconds = sorted(turn[name][what] for turn in turns)[TURNS // 2]
+        for name in layouts:
+            seconds = sorted(turn[name][what] for turn in turns)[sizes.turns // 2]
             ratios = sorted(turn[name][what] / turn["1 process"][what] for turn in turns)
-            print(f"{what:<10} {name:<22} {seconds:7.3f} s  {ratios[TURNS // 2]:5.2f}")
+            print(f"{what:<10} {name:<22} {seconds:7.3f} s  {ratios[sizes.turns // 2]:5.2f}")
 
 
 if __name__ == "__main__":
-    work(*map(int, sys.argv[1:4]), sys.argv[4]) if len(sys.argv) > 1 else main()
+    is_smallest = "--smallest" in sys.argv
+    if len(sys.argv) > 2:
+        work(*map(int, sys.argv[1:4]), sys.argv[4], SMALLEST if is_smallest else Sizes())
+    else:
+        main(is_smallest)

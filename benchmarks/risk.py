@@ -3,6 +3,7 @@
 Contenders take turns within one run. Prints a small table; nothing is asserted.
 """
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ def medians(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str,
     return {name: float(np.median(values)) for name, values in seconds.items()}
 
 
-def simulated(task: pl.LinearRegression, length: int) -> Callable[..., tuple]:
+def simulated(task: pl.LinearRegression, length: int, prompts: int) -> Callable[..., tuple]:
     """Return the gradient of the mean loss over simulated prompts, written by hand."""
     root = np.linalg.cholesky(task.covariance)
 
@@ -44,15 +45,16 @@ def simulated(task: pl.LinearRegression, length: int) -> Callable[..., tuple]:
         return 0.5 * (weights @ (tokens @ row) - w @ query) ** 2 + 0.5 * task.noise_variance
 
     def mean(parameters: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple:
-        keys = jax.random.split(key, PROMPTS)
+        keys = jax.random.split(key, prompts)
         values, slopes = jax.vmap(jax.value_and_grad(loss), (None, 0))(parameters, keys)
         return jnp.mean(values), jnp.std(values), jax.tree.map(lambda a: jnp.mean(a, 0), slopes)
 
     return jax.jit(mean)
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Time softmax at 10 and 1e9 tokens, linear attention, and simulated prompts of 10 tokens."""
+    points, prompts, repeats = (64, 16, 2) if smallest else (POINTS, PROMPTS, 200)
     rho = 0.5 ** np.abs(np.subtract.outer(np.arange(DIM), np.arange(DIM)))
     task = pl.LinearRegression(rho, noise_variance=0.1, prior_variance=0.2)
     rng = np.random.default_rng(0)
@@ -60,10 +62,12 @@ def main() -> None:
         U = jnp.asarray(0.15 * rng.normal(size=(DIM + 1, DIM + 1)))
         v = jnp.asarray(0.3 * rng.normal(size=DIM + 1))
         functions = {
-            "softmax, L = 10": pl.risk_function(task, 10, points=POINTS, max_sharpness=8.0),
-            "softmax, L = 1e9": pl.risk_function(task, 1e9, points=POINTS, max_sharpness=8.0),
+            "softmax, L = 10": pl.risk_function(task, 10, points=points, max_sharpness=8.0),
             "linear, L = 10": pl.risk_function(task, 10, kernel="linear"),
         }
+        if not smallest:
+            long = pl.risk_function(task, 1e9, points=points, max_sharpness=8.0)
+            functions["softmax, L = 1e9"] = long
         compiled = {
             name: jax.jit(jax.value_and_grad(function, argnums=(0, 1)))
             for name, function in functions.items()
@@ -72,15 +76,15 @@ def main() -> None:
             name: lambda f=function: jax.block_until_ready(f(U, v))
             for name, function in compiled.items()
         }
-        sample = simulated(task, 10)
-        name = f"{PROMPTS} simulated prompts, L = 10"
+        sample = simulated(task, 10, prompts)
+        name = f"{prompts} simulated prompts, L = 10"
         actions[name] = lambda: jax.block_until_ready(sample((U, v), jax.random.key(0)))
-        for label, seconds in medians(actions, 200).items():
+        for label, seconds in medians(actions, repeats).items():
             print(f"{label:<40} {seconds * 1e3:8.2f} ms")
-        each = medians({name: actions[name]}, 20)[name] / PROMPTS
+        each = medians({name: actions[name]}, max(repeats // 10, 1))[name] / prompts
         replicates = [
-            float(pl.risk_function(task, 10, points=POINTS, replicate=n, max_sharpness=8.0)(U, v))
-            for n in range(8)
+            float(pl.risk_function(task, 10, points=points, replicate=n, max_sharpness=8.0)(U, v))
+            for n in range(2 if smallest else 8)
         ]
         error = float(np.std(replicates, ddof=1))
         mean, spread, _ = sample((U, v), jax.random.key(1))
@@ -92,4 +96,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

@@ -1,10 +1,11 @@
 """How long does the paper's protocol take on an accelerator: 19 lengths, both architectures?
 
-    python benchmarks/sgd_gpu.py [STEPS [COVARIANCE...]]
+    python benchmarks/sgd_gpu.py [--smallest | STEPS [COVARIANCE...]]
 
 300,000 steps and the identity unless told otherwise; kms and kms-as-coded are the other laws.
 """
 
+import functools
 import sys
 import time
 
@@ -21,10 +22,10 @@ BATCH, DIM = 128, 5
 COUNTERS, PASSES = 2**26, 64
 
 
-@jax.jit
-def summed(key: tuple[jax.Array, jax.Array]) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=1)
+def summed(key: tuple[jax.Array, jax.Array], counters_each: int) -> jax.Array:
     """Return the sum of the normals of all counters: drawn, added up and never stored."""
-    index = jnp.arange(COUNTERS, dtype=jnp.uint32)
+    index = jnp.arange(counters_each, dtype=jnp.uint32)
 
     def add(step: jax.Array, total: jax.Array) -> jax.Array:
         counters = jnp.full(index.shape, step.astype(jnp.uint32)), index
@@ -33,18 +34,21 @@ def summed(key: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jax.lax.fori_loop(0, PASSES, add, jnp.float32(0.0))
 
 
-def roofline() -> float:
+def roofline(counters: int) -> float:
     """Return how many normals a second the generator makes here with nothing else to do."""
-    jax.block_until_ready(summed((jnp.uint32(0), jnp.uint32(0))))
+    jax.block_until_ready(summed((jnp.uint32(0), jnp.uint32(0)), counters))
     began = time.perf_counter()
-    jax.block_until_ready(summed((jnp.uint32(1), jnp.uint32(2))))
-    return 2 * COUNTERS * PASSES / (time.perf_counter() - began)
+    jax.block_until_ready(summed((jnp.uint32(1), jnp.uint32(2)), counters))
+    return 2 * counters * PASSES / (time.perf_counter() - began)
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print seconds with compilation, tokens a second and the share of the roofline."""
-    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
-    names = sys.argv[2:] or ["identity"]
+    lengths, steps, names = LENGTHS, 300_000, ["identity"]
+    if smallest:
+        lengths, steps = [10], 2
+    elif len(sys.argv) > 1:
+        steps, names = int(sys.argv[1]), sys.argv[2:] or names
     starts = [
         lambda key, kernel=kernel: pl.uniform_factors(DIM, key=key, kernel=kernel)
         for kernel in ("softmax", "linear")
@@ -53,7 +57,7 @@ def main() -> None:
     if jax.default_backend() == "cpu" and len(sys.argv) == 1:
         print("there is no accelerator here; name a number of steps to run all the same")
         return
-    fastest = roofline()
+    fastest = roofline(2**10 if smallest else COUNTERS)
     print(f"the generator alone: {fastest / 1e9:.0f} G normals/s")
     for name in names:
         seen: list[tuple[float, int]] = []
@@ -61,7 +65,7 @@ def main() -> None:
         found = pl.sgd(
             starts,
             protocol_task(name),
-            LENGTHS,
+            lengths,
             pl.TrainingPlan(steps=steps),
             key=jax.random.key(0),
             packed=True,
@@ -72,14 +76,14 @@ def main() -> None:
         (first, start), (last, end) = seen[compiled], seen[-1]
         trained = last - began
         a_step = (last - first) / max(end - start, 1)
-        tokens = BATCH * sum(LENGTHS) / a_step
-        print(f"{name}: {steps} steps of {len(LENGTHS)} lengths x 2 architectures")
+        tokens = BATCH * sum(lengths) / a_step
+        print(f"{name}: {steps} steps of {len(lengths)} lengths x 2 architectures")
         print(f"  with compilation {trained:.1f} s, first look after {first - began:.1f} s")
         print(f"  with the exact risks {total:.1f} s")
         print(f"  {1e6 * a_step:.0f} µs a step, {tokens / 1e9:.2f} G tokens/s")
         normals = tokens * (DIM + 1)
         print(f"  {normals / 1e9:.1f} G normals/s, {normals / fastest:.0%} of the roofline")
-        for i, length in enumerate(LENGTHS):
+        for i, length in enumerate(lengths):
             ends = 2 * found.value[i, :, 0, -1]
             print(f"  L = {length:4}: softmax {ends[0]:.4f}, linear {ends[1]:.4f}")
         if np.isnan(found.value[..., -1]).any():
@@ -87,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

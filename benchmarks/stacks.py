@@ -6,6 +6,7 @@ n prompts to a share sqrt(2/n). Counted from the time of some, not run. The bias
 simulation sees: beside it stands what the kernel as a control variate needs.
 """
 
+import sys
 import time
 
 import jax
@@ -56,37 +57,39 @@ def timed(work) -> tuple[object, float]:
     return value, time.process_time() - used
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Time covariance, bias, influences of one prompt and simulated prompts of some stacks."""
+    length, prompts = (10, 4) if smallest else (LENGTH, PROMPTS)
+    stacks = ((16, 2, 1), (16, 2, 4), (4, 4, 1), (2, 6, 1))
     print(f"{'stack':34s} {'cov':>9s} {'bias':>9s} {'jackknife':>10s} {'simulated to 1e-3':>18s}")
-    for dim, depth, heads in ((16, 2, 1), (16, 2, 4), (4, 4, 1), (2, 6, 1)):
+    for dim, depth, heads in ((2, 2, 1),) if smallest else stacks:
         stack, query = random_stack(dim, depth, heads), np.ones(dim)
         cov, cov_time = timed(lambda: fluctuation_cov(stack, query))  # noqa: B023
         bias_time = timed(lambda: fluctuation_bias(stack, query))[1]  # noqa: B023
         with jax.enable_x64(True):
             network, law = as_attention(stack), pl.Gaussian(stack.mean, stack.cov)
-            drawn = pl.Empirical(law.sample(1000, key=jax.random.key(0)))
+            drawn = pl.Empirical(law.sample(20 if smallest else 1000, key=jax.random.key(0)))
             influence(network, drawn, query)
             tokens = timed(lambda: influence(network, drawn, query))  # noqa: B023
             run = jax.jit(
-                jax.vmap(lambda key: network(pl.Empirical(law.sample(LENGTH, key=key)), query))  # noqa: B023
+                jax.vmap(lambda key: network(pl.Empirical(law.sample(length, key=key)), query))  # noqa: B023
             )
-            keys = jax.random.split(jax.random.key(1), PROMPTS)
+            keys = jax.random.split(jax.random.key(1), prompts)
             jax.block_until_ready(run(keys))
-            one = timed(lambda: jax.block_until_ready(run(keys)))[1] / PROMPTS  # noqa: B023
+            one = timed(lambda: jax.block_until_ready(run(keys)))[1] / prompts  # noqa: B023
         what = f"{depth} layers, d = {dim}, {heads} head{'s' * (heads > 1)}"
         simulated = one * 2.0 / WANTED**2
-        apart = np.abs(tokens[0].cov - cov).max() / np.abs(cov).max()  # pyright: ignore
+        apart = np.abs(tokens[0].cov - cov).max() / np.abs(cov).max()
         print(
             f"{what:34s} {cov_time:8.3f}s {bias_time:8.3f}s {tokens[1]:9.2f}s {simulated:16.0f} s"
             f"   ratio {simulated / cov_time:.1e}, jackknife off by {apart:.0%}"
         )
     stack, query = random_stack(4, 3, 1), np.ones(4)
     kernel = StackKernel.of(stack, query)
-    sample = np.random.default_rng(0).normal(size=(100_000, 4))
+    sample = np.random.default_rng(0).normal(size=(100 if smallest else 100_000, 4))
     _, seconds = timed(lambda: kernel(sample))
-    print(f"kernel at 100,000 tokens, 3 layers, d = 4: {seconds:.3f} s of CPU")
+    print(f"kernel at {len(sample):,} tokens, 3 layers, d = 4: {seconds:.3f} s of CPU")
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

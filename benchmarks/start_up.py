@@ -4,7 +4,7 @@ Each line starts a fresh interpreter. The command line must not pay for jax when
 help, and loading every public name must not cost much more than jax and equinox themselves. The
 commands take turns, so that whatever else the machine does falls on all alike.
 
-    python benchmarks/start_up.py
+    python benchmarks/start_up.py [--smallest]
 """
 
 import statistics
@@ -29,7 +29,7 @@ app(["--help"])
 """
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print the median wall time of each start, and the ratio the target speaks of."""
     starts = {
         "python -c pass": python("pass"),
@@ -41,8 +41,9 @@ def main() -> None:
     }
     missing = [name for name, arguments in starts.items() if not works(arguments)]
     known = {name: arguments for name, arguments in starts.items() if name not in missing}
-    print(f"medians of {ROUNDS} alternating fresh starts, Python {sys.version.split()[0]}")
-    times = median_times(known)
+    rounds = 1 if smallest else ROUNDS
+    print(f"medians of {rounds} alternating fresh starts, Python {sys.version.split()[0]}")
+    times = median_times(known, rounds)
     base = times["python -c pass"]
     for name in starts:
         if name in missing:
@@ -81,10 +82,10 @@ def run(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-def median_times(starts: dict[str, list[str]]) -> dict[str, float]:
+def median_times(starts: dict[str, list[str]], rounds: int) -> dict[str, float]:
     """Return the median wall seconds of each start."""
     seconds: dict[str, list[float]] = {name: [] for name in starts}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, arguments in starts.items():
             begin = time.perf_counter()
             run(arguments)
@@ -93,4 +94,4 @@ def median_times(starts: dict[str, list[str]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

@@ -4,7 +4,7 @@ A memory-mapped array of 1e7 tokens in 8 dimensions. The pass in NumPy adds up t
 by block, with a running maximum; beside it, reading alone: `tokens.sum(axis=0)`. Ratios above 1 say
 that the stream is faster. One core each, as the first argument of taskset says.
 
-    taskset -c 0 python benchmarks/stream.py [TOKENS]
+    taskset -c 0 python benchmarks/stream.py [--smallest | TOKENS]
 """
 
 import os
@@ -24,15 +24,19 @@ import promptlimit as pl  # noqa: E402
 DIM, BLOCK, TURNS = 8, 2**15, 5
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print the table."""
-    length = int(float(sys.argv[1])) if len(sys.argv) > 1 else 10**7
+    length = 10**7
+    if smallest:
+        length = 10**4
+    elif len(sys.argv) > 1:
+        length = int(float(sys.argv[1]))
     head = pl.SoftmaxAttention(np.eye(DIM), np.eye(DIM))
     with tempfile.TemporaryDirectory() as folder:
         print("dtype    queries  covariance   stream    NumPy   ratio   reading alone   ratio")
         for dtype in ("float32", "float64"):
             path = _written(Path(folder) / f"{dtype}.npy", length, dtype)
-            for count in (1, 16):
+            for count in (1,) if smallest else (1, 16):
                 queries = 0.35 * np.random.default_rng(1).standard_normal((count, DIM))
                 for second in (False, True):
                     runs = (
@@ -40,7 +44,7 @@ def main() -> None:
                         lambda: _plain(path, queries, second=second),  # noqa: B023
                         lambda: np.load(path, mmap_mode="r").sum(axis=0),  # noqa: B023
                     )
-                    ours, theirs, reading = _medians(runs)
+                    ours, theirs, reading = _medians(runs, 1 if smallest else TURNS)
                     print(
                         f"{dtype}  {count:7d}  {second!s:10s} {ours:8.2f} s {theirs:6.2f} s "
                         f"{theirs / ours:6.2f} {reading:12.2f} s {reading / ours:10.2f}",
@@ -81,10 +85,10 @@ def _plain(path: Path, queries: np.ndarray, *, second: bool) -> np.ndarray:
     return first / mass[:, None]
 
 
-def _medians(runs: tuple[Callable[[], object], ...]) -> list[float]:
+def _medians(runs: tuple[Callable[[], object], ...], turns: int) -> list[float]:
     """Return the median seconds of each, taking turns; the first turn does not count."""
     times: list[list[float]] = [[] for _ in runs]
-    for turn in range(TURNS + 1):
+    for turn in range(turns + 1):
         for each, run in zip(times, runs, strict=True):
             start = time.perf_counter()
             run()
@@ -94,4 +98,4 @@ def _medians(runs: tuple[Callable[[], object], ...]) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

@@ -5,7 +5,7 @@ query a score (a term for each dimension), an exponential, and second moments (a
 of dimensions). Constants are fitted to relative errors, none below zero; the table says how well
 single runs are met.
 
-    taskset -c 0 python benchmarks/stream_cost.py [TOKENS]
+    taskset -c 0 python benchmarks/stream_cost.py [--smallest | TOKENS]
 """
 
 import itertools
@@ -33,12 +33,16 @@ TERMS = (
 )
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print the constants, the runs and what the host does for a block."""
-    length = int(float(sys.argv[1])) if len(sys.argv) > 1 else 3 * 10**6
+    length, dims, counts = 3 * 10**6, (2, 4, 8), (1, 4, 16)
+    if smallest:
+        length, dims, counts = 10**4, (2,), (1,)
+    elif len(sys.argv) > 1:
+        length = int(float(sys.argv[1]))
     rows, seconds, names = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        grid = itertools.product(("drawn", "stored"), (2, 4, 8), (1, 4, 16), (False, True))
+        grid = itertools.product(("drawn", "stored"), dims, counts, (False, True))
         for source, dim, queries, second in grid:
             for tokens in (length // 10, length):
                 took = _timed(Path(folder), source, tokens, dim, queries, second=second)
@@ -97,4 +101,4 @@ def _host() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

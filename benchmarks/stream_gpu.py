@@ -5,7 +5,7 @@ and nothing else, plus the multiply-adds at the rate the maker states for the ca
 an H200). Beside it: memory, the deviation from the limit in standard deviations of the exact
 engine, and whether chunks change a bit.
 
-    python benchmarks/stream_gpu.py [PEAK_TFLOPS]
+    python benchmarks/stream_gpu.py [--smallest | PEAK_TFLOPS]
 """
 
 import sys
@@ -18,18 +18,21 @@ import numpy as np
 import promptlimit as pl
 from promptlimit.results import StreamedAttention
 from promptlimit.streaming._leaves import LEAF
-from promptlimit.streaming._sources import Part, StandardNormals
+from promptlimit.streaming._sources import BlockPart, StandardNormals
 
 DIM, QUERIES, LEAVES = 8, 16, 4096
 
 
-def main() -> None:
+def main(smallest: bool = False) -> None:
     """Print the table."""
-    peak = float(sys.argv[1]) if len(sys.argv) > 1 else 67.0
+    lengths, leaves, short = (10**9, 10**10), LEAVES, 10**8 + 1
+    if smallest:
+        lengths, leaves, short = (10**4,), 2, 5001
+    peak = float(sys.argv[1]) if len(sys.argv) > 1 and not smallest else 67.0
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}")
     with jax.enable_x64(True):
-        draw = _drawing_alone()
+        draw = _drawing_alone(leaves)
     print(f"tokens drawn and written alone: {1e9 * draw:.1f} ms a 1e9, {DIM / draw / 1e6:.0f} G/s")
     head = pl.SoftmaxAttention(np.eye(DIM), np.eye(DIM))
     law = pl.Gaussian(np.zeros(DIM), np.eye(DIM))
@@ -40,7 +43,7 @@ def main() -> None:
         print(
             f"covariance {covariance}: {sums * QUERIES} multiply-adds a token, floor {floor:.1f} ms"
         )
-        for length in (10**9, 10**10):
+        for length in lengths:
             prompt = pl.Generated(law, length, key=jax.random.key(0))
             pl.stream(head, prompt, queries, covariance=covariance)
             times = []
@@ -56,25 +59,25 @@ def main() -> None:
                 f"alone; peak memory {memory:.2f} GB"
             )
             _compare(head, law, queries, found, length)
-    prompt = pl.Generated(law, 3e8, key=jax.random.key(1))
-    chunks = [pl.stream(head, prompt, queries, [1e6, 1e8 + 1], chunk=c) for c in (1, 2, 5)]
+    prompt = pl.Generated(law, 3 * short, key=jax.random.key(1))
+    chunks = [pl.stream(head, prompt, queries, [short // 100, short], chunk=c) for c in (1, 2, 5)]
     same = all(np.array_equal(chunks[0].cov, each.cov) for each in chunks)
-    short = pl.stream(head, pl.Generated(law, 1e8 + 1, key=jax.random.key(1)), queries)
-    prefix = np.array_equal(short.output[-1], chunks[0].output[1])
+    alone = pl.stream(head, pl.Generated(law, short, key=jax.random.key(1)), queries)
+    prefix = np.array_equal(alone.output[-1], chunks[0].output[1])
     print(f"chunks of 1, 2 and 5 blocks: the same bits {same}; a prefix as a prompt: {prefix}")
 
 
-def _drawing_alone() -> float:
+def _drawing_alone(leaves: int) -> float:
     """Return milliseconds a token."""
     source = StandardNormals((jnp.uint32(1), jnp.uint32(2)), DIM)
-    draw = jax.jit(lambda part: source.columns(part, jnp.int32(0), LEAVES))
-    valid = jnp.int32(LEAVES * LEAF)
-    jax.block_until_ready(draw(Part(jnp.uint32(0), valid, None)))
+    draw = jax.jit(lambda part: source.columns(part, jnp.int32(0), leaves))
+    valid = jnp.int32(leaves * LEAF)
+    jax.block_until_ready(draw(BlockPart(jnp.uint32(0), valid, None)))
     start = time.perf_counter()
     for i in range(32):
-        last = draw(Part(jnp.uint32(i * LEAVES), valid, None))
+        last = draw(BlockPart(jnp.uint32(i * leaves), valid, None))
     jax.block_until_ready(last)
-    return 1e3 * (time.perf_counter() - start) / (32 * LEAVES * LEAF)
+    return 1e3 * (time.perf_counter() - start) / (32 * leaves * LEAF)
 
 
 def _compare(
@@ -98,4 +101,4 @@ def _compare(
 
 
 if __name__ == "__main__":
-    main()
+    main("--smallest" in sys.argv)

@@ -4,6 +4,7 @@ Prints a small table; nothing is asserted. Run on an otherwise idle machine.
 """
 
 import resource
+import sys
 import time
 from collections.abc import Callable
 
@@ -33,18 +34,18 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def tables() -> None:
-    """Time the tables of 64 sharpnesses and 19 lengths."""
+def tables(count: int) -> None:
+    """Time tables of sharpnesses and 19 lengths."""
     for largest in (8.0, 40.0):
-        sharpness = np.geomspace(0.05, largest, 64)[:, None]
+        sharpness = np.geomspace(0.05, largest, count)[:, None]
         before = peak_megabytes()
         seconds = best_seconds(lambda grid=sharpness: weight_statistics(grid, LENGTHS), 5)
         grown = peak_megabytes() - before
-        label = f"table 64 x {LENGTHS.size}, sharpness 0.05 to {largest:g}"
+        label = f"table {count} x {LENGTHS.size}, sharpness 0.05 to {largest:g}"
         print(f"{label:<48} {seconds:8.3f} s   {grown:6.0f} MB more at the peak")
 
 
-def interpolant() -> None:
+def interpolant(points: int, repeats: int) -> None:
     """Time one point inside jit, two statistics with their derivatives."""
     started = time.perf_counter()
     statistics = weight_interpolant(1000, statistics=("participation", "score_error"))
@@ -55,25 +56,25 @@ def interpolant() -> None:
         return found["participation"], found["score_error"]
 
     with jax.enable_x64(True):
-        squared = jnp.asarray(np.random.default_rng(0).uniform(0.0, 64.0, 100_000))
+        squared = jnp.asarray(np.random.default_rng(0).uniform(0.0, 64.0, points))
         ones = jnp.ones_like(squared)
         function = jax.jit(lambda s: jax.jvp(both, (s,), (ones,)))
-        seconds = best_seconds(lambda: jax.block_until_ready(function(squared)), 200)
+        seconds = best_seconds(lambda: jax.block_until_ready(function(squared)), repeats)
     label = "two statistics and derivatives inside jit"
-    print(f"{label:<48} {seconds / squared.size * 1e9:8.1f} ns a point, batches of 1e5")
+    print(f"{label:<48} {seconds / squared.size * 1e9:8.1f} ns a point, batches of {points:,}")
 
 
-def sampling() -> None:
+def sampling(prompts: int) -> None:
     """Draw prompts until E(A - sigma)^2 is known to 1e-3, L = 1000, sharpness 2."""
     sharpness, length, tolerance = 2.0, 1000, 1e-3
     exact = best_seconds(lambda: weight_statistics(sharpness, length), 20)
     rng = np.random.default_rng(0)
     started, draws = time.perf_counter(), []
     for _ in range(8):
-        g = rng.standard_normal((1000, length))
+        g = rng.standard_normal((prompts, length))
         p = np.exp(sharpness * (g - g.max(axis=1, keepdims=True)))
         draws.append((((p * g).sum(axis=1) / p.sum(axis=1)) - sharpness) ** 2)
-    each = (time.perf_counter() - started) / 8000
+    each = (time.perf_counter() - started) / (8 * prompts)
     errors = np.concatenate(draws)
     needed = (errors.std() / errors.mean() / tolerance) ** 2
     print(f"{'one point exactly, all statistics':<48} {exact * 1e3:8.2f} ms")
@@ -81,7 +82,12 @@ def sampling() -> None:
     print(f"{'ratio':<48} {needed * each / exact:8.0f}")
 
 
+def main(smallest: bool = False) -> None:
+    """Time all of them."""
+    tables(2 if smallest else 64)
+    interpolant(100 if smallest else 100_000, repeats=2 if smallest else 200)
+    sampling(10 if smallest else 1000)
+
+
 if __name__ == "__main__":
-    tables()
-    interpolant()
-    sampling()
+    main("--smallest" in sys.argv)

@@ -83,7 +83,6 @@ def test_the_source_archive_can_be_tested_and_documented(archives: tuple[Path, P
     ]
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_wheel_alone_runs(environment: Path, tmp_path: Path) -> None:
     def printed(*arguments: str) -> str:

@@ -85,7 +85,6 @@ def test_every_public_name_has_its_page_with_a_sentence(site: Path) -> None:
         assert re.search(rf"<h1[^>]*>{page.stem}<.*?</h1>\s*<p>\s*\S.{{10,}}", text), page
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_every_public_name_has_its_page_with_its_docstring(katex: None, tmp_path: Path) -> None:
     site = _built(tmp_path)
@@ -231,7 +230,6 @@ def test_examples_of_docstrings_are_fenced(hook: Callable[[str], Any]) -> None:
     assert function.docstring.value == f"Sum.\n\n```pycon\n{fenced}```\n\nMore."
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda path: path.stem)
 def test_every_tutorial_runs(tutorial: Path, hook: Callable[[str], Any]) -> None:
     tutorials = hook("tutorials")
@@ -250,13 +248,11 @@ class TestInABrowser:
     @pytest.mark.parametrize(
         ("address", "width", "scheme"),
         [
-            pytest.param("index.html", 1280, "light", marks=pytest.mark.long),
+            ("index.html", 1280, "light"),
             ("index.html", 390, "dark"),
-            pytest.param("theory.html", 390, "light", marks=pytest.mark.long),
+            ("theory.html", 390, "light"),
             ("reference/concentration/required_length.html", 1280, "dark"),
-            pytest.param(
-                f"tutorials/{TUTORIALS[0].stem}.html", 390, "light", marks=pytest.mark.long
-            ),
+            (f"tutorials/{TUTORIALS[0].stem}.html", 390, "light"),
         ],
     )
     def test_pages_are_quiet_stay_at_home_and_fit(

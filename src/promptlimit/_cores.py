@@ -12,7 +12,7 @@ def usable_cores() -> int:
     True
     """
     if hasattr(os, "process_cpu_count"):  # from Python 3.13
-        return os.process_cpu_count() or 1  # pyright: ignore[reportAttributeAccessIssue]
+        return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -179,12 +179,7 @@ def softmax_and_linear(law: pl.AbstractMeasure, u, v, queries) -> list[jax.Array
     return [head(u, v)(law, query) for head, query in zip(HEADS.values(), queries, strict=True)]
 
 
-COMPOSED = {"product", "mixture with one of the user's own"}  # of parts that are here too
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in COMPOSED else n for n in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_every_measure_is_a_prompt(name: str, x64: None) -> None:
     """Softmax reads V grad Lambda(Uz), linear attention V (Gamma + mm') Uz: 50-digit oracles."""
     case, law = CASES[name], CASES[name].build()
@@ -253,8 +248,8 @@ def closed_forms(a: dict[str, np.ndarray], mean: np.ndarray, cov: np.ndarray) ->
 GRADIENT_PROMPTS = [
     "gaussian",
     "tokens",
-    pytest.param("mixture", marks=pytest.mark.long),
-    pytest.param("rademacher", marks=pytest.mark.long),
+    "mixture",
+    "rademacher",
     "sphere",
     "one of the user's own",
 ]

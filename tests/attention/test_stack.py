@@ -237,7 +237,7 @@ def simulated_outputs(layers: list[Plain], tokens: np.ndarray, query: np.ndarray
     ("length", "prompts"),
     [
         (160, 100),
-        *(pytest.param(*n, marks=pytest.mark.long) for n in ((40, 400), (640, 60), (1280, 60))),
+        (640, 60),
     ],
 )
 def test_tokens_approach_the_limit_as_the_root_of_their_number(length, prompts, x64: None) -> None:
@@ -261,7 +261,6 @@ def test_tokens_approach_the_limit_as_the_root_of_their_number(length, prompts, 
     assert (np.abs(bias) < 4 * error + 5 / length).all()
 
 
-@pytest.mark.long
 def test_rows_in_blocks_are_the_same_numbers_and_the_same_gradient(
     monkeypatch: pytest.MonkeyPatch, x64: None
 ) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -277,7 +276,7 @@ def is_answer(done: subprocess.CompletedProcess[str]) -> None:
 
 
 LONG = settings(
-    max_examples=120 if "THOROUGH" in os.environ else 60,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -106,7 +106,6 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_standard_output_that_is_full_is_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:

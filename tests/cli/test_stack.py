@@ -27,7 +27,6 @@ def layers(tmp_path: Path) -> str:
     return "layers.npz"
 
 
-@pytest.mark.long
 def test_layers_from_a_file_have_their_limit_their_spread_and_their_bias(
     here: Here, tmp_path: Path, layers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

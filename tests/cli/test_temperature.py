@@ -15,7 +15,6 @@ import promptlimit as pl
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.mark.long
 def test_the_table_and_the_files_hold_what_the_library_says(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def test_the_output_bound_is_of_the_right_order_for_soft_attention(dim):
     ],
     ids=["rademacher", "sphere", "mixture"],
 )
-@pytest.mark.parametrize("length", [30, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [30, 2])
 def test_simulated_tokens_of_other_laws_stay_below_the_bounds(x64, build, length):
     law = build()
     scale, tilt = law.variance_proxy().constant, jnp.linspace(0.4, 0.7, law.dim)

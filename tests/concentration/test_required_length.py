@@ -182,7 +182,6 @@ def test_a_limit_of_zero_has_an_absolute_answer(x64):
     assert pl.required_length(flat, NORMAL, NORMAL, 0.1, absolute=True).exact == 100
 
 
-@pytest.mark.long
 def test_several_heads_have_an_exact_answer_where_their_gap_does(x64):
     """Of one tilt they are one head; beside one that averages, the gap brackets the answer."""
     queries = [[0.8], [-0.3]]

@@ -75,7 +75,6 @@ def drawn_case():
     return transform, centre, root, forms, queries
 
 
-@pytest.mark.long
 def test_forms_given_the_sharpness_average_to_what_draws_say():
     transform, centre, root, forms, queries = drawn_case()
     law = sharpness_law(transform, centre, root @ root.T)

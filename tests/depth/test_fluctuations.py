@@ -59,7 +59,6 @@ def test_the_kernel_and_the_bias_are_the_derivatives_of_the_stack_in_the_weight_
     assert np.sum(sizes * choices) == pytest.approx(causal, rel=1e-11)
 
 
-@pytest.mark.long
 def test_matrices_that_do_not_commute_and_layers_of_other_dimensions_agree_with_atoms():
     rng = np.random.default_rng(5)
 
@@ -191,7 +190,6 @@ def simulated(stack, query, length, prompts, rng):
     return length * (rows[:, -1] - stack.output(query)), length * first
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("dim", [1, 2, 3, 5])
 def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):

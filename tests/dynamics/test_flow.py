@@ -288,7 +288,6 @@ def simulated(reward: float, times: list[float]) -> pl.Trajectory:
     )
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     times = [0.0, 0.5, 1.0]
@@ -311,7 +310,6 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
     )
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
     start, times = pl.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
@@ -464,7 +462,6 @@ def test_a_start_near_the_saddle_has_not_arrived() -> None:
     assert flow.value[-1] < 1e-12
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_flow_that_follows_its_points_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that leaves the usual tables is followed in the widest, here small ones both."""

@@ -47,7 +47,6 @@ def test_a_flow_over_points_of_the_tasks_own_says_how_far_they_are_off(x64):
     assert np.all(np.abs(flow.value - exact) < 2 * flow.error)
 
 
-@pytest.mark.long
 def test_training_in_law_takes_the_steps_of_training_on_tokens():
     task, rate = KnownMean(SCATTER), 0.01
     settings: dict[str, Any] = {"steps": 1, "batch": 2**14, "learning_rate": rate, "record": [0, 1]}
@@ -70,7 +69,6 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
     )
 
 
-@pytest.mark.long
 def test_several_lengths_train_in_law_in_one_program():
     settings: dict[str, Any] = {"steps": 600, "learning_rate": 0.01, "record": [600], "batch": 256}
     plan = pl.TrainingPlan(sampling="law", **settings)
@@ -109,7 +107,6 @@ class Doubled(pl.AbstractAttention):
         return (pl.SoftmaxAttention(2.0 * self.half, self.value),)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("length", [9, math.inf])
 def test_an_attention_of_ones_own_flows_by_the_chain_rule(length, x64):
     task, rng = (
@@ -129,7 +126,6 @@ def test_an_attention_of_ones_own_flows_by_the_chain_rule(length, x64):
     assert list(flow.parameters) == ["value", "half"]
 
 
-@pytest.mark.long
 def test_an_attention_of_ones_own_trains_by_the_chain_rule():
     task, rng = (
         pl.LinearRegression(np.diag([1.0, 0.5]), noise_variance=0.1),

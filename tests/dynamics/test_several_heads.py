@@ -186,7 +186,6 @@ def test_a_layer_resumes_to_the_identical_bits(tmp_path):
     assert_array_equal(resumed.value, whole.value)
 
 
-@pytest.mark.long
 def test_a_flow_of_several_heads_descends_their_exact_risk(tmp_path, x64):
     start = layer(dim=3, kernels=("linear", "linear"))
     times = [0.0, 0.01, 2.0]
@@ -211,7 +210,6 @@ def test_a_flow_of_several_heads_descends_their_exact_risk(tmp_path, x64):
     assert_array_equal(again.parameters["residual"], flow.parameters["residual"])
 
 
-@pytest.mark.long
 def test_one_head_among_heads_flows_and_trains_as_itself(x64):
     one = pl.MultiHead([HEAD])
     flows = [pl.gradient_flow(start, TASK, math.inf, [0.0, 1.0]) for start in (HEAD, one)]
@@ -226,7 +224,6 @@ def test_one_head_among_heads_flows_and_trains_as_itself(x64):
     assert not gap.value.any()
 
 
-@pytest.mark.long
 def test_training_at_infinity_follows_the_infinite_flow():
     start = pl.block_start(TASK, 0.4)
     plan = pl.TrainingPlan(steps=100, batch=256, learning_rate=0.01, record=[0, 50, 100])

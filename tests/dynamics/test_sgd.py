@@ -33,7 +33,8 @@ LAWS = {
 }
 SOME_LAWS = [
     "kms-as-coded",
-    *(pytest.param(n, marks=pytest.mark.long) for n in ("identity", "kms")),
+    "identity",
+    "kms",
 ]
 """The one whose covariates and queries differ, and those that it includes."""
 SCALE = 0.5
@@ -225,7 +226,6 @@ def test_steps_in_blocks_are_the_same_steps() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
     task, length, end = LAWS["kms"], 9, 2.0
@@ -289,7 +289,6 @@ DRAWN = pl.CovariateRegression(
 """A task that draws its prompts itself."""
 
 
-@pytest.mark.long
 def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
     starts = [start("softmax", 2), start("linear", 2)]
     plan = pl.TrainingPlan(steps=60, batch=32, learning_rate=0.02, record=[0, 60], samples=512)
@@ -378,7 +377,6 @@ def test_a_plan_is_changed_as_a_whole() -> None:
         dataclasses.replace(pl.TrainingPlan(5, record=[0, 5]), steps=4)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", [("linear",), ("softmax", "linear")])
 def test_descent_and_flow_from_one_start_are_compared_in_two_lines(

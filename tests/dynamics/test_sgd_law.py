@@ -54,7 +54,7 @@ def moments_agree(one: np.ndarray, other: np.ndarray) -> bool:
     return True
 
 
-@pytest.mark.parametrize("length", [1, 12, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [1, 12])
 def test_sums_in_law_have_the_law_of_sums_over_tokens(length: int) -> None:
     law, tokens = draws(law_sums, length), draws(token_sums, length)
     for kernel in KERNELS:
@@ -78,7 +78,6 @@ def test_degenerate_directions_are_no_exception(score: np.ndarray, value: np.nda
     assert all(moments_agree(law[kernel], tokens[kernel]) for kernel in KERNELS)
 
 
-@pytest.mark.long
 def test_chi_squares_have_their_law() -> None:
     degrees = (1, 2, 3, 40, 1000)
     words = np.stack([jax.random.key_data(jax.random.key(each)) for each in degrees])
@@ -118,7 +117,6 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.unique(numbers).size == numbers.size
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_training_in_law_ends_at_the_same_risk() -> None:
     starts = [

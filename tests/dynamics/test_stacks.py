@@ -4,7 +4,6 @@ import math
 
 import jax
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 from scipy.integrate import solve_ivp
 
@@ -18,7 +17,6 @@ START = np.concatenate(  # R, U and V, by layer; a residual that is a matrix mov
 )
 
 
-@pytest.mark.long
 def test_the_flow_of_a_deep_limit_is_that_of_the_adjoint_recursion(x64):
     def motion(_, flat):
         _, *slopes = limit_slopes(TASK, *flat.reshape(START.shape))
@@ -39,7 +37,6 @@ def test_the_flow_of_a_deep_limit_is_that_of_the_adjoint_recursion(x64):
     assert_allclose(flow.value[-1] - 0.05, expected, atol=1e-6)
 
 
-@pytest.mark.long
 def test_training_a_linear_stack_on_tokens_descends_its_exact_risk():
     start = pl.linear_optimum(TASK, 8, depth=2).attention
     far = jax.tree.map(lambda array: 0.6 * array, start)

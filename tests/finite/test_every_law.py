@@ -52,12 +52,8 @@ LAWS = {
 }
 """Laws, and their covariances."""
 
-AMONG_OTHERS = LAWS.keys() - {"sphere"}  # which is no image of anything
 
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in AMONG_OTHERS else n for n in LAWS]
-)
+@pytest.mark.parametrize("name", LAWS)
 def test_long_prompts_reach_their_leading_order(x64, name):
     build, cov = LAWS[name]
     law = build()
@@ -94,7 +90,7 @@ def test_two_tokens_of_a_segment_are_a_double_integral(x64, tilt):
     assert_allclose(found.mse, mse, rtol=1e-11)
 
 
-@pytest.mark.parametrize("tilt", [pytest.param(0.5, marks=pytest.mark.long), 4.0])
+@pytest.mark.parametrize("tilt", [0.5, 4.0])
 def test_two_tokens_of_a_sphere_are_a_double_integral(x64, tilt):
     # In three dimensions a coordinate is uniform, and the rest given it has mean square 1 - h^2.
     nodes, weights = leggauss(200)
@@ -126,7 +122,7 @@ def test_five_coins_are_enumerated_and_the_anchors_hold(x64):
     assert_allclose(1e12 * found.mse[2], 0.68208250, rtol=1e-8)
 
 
-@pytest.mark.parametrize("inside", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("inside", [False, True])
 def test_few_gaussians_are_followed_without_differentiating(x64, inside):
     parts = [
         pl.Gaussian([1.0, 0.0], [[1.0, 0.3], [0.3, 0.5]]),
@@ -179,7 +175,7 @@ class TwoSidedExponential(pl.AbstractMeasure):
 
 @pytest.mark.parametrize(
     "tilt",
-    [[0.9, 0.2], *(pytest.param(t, marks=pytest.mark.long) for t in ([0.5, 0.3], [0.1, 0.05]))],
+    [[0.9, 0.2], [0.5, 0.3], [0.1, 0.05]],
 )
 def test_a_users_own_law_is_exact(x64, tilt):
     # The poles of its transform lie at 1/0.5 = 2, 1/0.9 and 10 times the tilt.
@@ -246,7 +242,6 @@ def test_what_derivatives_of_a_users_transform_lose_is_measured(x64):
         pl.prompt_moments(attention, law, [1.0], 1)
 
 
-@pytest.mark.long
 def test_the_error_of_a_sharp_sphere_covers_its_cancellation(x64):
     # One coordinate of a sphere in three dimensions is uniform.
     along = pl.SoftmaxAttention(np.diag([0.0, 0.0, 1.0]), [[0.0, 0.0, 1.0]])
@@ -278,8 +273,8 @@ def test_a_mean_that_all_tokens_share_costs_no_digits(x64, shift):
     assert (found.error < 1e-11 * found.mse).all()
 
 
-@pytest.mark.parametrize("score", [1000.0, pytest.param(1e4, marks=pytest.mark.long)])
-def test_an_own_token_far_above_the_others_takes_all_the_weight(x64, score):
+def test_an_own_token_far_above_the_others_takes_all_the_weight(x64):
+    score = 1000.0
     attention = pl.SoftmaxAttention([[1.0 / 1000.0]], [[1.0]])
     law, query = pl.Gaussian([0.0], [[1.0]]), [score]
     found = pl.prompt_moments(attention, law, query, [2, 1e6], including_query=True)

@@ -127,7 +127,6 @@ def test_gradients_that_are_not_exact_say_what_is_possible():
     assert pl.gradient_moments(head, coin, [1.0], math.inf, wrt="key_query").kind == "limit"
 
 
-@pytest.mark.long
 def test_derivatives_give_the_closed_form_of_the_spread_of_outer_products(x64):
     rng = np.random.default_rng(4)
     left, right = rng.normal(size=(2, 3)), rng.normal(size=(4, 3))

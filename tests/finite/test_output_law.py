@@ -40,7 +40,7 @@ def simulated(tilt, row, length, count, rng):
 @pytest.mark.parametrize(
     "row", [ROW, 0.8 * TILT], ids=["free values", "values their scores decide"]
 )
-@pytest.mark.parametrize("length", [2, 100, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [2, 100, 10])
 def test_tails_and_moments_are_those_of_simulated_prompts(length, row):
     tokens = ScoredValues.along(PARTS, TILT, row)
     outputs = simulated(TILT, row, length, 20_000, np.random.default_rng(length))

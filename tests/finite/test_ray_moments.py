@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import math
-import os
 import pathlib
 
 import jax
@@ -69,7 +68,7 @@ def enumerated(weights, atoms, tilt, value, length, *, query=None):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("scale", [3.0, pytest.param(0.3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("scale", [3.0, 0.3])
 def test_atoms_agree_with_every_prompt_enumerated(inside, scale):
     lengths = [1, 2, 3, 6]
     rng = np.random.default_rng(1)
@@ -182,9 +181,7 @@ def test_two_atoms_agree_with_the_binomial_sum_at_every_length(score, own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "own", [None, (30.0, -2.0), pytest.param((-3.0, 0.5), marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("own", [None, (30.0, -2.0), (-3.0, 0.5)])
 def test_a_hundred_digits_agree_for_atoms_far_apart(own):
     lengths = [2, 50, 1e9]
     weights, scores, values = FAR_APART
@@ -222,9 +219,7 @@ def test_one_gaussian_matches_the_weight_statistics_table(
         assert abs(got[0] - float(printed)) <= 1.01 * half_unit_in_last_place(printed)
 
 
-@pytest.mark.parametrize(
-    "sharpness", [2.0, 40.0, *(pytest.param(s, marks=pytest.mark.long) for s in (1e-6, 0.3, 8.0))]
-)
+@pytest.mark.parametrize("sharpness", [1e-6, 0.3, 2.0, 8.0, 40.0])
 def test_a_finite_prompt_of_gaussian_tokens_shrinks_the_operator_by_the_participation(sharpness):
     rng = np.random.default_rng(1)
     root, mean, value = rng.normal(size=(3, 3)), rng.normal(size=3), rng.normal(size=(2, 3))
@@ -311,9 +306,7 @@ def standard_errors_off(draws, expected):
     return (draws.mean(axis=0) - expected) / (draws.std(axis=0) / math.sqrt(len(draws)) + 1e-300)
 
 
-@pytest.mark.parametrize(
-    "dim", [4, *(pytest.param(dim, marks=pytest.mark.long) for dim in (1, 16))]
-)
+@pytest.mark.parametrize("dim", [1, 4, 16])
 @pytest.mark.parametrize("inside", [False, True])
 def test_simulated_prompts_agree_within_four_standard_errors(dim, inside):
     lengths = [3, 25]
@@ -347,7 +340,7 @@ def log_laplace_derivatives(mixture, factor):
     )
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_long_prompts_follow_the_delta_method(seed):
     mixture, lengths = random_mixture(seed, scale=0.5), [1e8, 1e30]
     moments = moments_on_the_ray(**mixture, lengths=lengths)
@@ -367,7 +360,7 @@ def test_long_prompts_follow_the_delta_method(seed):
 
 
 @pytest.mark.slow
-@settings(max_examples=20 if "THOROUGH" in os.environ else 8, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.floats(0.0, 12.0),
@@ -389,7 +382,7 @@ def test_moments_of_any_mixture_are_moments(seed, scale, length, inside):
 
 
 @pytest.mark.slow
-@settings(max_examples=4 if "THOROUGH" in os.environ else 2, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(4)), inside=st.booleans())
 def test_order_splitting_and_empty_components_change_nothing(seed, order, inside):
     mixture = random_mixture(seed, scale=2.0)
@@ -481,9 +474,7 @@ def test_a_bias_that_vanishes_by_symmetry_is_no_failure():
     assert_allclose(moments.mse, [0.5, 1e-10], rtol=1e-13)
 
 
-@pytest.mark.parametrize(
-    "scale", [3.0, *(pytest.param(scale, marks=pytest.mark.long) for scale in (0.5, 12.0))]
-)
+@pytest.mark.parametrize("scale", [0.5, 3.0, 12.0])
 def test_the_measured_error_covers_the_true_one(monkeypatch, scale):
     mixture = random_mixture(9, scale=scale)
     lengths = [2, 10, 1e4, 1e12, 1e30]

@@ -82,9 +82,7 @@ def density_limit(variance: float, layers, query: float) -> float:
     return query
 
 
-@pytest.mark.parametrize(
-    ("variance", "rounded"), [(0.09, 2.483), pytest.param(0.64, 5.487, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("variance", "rounded"), [(0.09, 2.483), (0.64, 5.487)])
 def test_the_limit_over_a_mixture_is_an_integral_over_its_tokens(variance, rounded) -> None:
     layers = ((1.0, 0.8, 0.5),) * 3
     moments = pl.prompt_moments(line(*layers), mixture(variance), [0.6], math.inf)
@@ -108,7 +106,6 @@ def test_a_quadrature_says_what_the_last_doubling_moved(monkeypatch: pytest.Monk
     )
 
 
-@pytest.mark.long
 def test_two_dimensions_and_atoms_among_gaussians_are_integrated(x64: None) -> None:
     """A part without spread, one on a line and one in the plane, against a fine sum of each."""
     flat = np.array([[0.36, 0.18], [0.18, 0.09]])
@@ -210,7 +207,6 @@ def test_sharp_and_mixed_stacks_are_simulated_as_they_are() -> None:
         np.testing.assert_allclose(moments.bias_error, spread, rtol=1e-12)
 
 
-@pytest.mark.long
 def test_linear_stacks_are_exact_and_drawn_as_wishart_matrices(x64: None) -> None:
     rng = np.random.default_rng(0)
     arrays = 0.4 * rng.normal(size=(4, 2, 2))

@@ -32,8 +32,8 @@ ARCHIVE = Path(__file__).parent / "references.npz"
 
 def outputs(folder: Path, ids: np.ndarray, **options: str) -> dict[str, np.ndarray]:
     """Return the reference outputs of one model; `options` of its loading."""
-    import torch  # noqa: PLC0415  # not a dependency  # pyright: ignore[reportMissingImports]
-    import transformers  # noqa: PLC0415  # as above  # pyright: ignore[reportMissingImports]
+    import torch  # noqa: PLC0415  # not a dependency
+    import transformers  # noqa: PLC0415  # as above
 
     config = transformers.AutoConfig.from_pretrained(folder, **options)
     causal = any("LM" in name for name in config.architectures or ["CausalLM"])
@@ -58,7 +58,7 @@ def outputs(folder: Path, ids: np.ndarray, **options: str) -> dict[str, np.ndarr
 
 def smollm2(file: Path) -> dict[str, np.ndarray]:
     """Return token numbers of `TEXT` and the reference outputs at them."""
-    import transformers  # noqa: PLC0415  # not a dependency  # pyright: ignore[reportMissingImports]
+    import transformers  # noqa: PLC0415  # not a dependency
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     ids = np.array(tokenizer(TEXT)["input_ids"])

@@ -15,11 +15,11 @@ from scipy.stats import spearmanr
 
 import promptlimit as pl
 from heads.small_models import write_model
-from promptlimit.heads._forward import (  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._forward import (
     Replacement,
     Replacements,
 )
-from promptlimit.reporting._drawing import draw  # pyright: ignore[reportPrivateUsage]
+from promptlimit.reporting._drawing import draw
 
 WINDOW = 24
 IDS = (5 + 7 * np.arange(3 * WINDOW) ** 2) % 40
@@ -194,7 +194,6 @@ def test_heads_are_replaced_in_the_order_named(
         assert found == pytest.approx(replaced @ model.embedding(ids), abs=1e-6)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", ["bert"], indirect=True)
 def test_heads_that_do_nothing_are_drawn_and_counted_out(atlas: pl.heads.HeadAtlas) -> None:
     share = {name: np.where(np.eye(2, 4, dtype=bool), np.nan, r2) for name, r2 in atlas.r2.items()}
@@ -252,7 +251,6 @@ def test_text_and_ids_that_cannot_be_read(model: pl.heads.Model) -> None:
             pl.heads.atlas(model, given, **settings)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_sharp_heads_of_minilm_are_not_linear_on_either_text(

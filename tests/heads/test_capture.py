@@ -12,10 +12,10 @@ import pytest
 
 import promptlimit as pl
 from heads.small_models import write_model
-from promptlimit.cli import _heads as command  # pyright: ignore[reportPrivateUsage]
-from promptlimit.cli._console import CommandError  # pyright: ignore[reportPrivateUsage]
-from promptlimit.heads._atlas import _length_needed  # pyright: ignore[reportPrivateUsage]
-from promptlimit.heads._prediction import GRID  # pyright: ignore[reportPrivateUsage]
+from promptlimit.cli import _heads as command
+from promptlimit.cli._console import CommandError
+from promptlimit.heads._atlas import _length_needed
+from promptlimit.heads._prediction import GRID
 from promptlimit.results import InputFileError
 
 IDS = (5 + 7 * np.arange(48) ** 2) % 40
@@ -136,7 +136,6 @@ def test_files_of_heads_that_cannot_be_used(
             pl.heads.CapturedHeads.load(path)
 
 
-@pytest.mark.long
 def test_the_command_reads_heads_without_a_model(
     captured: pl.heads.CapturedHeads,
     tmp_path: Path,

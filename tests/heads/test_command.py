@@ -11,9 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import promptlimit as pl
 from heads.small_gguf import write_gguf
 from heads.small_models import write_model
-from promptlimit.cli import _heads as command  # pyright: ignore[reportPrivateUsage]
-from promptlimit.cli._console import CommandError  # pyright: ignore[reportPrivateUsage]
-from promptlimit.reporting.page._causal import WAYS  # pyright: ignore[reportPrivateUsage]
+from promptlimit.cli import _heads as command
+from promptlimit.cli._console import CommandError
+from promptlimit.reporting.page._causal import WAYS
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz"]
 
@@ -22,7 +22,7 @@ def small_model(folder: Path) -> Path:
     write_model(folder, "bert")
     words = {word: index for index, word in enumerate(["?", "-", *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))  # noqa: S106 - no password
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -9,16 +9,16 @@ import pytest
 
 import promptlimit as pl
 from promptlimit.heads import Head
-from promptlimit.heads import _weighing as weighing  # pyright: ignore[reportPrivateUsage]
-from promptlimit.heads._clusters import clusters_of, sinks_of  # pyright: ignore[reportPrivateUsage]
-from promptlimit.heads._forward import LayerHeads  # pyright: ignore[reportPrivateUsage]
-from promptlimit.heads._measure import (  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads import _weighing as weighing
+from promptlimit.heads._clusters import clusters_of, sinks_of
+from promptlimit.heads._forward import LayerHeads
+from promptlimit.heads._measure import (
     CorpusMap,
     Settings,
     Sums,
     layer_sums,
 )
-from promptlimit.heads._prediction import GRID, prediction  # pyright: ignore[reportPrivateUsage]
+from promptlimit.heads._prediction import GRID, prediction
 from promptlimit.measures import full_precision
 
 
@@ -30,7 +30,7 @@ def random_head(*, causal: bool, length: int = 24) -> Head:
     return Head(queries, keys, values, scale=0.7, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("causal", [True, False])
 def test_every_limit_is_attention_on_the_measure_it_names(causal: bool) -> None:
     head = random_head(causal=causal)
     members = clusters_of(head.queries, head.keys, 3, seed=5)
@@ -91,9 +91,7 @@ def test_clusters_find_groups_that_queries_can_tell_apart() -> None:
     assert len({(a == 2, b) for a, b in zip(group, halves, strict=True)}) == 2
 
 
-@pytest.mark.parametrize(
-    ("shortest", "tolerance"), [(8, 2e-3), pytest.param(64, 5e-5, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("shortest", "tolerance"), [(8, 2e-3), (64, 5e-5)])
 def test_tables_agree_with_the_engine(shortest: int, tolerance: float) -> None:
     table = prediction(shortest, 64)
     rng = np.random.default_rng(2)
@@ -137,7 +135,7 @@ def sums_over_gaussian_tokens(causal: bool) -> tuple[LayerHeads, Sums]:
     return layer, layer_sums(layer, np.ones(400), corpus, table, jax.random.key(0), settings)
 
 
-@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("causal", [True, False])
 def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
     _, sums = sums_over_gaussian_tokens(causal)
     scores, errors = (jax.tree.map(np.asarray, part) for part in (sums.scores, sums.errors))
@@ -156,7 +154,6 @@ def test_gaussian_tokens_behave_as_predicted(causal: bool) -> None:
     assert abs(scores.kurtosis.mean()) < 0.35
 
 
-@pytest.mark.long
 def test_the_predicted_error_is_that_of_prompt_moments() -> None:
     layer, sums = sums_over_gaussian_tokens(causal=False)
     head = Head(*(np.asarray(part[0]) for part in layer), scale=1.0)

@@ -46,7 +46,6 @@ def test_minilm_agrees_with_transformers(minilm: pl.heads.Model) -> None:
     assert spelled[-1] == 102
 
 
-@pytest.mark.long
 def test_smollm2_agrees_with_transformers(smollm2: pl.heads.Model) -> None:
     ids = smollm2.tokenizer.encode(TEXT).ids
     assert ids == REFERENCES["smollm2_ids"].tolist()

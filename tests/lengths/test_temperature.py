@@ -205,7 +205,6 @@ def test_nothing_keeps_the_entropy_of_one_token_or_a_weight_of_all():
     assert np.isnan(sure.value).all()
 
 
-@pytest.mark.long
 def test_heads_of_any_sharpness_have_a_table():
     for sigma in (1e-9, 30.0, 40.0):
         table = pl.temperature_table(sigma, 8192, 131072)

@@ -45,15 +45,7 @@ def standard_promotion(x64: None) -> Iterator[None]:
         yield
 
 
-COMPOSED = {"mixture", "product"}  # of parts that stand alone; a mixture holds a sphere too
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.long) if name in COMPOSED else name
-        for name in COMPLEX_CASES
-    ]
-)
+@pytest.fixture(params=COMPLEX_CASES)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -160,9 +152,7 @@ RADII = [1e-3, 2.0, 30.0, 85.0, 119.0, 121.0, 329.0, 331.0, 2000.0]
 ANGLES = [0.0, 1.0, 1.5, np.pi / 2 - 1e-3, np.pi / 2, -1.2]
 
 
-@pytest.mark.parametrize(
-    "b", [2.5, 150.0, *(pytest.param(b, marks=pytest.mark.long) for b in (1.0, 32.0))]
-)
+@pytest.mark.parametrize("b", [1.0, 2.5, 32.0, 150.0])
 def test_log_0f1_and_two_derivatives_are_exact_at_complex_arguments(b: float) -> None:
     roots = np.array([r * np.exp(1j * angle) for r in RADII for angle in ANGLES])
     points = roots**2
@@ -214,7 +204,8 @@ ZEROS: dict[str, tuple[Callable[[], pl.AbstractMeasure], Callable, Sequence[floa
         "sphere",
         "cube",
         "tokens",
-        *(pytest.param(law, marks=pytest.mark.long) for law in ("mixture", "rademacher")),
+        "mixture",
+        "rademacher",
     ],
 )
 def test_where_the_transform_vanishes_its_slope_is_still_exact(law: str) -> None:

@@ -25,29 +25,16 @@ COUNT = 20_000
 
 OWN_MIXTURE = "mixture with one of the user's own"
 COMPOSED = {"mixture", "product", OWN_MIXTURE}  # each operation of these is one of the others'
-ALIKE = COMPOSED | {"affine", "one of the user's own", "sphere in many dimensions"}
-"""What single precision treats as it does others."""
 
 
-def long_if(repeats: bool) -> tuple[pytest.MarkDecorator, ...]:
-    return (pytest.mark.long,) if repeats else ()
-
-
-@pytest.fixture(params=[pytest.param(n, marks=long_if(n == OWN_MIXTURE)) for n in CASES])
+@pytest.fixture(params=CASES)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 in_both_precisions = pytest.mark.parametrize(
     ("name", "precision"),
-    [
-        pytest.param(
-            *(name, precision),
-            marks=long_if(name == OWN_MIXTURE or (precision == "float32" and name in ALIKE)),
-        )
-        for name in CASES
-        for precision in ("float32", "float64")
-    ],
+    [(name, precision) for name in CASES for precision in ("float32", "float64")],
     indirect=["precision"],
 )
 
@@ -211,7 +198,6 @@ def test_jit_vmap_and_a_stack_of_measures_change_nothing(name: str, x64: None) -
             close(batch[norm].value, measure.log_laplace(tilt))
 
 
-@pytest.mark.long
 def test_a_mixture_may_hold_a_sphere(x64: None) -> None:
     measure, norms = MIXED_SPHERE.build(), [0.0, 1e-2, 1.0, 1e3]
     rows = rows_of(norms, of_one(measure, np.stack([tilt_of(n, 3) for n in norms]).astype(float)))
@@ -238,9 +224,6 @@ def tokens_of(name: str, precision: str) -> np.ndarray:
         return np.asarray(CASES[name].build().sample(COUNT, key=jax.random.key(7)))
 
 
-@pytest.mark.parametrize(
-    "precision", [pytest.param("float32", marks=pytest.mark.long), "float64"], indirect=True
-)
 def test_samples_follow_the_measure(name: str, precision: str) -> None:
     tokens, case = tokens_of(name, precision), CASES[name]
     plain, tilted = found(name, precision)[0.0], found(name, precision)[mild(name)]
@@ -296,10 +279,6 @@ def gradient_of_sum(measure: pl.AbstractMeasure, tilt: jax.Array) -> jax.Array:
     return sum((jnp.sum(each) for each in transforms(measure, tilt)), start=jnp.zeros(()))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=long_if(name in {*ALIKE, "weighted tokens"})) for name in CASES],
-)
 def test_reverse_mode_in_the_parameters_agrees_with_forward_mode(name: str, x64: None) -> None:
     measure = CASES[name].build()
     gradient = gradient_of_sum(measure, tilt_of(0.7, measure.dim).astype(float))

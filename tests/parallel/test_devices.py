@@ -44,7 +44,6 @@ def test_estimates_have_the_same_bits_on_1_and_8_devices(told: dict[str, dict]) 
     _assert_same_bits(found)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_so_have_gradient_gaps_moments_and_risks(tmp_path: Path) -> None:
     found = _on_devices(tmp_path, "slopes")["slopes"]
@@ -151,7 +150,6 @@ def test_so_they_are_on_eight_devices(told: dict[str, dict]) -> None:
     assert told["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:
     (well,) = run([command("doctor", "--devices", 4, "--json")], folder=tmp_path)

@@ -47,7 +47,6 @@ with spread():
 """
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_first_of_two_processes_prints_for_both(tmp_path: Path) -> None:
     first, second = run(several(2, "doctor", "--devices", 2, "--json"), folder=tmp_path)
@@ -58,7 +57,6 @@ def test_the_first_of_two_processes_prints_for_both(tmp_path: Path) -> None:
     assert findings["collectives"] == "4 of 4 devices"
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> None:
     first, second = run(several(2, *GAP, "--devices", 2), folder=tmp_path)
@@ -68,7 +66,6 @@ def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> Non
     assert (second.out, second.err) == ("", "")
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_process_is_reported_by_the_other_and_the_command_resumes_on_four(
     tmp_path: Path,

@@ -76,10 +76,10 @@ def planted(head: type, read: Callable) -> type[Misread]:
 @pytest.mark.parametrize(
     ("name", "head", "read"),
     [
-        pytest.param("gaussian-limit", pl.SoftmaxAttention, wrong_sign, marks=pytest.mark.long),
-        pytest.param("strong-law", pl.SoftmaxAttention, biased, marks=pytest.mark.long),
+        ("gaussian-limit", pl.SoftmaxAttention, wrong_sign),
+        ("strong-law", pl.SoftmaxAttention, biased),
         ("linear-is-the-limit", pl.SoftmaxAttention, wrong_sign),
-        pytest.param("elementary-bounds", pl.SoftmaxAttention, too_large, marks=pytest.mark.long),
+        ("elementary-bounds", pl.SoftmaxAttention, too_large),
         ("gradient-formulas", pl.Factored, wrong_sign),
     ],
 )
@@ -135,7 +135,6 @@ def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert max(module.distances_from_the_rate((1.0,))) > module.RATE_TOLERANCE
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("wrt", ["key_query", None])
 def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +145,6 @@ def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.M
     assert module.gap_over_bound(wrt) > 1.0
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("query_in_the_prompt")
@@ -160,7 +158,6 @@ def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.Monk
     assert decide(CLAIMS["query-in-the-prompt"], Setting(quick=True)).verdict == "does not hold"
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_wrong_push_forward_turns_claim_1_red(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(self: pl.SoftmaxAttention, prompt: Gaussian) -> Gaussian:
@@ -186,7 +183,6 @@ def longer_prompts_alike(task, length, *args, **kwargs):
     return ball_gap(task, min(length, 100), *args, **kwargs)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "function", "planted"),
     [

@@ -66,19 +66,13 @@ class Blurred(HeadFit):
     [
         ("gated-experts", "Mixture", evenly_mixed),
         ("any-alignment", "long_prompt", lambda rng, *law: 0.5 + rng.normal(size=(law[-1], 2))),
-        pytest.param("two-heads", "bayes_heads", heads_of_half_the_noise, marks=pytest.mark.long),
-        pytest.param("one-head", "HeadFit", Blurred, marks=pytest.mark.long),
-        pytest.param(
-            "linear-stays-above", "limit_excess", lambda *given: 1.65, marks=pytest.mark.long
-        ),
-        pytest.param(
-            "degenerate-mixture", "bayes_heads", heads_of_half_the_noise, marks=pytest.mark.long
-        ),
+        ("two-heads", "bayes_heads", heads_of_half_the_noise),
+        ("one-head", "HeadFit", Blurred),
+        ("linear-stays-above", "limit_excess", lambda *given: 1.65),
+        ("degenerate-mixture", "bayes_heads", heads_of_half_the_noise),
         ("iterated-denoising", "attractor", lambda strength: 1.001 * attractor(strength)),
-        pytest.param(
-            "one-layer-for-all", "bayes_layer", layer_without_residual, marks=pytest.mark.long
-        ),
-        pytest.param("trained-heads", "denoising_training", stuck, marks=pytest.mark.long),
+        ("one-layer-for-all", "bayes_layer", layer_without_residual),
+        ("trained-heads", "denoising_training", stuck),
         ("noise-regimes", "attractor", lambda strength: 0.0),
     ],
 )
@@ -144,7 +138,6 @@ def made_up(name: str) -> dict[str, np.ndarray]:
     return dict(figure.compute(QUICK))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "series"),
     [

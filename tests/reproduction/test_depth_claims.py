@@ -65,16 +65,14 @@ def too_good(task, lengths, depth=1):
     [
         ("closed-covariance", "flow", slower, "does not hold"),
         ("closed-covariance", "closed_form", of_another_head, "does not hold"),
-        pytest.param("blow-up", "flow", slower, "does not hold", marks=pytest.mark.long),
-        pytest.param("low-rank-limits", "flow", slower, "does not hold", marks=pytest.mark.long),
+        ("blow-up", "flow", slower, "does not hold"),
+        ("low-rank-limits", "flow", slower, "does not hold"),
         ("constant-rank", "flow", losing_rank, "does not hold"),
-        pytest.param("thin-layers", "flow", slower, "does not hold", marks=pytest.mark.long),
+        ("thin-layers", "flow", slower, "does not hold"),
         ("no-finite-blow-up", "depth_flow", unbounded, "does not hold"),
         ("depth-in-the-limit", "linear_optimum", one_step_less, "does not hold"),
         ("tied-layers", "descent_stack", one_step_more, "does not hold"),
-        pytest.param(
-            "depth-and-ridge", "linear_optimum", too_good, "holds", marks=pytest.mark.long
-        ),
+        ("depth-and-ridge", "linear_optimum", too_good, "holds"),
     ],
 )  # fmt: skip
 def test_a_planted_error_turns_the_claim(name, function, planted, verdict, monkeypatch):
@@ -82,7 +80,6 @@ def test_a_planted_error_turns_the_claim(name, function, planted, verdict, monke
     assert decide(CLAIMS[name], QUICK).verdict == verdict
 
 
-@pytest.mark.long
 def test_every_claim_but_the_simulated_one_is_as_expected():
     others = [claim for claim in PAPER.claims if claim.number < 10]
     assert [claim.number for claim in others] == list(range(1, 10))
@@ -90,7 +87,6 @@ def test_every_claim_but_the_simulated_one_is_as_expected():
         assert decide(claim, QUICK).as_expected, claim.name
 
 
-@pytest.mark.long
 def test_figures_draw_what_they_compute():
     figures = {figure.name: figure for figure in PAPER.figures}
     for name, panels in (("depth_and_length", 2), ("softmax_stacks", 1), ("blow_up", 1)):

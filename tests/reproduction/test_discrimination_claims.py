@@ -32,7 +32,6 @@ def test_every_claim_on_discrimination_is_there():
     assert tuple(CLAIMS) == NUMBERS
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_claim_comes_out_as_recorded(number):

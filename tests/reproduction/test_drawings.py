@@ -22,7 +22,6 @@ def test_every_figure_of_the_paper_is_there_with_its_words_and_its_drawing() -> 
         assert figure.reference
 
 
-@pytest.mark.long
 def test_the_cost_of_softmax_is_drawn_with_its_limits() -> None:
     heads = {"softmax": 20.0, "linear": 6.5, "ridge": 0.5}
     data = {"lengths": LENGTHS, **{name: 0.9 * cost + 0 * LENGTHS for name, cost in heads.items()}}
@@ -91,7 +90,6 @@ def made_up(number: int) -> dict[str, np.ndarray]:
     return shared | {f"{law}.{name}": array for law in laws for name, array in of_law.items()}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "series"),
     [

@@ -44,20 +44,13 @@ def overconfident(*args, **kwargs):
 @pytest.mark.parametrize(
     ("name", "function", "planted"),
     [
-        pytest.param(
-            "simulated-prompts",
-            "length_statistics",
-            biased("entropy_variance", 2.0),
-            marks=pytest.mark.long,
-        ),
+        ("simulated-prompts", "length_statistics", biased("entropy_variance", 2.0)),
         ("derivatives", "length_statistics", biased("log_partition_variance", 1.01)),
         ("entropy-share", "length_statistics", biased("entropy", 1.01)),
         ("needle-weight", "length_statistics", biased("fixed_weights", 1.3)),
-        pytest.param(
-            "needle-temperature", "inverse_temperature", annealed_roots, marks=pytest.mark.long
-        ),
+        ("needle-temperature", "inverse_temperature", annealed_roots),
         ("freezing", "sqrt_log", log_n),
-        pytest.param("prediction", "entropy_prediction", overconfident, marks=pytest.mark.long),
+        ("prediction", "entropy_prediction", overconfident),
     ],
 )
 def test_every_claim_holds_and_a_planted_error_turns_it_red(name, function, planted, monkeypatch):
@@ -71,7 +64,6 @@ def test_there_are_seven_claims_in_their_order_and_each_has_a_control():
     assert {claim.expected for claim in PAPER.claims} == {"holds"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("figure", PAPER.figures, ids=lambda figure: figure.name)
 def test_figures_are_drawn_from_their_arrays(figure):
     arrays = figure.compute(QUICK)

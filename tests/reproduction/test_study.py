@@ -141,7 +141,6 @@ def test_a_batch_is_of_the_law_of_its_task() -> None:
     assert abs(shared.mean() - task.prior_variance * x_q) < 4 * error
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_gradients_on_large_batches_are_those_of_the_population() -> None:
     task = protocol_task("identity", dim=2)

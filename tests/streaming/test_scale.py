@@ -78,7 +78,6 @@ def _on_a_cpu() -> Iterator[None]:
         yield
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("_on_a_cpu")
 def test_two_processes_share_a_file_and_one_alone_ends_what_both_began(
@@ -126,7 +125,6 @@ def test_a_process_with_another_prompt_than_the_first_one_is_refused(
     )
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_one_of_two_processes_is_killed_and_the_same_command_ends_as_one_process_does(
     tmp_path: Path,
@@ -148,7 +146,6 @@ def test_one_of_two_processes_is_killed_and_the_same_command_ends_as_one_process
     assert json.loads(first.out) == json.loads(alone.out)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_four_processes_share_a_file_of_tokens(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.random.default_rng(0).random((600_000, 1)))
@@ -160,7 +157,6 @@ def test_four_processes_share_a_file_of_tokens(tmp_path: Path) -> None:
     assert others == [Ended(0, "", "")] * 3
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_processes_that_draw_different_prompts_are_refused(tmp_path: Path) -> None:
     one, other = several(2, "stream", "--dim", 1, "--length", 1000, "--queries", 1)

@@ -50,7 +50,7 @@ def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [(np.float64, 1e-9), pytest.param(np.float32, 2e-5, marks=pytest.mark.long)],
+    [(np.float64, 1e-9), (np.float32, 2e-5)],
 )
 def test_a_stream_is_attention_on_the_tokens_in_memory(dtype: type, tolerance: float) -> None:
     head, tokens = _head(), _tokens().astype(dtype)
@@ -167,12 +167,9 @@ def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_s
     "law",
     [
         pl.UniformCube([1.0, 2.0, 0.5]),
-        pytest.param(
-            pl.Mixture(
-                [0.3, 0.7],
-                [pl.Gaussian(np.ones(3), np.eye(3)), pl.Gaussian(np.zeros(3), 0.1 * np.eye(3))],
-            ),
-            marks=pytest.mark.long,
+        pl.Mixture(
+            [0.3, 0.7],
+            [pl.Gaussian(np.ones(3), np.eye(3)), pl.Gaussian(np.zeros(3), 0.1 * np.eye(3))],
         ),
     ],
     ids=["cube", "mixture"],
@@ -187,7 +184,6 @@ def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasur
         assert (np.abs(found.mean[0, i] - limit) < 5 * spread + 1e-6).all()
 
 
-@pytest.mark.long
 def test_drawn_tokens_far_from_zero_keep_their_digits() -> None:
     far = pl.Gaussian(np.full(3, 1000.0), np.eye(3))
     prompt = pl.Generated(pl.Mixture([0.5, 0.5], [far, far]), 100_000, key=jax.random.key(0))

@@ -102,7 +102,6 @@ def softmax(u, v):
 SEVERAL = pl.Layer([softmax(0.5, 0.7), softmax(-0.3, 0.4), softmax(0.1, -0.5)], [[0.2]])
 
 
-@pytest.mark.long
 def test_heads_of_different_tilts_agree_with_simulation_and_one_token_with_algebra():
     mse = np.asarray(pl.risk(SEVERAL, LINE, [1, 2, 20], tolerance=5e-4).mse)
     for place, length in enumerate((2, 20), start=1):
@@ -132,7 +131,6 @@ def turned(task, dim, seed=3):
     return pl.Denoising(means @ turn.T, task.weights, **variances), turn
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("dim", [5, 10])
 def test_all_rules_for_queries_agree_in_many_dimensions(dim):
     task, _ = turned(FIGURE, dim)
@@ -277,7 +275,6 @@ def test_the_best_layer_of_infinite_prompts_is_bayes():
     assert pl.bayes_excess(pl.Layer(pl.SoftmaxAttention(u, v), c), FIGURE, math.inf).mse < 1e-6
 
 
-@pytest.mark.long
 def test_the_best_layer_has_the_printed_numbers():
     best = pl.best_layer(FIGURE, 100)
     numbers = np.array([best.gate, best.gain, best.residual])

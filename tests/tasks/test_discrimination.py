@@ -119,7 +119,6 @@ def test_the_gradient_is_that_of_differences(slopes):
     assert_allclose(gradient[0, 1], (around[0] - around[1]) / 2e-4, rtol=1e-6)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_the_flow_ends_at_bayes_in_any_dimension():
     """In five dimensions: the risk is an integral over the plane there too."""
@@ -131,7 +130,6 @@ def test_the_flow_ends_at_bayes_in_any_dimension():
     assert flow.value[0] - flow.value[-1] > 0.05
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_sgd_trains_on_fresh_prompts():
     plan = pl.TrainingPlan(steps=3, learning_rate=0.1, batch=8, record=[0, 3], samples=256)

@@ -24,7 +24,7 @@ ISOTROPIC = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.
         ("anisotropic", 2),
         ("singular, no noise", 10),
         ("shifted query", 40),
-        pytest.param("anisotropic", 1000, marks=pytest.mark.long),
+        ("anisotropic", 1000),
     ],
 )
 @pytest.mark.parametrize("kernel", [pytest.param("softmax", marks=pytest.mark.slow), "linear"])

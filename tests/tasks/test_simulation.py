@@ -37,7 +37,6 @@ def test_one_key_gives_one_answer_whatever_the_chunks(monkeypatch):
     assert_allclose(pieces.error, whole.error, rtol=1e-12)
 
 
-@pytest.mark.long
 def test_simulated_gradients_agree_with_exact_ones_in_every_matrix():
     rng = np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (2, 2)])
@@ -60,7 +59,6 @@ def test_gradients_at_infinite_length_have_no_error():
     assert not any(error.any() for error in limit.error.values())
 
 
-@pytest.mark.long
 def test_several_heads_are_simulated():
     both = pl.MultiHead([HEAD, HEAD])
     doubled = pl.SoftmaxAttention(KEY_QUERY, 2 * VALUE)
@@ -74,7 +72,6 @@ def test_several_heads_are_simulated():
     assert list(slopes.value) == names
 
 
-@pytest.mark.long
 def test_covariates_of_any_law_include_gaussian_ones():
     numbers = {"noise_variance": 0.2, "prior_variance": 0.5}
     law = pl.Gaussian(np.zeros(3), ANISOTROPIC)

@@ -80,7 +80,6 @@ def test_agrees_with_the_engine_at_random_points_with_lengths_the_last_axis(ever
         assert np.all(np.abs(value - right) <= 1e-9 * scale), name
 
 
-@pytest.mark.long
 def test_both_ends_are_inside(orders):
     expected = weight_statistics([0.0, 4.0], 100)
     for name in ("participation", "score_error"):

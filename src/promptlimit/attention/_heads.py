@@ -75,7 +75,7 @@ class AbstractHead(AbstractAttention):
          [3.  4. ]]
         """
         key, query = require_key_query(key_weight, query_weight)
-        return cls(_product(require_scale(scale), key, query), value_weight)  # pyright: ignore[reportCallIssue]  # ty: ignore[too-many-positional-arguments]  # heads have both
+        return cls(_product(require_scale(scale), key, query), value_weight)  # ty: ignore[too-many-positional-arguments]  # heads have both
 
     @property
     def token_dim(self) -> int:
@@ -111,7 +111,7 @@ class AbstractHead(AbstractAttention):
 
     def with_value(self: HeadT, value: Float[Array, "output_dim token_dim"]) -> HeadT:
         """Return the head with another value matrix."""
-        return eqx.tree_at(lambda head: head.value, self, value)  # pyright: ignore[reportAttributeAccessIssue]
+        return eqx.tree_at(lambda head: head.value, self, value)
 
     def gradient_reading(self, wrt: str) -> "GradientReading | None":
         r"""Return what $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$ reads."""

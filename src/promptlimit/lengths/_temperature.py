@@ -219,7 +219,7 @@ _NONE = math.nan, math.nan
 def crossing(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a function changes sign between two places, to thirteen digits."""
     root = brentq(function, low, high, xtol=1e-300, rtol=np.float64(_ROOT), maxiter=1000)
-    return float(root)  # pyright: ignore[reportArgumentType]  # no full output was asked for
+    return float(root)  # no full output was asked for
 
 
 def _root_error(function: Callable[[float], float], root: float) -> float:

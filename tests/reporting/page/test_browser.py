@@ -51,7 +51,6 @@ def test_figures_and_claims_are_seen(opened: Page, tmp_path: Path) -> None:
     assert (tmp_path / "page.png").stat().st_size > 50_000
 
 
-@pytest.mark.long
 def test_the_table_leads_to_the_evidence(opened: Page) -> None:
     opened.locator(".claims a", has_text="17").first.click()
     expect(opened.locator("#made_up-claim-17 h3")).to_be_in_viewport()
@@ -101,7 +100,6 @@ def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened
     assert area(figure.locator(".frame > svg")) > 400 * 200
 
 
-@pytest.mark.long
 def test_the_labels_of_ticks_stay_in_sight_and_of_one_size(opened: Page) -> None:
     figure = opened.locator("#made_up-figure-gaps")
     frame, labels = figure.locator(".frame"), figure.locator(".frame .tick")
@@ -133,7 +131,6 @@ def test_the_labels_of_ticks_stay_in_sight_and_of_one_size(opened: Page) -> None
     assert any(0 <= bottom - edge < 12 for edge in below)  # those of the horizontal axis
 
 
-@pytest.mark.long
 def test_in_print_a_section_begins_on_a_page_of_its_own(opened: Page) -> None:
     opened.emulate_media(media="print")
     breaks = "element => getComputedStyle(element).breakBefore"
@@ -164,7 +161,6 @@ def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
     assert look() == by_day  # the reader has chosen
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("opened", [390], indirect=True)
 def test_the_menu_is_whole_on_a_small_screen(opened: Page) -> None:
     menu = opened.locator(".bar nav")
@@ -173,7 +169,7 @@ def test_the_menu_is_whole_on_a_small_screen(opened: Page) -> None:
         expect(link).to_be_in_viewport(ratio=1.0)
 
 
-@pytest.mark.parametrize("opened", [375, pytest.param(820, marks=pytest.mark.long)], indirect=True)
+@pytest.mark.parametrize("opened", [375, 820], indirect=True)
 def test_nothing_runs_over_the_edge_of_a_small_screen(opened: Page, tmp_path: Path) -> None:
     width, seen = opened.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert width == seen

@@ -67,7 +67,6 @@ def test_one_token_and_no_sharpness_are_closed_forms(opened: Page) -> None:
         )
 
 
-@pytest.mark.long
 def test_the_python_lines_give_the_numbers_shown(opened: Page) -> None:
     opened.get_by_role("button", name="a head of 64 dimensions").click()
     expect(opened.locator("[data-tile=regime]")).to_have_text("linear")
@@ -95,7 +94,7 @@ def test_sliders_keys_and_clicks_move_everything_and_the_address_remembers(opene
     expect(opened.locator("[data-tile=needed]")).to_have_text("beyond 10¹⁸")
 
 
-@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.long)])
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_it_fits_a_phone(visit: Visit, address: str, scheme: str) -> None:
     with visit(address, 390, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == 390

@@ -1,0 +1,45 @@
+"""Every benchmark runs at its smallest size, so that none of them falls behind the package."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+FILES = sorted(FOLDER.glob("[a-z]*.py"))
+NOT_INSTALLED = "the model is not installed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_a_benchmark_runs_at_its_smallest_size(file: Path) -> None:
+    command = [sys.executable, str(file), "--smallest"]
+    cache = FOLDER.parent / ".pytest_cache" / "jax"
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode and NOT_INSTALLED in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 1
+
+
+def test_every_benchmark_is_in_the_table() -> None:
+    table = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"[{file.name}]({file.name})" in table for file in FILES)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
+def test_a_benchmark_asks_one_question_and_has_a_smallest_size(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.partition("\n")[0].endswith("?")
+    assert "--smallest" in text
+
+
+def test_the_loop_in_torch_can_be_imported() -> None:
+    pytest.importorskip("torch", reason="torch is not installed; sgd.py then times only our steps")
+    command = [sys.executable, str(FOLDER / "_sgd_torch.py")]
+    request = '{"kernel": "softmax", "length": 4, "steps": 1}\n'
+    done = subprocess.run(command, input=request, capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 0.0

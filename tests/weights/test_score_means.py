@@ -1,0 +1,66 @@
+"""Means over one score, against quadrature of their definitions on a fine grid."""
+
+import numpy as np
+import pytest
+
+from promptlimit.weights import MEANS_STEP, gaussian_score_means
+
+WEIGHTS = np.array([0.3, 0.5, 0.2])
+MEANS = np.array([1.0, -1.5, 0.4])
+SHARPNESS = {
+    "wide": np.array([1.5, 0.8, 0.6]),
+    "one narrow, one atom": np.array([1.5, 0.3, 0.0]),
+}
+NODES = -120, 25
+
+
+def quadrature(sharpness, u):
+    """Return every mean by the trapezoidal rule over the scores of each component."""
+    g = np.linspace(-12.0, 14.0, 4001)
+    normal = np.exp(-0.5 * g * g) * (g[1] - g[0]) / np.sqrt(2.0 * np.pi)
+    scores = (MEANS[:, None] + sharpness[:, None] * g).ravel()
+    shares = (WEIGHTS[:, None] * normal).ravel()
+    log_mean = np.log(shares @ np.exp(scores))
+    tilted_mean = shares @ (scores * np.exp(scores - log_mean))
+    t = u[:, None] + scores
+    x, s = np.exp(t), scores - tilted_mean
+    first, second = x * np.exp(-x), x * x * np.exp(-x)
+    # E[(s - Lambda') x] = 0, so that for small x the drift is a sum without cancellation.
+    drift = np.where(u < 0.0, (s * x * np.expm1(-x)) @ shares, (s * first) @ shares)
+    return {
+        "log_mean": log_mean,
+        "tilted_mean": tilted_mean,
+        "log_phi": np.log1p(np.expm1(-x) @ shares),
+        "mass": first @ shares,
+        "drift": drift,
+        "log_mass": (t * first) @ shares,
+        "square": second @ shares,
+        "lean": (s * second) @ shares,
+        "spread": (s * s * second) @ shares,
+        "log_square": (t * second) @ shares,
+        "log_squares": (t * t * second) @ shares,
+    }
+
+
+@pytest.mark.parametrize("sharpness", SHARPNESS.values(), ids=SHARPNESS)
+def test_means_of_a_mixture_are_quadratures_of_their_definitions(sharpness):
+    found = gaussian_score_means(WEIGHTS, MEANS, sharpness, NODES, 1e6)
+    some = np.arange(0, NODES[1] - NODES[0] + 1, 10)
+    np.testing.assert_allclose(found.u, MEANS_STEP * np.arange(NODES[0], NODES[1] + 1))
+    assert found.u[0] < -20.0
+    assert found.u[-1] > 4.0
+    expected = quadrature(sharpness, found.u[some])
+    for name in ("log_mean", "tilted_mean"):
+        np.testing.assert_allclose(getattr(found, name), expected.pop(name), rtol=1e-12)
+    # A mean that changes its sign is compared on the scale of the mass or of the square.
+    size = {"drift": "mass", "log_mass": "mass", "lean": "square", "log_square": "square"}
+    for name, want in expected.items():
+        scale = np.abs(expected[size[name]]) if name in size else np.abs(want)
+        error = np.abs(getattr(found, name)[some] - want)
+        assert (error <= 1e-9 * np.maximum(scale, np.abs(want))).all(), name
+    phi, mean = np.exp(expected["log_phi"]), np.exp(found.u[some] + found.log_mean)
+    large = mean > 0.5
+    excess = expected["log_phi"] + mean
+    np.testing.assert_allclose(found.excess[some][large], excess[large], rtol=1e-9)
+    slope = mean - expected["mass"] / phi
+    np.testing.assert_allclose(found.slope[some][large], slope[large], rtol=1e-9)
