@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     from promptlimit.results import InputFileError as InputFileError
     from promptlimit.results import InverseTemperatures as InverseTemperatures
     from promptlimit.results import KindUnavailableError as KindUnavailableError
+    from promptlimit.results import LawMismatchError as LawMismatchError
+    from promptlimit.results import LawReport as LawReport
     from promptlimit.results import LengthStatistics as LengthStatistics
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
@@ -130,6 +132,7 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk_gradient as risk_gradient
     from promptlimit.weights import WeightInterpolant as WeightInterpolant
     from promptlimit.weights import WeightStatistics as WeightStatistics
+    from promptlimit.weights import check_law as check_law
     from promptlimit.weights import weight_interpolant as weight_interpolant
     from promptlimit.weights import weight_statistics as weight_statistics
 
@@ -162,6 +165,8 @@ _HOME = {
     "InverseTemperatures": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
+    "LawMismatchError": "results",
+    "LawReport": "results",
     "Layer": "attention",
     "LengthStatistics": "results",
     "LinearAttention": "attention",
@@ -210,6 +215,7 @@ _HOME = {
     "bayes_risk": "tasks",
     "best_layer": "tasks",
     "block_start": "dynamics",
+    "check_law": "weights",
     "depth_flow": "depth",
     "entropy_prediction": "lengths",
     "fit_rate": "concentration",

@@ -22,6 +22,21 @@ ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """What a user may pass for an array."""
 
 
+def require_unmasked(name: str, value: object) -> None:
+    """Refuse a masked array, also inside lists and tuples: NumPy would drop its mask silently.
+
+    An array without masked entries is refused too, so that the answer does not depend on values.
+    """
+    if isinstance(value, list | tuple):
+        for part in value:
+            require_unmasked(name, part)
+    elif isinstance(value, np.ma.MaskedArray):
+        raise ValueError(
+            f"`{name}` must be a plain array, got a masked array, whose mask would be lost. Drop "
+            "or fill the masked entries and pass the `.data` of what is left."
+        )
+
+
 def doubles(array: object) -> Array:
     """Return what a user built, of NumPy or of jax, as a NumPy array in double precision."""
     return np.asarray(array, dtype=np.float64)
@@ -46,6 +61,7 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
 
     A length is a whole number from 1 to 1e30 (a float above 2**53 always is one) or `math.inf`.
     """
+    require_unmasked(name, length)
     try:
         array = np.asarray(length)
     except ValueError:

@@ -18,6 +18,8 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from promptlimit._arrays import require_unmasked
+
 # What a user may pass for an array: anything NumPy makes one of.
 ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
 
@@ -88,6 +90,7 @@ def _as_array(name: str, value: object) -> Array:
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
             raise ValueError(f"`{name}` must hold real numbers, got dtype {value.dtype}.")
         return cast(value, _float_dtype(value.dtype))
+    require_unmasked(name, value)
     try:
         host = np.asarray(value)
     except ValueError:

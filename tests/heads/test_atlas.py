@@ -20,6 +20,7 @@ from promptlimit.heads._forward import (
     Replacements,
 )
 from promptlimit.reporting._drawing import draw
+from promptlimit.results import HeadMarks
 
 WINDOW = 24
 IDS = (5 + 7 * np.arange(3 * WINDOW) ** 2) % 40
@@ -79,7 +80,7 @@ def textbook(heads: list[pl.heads.Head]) -> dict[str, np.ndarray]:
             | {
                 "total": ((rows["head"] - rows["head"].mean(axis=0)) ** 2).sum(),
                 "share": np.mean(shares),
-                "sharpness": np.median(second),
+                "sharpness": np.sqrt(second),
                 "skewness": (third / second**1.5).mean(),
                 "kurtosis": (fourth / second**2 - 3).mean(),
                 "linear": (order <= 2 / 3).mean(),
@@ -114,7 +115,9 @@ def test_the_atlas_agrees_with_the_textbook(
         expected = 1 - plain[name].sum() / total
         assert atlas.r2[name][here] == pytest.approx(expected, abs=5e-4), name
     assert atlas.effective_tokens[here] == pytest.approx(1 / plain["share"].mean(), rel=1e-4)
-    assert atlas.median_sharpness[here] == pytest.approx(plain["sharpness"].mean(), rel=1e-4)
+    pooled = np.quantile(plain["sharpness"].ravel(), [0.05, 0.25, 0.5, 0.75, 0.95])
+    np.testing.assert_allclose(atlas.sharpness[here], pooled, rtol=1e-4)
+    np.testing.assert_array_equal(atlas.median_sharpness, atlas.sharpness[..., 2])
     for name in ("skewness", "kurtosis", "linear", "frozen"):
         assert getattr(atlas, name)[here] == pytest.approx(plain[name].mean(), abs=1e-3), name
     without = [
@@ -125,6 +128,33 @@ def test_the_atlas_agrees_with_the_textbook(
     assert atlas.r2_error[here] == pytest.approx(spread, rel=1e-2)
     ranked: Any = spearmanr(atlas.median_sharpness.ravel(), atlas.r2["gaussian"].ravel())
     assert atlas.rank_correlation() == pytest.approx(ranked.statistic)
+
+
+@pytest.mark.parametrize("model", ["bert"], indirect=True)
+def test_regimes_compare_the_squared_sharpness_with_the_logarithm_of_the_length(
+    atlas: pl.heads.HeadAtlas,
+) -> None:
+    log = np.log(WINDOW)
+    edges = np.array([0.99 * np.sqrt(2 / 3 * log), 1.01 * np.sqrt(2 / 3 * log)])
+    edges = np.append(edges, [0.99 * np.sqrt(2 * log), 1.01 * np.sqrt(2 * log)])
+    sharpness = np.broadcast_to(edges[None, :, None], (2, 4, 5))
+    regimes = dataclasses.replace(atlas, sharpness=sharpness).regime
+    for row in regimes:
+        assert row.tolist() == ["linear", "concentrating", "concentrating", "frozen"]
+
+
+@pytest.mark.parametrize("model", ["bert"], indirect=True)
+def test_a_stored_atlas_has_the_standard_deviation_that_the_explorer_shows(
+    atlas: pl.heads.HeadAtlas, tmp_path: Path
+) -> None:
+    path = tmp_path / "atlas.json"
+    path.write_text(json.dumps(atlas.as_json()))
+    marks = HeadMarks.read(path)
+    found = [mark.sharpness for mark in marks.heads]
+    np.testing.assert_allclose(found, atlas.sharpness[..., 2].ravel())
+    for row, values in zip(atlas.rows(), atlas.sharpness.reshape(-1, 5), strict=True):
+        names = [f"sharpness_{name}" for name in ("q05", "q25", "median", "q75", "q95")]
+        assert [row[name] for name in names] == values.tolist()
 
 
 def test_no_affine_answer_beats_the_best_one(
@@ -258,7 +288,7 @@ def test_sharp_heads_of_minilm_are_not_linear_on_either_text(
 ) -> None:
     text = list(pl.heads.example_texts().values())[number]
     measured = pl.heads.atlas(minilm, text[:5000], window=256, windows=1)
-    frozen, mild = measured.median_sharpness > 2 * np.log(256), measured.median_sharpness < 1
+    frozen, mild = measured.median_sharpness**2 > 2 * np.log(256), measured.median_sharpness < 1
     assert frozen.sum() >= 5
     assert mild.sum() >= 5
     assert measured.r2["gaussian"][frozen].max() < 0.35

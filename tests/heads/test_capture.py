@@ -70,7 +70,7 @@ def test_one_layer_or_one_prompt_of_heads_is_enough() -> None:
     np.testing.assert_array_equal(flat.sharpness, layers.sharpness)
     scores = np.array([head.scale * head.queries @ head.keys.T for head in heads])
     np.testing.assert_allclose(
-        flat.median_sharpness[0], np.median(scores.var(axis=2), axis=1), 1e-5
+        flat.median_sharpness[0], np.median(scores.std(axis=2), axis=1), 1e-5
     )
     assert flat.matrix.shape == (1, 2, 2, 3)
 

@@ -110,10 +110,12 @@ def test_the_causal_atlas_agrees_with_the_textbook(
         ("between", means["between"]), ("within", means["within"]),
         ("sink_weight", means["sinks"]), ("recent_weight", means["recent"]),
         ("effective_tokens", 1 / means["share"]), ("entropy", means["entropy"]),
-        ("far_sharpness", means["far_variance"]), ("mass_error", means["mass_error"]),
-        ("sharpness", means["variance"]), ("entropy_tokens", np.exp(means["entropy"])),
+        ("far_sharpness", np.sqrt(means["far_variance"])), ("mass_error", means["mass_error"]),
+        ("sharpness", np.sqrt(means["variance"])), ("entropy_tokens", np.exp(means["entropy"])),
     ):  # fmt: skip
         assert getattr(atlas, name)[here] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
+    share = means["between"] / means["variance"]
+    assert atlas.between_share[here] == pytest.approx(share, rel=1e-4)
     assert atlas.equivalent == EQUIVALENT
     assert (atlas.shortest, atlas.windows) == (33 + (WINDOW - 1 - 32) % EVERY, 2)
 

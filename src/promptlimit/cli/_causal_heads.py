@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _FIGURES = ("causal_map", "causal_far", "causal_length")
 _DRAWN = "figures and page"
 _HEADINGS = {
-    "layer": "layer", "head": "head", "sharpness": "σ²", "between_share": "between",
+    "layer": "layer", "head": "head", "sharpness": "σ", "between_share": "between",
     "sink_weight": "sinks", "recent_weight": "recent", "effective_tokens": "1/S₂",
-    "entropy_tokens": "e^H", "far_sharpness": "σ² far", "r2_dropped": "R² dropped",
+    "entropy_tokens": "e^H", "far_sharpness": "σ far", "r2_dropped": "R² dropped",
     "r2_mean": "mean", "r2_gaussian": "moments", "r2_gaussian_finite": "finite",
     "r2_gaussian_mass": "true mass",
 }  # fmt: skip

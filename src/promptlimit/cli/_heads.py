@@ -40,7 +40,7 @@ _JUDGED = 4
 """Windows on which replaced heads are judged, left out of the atlas where the text has twice as
 many."""
 _HEADINGS = (
-    "layer", "head", "regime", "σ²", "5-95%", "tokens", "(pred.)",
+    "layer", "head", "regime", "σ", "5-95%", "tokens", "(pred.)",
     "R² uniform", "Gauss", "(pred.)", "sinks", "mixture", "affine", "length",
 )  # fmt: skip
 
@@ -117,7 +117,7 @@ def heads(
 ) -> None:
     """Measure every attention head of a trained model against its infinite-prompt limits.
 
-    A head whose sharpness is small against 2 ln L is linear attention in disguise.
+    A head whose squared sharpness is small against 2 ln L is linear attention in disguise.
     """
     if out is not None:
         require_folder(out)

@@ -14,7 +14,7 @@ from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, require_unmasked
 
 # One number or an array of them; NumPy makes scalars of arrays without axes.
 Numbers: TypeAlias = Array | float
@@ -233,6 +233,7 @@ def checked_dim(dim: SupportsIndex) -> int:
 
 def checked_size(name: str, value: ArrayLike) -> Array:
     """Return a norm, or an array of norms: finite and not negative."""
+    require_unmasked(name, value)
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
-from promptlimit._arrays import Array, ArrayLike
+from promptlimit._arrays import Array, ArrayLike, require_unmasked
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
@@ -312,6 +312,7 @@ def _vector(name: str, value: ArrayLike) -> Array:
 
 
 def _floats(name: str, value: ArrayLike) -> Array:
+    require_unmasked(name, value)
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import Number, require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.tasks import require_points
@@ -145,6 +146,7 @@ def require_positive(**numbers: Number) -> None:
 
 
 def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
+    require_unmasked("record", record)
     array = np.asarray(record)
     whole = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iu"
     increasing = whole and (np.diff(array.astype(np.int64)) > 0).all()

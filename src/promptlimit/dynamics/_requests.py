@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
 from promptlimit._inputs import ArrayLike, in_double
 from promptlimit._version import __version__
@@ -303,6 +304,7 @@ def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttentio
 
 def require_training_lengths(lengths: object) -> tuple[Length, ...]:
     """Return the lengths as whole numbers or infinity, or say what is wrong with them."""
+    require_unmasked("lengths", lengths)
     several: list[Any] = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
     bad = [length for length in several if not _counts_tokens(length)]
     if bad or not several or len(set(several)) < len(several):
@@ -338,6 +340,7 @@ def require_law(request: TrainingRequest) -> None:
 
 def require_times(times: ArrayLike) -> NDArray[np.float64]:
     """Return the times as a vector, or say what is wrong with them."""
+    require_unmasked("times", times)
     when = np.asarray(times, dtype=np.float64)
     if when.ndim != 1 or when.size == 0:
         raise ValueError(f"`times` must be a list of at least one number, got shape {when.shape}.")

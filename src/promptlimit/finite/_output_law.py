@@ -10,7 +10,7 @@ from numbers import Integral
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles, require_unmasked
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import finite_length
@@ -116,6 +116,7 @@ def output_law(
 
 
 def _require_thresholds(thresholds: ArrayLike) -> Array:
+    require_unmasked("thresholds", thresholds)
     values = np.atleast_1d(doubles(thresholds))
     if values.ndim != 1 or not np.isfinite(values).all() or (np.diff(values) <= 0.0).any():
         raise ValueError(

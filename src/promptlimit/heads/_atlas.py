@@ -30,6 +30,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
 _THREADS = 4
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ACCURATE = 0.1
 """Share of a head's variation that the limit may miss at the length called needed."""
 
@@ -164,7 +165,7 @@ def _assembled(
         causal=prompts.causal,
         rotary=prompts.rotary,
         parity=prompts.parity,
-        sharpness=means.sharpness,
+        sharpness=_pooled_quantiles(sums.sharpness),
         linear=means.linear,
         frozen=means.frozen,
         effective_tokens=1.0 / means.participation,
@@ -179,6 +180,11 @@ def _assembled(
         matrix=np.stack([matrix for matrix, _ in maps]),
         shift=np.stack([shift for _, shift in maps]),
     )
+
+
+def _pooled_quantiles(sharpness: np.ndarray) -> np.ndarray:
+    """Return quantiles over the queries of all windows together, [layers, heads, quantiles]."""
+    return np.moveaxis(np.quantile(sharpness, QUANTILES, axis=(0, -1)), 0, -1)
 
 
 def share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from promptlimit._arrays import require_unmasked
 from promptlimit.heads._causal_atlas import moment_tokens
 from promptlimit.heads._head import Head
 
@@ -106,6 +107,9 @@ class CachePlan:
                 query, [n, d].
             later_values: their values, [n, e].
         """
+        given = {"queries": queries, "later_keys": later_keys, "later_values": later_values}
+        for name, value in given.items():
+            require_unmasked(name, value)
         tilts = self.scale * np.asarray(queries, np.float64)
         keys, values = self.keys.astype(np.float64), self.values.astype(np.float64)
         scores = tilts @ keys.T
@@ -191,6 +195,7 @@ class CachePlanner:
                 f"`importance` must be one number for each of the {self._length} tokens, "
                 f"got shape {np.shape(importance)}."
             )
+        require_unmasked("importance", importance)
         ranked = np.array(importance, np.float64)
         ranked[: self._sinks], ranked[self._length - self._recent :] = np.inf, np.inf
         return ranked

@@ -157,7 +157,7 @@ def _assembled(  # noqa: PLR0917 - in the order of their use
         recent_weight=means.recent,
         effective_tokens=1.0 / means.participation,
         entropy=means.entropy,
-        far_sharpness=means.far_variance,
+        far_sharpness=np.sqrt(means.far_variance),
         mass_error=means.mass_error,
         r2={
             name: 1.0 - share_of(error.sum(axis=0), totals.sum(axis=0))

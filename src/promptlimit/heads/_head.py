@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.heads._clusters import clusters_of, sinks_of
@@ -134,6 +135,7 @@ def _fitted(tokens: np.ndarray) -> Gaussian:
 
 
 def _matrix(name: str, value: object) -> np.ndarray:
+    require_unmasked(name, value)
     try:
         array = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError):

@@ -24,7 +24,6 @@ from promptlimit.measures import full_precision
 
 Numbers = Array | np.ndarray
 """An array on the device, or the same in doubles on the host."""
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 EVERY = 8
 """Of so many queries one is kept to predict the error at other lengths."""
 
@@ -68,16 +67,14 @@ class ScoreMeans(NamedTuple):
     """Means over the queries of each head, [heads], of what their scores show.
 
     Attributes:
-        sharpness: quantiles of the scores' variance over queries instead, [heads, 5].
-        linear: of being at most 2/3 ln L sharp.
-        frozen: of being sharper than 2 ln L.
+        linear: share of queries whose squared sharpness is at most 2/3 ln L.
+        frozen: share of queries whose squared sharpness exceeds 2 ln L.
         participation: of the sum of squared weights.
         participation_predicted: of the same for Gaussian tokens.
         skewness: of the scores' skewness.
         kurtosis: of their excess kurtosis.
     """
 
-    sharpness: Numbers
     linear: Numbers
     frozen: Numbers
     participation: Numbers
@@ -90,6 +87,7 @@ class Sums(NamedTuple):
     """What one prompt shows of the heads of a layer, in doubles; leaves are [heads] and add up.
 
     Attributes:
+        sharpness: standard deviation of each query's scores, [heads, queries]; it does not add up.
         scores: means over queries.
         errors: squared differences of the head's answers and a limit's.
         affine_error: of the best affine map of the query, fitted.
@@ -99,6 +97,7 @@ class Sums(NamedTuple):
         grid_total: squared differences of the limit's answers to those queries and their mean.
     """
 
+    sharpness: np.ndarray
     scores: ScoreMeans
     errors: ByLimit
     affine_error: np.ndarray
@@ -111,7 +110,7 @@ class Sums(NamedTuple):
 class _FewQueries(NamedTuple):
     """What the error at another length depends on, one row a head, one column a query kept."""
 
-    sharpness: Array
+    variance: Array
     along: Array
     spread: Array
 
@@ -119,6 +118,7 @@ class _FewQueries(NamedTuple):
 class _DeviceSums(NamedTuple):
     """Sums as the device leaves them; the last three fields become errors on the host."""
 
+    sharpness: Array
     scores: ScoreMeans
     errors: ByLimit
     predicted_error: Array
@@ -132,7 +132,7 @@ class _DeviceSums(NamedTuple):
 class _Rows(NamedTuple):
     """What each query of one head sees and answers."""
 
-    sharpness: Array
+    variance: Array
     participation: Array
     skewness: Array
     kurtosis: Array
@@ -167,6 +167,7 @@ def layer_sums(  # noqa: PLR0917 - in the order of their use
     )
     sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), device_sums)
     return Sums(
+        sharpness=sums.sharpness,
         scores=sums.scores,
         errors=sums.errors,
         affine_error=_affine_error(sums.query_squares, sums.query_answers, sums.total),
@@ -179,8 +180,8 @@ def layer_sums(  # noqa: PLR0917 - in the order of their use
 
 def _grid_error(few: _FewQueries, prediction: Prediction) -> np.ndarray:
     """Return the error predicted at every length of the grid, [heads, lengths]."""
-    sharpness, along, spread = (np.asarray(part) for part in few)
-    participation, score_error = prediction.at_grid(sharpness)
+    variance, along, spread = (np.asarray(part) for part in few)
+    participation, score_error = prediction.at_grid(variance)
     errors = along * score_error + (spread - along) * participation
     return np.moveaxis(errors.sum(axis=-1), 0, -1)
 
@@ -242,7 +243,7 @@ def _rows(
     safe = jnp.maximum(variance, 1e-12)
     mean = uniform @ values
     return _Rows(
-        sharpness=variance,
+        variance=variance,
         participation=(softmax**2).sum(axis=1),
         skewness=third / safe**1.5,
         kurtosis=fourth / safe**2 - 3.0,
@@ -258,7 +259,7 @@ def _rows(
 def _summary(
     rows: _Rows, queries: Array, corpus: CorpusMap, prediction: Prediction, length: Array
 ) -> _DeviceSums:
-    statistics = prediction.at_own_length(rows.sharpness, length)
+    statistics = prediction.at_own_length(rows.variance, length)
     left = (1.0 - statistics.participation)[:, None]
     pull = queries @ corpus.matrix.T
     answers = ByLimit(
@@ -270,9 +271,8 @@ def _summary(
         corpus=corpus.shift[None] + pull,
         corpus_finite=corpus.shift[None] + left * pull,
     )
-    order = rows.sharpness / jnp.log(length)
+    order = rows.variance / jnp.log(length)
     scores = ScoreMeans(
-        sharpness=jnp.quantile(rows.sharpness, jnp.array(QUANTILES, jnp.float32)),
         linear=(order <= 2.0 / 3.0).astype(jnp.float32).mean(),
         frozen=(order > 2.0).astype(jnp.float32).mean(),
         participation=rows.participation.mean(),
@@ -283,12 +283,13 @@ def _summary(
     few = jax.tree.map(lambda leaf: leaf[::EVERY], rows)
     x, y = _centred(queries), _centred(rows.softmax)
     return _DeviceSums(
+        sharpness=jnp.sqrt(rows.variance),
         scores=scores,
         errors=ByLimit(*(_square(rows.softmax - answer) for answer in answers)),
         predicted_error=_gaussian_error(rows, statistics).sum(),
         total=_square(y),
         grid_total=_square(_centred(few.gaussian)),
-        few=_FewQueries(few.sharpness, _along(few), few.spread),
+        few=_FewQueries(few.variance, _along(few), few.spread),
         query_squares=x.T @ x,
         query_answers=x.T @ y,
     )
@@ -303,7 +304,7 @@ def _gaussian_error(rows: _Rows, statistics: Statistics) -> Array:
 def _along(rows: _Rows) -> Array:
     r"""Return $|Be|^2=|C_{vk}t|^2/\sigma^2$, the values' variance along the tilt."""
     pull = ((rows.gaussian - rows.uniform) ** 2).sum(axis=1)
-    return jnp.minimum(pull / jnp.maximum(rows.sharpness, 1e-12), rows.spread)
+    return jnp.minimum(pull / jnp.maximum(rows.variance, 1e-12), rows.spread)
 
 
 def _centred(rows: Array) -> Array:

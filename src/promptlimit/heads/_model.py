@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import on_device
 from promptlimit.heads._files import ModelFolder
 from promptlimit.heads._forward import (
@@ -125,6 +126,7 @@ class Model:
 
     def checked_ids(self, ids: object) -> Array:
         """Return token ids as a vector for the forward pass, or say what is wrong with them."""
+        require_unmasked("ids", ids)
         array = np.asarray(ids)
         if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
             raise ValueError(

@@ -54,16 +54,14 @@ class Prediction(NamedTuple):
     logs: np.ndarray | Array
     grid: np.ndarray | Array
 
-    def at_own_length(
-        self, sharpness: Float[Array, " n"], length: Float[Array, " n"]
-    ) -> Statistics:
-        r"""Return the statistics at each query's own $\sigma^2$ and length, inside jit.
+    def at_own_length(self, variance: Float[Array, " n"], length: Float[Array, " n"]) -> Statistics:
+        r"""Return the statistics at each query's own variance $\sigma^2$ and length, inside jit.
 
         Between tabulated lengths logarithms are interpolated linearly in the logarithm.
         """
         table = on_device(self.logs, jnp.float32)
         count, nodes = table.shape[1:]
-        column, right = _place(_of_sharpness(sharpness) * ((nodes - 1) / _END), nodes)
+        column, right = _place(_abscissa(variance) * ((nodes - 1) / _END), nodes)
         if count == 1:
             return Statistics(*jnp.exp(_between(table[:, 0], column, right)))
         row, above = _place(
@@ -79,17 +77,17 @@ class Prediction(NamedTuple):
         logs = (_between(flat, low, right), _between(flat, low + nodes, right))
         return Statistics(*jnp.exp(logs[0] * (1.0 - above)[None] + logs[1] * above[None]))
 
-    def at_grid(self, sharpness: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def at_grid(self, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         r"""Return the statistics at each $\sigma^2$ and every length of `GRID`, [lengths, ...]."""
         table = np.asarray(self.grid)
         nodes = np.linspace(0.0, _END, table.shape[2])
-        x = 0.5 * np.log1p(np.minimum(sharpness, SHARPEST**2))
+        x = 0.5 * np.log1p(np.minimum(variance, SHARPEST**2))
         curves = [[np.exp(np.interp(x, nodes, row)) for row in part] for part in table]
         return np.array(curves[0]), np.array(curves[1])
 
 
-def _of_sharpness(sharpness: Array) -> Array:
-    return 0.5 * jnp.log1p(jnp.minimum(sharpness, SHARPEST**2))
+def _abscissa(variance: Array) -> Array:
+    return 0.5 * jnp.log1p(jnp.minimum(variance, SHARPEST**2))
 
 
 def _place(place: Array, count: int) -> tuple[Array, Array]:

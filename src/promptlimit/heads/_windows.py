@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from promptlimit._arrays import require_unmasked
 from promptlimit.heads._model import Model
 
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]
@@ -35,6 +36,7 @@ def windows_of(
         ends = [np.tile(np.array(part, np.int64), (len(cut), 1)) for part in (first, last)]
         windows = np.concatenate([ends[0], cut, ends[1]], axis=1)
     else:
+        require_unmasked("text_or_ids", text_or_ids)
         array = np.asarray(text_or_ids)
         if array.ndim not in {1, 2} or array.dtype.kind not in "iu" or array.size == 0:
             raise ValueError(

@@ -6,7 +6,7 @@ One function for every law of the scores: what differs between laws is the mean 
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers, require_unmasked
 from promptlimit.lengths._integrals import prompt_integrals
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
 from promptlimit.results import AccuracyError, LengthStatistics
@@ -215,6 +215,7 @@ def _continued(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Array
 
 
 def _checked_sharpness(sharpness: ArrayLike) -> Array:
+    require_unmasked("sharpness", sharpness)
     try:
         values = real_numbers(sharpness)
     except (TypeError, ValueError):
@@ -232,6 +233,7 @@ def _checked_sharpness(sharpness: ArrayLike) -> Array:
 
 
 def checked_fixed(fixed_scores: ArrayLike) -> Array:
+    require_unmasked("fixed_scores", fixed_scores)
     try:
         fixed = np.atleast_1d(real_numbers(fixed_scores))
     except (TypeError, ValueError):

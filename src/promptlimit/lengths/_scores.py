@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, doubles, real_numbers
+from promptlimit._arrays import Array, ArrayLike, doubles, real_numbers, require_unmasked
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,
@@ -187,6 +187,7 @@ def in_window(
 
 
 def _vector(name: str, values: ArrayLike) -> Array:
+    require_unmasked(name, values)
     try:
         vector = np.atleast_1d(real_numbers(values))
     except (TypeError, ValueError):

@@ -14,7 +14,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles, real_numbers
+from promptlimit._arrays import (
+    Array,
+    ArrayLike,
+    checked_lengths,
+    doubles,
+    real_numbers,
+    require_unmasked,
+)
 from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
 from promptlimit.lengths._scores import Number
 from promptlimit.results import InverseTemperatures
@@ -265,6 +272,7 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
 
 
 def _numbers(name: str, value: ArrayLike) -> Array:
+    require_unmasked(name, value)
     try:
         return real_numbers(value)
     except (TypeError, ValueError):

@@ -32,6 +32,9 @@ from promptlimit.results._kinds import KindUnavailableError as KindUnavailableEr
 from promptlimit.results._kinds import Length as Length
 from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
 from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
+from promptlimit.results._law_checks import LawCheck as LawCheck
+from promptlimit.results._law_checks import LawMismatchError as LawMismatchError
+from promptlimit.results._law_checks import LawReport as LawReport
 from promptlimit.results._laws import OutputLaw as OutputLaw
 from promptlimit.results._laws import mean_under_tail as mean_under_tail
 from promptlimit.results._laws import sinh_thresholds as sinh_thresholds

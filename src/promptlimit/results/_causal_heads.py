@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from promptlimit.results._heads import SHARPNESS_UNIT
+
 
 @dataclasses.dataclass(frozen=True)
 class CausalAtlas:
@@ -30,12 +32,13 @@ class CausalAtlas:
         rotary: whether keys were taken after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers].
         between: variance of the mean scores of bands of distance.
-        within: variance of the scores within bands; the sharpness $\sigma^2$ is the sum of both.
+        within: variance of the scores within bands; `sharpness` squared is the sum of both.
         sink_weight: softmax weight of the first tokens.
         recent_weight: softmax weight of the last ones; sinks that are recent count here too.
         effective_tokens: $1/\overline{S_2}$.
         entropy: $\overline H$ in nats; $e^{\overline H}$ is the other number of effective tokens.
-        far_sharpness: variance of the scores of far tokens.
+        far_sharpness: standard deviation of the scores of far tokens, its root mean square over
+            queries.
         mass_error: mean logarithm of the far tokens' mass from their moments, over the true one.
         r2: share of the head's variation over queries that is left when the far tokens are not
             there, by the way to do without them; no lower bound. NaN for a head that answers alike.
@@ -73,13 +76,14 @@ class CausalAtlas:
 
     @property
     def sharpness(self) -> np.ndarray:
-        r"""The variance of the scores, $\sigma^2$, averaged over queries."""
-        return self.between + self.within
+        r"""The standard deviation $\sigma$ of the scores, its root mean square over queries."""
+        return np.sqrt(self.between + self.within)
 
     @property
     def between_share(self) -> np.ndarray:
         """The share of the scores' variance that distance alone explains."""
-        return self.between / np.where(self.sharpness > 0, self.sharpness, np.nan)
+        variance = self.between + self.within
+        return self.between / np.where(variance > 0, variance, np.nan)
 
     @property
     def entropy_tokens(self) -> np.ndarray:
@@ -137,6 +141,7 @@ class CausalAtlas:
         )  # fmt: skip
         return {
             **{name: getattr(self, name) for name in names},
+            "sharpness": SHARPNESS_UNIT,
             "parity": [_finite(float(error)) for error in self.parity],
             "lengths": [float(length) for length in self.lengths],
             "median_r2": {name: _finite(value) for name, value in self.median_r2().items()},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from promptlimit.results._files import InputFileError
+from promptlimit.results._heads import SHARPNESS_UNIT
 from promptlimit.results._json import json_object, listing, number, text
 
 _MOST_HEADS, _LONGEST = 100_000, 2**40
@@ -14,7 +15,7 @@ _MOST_HEADS, _LONGEST = 100_000, 2**40
 
 @dataclasses.dataclass(frozen=True)
 class HeadMark:
-    r"""One head: its layer and number, the square root of its median $\sigma^2$, and its length."""
+    r"""One head: its layer and number, its median $\sigma$, and the length of its prompts."""
 
     layer: int
     head: int
@@ -37,6 +38,10 @@ class HeadMarks:
             heads = listing(content, "heads")
             if not 0 < len(heads) <= _MOST_HEADS:
                 raise ValueError(f"its 'heads' are {len(heads)}, not 1 to {_MOST_HEADS}")
+            if content.get("sharpness") != SHARPNESS_UNIT:
+                raise ValueError(
+                    f"its 'sharpness' is not the {SHARPNESS_UNIT} (version 0.2 stored the variance)"
+                )
             window = _count(content, "window", _LONGEST)
             return cls(text(content, "model"), tuple(_mark(head, window) for head in heads))
         except (ValueError, OSError) as problem:
@@ -48,11 +53,11 @@ class HeadMarks:
 def _mark(head: object, window: int) -> HeadMark:
     if not isinstance(head, dict):
         raise ValueError("one of its 'heads' is no object")
-    square = number(head, "sharpness_median")
-    if not 0.0 <= square < math.inf:
-        raise ValueError(f"a 'sharpness_median' is {square}, not finite and at least 0")
+    sharpness = number(head, "sharpness_median")
+    if not 0.0 <= sharpness < math.inf:
+        raise ValueError(f"a 'sharpness_median' is {sharpness}, not finite and at least 0")
     layer, place = (_count(head, name, _MOST_HEADS, least=0) for name in ("layer", "head"))
-    return HeadMark(layer, place, math.sqrt(square), window)
+    return HeadMark(layer, place, sharpness, window)
 
 
 def _count(content: Mapping[str, Any], key: str, most: int, least: int = 1) -> int:

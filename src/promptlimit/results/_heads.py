@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 REGIMES = ("linear", "concentrating", "frozen")
+SHARPNESS_UNIT = "standard deviation of the scores"
+"""What `sharpness` is in a stored atlas; version 0.2 stored the variance under the same names."""
 _QUANTILE_NAMES = ("q05", "q25", "median", "q75", "q95")
 
 
@@ -27,8 +29,9 @@ class HeadAtlas:
         rotary: whether keys were taken after rotation, their law averaged over positions.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
             NaN for heads brought by hand, with no output to compare with.
-        sharpness: $\sigma^2=q^\top\mathrm{Cov}(k)q$ with the head's scale, its quantiles over
-            queries (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
+        sharpness: $\sigma=\sqrt{q^\top\mathrm{Cov}(k)q}$ with the head's scale, the standard
+            deviation of a query's scores: its quantiles over the queries of all prompts together
+            (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
         linear: share of queries with $\sigma^2\le\frac23\ln L$.
         frozen: share of queries with $\sigma^2>2\ln L$.
         effective_tokens: $1/\overline{S_2}$, measured.
@@ -75,13 +78,13 @@ class HeadAtlas:
 
     @property
     def median_sharpness(self) -> np.ndarray:
-        r"""The middle of $\sigma^2$ over queries: the order parameter of a head."""
+        r"""The median of $\sigma$ over all queries: the order parameter of a head."""
         return self.sharpness[..., 2]
 
     @property
     def regime(self) -> np.ndarray:
-        r"""Names of the regimes: the median $\sigma^2$ against $\frac23\ln L$ and $2\ln L$."""
-        order = self.median_sharpness / math.log(self.window)
+        r"""The regimes: the median $\sigma$, squared, against $\frac23\ln L$ and $2\ln L$."""
+        order = self.median_sharpness**2 / math.log(self.window)
         return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
 
     def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
@@ -156,7 +159,7 @@ class HeadAtlas:
         )
         settings = {name: getattr(self, name) for name in names}
         parity = [_finite(float(error)) for error in self.parity]
-        return settings | {"parity": parity, "heads": heads}
+        return settings | {"sharpness": SHARPNESS_UNIT, "parity": parity, "heads": heads}
 
     def as_arrays(self) -> dict[str, np.ndarray]:
         """Return what figures need, by name."""

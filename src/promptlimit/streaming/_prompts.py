@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
 from promptlimit._inputs import Number, on_device, require_random_key
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
@@ -119,7 +120,7 @@ def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
     if isinstance(prompt, str | Path):
         return _Held(_mapped(Path(prompt)))
     if isinstance(prompt, np.ndarray | jax.Array):
-        return _Held(_readable("prompt", np.asarray(prompt)))
+        return _Held(_readable("prompt", _rows(prompt)))
     if isinstance(prompt, Iterable):
         if hosts > 1:
             raise ValueError(
@@ -194,13 +195,19 @@ class _Held(AbstractPrompt):
         return _part(start, valid, _with_room(rows, capacity))
 
 
+def _rows(block: object) -> np.ndarray:
+    """Return tokens that a user passed as an array."""
+    require_unmasked("prompt", block)
+    return np.asarray(block)
+
+
 class _Arriving(AbstractPrompt):
     """Tokens in blocks of any size, one block after the other."""
 
     def __init__(self, blocks: Iterator[Any]):
         self._blocks, self._start, self._stop = blocks, 0, 0
         self._kept: list[np.ndarray] = []
-        first = next((rows for rows in map(np.asarray, blocks) if rows.shape[:1] != (0,)), None)
+        first = next((rows for rows in map(_rows, blocks) if rows.shape[:1] != (0,)), None)
         if first is None:
             raise ValueError("`prompt` must hold at least one block of tokens, got none.")
         _readable("prompt", first)
@@ -222,7 +229,7 @@ class _Arriving(AbstractPrompt):
             block = next(self._blocks, None)
             if block is None:
                 break
-            rows = np.asarray(block)
+            rows = _rows(block)
             if rows.ndim != 2 or rows.shape[1] != self.dim:
                 raise ValueError(
                     f"`prompt` must hold blocks [n, {self.dim}], got one of shape "

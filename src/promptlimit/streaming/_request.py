@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit._arrays import doubles
+from promptlimit._arrays import doubles, require_unmasked
 from promptlimit._configuration import description
 from promptlimit._inputs import ArrayLike, float_array, in_double, on_device
 from promptlimit._version import __version__
@@ -162,6 +162,7 @@ def checked_request(
 
 
 def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
+    require_unmasked("lengths", lengths)
     listed = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
     wanted = tuple(require_length("lengths", length) for length in listed)
     if any(later <= earlier for earlier, later in pairwise(wanted)):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import (
     ArrayLike,
     Number,
@@ -326,6 +327,7 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
 
 
 def _variance(name: str, value: Number) -> float:
+    require_unmasked(name, value)
     number = np.asarray(value)
     if number.ndim or number.dtype.kind not in "fiu":
         raise ValueError(f"`{name}` must be a number, got {type(value).__name__}.")

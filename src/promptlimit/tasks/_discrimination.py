@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import (
     ArrayLike,
     Number,
@@ -51,6 +52,7 @@ class ScoreCoordinates(NamedTuple):
     def score(self, covariates: ArrayLike) -> np.ndarray:
         r"""Return $f(x)$ for covariates [..., d], in double precision."""
         w, b, r, s, s0 = (np.asarray(part, np.float64) for part in self)
+        require_unmasked("covariates", covariates)
         x = np.asarray(covariates, np.float64)
         return np.asarray(x @ w + b + r / (1.0 + np.exp(-(s0 + x @ s))))
 
@@ -309,6 +311,9 @@ def block_head(
         value_block: $v_{21}$, [d], what covariates add to the score.
         label_value: $v_{22}$, what a label adds.
     """
+    blocks = {"query_block": query_block, "label_block": label_block, "value_block": value_block}
+    for name, given in blocks.items():
+        require_unmasked(name, given)
     block = np.asarray(query_block, np.float64)
     dim = block.shape[0]
     key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from promptlimit._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from promptlimit.weights._check_law import check_law as check_law
     from promptlimit.weights._cross_moments import MixtureTokens as MixtureTokens
     from promptlimit.weights._cross_moments import cross_moment as cross_moment
     from promptlimit.weights._interpolant import WeightInterpolant as WeightInterpolant
@@ -63,6 +64,7 @@ _HOME = {
     "SelectionTable": "_selection_table",
     "WeightInterpolant": "_interpolant",
     "WeightStatistics": "_weight_statistics",
+    "check_law": "_check_law",
     "cross_moment": "_cross_moments",
     "deviation_moments": "_weighed_values",
     "own_token_statistics": "_own_token",

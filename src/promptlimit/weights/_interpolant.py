@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import ArrayLike, checked_lengths
+from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
 from promptlimit._inputs import on_device
 from promptlimit.weights._interpolant_table import interpolation_table
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
@@ -55,6 +55,7 @@ class WeightInterpolant(eqx.Module):
         `mean_score` is $\sigma(1-E\,S_2)$, whose derivative in $\sigma^2$ is infinite at 0;
         `shrinkage` is $1-E\,S_2$ and smooth.
         """
+        require_unmasked("sharpness_squared", sharpness_squared)
         squared = on_device(sharpness_squared)
         if not jnp.issubdtype(squared.dtype, jnp.floating):
             squared = squared.astype(float)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, checked_lengths
+from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
 from promptlimit.results import AccuracyError
 from promptlimit.weights._partition_formulas import (
     Integrands,
@@ -176,6 +176,7 @@ def _highest(names: Collection[str]) -> tuple[int, int]:
 
 
 def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
+    require_unmasked("sharpness", sharpness)
     values = np.asarray(sharpness, dtype=np.float64)
     wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
     if wrong.size:

@@ -110,15 +110,25 @@ def test_names_of_heads_are_text_and_no_markup(visit: Visit, tmp_path: Path) -> 
         assert page.locator("circle.head title").text_content() == "layer 0, head 1"
 
 
+SIGMA = {"sharpness": "standard deviation of the scores"}
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         ({}, "its 'heads' is not a list"),
         ({"heads": []}, "its 'heads' are 0, not 1 to 100000"),
-        ({"heads": [1], "window": 8, "model": "m"}, "one of its 'heads' is no object"),
-        ({"heads": [{}], "window": 0.5}, "its 'window' is 0.5, not a whole number from 1 to "),
         (
-            {"heads": [{"sharpness_median": -1.0}], "window": 8, "model": "m"},
+            {"heads": [{"sharpness_median": 4.0}], "window": 8, "model": "m"},
+            "its 'sharpness' is not the standard deviation of the scores (version 0.2 stored the",
+        ),
+        ({"heads": [1], "window": 8, "model": "m", **SIGMA}, "one of its 'heads' is no object"),
+        (
+            {"heads": [{}], "window": 0.5, **SIGMA},
+            "its 'window' is 0.5, not a whole number from 1 to ",
+        ),
+        (
+            {"heads": [{"sharpness_median": -1.0}], "window": 8, "model": "m", **SIGMA},
             "a 'sharpness_median' is -1.0, not finite and at least 0",
         ),
     ],

@@ -15,13 +15,13 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     layers = data["sharpness"].shape[0]
     figure = Figure(figsize=(10.6, 1.5 + 0.16 * min(layers, 60)), layout="constrained")
     axes = figure.subplots(1, 4, sharey=True)
-    low, high = (float(np.clip(end(data["sharpness"]), 1e-2, 1e2)) for end in (np.min, np.max))
+    low, high = (float(np.clip(end(data["sharpness"]), 1e-1, 1e1)) for end in (np.min, np.max))
     _panel(
         axes[0],
         data["sharpness"],
         "magma_r",
         LogNorm(low, max(high, 2 * low)),
-        r"sharpness $\sigma^2$",
+        r"sharpness $\sigma$",
     )
     share = Normalize(0.0, 1.0)
     titles = {

@@ -20,7 +20,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     left, right = figure.subplots(1, 2, sharey=True)
     sharpness = data["sharpness"][..., 2]
     norm = _colours_of(sharpness)
-    _panel(left, sharpness, "magma_r", norm, r"sharpness $\sigma^2$, median over queries")
+    _panel(left, sharpness, "magma_r", norm, r"sharpness $\sigma$, median over queries")
     _panel(
         right, data["r2_gaussian"], "viridis", Normalize(0.0, 1.0), "$R^2$ of the Gaussian limit"
     )
@@ -35,8 +35,8 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _colours_of(sharpness: np.ndarray) -> LogNorm:
-    """Return colours for the heads at hand, between a hundredth and a hundred where it is wider."""
-    low, high = (float(np.clip(end(sharpness), 1e-2, 1e2)) for end in (np.min, np.max))
+    """Return colours for the heads at hand, between a tenth and ten where it is wider."""
+    low, high = (float(np.clip(end(sharpness), 1e-1, 1e1)) for end in (np.min, np.max))
     return LogNorm(low, max(high, 2 * low))
 
 

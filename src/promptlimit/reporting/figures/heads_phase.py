@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from promptlimit.reporting._theme import FAINT, INK, shades
 
 _LOWEST = -0.5
-_SHOWN = 1e-6
+_SHOWN = 1e-3
 """Heads of smaller sharpness lie below the picture."""
 _COLOURS = ListedColormap(shades(256))
 _REGIMES = ("#0072b2", "#b8930b", "#d55e00")
@@ -33,7 +33,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     _explained(panels[1], data, "sinks", sinks, norm)
     plane.set_yscale("log")
     plane.set_ylim(
-        0.7 * max(sharpness.min(), _SHOWN), 1.4 * max(sharpness.max(), 3 * np.log(window))
+        0.8 * max(sharpness.min(), _SHOWN), 1.2 * max(sharpness.max(), np.sqrt(3 * np.log(window)))
     )
     bar = figure.colorbar(
         ScalarMappable(norm, _COLOURS), ax=[plane, *panels], pad=0.01,
@@ -54,20 +54,25 @@ def _dots(axis: Axes, x: np.ndarray, sharpness: np.ndarray, norm: BoundaryNorm) 
 def _phases(axis: Axes, window: float) -> None:
     """Shade the three regimes, with names where there is room."""
     lengths = np.geomspace(window / 16, window * 16, 200)
-    lower, upper = 2 / 3 * np.log(lengths), 2 * np.log(lengths)
+    lower, upper = (np.sqrt(factor * np.log(lengths)) for factor in (2 / 3, 2.0))
     edges = (np.full_like(lengths, 1e-9), lower, upper, np.full_like(lengths, 1e9))
     for below, above, colour in zip(edges[:-1], edges[1:], _REGIMES, strict=True):
         axis.fill_between(lengths, below, above, color=colour, alpha=0.11, linewidth=0)
     for level in (lower, upper):
         axis.plot(lengths, level, color=FAINT, linewidth=1.0, dashes=(4, 2))
     log = np.log(window * 3)
-    for name, height in (("linear", 0.4 * log), ("concentrating", 1.25 * log), ("frozen", 3 * log)):
+    for name, factor in (("linear", 0.4), ("concentrating", 1.25), ("frozen", 3.0)):
         axis.annotate(
-            name, (window * 14, height), color=INK, style="italic", ha="right", va="center"
+            name,
+            (window * 14, np.sqrt(factor * log)),
+            color=INK,
+            style="italic",
+            ha="right",
+            va="center",
         )
     axis.set(xscale="log", xlim=(lengths[0], lengths[-1]))
     axis.set_xlabel("length $L$ of the prompt")
-    axis.set_ylabel(r"sharpness $\sigma^2$, median over queries")
+    axis.set_ylabel(r"sharpness $\sigma$, median over queries")
     axis.set_title("every head a dot")
 
 
@@ -84,8 +89,8 @@ def _explained(
         axis.legend(loc="upper right")
     _dots(axis, np.maximum(data[f"r2_{limit}"], _LOWEST), sharpness, norm)
     axis.axvline(0.0, color=FAINT, linewidth=0.8, zorder=0)
-    for boundary, name in ((2 / 3, r"$\frac{2}{3}\ln L$"), (2.0, r"$2\ln L$")):
-        level = boundary * np.log(window)
+    for boundary, name in ((2 / 3, r"$\sqrt{\frac{2}{3}\ln L}$"), (2.0, r"$\sqrt{2\ln L}$")):
+        level = np.sqrt(boundary * np.log(window))
         axis.axhline(level, color=FAINT, dashes=(4, 2), linewidth=1.0, zorder=0)
         axis.annotate(
             name, (1.0, level), xycoords=("axes fraction", "data"), xytext=(-2, 4),

@@ -20,10 +20,10 @@ WAYS = {
 }
 """Ways to do without the far tokens, in words."""
 _COLUMNS = (
-    ("layer", "layer", 0), ("head", "head", 0), ("σ²", "sharpness", 3),
+    ("layer", "layer", 0), ("head", "head", 0), ("σ", "sharpness", 3),
     ("between bands", "between_share", 2), ("sinks", "sink_weight", 2),
     ("recent", "recent_weight", 2), ("1/S₂", "effective_tokens", 3),
-    ("e^H", "entropy_tokens", 3), ("σ² far", "far_sharpness", 3),
+    ("e^H", "entropy_tokens", 3), ("σ far", "far_sharpness", 3),
     ("dropped", "r2_dropped", 2), ("mean", "r2_mean", 2), ("moments", "r2_gaussian", 2),
     ("finite", "r2_gaussian_finite", 2), ("true mass", "r2_gaussian_mass", 2),
 )  # fmt: skip

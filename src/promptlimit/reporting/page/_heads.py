@@ -30,7 +30,7 @@ _CAPTIONS = {
     ),
 }
 _COLUMNS = (
-    ("layer", "layer", 0), ("head", "head", 0), ("σ²", "sharpness_median", 3),
+    ("layer", "layer", 0), ("head", "head", 0), ("σ", "sharpness_median", 3),
     ("tokens", "effective_tokens", 3), ("predicted", "effective_tokens_predicted", 3),
     ("uniform", "r2_uniform", 2), ("Gaussian", "r2_gaussian", 2), ("sinks", "r2_sinks", 2),
     ("mixture", "r2_mixture", 2), ("affine, fitted", "r2_affine", 2),

@@ -1,0 +1,56 @@
+"""What was compared between the methods of a law."""
+
+import dataclasses
+
+
+class LawMismatchError(ValueError):
+    """A law whose methods contradict each other; the message names the check that failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LawCheck:
+    """One check of a law that passed or does not apply.
+
+    Attributes:
+        name: what was compared.
+        comparisons: how many numbers were compared; 0 where the check does not apply.
+        largest: the largest deviation, as a share of the one allowed.
+        note: why the check does not apply, or what was left out; empty otherwise.
+    """
+
+    name: str
+    comparisons: int
+    largest: float
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class LawReport:
+    """The checks that a law passed.
+
+    Attributes:
+        law: the name of its class.
+        samples: how many tokens were drawn.
+        false_alarm: a bound of the probability that a correct law fails.
+        checks: in the order in which they were made.
+    """
+
+    law: str
+    samples: int
+    false_alarm: float
+    checks: tuple[LawCheck, ...]
+
+    def __getitem__(self, name: str) -> LawCheck:
+        """Return the check of this name."""
+        return next(check for check in self.checks if check.name == name)
+
+    def __str__(self) -> str:
+        """Return a table with one row a check."""
+        rows = [("check", "comparisons", "largest share of what is allowed")]
+        for check in self.checks:
+            share = f"{check.largest:.2g}" if check.comparisons else "-"
+            rows.append((check.name, str(check.comparisons), f"{share}  {check.note}".rstrip()))
+        widths = [max(len(row[place]) for row in rows) for place in range(2)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows]
+        head = f"{self.law}: {self.samples} samples, false alarms below {self.false_alarm:g}"
+        return "\n".join([head, *lines])
