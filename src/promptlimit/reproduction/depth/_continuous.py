@@ -13,8 +13,26 @@ Matrix = NDArray[np.float64]
 
 def random_covariance(rng: np.random.Generator, dim: int) -> Matrix:
     """Return a covariance with eigenvalues between a half and two."""
-    axes, _ = np.linalg.qr(rng.normal(size=(dim, dim)))
-    return (axes * rng.uniform(0.5, 2.0, dim)) @ axes.T
+    return random_symmetric(rng, rng.uniform(0.5, 2.0, dim))
+
+
+def random_symmetric(rng: np.random.Generator, eigenvalues: Matrix) -> Matrix:
+    """Return a symmetric matrix with these eigenvalues and random axes."""
+    axes, _ = np.linalg.qr(rng.normal(size=(len(eigenvalues),) * 2))
+    return (axes * eigenvalues) @ axes.T
+
+
+def random_head(rng: np.random.Generator, dim: int) -> tuple[Matrix, Matrix]:
+    r"""Return U and a covariance $G_0$ whose flow blows up at depth 1.
+
+    $C=\sqrt{G_0}(U+U^\top)\sqrt{G_0}$ has the eigenvalue 1, and the others are between -1 and 1/2.
+    U also has an antisymmetric part, which the flow does not depend on when V = I.
+    """
+    G = random_covariance(rng, dim)
+    rates = random_symmetric(rng, np.append(rng.uniform(-1.0, 0.5, dim - 1), 1.0))
+    inverse = np.linalg.inv(root_of(G))
+    skew = rng.normal(size=(dim, dim)) / dim
+    return 0.5 * inverse @ rates @ inverse + skew - skew.T, G
 
 
 def root_of(covariance: Matrix) -> Matrix:

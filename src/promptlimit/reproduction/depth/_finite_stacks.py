@@ -72,3 +72,15 @@ def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float
         queries = r * queries + v * np.sum(row * tokens, axis=1) / row.sum(axis=1)
         tokens = r * tokens + v * np.einsum("nij,nj->ni", scores, tokens) / scores.sum(axis=2)
     return float(weights @ (np.imag(queries) / 1e-30) ** 2)
+
+
+def masked_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float:
+    r"""Return $\sum_{pq}\binom{p+q}pE\,K_pK_q$, $K_p$ the influence that p tokens pass on."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    parts = StackKernel.of(stack, np.array([query])).by_steps(points[:, None])
+    columns = [np.ravel(part) for part in parts]
+    return sum(
+        math.comb(p + q, p) * float((weights / weights.sum()) @ (first * second))
+        for p, first in enumerate(columns)
+        for q, second in enumerate(columns)
+    )

@@ -20,9 +20,9 @@ class SimulatedPrompts(NamedTuple):
         """Return how many standard errors a value is away."""
         return abs(value - self.mean[name]) / self.error[name]
 
-    def farthest(self, statistics: LengthStatistics) -> float:
-        """Return how far the farthest statistic is away, in standard errors."""
-        return max(self.distance(name, float(getattr(statistics, name))) for name in STATISTICS)
+    def distances(self, statistics: LengthStatistics) -> list[float]:
+        """Return how many standard errors each statistic is away."""
+        return [self.distance(name, float(getattr(statistics, name))) for name in STATISTICS]
 
 
 STATISTICS = ("log_partition", "log_partition_variance", "entropy", "entropy_variance")

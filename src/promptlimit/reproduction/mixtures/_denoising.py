@@ -24,8 +24,14 @@ def figure_law(within_variance: float = 1.0, noise_variance: float = 4.0) -> Den
 def random_law(
     rng: np.random.Generator, dim: int, components: int = 2, *, within: float | None = None
 ) -> Denoising:
-    """Return a law with means of one norm in random directions, and random weights."""
+    """Return a law with means of one norm in random directions, and random weights.
+
+    The norm is between 1 and 3, the angle between the first two means between 60 and 120 degrees.
+    """
     means = rng.normal(size=(components, dim))
+    axes, _ = np.linalg.qr(means[:2].T)
+    angle = rng.uniform(np.pi / 3, 2 * np.pi / 3)
+    means[0], means[1] = axes[:, 0], axes @ np.array([np.cos(angle), np.sin(angle)])
     means *= rng.uniform(1.0, 3.0) / np.linalg.norm(means, axis=1, keepdims=True)
     weights = rng.dirichlet(np.full(components, 4.0))
     return Denoising(
@@ -66,14 +72,14 @@ class HeadFit:
     task: Denoising
     heads: int = 1
 
-    def best(self, starts: int, rng: np.random.Generator, steps: int = 400) -> float:
-        """Return the least excess $E|f-f^*|^2$ that random starts lead to."""
+    def excesses(self, starts: int, rng: np.random.Generator, steps: int = 400) -> list[float]:
+        """Return the excess $E|f-f^*|^2$ that each of some random starts leads to."""
         from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
 
         queries, weights, bayes = query_points(self.task, _POINTS)
         roots = np.sqrt(weights)[:, None]
         size = 2 * self.heads * self.task.token_dim**2
-        least = math.inf
+        ends = []
         for _ in range(starts):
             fit = least_squares(
                 lambda theta: (roots * (self._output(theta, queries)[0] - bayes)).ravel(),
@@ -85,8 +91,8 @@ class HeadFit:
                 gtol=1e-15,
                 max_nfev=steps,
             )
-            least = min(least, 2.0 * float(fit.cost))
-        return least
+            ends.append(2.0 * float(fit.cost))
+        return ends
 
     def _matrices(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         dim = self.task.token_dim

@@ -17,6 +17,9 @@ RATE, CLIP = 2e-3, 10.0
 BATCH, SCALE = 64, 0.3
 """Queries a step and the deviation of entries at the start, which it does not."""
 
+SEEDS = 32
+"""Starts, each with its own queries, which it does not state either."""
+
 BLOCK = 800
 """Steps between two records."""
 
@@ -51,8 +54,7 @@ class TwoHeads:
 
     def __init__(self, task: Denoising, starts: np.ndarray):
         self.tilts, self.values = (np.stack([part, part]) for part in starts)
-        self._middle = task.means.mean(axis=0)
-        self._half = 0.5 * (task.means[0] - task.means[1])
+        self._middle, self._half = _middle_and_half(task)
         second = (task.means.T * task.weights) @ task.means + task.query_variance * np.eye(2)
         if not np.allclose(second, second[0, 0] * np.eye(2)):
             raise AssertionError("linear heads are written for an isotropic second moment")
@@ -61,20 +63,20 @@ class TwoHeads:
         self._gated = np.reshape([1.0, 0.0], shape)
 
     def outputs(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return f [kernels, seeds, n, 2] at [seeds, n, 2], each head's reading, and its gates."""
-        tilted = queries[:, None] @ self.tilts.swapaxes(-1, -2)
-        gates = np.tanh(tilted @ self._half)[..., None]
+        """Return f [kernels, seeds, 2, n] at [seeds, 2, n], each head's reading, and its gates."""
+        tilted = self.tilts @ queries[:, None]
+        gates = np.tanh(self._half.T @ tilted)
         readings = self._pull * tilted + self._gated * (self._middle + gates * self._half)
-        return (readings @ self.values.swapaxes(-1, -2)).sum(axis=2), readings, gates
+        return (self.values @ readings).sum(axis=2), readings, gates
 
     def slopes(self, queries: np.ndarray, bayes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the gradients of the mean of |f - f*|² in U and V."""
         outputs, readings, gates = self.outputs(queries)
-        missed = (2.0 / queries.shape[1]) * (outputs - bayes)[:, :, None]
-        back = missed @ self.values
-        curved = self._gated * (1 - gates**2) * (back @ self._half)[..., None] * self._half
+        missed = (2.0 / queries.shape[-1]) * (outputs - bayes)[:, :, None]
+        back = self.values.swapaxes(-1, -2) @ missed
+        curved = self._gated * (1 - gates**2) * (self._half.T @ back) * self._half
         tilted = self._pull * back + curved
-        return tilted.swapaxes(-1, -2) @ queries[:, None], missed.swapaxes(-1, -2) @ readings
+        return tilted @ queries[:, None].swapaxes(-1, -2), missed @ readings.swapaxes(-1, -2)
 
     def step(self, queries: np.ndarray, bayes: np.ndarray) -> None:
         """Move by one clipped step."""
@@ -89,17 +91,19 @@ class TwoHeads:
 def denoising_training(seed: int, *, quick: bool) -> DenoisingTraining:
     """Return how two heads of each kernel train at the law of Figure 2; once for claim and figure.
 
-    Quick: one seed and a quarter of the steps.
+    Quick: two starts and a fifth of the steps.
     """
-    seeds, blocks = (1, 12) if quick else (3, 50)
+    seeds, blocks = (2, 5) if quick else (SEEDS, 25)
     task, rng = figure_law(), np.random.default_rng([seed, 22])
     heads = TwoHeads(task, SCALE * rng.normal(size=(2, seeds, 2, 2, 2)))
-    lattice = query_points(task, _POINTS)
+    points = query_points(task, _POINTS)
+    lattice = points.points.T, points.weights, points.bayes.T
     records = [_excess(heads, *lattice)]
+    middle, half = _middle_and_half(task)
     for _ in range(blocks):
-        part = rng.choice(2, p=task.weights, size=(BLOCK, seeds, BATCH))
-        noise = rng.normal(size=(*part.shape, 2))
-        queries = task.means[part] + np.sqrt(task.query_variance) * noise
+        noise = rng.normal(size=(BLOCK, seeds, 2, BATCH))
+        sign = np.where(rng.random((BLOCK, seeds, 1, BATCH)) < task.weights[0], 1.0, -1.0)
+        queries = middle + sign * half + np.sqrt(task.query_variance) * noise
         for z, bayes in zip(queries, _bayes(task, queries), strict=True):
             heads.step(z, bayes)
         records.append(_excess(heads, *lattice))
@@ -107,12 +111,17 @@ def denoising_training(seed: int, *, quick: bool) -> DenoisingTraining:
     return DenoisingTraining(BLOCK * np.arange(blocks + 1), softmax, linear)
 
 
+def _middle_and_half(task: Denoising) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return $\bar m$ and $\delta$ as columns, [2, 1]."""
+    first, second = task.means
+    return 0.5 * (first + second)[:, None], 0.5 * (first - second)[:, None]
+
+
 def _bayes(task: Denoising, queries: np.ndarray) -> np.ndarray:
     r"""Return $\frac gsz+\frac xs(\bar m+\delta\tanh(\langle z-\bar m,\delta\rangle/s))$."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
-    middle, half = task.means.mean(axis=0), 0.5 * (task.means[0] - task.means[1])
-    gates = np.tanh((queries - middle) @ half / s)[..., None]
-    return g / s * queries + x / s * (middle + gates * half)
+    middle, half = _middle_and_half(task)
+    return g / s * queries + x / s * (middle + np.tanh(half.T @ (queries - middle) / s) * half)
 
 
 def _excess(
@@ -120,4 +129,4 @@ def _excess(
 ) -> np.ndarray:
     """Return E|f - f*|² over a lattice of queries, [kernels, seeds]."""
     outputs, _, _ = heads.outputs(queries[None])
-    return np.sum((outputs - bayes) ** 2, axis=-1) @ weights
+    return np.sum((outputs - bayes) ** 2, axis=-2) @ weights

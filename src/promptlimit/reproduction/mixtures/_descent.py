@@ -8,7 +8,7 @@ import functools
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, ndtri
 
 from promptlimit._arrays import Array
 
@@ -46,6 +46,30 @@ def start(name: StartName, seeds: int, rng: np.random.Generator) -> Heads:
     return Heads(*entries)
 
 
+def even_start() -> Heads:
+    """Return one head with the size of a Gaussian start, and nothing random.
+
+    Its entries are normal quantiles at the multiples of the golden ratio, modulo 1.
+    """
+    golden = (np.sqrt(5.0) - 1.0) / 2.0
+    entries = ndtri(golden * np.arange(1.0, DIM**2 + 2 * DIM + 2) % 1.0)
+    query, label_score, value, label_value = np.split(entries, np.cumsum([DIM**2, DIM, DIM]))
+    return Heads(query.reshape(1, DIM, DIM), label_score[None], value[None], label_value)
+
+
+@functools.cache
+def bayes_risk() -> float:
+    """Return the logistic risk of the Bayes score, 2x₁."""
+    g = np.linspace(-_REACH, _REACH, 400)
+    mass = np.exp(-0.5 * g**2)
+    return float(mass @ np.logaddexp(0.0, -_BAYES_SLOPE * (1.0 + g)) / mass.sum())
+
+
+def zero_excess() -> float:
+    """Return the excess of the score 0."""
+    return float(np.log(2.0)) - bayes_risk()
+
+
 def scores(heads: Heads) -> Scores:
     """Return the effective coordinates, m₁ - m₋₁ = 2e₁."""
     U, u, v, label = heads
@@ -68,15 +92,17 @@ def moved(heads: Heads, slopes: Scores, rate: float) -> Heads:
 
 
 def batch_slopes(heads: Heads, batch: int, rng: np.random.Generator) -> Scores:
-    """Return the gradient over a fresh batch, the same for all heads."""
+    """Return the gradient over a fresh batch, another one for each head."""
     w, b, r, s = scores(heads)
-    y = np.where(rng.random(batch) < 0.5, 1.0, -1.0)
-    x = rng.normal(size=(batch, DIM))
-    x[:, 0] += y
-    gate = expit(s @ x.T)
-    wrong = -y * expit(-y * (w @ x.T + b[:, None] + r[:, None] * gate)) / batch
+    y = np.where(rng.random((len(b), batch)) < 0.5, 1.0, -1.0)
+    x = rng.normal(size=(len(b), batch, DIM))
+    x[:, :, 0] += y
+    lines, gates = np.moveaxis(x @ np.stack([w, s], axis=-1), -1, 0)
+    gate = expit(gates)
+    wrong = -y * expit(-y * (lines + b[:, None] + r[:, None] * gate)) / batch
     bent = wrong * r[:, None] * gate * (1.0 - gate)
-    return Scores(wrong @ x, wrong.sum(axis=1), (wrong * gate).sum(axis=1), bent @ x)
+    slope, turn = np.moveaxis(np.stack([wrong, bent], axis=1) @ x, 1, 0)
+    return Scores(slope, wrong.sum(axis=1), (wrong * gate).sum(axis=1), turn)
 
 
 def _plane(w: Array, s: Array) -> tuple[Array, Array]:
@@ -101,9 +127,6 @@ def _normal_grid() -> tuple[Array, Array]:
 
 def excesses(heads: Heads) -> Array:
     """Return the logistic risks less that of Bayes, [n]."""
-    g = np.linspace(-_REACH, _REACH, 400)
-    mass = np.exp(-0.5 * g**2)
-    bayes = mass @ np.logaddexp(0.0, -_BAYES_SLOPE * (1.0 + g)) / mass.sum()
     risks = []
     for w, b, r, s in zip(*scores(heads), strict=True):
         spread, weights = _plane(w, s)
@@ -112,7 +135,7 @@ def excesses(heads: Heads) -> Array:
             for y, p in ((y, spread + y * np.array([w[0], s[0]])) for y in (1.0, -1.0))
         ]
         risks.append(0.5 * float(weights @ (losses[0] + losses[1])))
-    return np.array(risks) - float(bayes)
+    return np.array(risks) - bayes_risk()
 
 
 def exact_slopes(heads: Heads) -> Scores:

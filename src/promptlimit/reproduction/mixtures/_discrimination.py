@@ -227,3 +227,22 @@ def distances(classes: Classes, states: Array) -> tuple[Array, Array]:
 def nullity(classes: Classes, theta: Array) -> float:
     """Return how many eigenvalues of the Hessian are zero."""
     return float(np.sum(np.abs(np.linalg.eigvalsh(classes.hessian(theta))) < 1e-9))
+
+
+def slowest(classes: Classes, theta: Array) -> Array:
+    """Return the direction of the least positive eigenvalue of the Hessian at a minimiser."""
+    eigenvalues, axes = np.linalg.eigh(classes.hessian(theta))
+    return axes[:, int(np.argmax(eigenvalues > 1e-6))]
+
+
+def valley(classes: Classes, theta: Array) -> Array:
+    """Return the directions that a Hessian at s = 0 does not see, [d, parameters].
+
+    They are in its kernel and move the distance to the family with a constant gate.
+    """
+    d, J = classes.dim, classes.jacobian(theta)
+    offset = J[d] + classes.positive * J[d + 1]
+    eigenvalues, axes = np.linalg.eigh(classes.hessian(theta))
+    kernel = axes[:, np.abs(eigenvalues) < 1e-9]
+    _, _, turns = np.linalg.svd(np.vstack([J[:d], J[d + 2 :], offset]) @ kernel)
+    return turns[:d] @ kernel.T

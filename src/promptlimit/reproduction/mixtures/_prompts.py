@@ -2,15 +2,27 @@
 
 import numpy as np
 
+PLANE = (
+    np.array([0.5, 0.3, 0.2]),
+    np.array([[1.5, 0.0], [0.0, 1.5], [-1.0, -1.0]]),
+    np.array([[[0.5, 0.2], [0.2, 0.4]], [[0.3, 0.0], [0.0, 0.6]], [[0.4, -0.1], [-0.1, 0.3]]]),
+)
+"""Weights, means and covariances of one mixture in the plane, whose prompts are simulated."""
+
 
 def random_parts(
     rng: np.random.Generator, components: int, dim: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return weights, means and unequal covariances of a random mixture."""
+    """Return weights, means and unequal covariances of a random mixture.
+
+    Means have norms up to 2, and covariances have eigenvalues between 0.3 and 2.
+    """
     weights = rng.dirichlet(np.full(components, 4.0))
-    roots = 0.5 * rng.normal(size=(components, dim, dim))
-    means = 1.5 * rng.normal(size=(components, dim))
-    return weights / weights.sum(), means, roots @ roots.transpose(0, 2, 1) + 0.3 * np.eye(dim)
+    means = rng.normal(size=(components, dim))
+    means *= rng.uniform(0.5, 2.0, (components, 1)) / np.linalg.norm(means, axis=1, keepdims=True)
+    axes = np.linalg.qr(rng.normal(size=(components, dim, dim)))[0]
+    variances = rng.uniform(0.3, 2.0, (components, 1, dim))
+    return weights / weights.sum(), means, (axes * variances) @ axes.transpose(0, 2, 1)
 
 
 def long_prompt(

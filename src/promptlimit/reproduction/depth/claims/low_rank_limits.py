@@ -13,12 +13,17 @@ _LATE = 1e8
 
 
 def decide(setting: Setting) -> Sequence[Check]:
-    """Return ranks and limits for K = -Q of half the dimension, and for B < 0."""
+    """Return ranks and limits for K = -Q of half the dimension, and for B < 0.
+
+    Singular values of Q and eigenvalues of G₀ are between 1/2 and 2, so that the eigenvalues of
+    √G₀B√G₀ that are not zero are at most -1/4. By t = 10⁸ they leave 4e-8 of their directions.
+    """
     rng = np.random.default_rng(setting.seed)
     wrong, apart, inverses, missed = 0.0, [], [], []
     with jax.enable_x64(True):
         for dim in (3, 4) if setting.quick else (3, 4, 5, 6):
-            Q, G = rng.normal(size=(dim // 2, dim)), random_covariance(rng, dim)
+            Q, G = random_covariance(rng, dim // 2), random_covariance(rng, dim)
+            Q = Q @ np.linalg.qr(rng.normal(size=(dim, dim)))[0][: dim // 2]
             U, A = -Q.T @ Q, root_of(G)
             late = flow(U, G, [_LATE])
             wrong += float(late.ranks(1e-4)[0] != dim - dim // 2)
@@ -32,10 +37,35 @@ def decide(setting: Setting) -> Sequence[Check]:
             soon = flow(-U, G, [0.9 / float(np.linalg.eigvalsh(-2 * A @ U @ A)[-1])])
             missed.append(distance(soon.cov[0], projected))
     return [
-        Check("ranks at t = 10⁸ that differ from ⌈d/2⌉", wrong, "<=", 0.0),
-        Check("distance from √G₀ P √G₀, P on the kernel of C", max(apart), "<=", 1e-6),
-        Check("U + U' < 0: distance of tG from (−U − U')⁻¹", max(inverses), "<=", 1e-6),
-        Check("K = Q, near its blow-up: the first distance", min(missed), ">=", 0.5, "control"),
+        Check(
+            "ranks at t = 10⁸ that differ from ⌈d/2⌉",
+            wrong,
+            "<=",
+            0.0,
+            basis="a count; eigenvalues are above 1/2 or below 8e-8, and 1e-4 parts them",
+        ),
+        Check(
+            "distance from √G₀ P √G₀, P on the kernel of C",
+            max(apart),
+            "<=",
+            1e-6,
+            basis="theory: 4e-8 · 2√(d/2) over 1/2, at most 3e-7, and rounding 1e-8; margin 3",
+        ),
+        Check(
+            "U + U' < 0: distance of tG from (−U − U')⁻¹",
+            max(inverses),
+            "<=",
+            1e-6,
+            basis="theory: ‖G₀⁻¹‖ ‖(U + U')⁻¹‖ 10⁻⁸ √d, at most 5e-8; margin 20",
+        ),
+        Check(
+            "K = Q, near its blow-up: the first distance",
+            min(missed),
+            ">=",
+            0.5,
+            role="control",
+            basis="theory: 10 · 1/2 over 2√⌈d/2⌉, at least 1.4",
+        ),
     ]
 
 

@@ -46,12 +46,49 @@ def decide(setting: Setting) -> Sequence[Check]:
     slopes = [_slope([0.7] * 2, late), _slope([0.7] * 3, late)]
     tied = 0.5 * residual_flow([0.7] * 2, np.array([0.0, 40.0]))[:, 1].prod() ** 2
     return [
-        Check("K = 2, tied: slope of the risk, from −2", abs(slopes[0] + 2), "<=", 1e-3),
-        Check("K = 3, tied: from −3/2", abs(slopes[1] + 1.5), "<=", 1e-3),
-        Check("K = 2, untied: change of e₁² − e₂²", float(np.ptp(gaps)), "<=", 1e-8),
-        Check("its rate against 2(e₁² − e₂²), distance", abs(rate / (2 * gaps[0]) - 1), "<=", 0.1),
-        Check("risk of the stack of these steps, distance", abs(known / risks[1] - 1), "<=", 1e-9),
-        Check("K = 2: tied risk at t = 40 over the untied", tied / risks[-1], ">=", 1e3, "control"),
+        Check(
+            "K = 2, tied: slope of the risk, from −2",
+            abs(slopes[0] + 2),
+            "<=",
+            1e-3,
+            basis="theory: corrections of order 1/t = 1e-5; solver 1e-10; margin 100",
+        ),
+        Check(
+            "K = 3, tied: from −3/2",
+            abs(slopes[1] + 1.5),
+            "<=",
+            1e-3,
+            basis="as above",
+        ),
+        Check(
+            "K = 2, untied: change of e₁² − e₂²",
+            float(np.ptp(gaps)),
+            "<=",
+            1e-8,
+            basis="solver: steps to 1e-10; margin 100",
+        ),
+        Check(
+            "its rate against 2(e₁² − e₂²), distance",
+            abs(rate / (2 * gaps[0]) - 1),
+            "<=",
+            0.1,
+            basis="theory: of order e₂²/(e₁² − e₂²) at t = 5, some hundredths",
+        ),
+        Check(
+            "risk of the stack of these steps, distance",
+            abs(known / risks[1] - 1),
+            "<=",
+            1e-9,
+            basis="rounding: 1e-16 over residuals of 1e-2; margin 1e4",
+        ),
+        Check(
+            "K = 2: tied risk at t = 40 over the untied",
+            tied / risks[-1],
+            ">=",
+            1e3,
+            role="control",
+            basis="theory: 1/(8t²) = 8e-5 over e^(−2·0.56·40) = 4e-20",
+        ),
     ]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from promptlimit.lengths import length_statistics
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.results import Check
+from promptlimit.weights import weight_statistics
 
 
 def share(s: float, length: float) -> float:
@@ -15,23 +16,60 @@ def share(s: float, length: float) -> float:
     return float(length_statistics(sigma, length).entropy) / math.log(length)
 
 
+def participation(s: float, length: float) -> float:
+    r"""Return $E\,S_2$ at $\sigma^2=s\ln L$."""
+    return float(weight_statistics(math.sqrt(s * math.log(length)), length).participation)
+
+
 def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is drawn
-    """Return distances from 1 - s/2 below freezing: quick below s = 1, slow above."""
+    r"""Return distances from 1 - s/2 below freezing: quick below s = 1, slow above.
+
+    By the derivative of $E\ln Z$ the entropy is
+    $E\,H=\ln L-\sigma^2/2+\sigma^2E\,S_2-\int_0^\sigma\sigma'E\,S_2\,d\sigma'$. $E\,S_2$ grows with
+    the sharpness, so the share is above $1-s/2$ by at least half of $s\,E\,S_2$ and at most that.
+    """
     slow = [share(1.5, length) for length in (1e6, 1e12, 1e24)]
     falls = max(later - earlier for earlier, later in itertools.pairwise(slow))
     frozen = [share(4.0, length) for length in (1e6, 1e24)]
     return [
-        Check("s = 0.5, L = 1e6: distance from 3/4", abs(share(0.5, 1e6) - 0.75), "<=", 4e-4),
-        Check("s = 1, L = 1e12: distance from 1/2", abs(share(1.0, 1e12) - 0.5), "<=", 4e-3),
-        Check("s = 1.5, to L = 1e24: largest step towards 1/4", falls, "<=", -0.03),
-        Check("s = 1.5, L = 1e24: distance from 1/4", slow[-1] - 0.25, "<=", 0.025),
-        Check("s = 4, to L = 1e24: share left of what 1e6 has", frozen[1] / frozen[0], "<=", 0.5),
+        *(
+            Check(
+                f"s = {s:g}, L = {length:g}: distance from {1 - s / 2:g}",
+                abs(share(s, length) - (1 - s / 2)),
+                "<=",
+                participation(s, length) * s,
+                basis="theory: at most s E S₂, an integral computed by itself",
+            )
+            for s, length in ((0.5, 1e6), (1.0, 1e12), (1.5, 1e24))
+        ),
+        Check(
+            "s = 0.5, L = 1e6: E S₂",
+            participation(0.5, 1e6),
+            "<=",
+            2e-3,
+            basis="theory: L^(s − 1) = 1e-3 to leading order below s = 2/3; margin 2",
+        ),
+        Check(
+            "s = 1.5, to L = 1e24: largest step towards 1/4",
+            falls,
+            "<=",
+            -0.02,
+            basis="theory: s E S₂ ~ 0.42 s L^(−1/48)/σ falls by 0.033 from 1e12 on; margin 1.5",
+        ),
+        Check(
+            "s = 4, to L = 1e24: share left of what 1e6 has",
+            frozen[1] / frozen[0],
+            "<=",
+            0.5,
+            basis="theory: the entropy stays finite, its share falls like 1/ln L, to 1/4; margin 2",
+        ),
         Check(
             "s = 1.5, L = 1e24: distance from 1 − s",
             abs(slow[-1] + 0.5),
             ">=",
             0.5,
             role="control",
+            basis="the limits 1/4 and −1/2 are 0.75 apart; margin 1.5",
         ),
     ]
 

@@ -27,11 +27,42 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is d
         for rule in (yarn, sqrt_log)
     ]
     return [
-        Check("√log: relative change of σ²b²/ln L to L = 1e18", np.ptp(distance), "<=", 1e-12),
-        Check("log-n: ln L at freezing against 2 (ln L₀)²/σ²", off, "<=", 1e-9),
-        Check("YaRN, σ = 3: decimal logarithm at freezing", math.log10(frozen_at), "<=", 5.2),
-        Check("YaRN, 30 times beyond: effective tokens", tokens[0], "<=", 4.0),
-        Check("√log at the same length", tokens[1], ">=", 30.0, role="control"),
+        Check(
+            "√log: relative change of σ²b²/ln L to L = 1e18",
+            np.ptp(distance),
+            "<=",
+            1e-12,
+            basis="rounding: 1e-16 times a few operations",
+        ),
+        Check(
+            "log-n: ln L at freezing against 2 (ln L₀)²/σ²",
+            off,
+            "<=",
+            1e-9,
+            basis="tolerance of the root finder, 1e-12 in ln L; margin 1000",
+        ),
+        Check(
+            "YaRN, σ = 3: ln L at freezing over that of log-n",
+            math.log(frozen_at) / by_log[1],
+            "<=",
+            0.8,
+            basis="stated margin: sooner by at least a fifth of ln L, a factor 37 in L",
+        ),
+        Check(
+            "YaRN, 30 times beyond: effective tokens",
+            tokens[0],
+            "<=",
+            4.0,
+            basis="beyond freezing finitely many tokens share the attention; stated margin",
+        ),
+        Check(
+            "√log over YaRN at the same length: effective tokens",
+            tokens[1] / tokens[0],
+            ">=",
+            8.0,
+            role="control",
+            basis="√log at its distance s = σ²/ln L₀ keeps L^(1 − s/2) tokens; stated margin",
+        ),
     ]
 
 

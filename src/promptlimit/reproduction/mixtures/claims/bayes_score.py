@@ -14,16 +14,20 @@ from promptlimit.tasks import Discrimination, bayes_risk, risk
 
 
 def _tasks(seed: int) -> list[Discrimination]:
-    """Return classes of every case: balanced or not, opposite means or not, d from 1 to 3."""
+    """Return classes of every case: balanced or not, opposite means or not, d from 1 to 3.
+
+    The last two means are c ± δ with |c| = |δ| = 1, in random directions.
+    """
     rng = np.random.default_rng(seed)
     tilted = np.array([[1.0, 0.4], [0.4, 0.7]])
-    means = rng.normal(size=(2, 3))
+    centre, half = rng.normal(size=(2, 3))
+    centre, half = centre / np.linalg.norm(centre), half / np.linalg.norm(half)
     return [
         Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2)),
         Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5], np.eye(2)),
         Discrimination([[1.0, 0.5], [-1.0, -0.5]], [0.5, 0.5], tilted),
         Discrimination([[1.0], [-1.0]], [0.3, 0.7], [[0.5]]),
-        Discrimination(means, [0.5, 0.5], np.diag([1.0, 0.5, 2.0])),
+        Discrimination([centre + half, centre - half], [0.5, 0.5], np.diag([1.0, 0.5, 2.0])),
     ]
 
 
@@ -44,13 +48,26 @@ def decide(setting: Setting) -> Sequence[Check]:
     bayes = np.concatenate([C1.bayes[0], [C1.bayes[1], 0.0], np.zeros(2)])
     affine = C1.curvature(bayes)[:3, :3]
     return [
-        Check("excess of one head in five laws, largest", np.abs(excesses).max(), "<=", 1e-12),
-        Check("gradient at the Bayes score", float(np.linalg.norm(C1.slope(bayes))), "<=", 1e-14),
+        Check(
+            "excess of one head in five laws, largest",
+            np.abs(excesses).max(),
+            "<=",
+            1e-12,
+            basis="rounding: 1e-16 times the nodes of a quadrature; margin 100",
+        ),
+        Check(
+            "gradient at the Bayes score",
+            float(np.linalg.norm(C1.slope(bayes))),
+            "<=",
+            1e-14,
+            basis="rounding: a sum of differences that are 0 each",
+        ),
         Check(
             "least curvature among affine scores at Bayes",
             np.linalg.eigvalsh(affine)[0],
             ">=",
             0.01,
+            basis="theory: positive; stated margin",
         ),
         Check(
             "gradient of the squared loss there, whose target is 2η - 1",
@@ -58,6 +75,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             0.1,
             role="control",
+            basis="theory: not 0; stated margin",
         ),
     ]
 

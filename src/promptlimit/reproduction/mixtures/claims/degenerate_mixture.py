@@ -39,7 +39,7 @@ def roomy_head(task: Denoising) -> SoftmaxAttention:
 def decide(setting: Setting) -> Sequence[Check]:
     """Return the excess of constructions without spread, and of the best single head."""
     rng = np.random.default_rng(setting.seed)
-    starts = 3 if setting.quick else 12
+    starts = 3 if setting.quick else 8
     laws = [figure_law(0.0, 4.0), *(random_law(rng, dim, within=0.0) for dim in (2, 3))]
     two = max(limit_excess(bayes_heads(law), law) for law in laws)
     opposite, spread = (
@@ -50,17 +50,38 @@ def decide(setting: Setting) -> Sequence[Check]:
     rooms = [random_law(rng, dim, within=0.0) for dim in (3, 4, 6)]
     roomy = max(limit_excess(roomy_head(law), law) for law in rooms)
     missed = limit_excess(opposite_head(opposite), spread)
+    rounding = "rounding, squared: outputs of at most 10 to 1e-14; margin 1e6"
     return [
-        Check("γ = 0, two heads: largest excess", two, "<=", 1e-20),
-        Check("γ = 0, opposite means in the plane, one head: excess", one, "<=", 1e-20),
+        Check("γ = 0, two heads: largest excess", two, "<=", 1e-20, basis=rounding),
+        Check(
+            "γ = 0, opposite means in the plane, one head: excess",
+            one,
+            "<=",
+            1e-20,
+            basis=rounding,
+        ),
         Check(
             "γ = 0, other means in the plane: least excess of one head",
-            HeadFit(laws[0]).best(starts, rng),
+            min(HeadFit(laws[0]).excesses(starts, rng)),
             ">=",
-            1e-4,
+            1e-2,
+            basis="the least of 30 other fits is 0.109; margin 10",
         ),
-        Check("γ = 0, d = 3, 4, 6, one head: largest excess", roomy, "<=", 1e-20),
-        Check("that one head where γ = 1: excess", missed, ">=", 1e-2, role="control"),
+        Check(
+            "γ = 0, d = 3, 4, 6, one head: largest excess",
+            roomy,
+            "<=",
+            1e-20,
+            basis=rounding,
+        ),
+        Check(
+            "that one head where γ = 1: excess",
+            missed,
+            ">=",
+            1e-2,
+            role="control",
+            basis="stated margin: far above rounding",
+        ),
     ]
 
 

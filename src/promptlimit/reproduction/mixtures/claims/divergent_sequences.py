@@ -39,15 +39,34 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
     ratio = C1.excess(_point(C1, far)) * far**2 / _constant(C1, 4)
     balanced = _BALANCED.excess(_point(_BALANCED, near)) * near**4 / _constant(_BALANCED, 6)
     return [
-        Check("excess at R = 1e3", C1.excess(_point(C1, far)), "<=", 1e-6),
-        Check("excess over K/R², π = 0.6 (derived here), less 1", abs(ratio - 1.0), "<=", 0.01),
-        Check("excess over K/R⁴, π = 1/2 (derived here), less 1", abs(balanced - 1.0), "<=", 0.01),
+        Check(
+            "excess at R = 1e3",
+            C1.excess(_point(C1, far)),
+            "<=",
+            1e-6,
+            basis="theory: K/R², K below 1",
+        ),
+        Check(
+            "excess over K/R², π = 0.6 (derived here), less 1",
+            abs(ratio - 1.0),
+            "<=",
+            0.01,
+            basis="theory: the next order is 1/R = 1e-3; margin 10",
+        ),
+        Check(
+            "excess over K/R⁴, π = 1/2 (derived here), less 1",
+            abs(balanced - 1.0),
+            "<=",
+            0.01,
+            basis="theory: the next order is 1/R² = 1e-4, for σ is odd; margin 100",
+        ),
         Check(
             "excess at R = 1e3 without the correction of w",
             C1.excess(_point(C1, far, corrected=False)),
             ">=",
             1e-3,
             role="control",
+            basis="theory: an excess of order |σ'(s₀)c|², some hundredths",
         ),
     ]
 

@@ -7,7 +7,9 @@ import numpy as np
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Gaussian, Mixture
 from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction._statistics import beyond_errors, within_errors
 from promptlimit.reproduction.mixtures._prompts import (
+    PLANE,
     long_prompt,
     random_parts,
     weighted_mean,
@@ -16,38 +18,62 @@ from promptlimit.results import Check
 
 _DIM = 3
 _QUERIES = 10
+_HEAD = np.array([[0.5, 0.2], [-0.3, 0.6]])
+_POINT = np.array([1.0, 1.0])
+
+
+def experts_and_gates(
+    weights: np.ndarray, means: np.ndarray, covariances: np.ndarray, tilt: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return m + Γt of each component, and the softmax of log π + ⟨m, t⟩ + ⟨t, Γt⟩/2."""
+    logits = np.log(weights) + means @ tilt + 0.5 * np.einsum("i,kij,j->k", tilt, covariances, tilt)
+    gates = np.exp(logits - logits.max())
+    return means + covariances @ tilt, gates / gates.sum()
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return the formula against the gradient of log-Laplace, and against a long prompt."""
     rng = np.random.default_rng(setting.seed)
-    weights, means, covariances = random_parts(rng, 3, _DIM)
+    parts = weights, means, covariances = random_parts(rng, 3, _DIM)
     law = Mixture(weights, [Gaussian(*part) for part in zip(means, covariances, strict=True)])
     shared = Mixture(weights, [Gaussian(mean, covariances[0]) for mean in means])
-    u, v = 0.6 * rng.normal(size=(_DIM, _DIM)), rng.normal(size=(2, _DIM))
-    head, queries = SoftmaxAttention(u, v), rng.normal(size=(_QUERIES, _DIM))
-    tokens = long_prompt(rng, weights, means, covariances, 200_000 if setting.quick else 4_000_000)
-    different, alike, frozen = 0.0, 0.0, 0.0
+    u, v = rng.normal(size=(2, _DIM, _DIM))
+    u /= np.linalg.norm(u, 2)
+    v /= np.linalg.norm(v, 2)
+    head, queries = SoftmaxAttention(u, v), rng.uniform(-2.0, 2.0, (_QUERIES, _DIM))
+    different, alike = 0.0, 0.0
     for z in queries:
         t = u @ z
-        experts = means + covariances @ t
-        quadratic = 0.5 * np.einsum("i,kij,j->k", t, covariances, t)
-        gate = np.exp(np.log(weights) + means @ t + quadratic)
+        experts, gates = experts_and_gates(*parts, t)
         output = np.asarray(head(law, z))
-        formula = v @ (gate / gate.sum() @ experts)
-        different = max(different, np.abs(output - formula).max())
-        frozen = max(frozen, float(np.linalg.norm(output - v @ (weights @ experts))))
-        gate = np.exp(np.log(weights) + means @ t)
-        formula = v @ covariances[0] @ t + v @ (gate / gate.sum() @ means)
+        different = max(different, np.abs(output - v @ (gates @ experts)).max())
+        logits = np.log(weights) + means @ t
+        gates = np.exp(logits) / np.exp(logits).sum()
+        formula = v @ covariances[0] @ t + v @ (gates @ means)
         alike = max(alike, np.abs(np.asarray(head(shared, z)) - formula).max())
-    z = 0.5 * queries[0]
-    estimate, error = weighted_mean(tokens @ v.T, tokens @ u @ z)
-    distance = np.abs(np.asarray(head(law, z)) - estimate) / error
+    length = 200_000 if setting.quick else 4_000_000
+    tokens, tilt = long_prompt(rng, *PLANE, length), _HEAD @ _POINT
+    estimate, error = weighted_mean(tokens, tokens @ tilt)
+    experts, gates = experts_and_gates(*PLANE, tilt)
+    right, frozen = (np.abs(share @ experts - estimate) / error for share in (gates, PLANE[0]))
+    rounding = "rounding: 1e-16 times outputs of at most 10; margin 1e5"
     return [
-        Check("three covariances: largest distance of the formula", different, "<=", 1e-10),
-        Check("one covariance, without quadratic terms: the same", alike, "<=", 1e-10),
-        Check(f"{len(tokens):,} tokens: distance in standard errors", distance.max(), "<=", 5.0),
-        Check("gates frozen at π: largest distance", frozen, ">=", 0.1, role="control"),
+        Check(
+            "three covariances: largest distance of the formula",
+            different,
+            "<=",
+            1e-10,
+            basis=rounding,
+        ),
+        Check(
+            "one covariance, without quadratic terms: the same",
+            alike,
+            "<=",
+            1e-10,
+            basis=rounding,
+        ),
+        within_errors(f"a prompt of {length:,} tokens in the plane", right),
+        beyond_errors("gates frozen at π", frozen.max()),
     ]
 
 

@@ -15,6 +15,8 @@ from promptlimit.reproduction.mixtures._discrimination import (
 )
 from promptlimit.results import Check
 
+_COUNT = "a count; 1e-9 parts eigenvalues of 1e-3 and more from rounding"
+
 
 def _tangent_dim(classes: Classes, theta: Array) -> float:
     """Return d² + 2d + 1 less the rank of the derivative of (w, b, r)."""
@@ -37,16 +39,24 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
         d, theta = classes.dim, without_gain(classes)
         kernel = nullity(classes, theta)
         checks += [
-            Check(f"kernel less d² + d - 1, d = {d}", abs(kernel - d * d - d + 1), "<=", 0.0),
+            Check(
+                f"kernel less d² + d - 1, d = {d}",
+                abs(kernel - d * d - d + 1),
+                "<=",
+                0.0,
+                basis=_COUNT,
+            ),
             Check(
                 f"kernel less tangent space, d = {d}",
                 abs(kernel - _tangent_dim(classes, theta)),
                 "<=",
                 0.0,
+                basis=_COUNT,
             ),
         ]
     shut = nullity(C1, _shut_gate(C1)) - 5
-    return [*checks, Check("further dimensions at s = 0", shut, ">=", 1.0, role="control")]
+    further = Check("further dimensions at s = 0", shut, ">=", 1.0, role="control", basis=_COUNT)
+    return [*checks, further]
 
 
 CLAIM = Claim(

@@ -41,19 +41,49 @@ def decide(setting: Setting) -> Sequence[Check]:
     uneven = law(0.8, 0.3)
     leftover = np.linalg.norm(iterated(uneven, starts, 400)[-1] - _CENTRE, axis=1).min()
     return [
-        Check("one step against the Bayes predictor", one_step, "<=", 1e-9),
         Check(
-            "λ = 0.8: largest distance from the midpoint", _farthest(0.8, starts, 400), "<=", 1e-9
+            "one step against the Bayes predictor",
+            one_step,
+            "<=",
+            1e-9,
+            basis="rounding: 1e-16 times numbers of at most 100; margin 1e5",
         ),
-        Check("λ = 1.2: largest distance from c ± uδ", _farthest(1.2, starts, 400), "<=", 1e-9),
-        Check("λ = 3: the same", _farthest(3.0, starts, 400), "<=", 1e-9),
+        Check(
+            "λ = 0.8: largest distance from the midpoint",
+            _farthest(0.8, starts, 400),
+            "<=",
+            1e-9,
+            basis="theory: 0.64 a step; 400 steps; rounding of 1e-15",
+        ),
+        Check(
+            "λ = 1.2: largest distance from c ± uδ",
+            _farthest(1.2, starts, 400),
+            "<=",
+            1e-9,
+            basis="theory: 1.44 a step away from 0, then 0.59 a step: starts from 1e-50 on arrive",
+        ),
+        Check(
+            "λ = 3: the same",
+            _farthest(3.0, starts, 400),
+            "<=",
+            1e-9,
+            basis="as above, sooner",
+        ),
         Check(
             "λ = 1: |u √(2n/3) − 1| after n steps",
             abs(u * math.sqrt(2 * count / 3) - 1),
             "<=",
             1e-3 if setting.quick else 1e-4,
+            basis="theory: the next order is log n / n times 0.3; margin 5",
         ),
-        Check("π = 0.3: smallest distance from the midpoint", leftover, ">=", 0.1, role="control"),
+        Check(
+            "π = 0.3: smallest distance from the midpoint",
+            leftover,
+            ">=",
+            0.1,
+            role="control",
+            basis="theory: u = tanh(λ²u + o), o = −0.42, has |u| above 0.4; margin 10",
+        ),
     ]
 
 

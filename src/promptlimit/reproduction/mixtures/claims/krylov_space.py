@@ -8,6 +8,10 @@ from promptlimit._arrays import Array
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.results import Check
 
+_COUNT = (
+    "a count; 1e-8 parts singular values, 6e-3 and more for all axes, from rounding"
+)
+
 
 def _rank(eigenvalues: Array, mean: Array, axes: Array) -> float:
     """Return the dimension of the span of m, Γm, ..., Γ^(d-1) m, Γ with these axes."""
@@ -26,13 +30,20 @@ def decide(setting: Setting) -> Sequence[Check]:
     repeated = np.array([0.5, 1.0, 1.0, 2.0, 2.5])
     missing = mean * np.array([1.0, 1.0, 0.0, 1.0, 1.0])
     return [
-        Check("d less the dimension of K", 5 - _rank(distinct, mean, axes), "<=", 0.0),
+        Check(
+            "d less the dimension of K",
+            5 - _rank(distinct, mean, axes),
+            "<=",
+            0.0,
+            basis=_COUNT,
+        ),
         Check(
             "the same with an eigenvalue repeated",
             5 - _rank(repeated, mean, axes),
             ">=",
             1.0,
             role="control",
+            basis=_COUNT,
         ),
         Check(
             "the same with m perpendicular to an eigenspace",
@@ -40,6 +51,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             1.0,
             role="control",
+            basis=_COUNT,
         ),
     ]
 

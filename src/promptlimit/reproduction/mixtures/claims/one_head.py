@@ -1,37 +1,54 @@
 """Claim 16: one head suffices if and only if spread and noise have the same variance."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction._statistics import share_at_least
 from promptlimit.reproduction.mixtures._denoising import HeadFit, figure_law, limit_excess
 from promptlimit.results import Check
 from promptlimit.tasks import Denoising
 
 _OTHERS = ((1.0, 4.0), (4.0, 1.0), (2.2, 1.8), (1.5, 2.5))
+_FITS = 12
+_ZERO = 1e-20
+
+
+def _bayes_fits(name: str, excesses: Sequence[float]) -> Check:
+    """Return a check that three quarters of fits end at an excess of 0."""
+    found = sum(excess <= _ZERO for excess in excesses)
+    return share_at_least(f"{name}: fits with excess 0", found, len(excesses), 0.75)
 
 
 def decide(setting: Setting) -> Sequence[Check]:
-    """Return the least excess of one head at equal and at unequal variances."""
+    """Return the excess of fits of one head at equal and at unequal variances."""
     rng = np.random.default_rng(setting.seed)
-    starts, others = (3, _OTHERS[:3]) if setting.quick else (12, _OTHERS)
+    starts, others = (3, _OTHERS[:3]) if setting.quick else (8, _OTHERS)
     equal = figure_law(2.0, 2.0)
     head = SoftmaxAttention(np.eye(2) / 4.0, 0.5 * np.eye(2))
-    least = min(HeadFit(figure_law(g, x)).best(starts, rng) for g, x in others)
+    least = min(min(HeadFit(figure_law(g, x)).excesses(starts, rng)) for g, x in others)
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=2, noise_variance=2)
+    missed = _bayes_fits("γ = ξ, norms 3 and 2", HeadFit(unequal).excesses(_FITS, rng))
     return [
-        Check("γ = ξ: excess of U = I/s, V = I/2", limit_excess(head, equal), "<=", 1e-20),
-        Check("γ = ξ: least excess of fits", HeadFit(equal).best(starts, rng), "<=", 1e-20),
-        Check(f"γ ≠ ξ, {len(others)} ratios: least excess of fits", least, ">=", 1e-4),
         Check(
-            "γ = ξ, norms 3 and 2: least excess of fits",
-            HeadFit(unequal).best(starts, rng),
-            ">=",
-            1e-3,
-            role="control",
+            "γ = ξ: excess of U = I/s, V = I/2",
+            limit_excess(head, equal),
+            "<=",
+            _ZERO,
+            basis="rounding, squared: outputs of at most 10 to 1e-14; margin 1e6",
         ),
+        _bayes_fits("γ = ξ", HeadFit(equal).excesses(_FITS, rng)),
+        Check(
+            f"γ ≠ ξ, {len(others)} ratios: least excess of fits",
+            least,
+            ">=",
+            1e-4,
+            basis="the least of 90 other fits is 7e-4, at γ² = 2.2 and ξ² = 1.8; margin 7",
+        ),
+        replace(missed, relation="<=", role="control"),
     ]
 
 

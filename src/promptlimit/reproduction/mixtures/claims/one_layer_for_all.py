@@ -33,9 +33,28 @@ def decide(setting: Setting) -> Sequence[Check]:
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=1, noise_variance=4)
     missed = limit_excess(paper_layer(1.0, 4.0, 2), unequal)
     return [
-        Check("random mixtures, d = 2 to 10: largest excess", largest, "<=", 1e-20),
-        Check("means turned for each prompt: excess", in_context, "<=", 1e-20),
-        Check("norms 3 and 2: excess", missed, ">=", 1e-2, role="control"),
+        Check(
+            "random mixtures, d = 2 to 10: largest excess",
+            largest,
+            "<=",
+            1e-20,
+            basis="rounding, squared: outputs of at most 10 to 1e-14; margin 1e6",
+        ),
+        Check(
+            "means turned for each prompt: excess",
+            in_context,
+            "<=",
+            1e-20,
+            basis="as above",
+        ),
+        Check(
+            "norms 3 and 2: excess",
+            missed,
+            ">=",
+            1e-2,
+            role="control",
+            basis="stated margin: far above rounding",
+        ),
     ]
 
 

@@ -1,56 +1,71 @@
 """Claim 3: the score over an infinite prompt is affine beside one gate."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction.mixtures._prompts import random_parts
 from promptlimit.results import Check
 from promptlimit.tasks import Discrimination
 
 _DIM = 3
+_TURNED = np.diag(np.ones(_DIM), 1) - np.diag(np.ones(_DIM), -1)
+"""An antisymmetric U: its transpose has the opposite sign, and so have the gate and the slope."""
 
 
-def _scores(seed: int) -> np.ndarray:
-    """Return scores at random heads and queries, [heads, 3].
-
-    By attention over the law, by the formula, and by the formula with the blocks of U in place of
-    those of its transpose.
-    """
-    rng = np.random.default_rng(seed)
-    rows = []
-    for _ in range(6):
-        root = rng.normal(size=(_DIM, _DIM))
+def _random_heads(
+    rng: np.random.Generator, count: int
+) -> Iterator[tuple[Discrimination, SoftmaxAttention, np.ndarray]]:
+    """Yield laws, heads with U and V of norm 1, and queries of at most 1 in each coordinate."""
+    for _ in range(count):
+        _, means, covariances = random_parts(rng, 2, _DIM)
         positive = rng.uniform(0.2, 0.8)
-        weights = [positive, 1.0 - positive]
-        task = Discrimination(rng.normal(size=(2, _DIM)), weights, root @ root.T + np.eye(_DIM))
-        U, V = 0.5 * rng.normal(size=(2, _DIM + 1, _DIM + 1))
-        x = rng.normal(size=_DIM)
-        head, other = SoftmaxAttention(U, V), SoftmaxAttention(U.T, V)
-        reads = float(head(task.prompt, np.append(x, 0.0))[-1])
-        rows.append((reads, *(task.coordinates(h).score(x) for h in (head, other))))
-    return np.array(rows, dtype=np.float64)
+        U, V = rng.normal(size=(2, _DIM + 1, _DIM + 1))
+        yield (
+            Discrimination(means, [positive, 1.0 - positive], covariances[0]),
+            SoftmaxAttention(U / np.linalg.norm(U, 2), V / np.linalg.norm(V, 2)),
+            rng.uniform(-1.0, 1.0, _DIM),
+        )
+
+
+def _distance(task: Discrimination, head: SoftmaxAttention, x: np.ndarray) -> float:
+    """Return how far the formula with the blocks of the transpose of U is from attention."""
+    attention = float(head(task.prompt, np.append(x, 0.0))[-1])
+    return abs(task.coordinates(head).score(x) - attention)
+
+
+def _misread() -> float:
+    """Return the distance of the formula with the blocks of U itself, for one law and head."""
+    task = Discrimination(np.eye(2, _DIM), [0.6, 0.4], np.eye(_DIM))
+    V, x = np.ones((_DIM + 1, _DIM + 1)), np.ones(_DIM)
+    attention = float(SoftmaxAttention(_TURNED, V)(task.prompt, np.append(x, 0.0))[-1])
+    return abs(task.coordinates(SoftmaxAttention(_TURNED.T, V)).score(x) - attention)
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return how far the formula is from attention, for both readings of the blocks."""
+    rng = np.random.default_rng(setting.seed)
     with jax.enable_x64(True):
-        attention, formula, misread = _scores(setting.seed).T
+        distances = [_distance(*drawn) for drawn in _random_heads(rng, 6)]
+        misread = _misread()
     return [
         Check(
             "score by (6) and (7), blocks of the transpose of U, against attention over the law",
-            np.abs(formula - attention).max(),
+            max(distances),
             "<=",
             1e-12,
+            basis="rounding: 1e-16 times scores of at most 10; margin 1000",
         ),
         Check(
-            "the same with the blocks of U itself",
-            np.abs(misread - attention).max(),
+            "the same with the blocks of U itself, U antisymmetric",
+            misread,
             ">=",
-            1e-2,
+            0.1,
             role="control",
+            basis="the slope has the opposite sign; stated margin",
         ),
     ]
 

@@ -1,38 +1,69 @@
 """Claim 25: from the starts of Theorem 3.6 training finds the Bayes score."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction.mixtures._descent import Heads, descend, start
+from promptlimit.reproduction._statistics import share_at_least
+from promptlimit.reproduction.mixtures._descent import Heads, descend, start, zero_excess
 from promptlimit.results import Check
+
+_TRAINING = ((16, 4000, 32, 10), (128, 1500, 16, 100))
+"""Batch, steps, starts, and which part of the excess of the score 0 must be left at most."""
+
+_EARLY = 50
 
 
 def decide(setting: Setting) -> Sequence[Check]:
-    """Return excesses after training from structured starts, and from none."""
-    steps = 800 if setting.quick else 6000
+    """Return how many structured starts train to Bayes, and that a start at a saddle does not."""
     rng = np.random.default_rng(setting.seed)
-    heads = start("structured", 3, rng)
-    record = np.array([0.0, steps])
-    first, some = descend(heads, 16, record, rng)
-    _, many = descend(heads, 128, record, rng)
-    still = Heads(*(0.0 * part[:1] for part in heads))
+    checks, first, early = [], [], None
+    for batch, steps, starts, part in _TRAINING:
+        heads = start("structured", starts, rng)
+        before, soon, end = descend(heads, batch, np.array([0, _EARLY, steps]), rng)
+        first.append(np.abs(before - zero_excess()).max())
+        checks.append(_trained(f"batch {batch}, {steps} steps", end, part))
+        early = early or _trained(f"batch {batch}, {_EARLY} steps", soon, part)
+    still = Heads(*(0.0 * entry[:1] for entry in heads))
     _, zero = descend(still, None, np.array([0.0, 50.0]), rng)
     return [
-        Check("excess before, least of three starts", first.min(), ">=", 0.1),
-        Check(f"excess after {steps} steps, batch 16, largest", some.max(), "<=", 0.03),
-        Check(f"excess after {steps} steps, batch 128, largest", many.max(), "<=", 0.004),
-        Check("excess from v₂₁ = 0 as well, a saddle", zero.max(), ">=", 0.1, role="control"),
+        Check(
+            "excess before, distance from that of the score 0",
+            max(first),
+            "<=",
+            1e-9,
+            basis="U₁₁ = 0 and v₂₂ = 0 give f = v₁(2σ(0) − 1) = 0; two quadratures to 1e-12",
+        ),
+        *checks,
+        replace(early, relation="<=", role="control"),
+        Check(
+            "excess from v₂₁ = 0 as well, a saddle",
+            zero.max(),
+            ">=",
+            0.9 * zero_excess(),
+            role="control",
+            basis="theory: the gradient is 0 there, so the excess stays; margin 0.9",
+        ),
     ]
+
+
+def _trained(name: str, excesses: np.ndarray, part: int) -> Check:
+    """Return a check that nine tenths of starts have a part of the excess left, at most."""
+    count = int(np.sum(excesses <= zero_excess() / part))
+    words = f"{name}: starts with at most 1/{part} of the excess of the score 0"
+    return share_at_least(words, count, excesses.size, 0.9)
 
 
 CLAIM = Claim(
     number=25,
     name="structured-starts",
     statement="From U₁₁ = 0, u₁₂ = 0, v₂₂ = 0 and v₂₁ ~ N(0, I) stochastic gradient descent with "
-    "rate 1e-2 finds the Bayes score (d = 20; batch, steps and seeds are not stated: 16 and 128 "
-    "here).",
+    "rate 1e-2 finds the Bayes score from nine of ten starts (d = 20; batch, steps and seeds are "
+    "not stated: here a batch of 16 leaves a tenth of the excess of the score 0 at most, one of "
+    "128 a hundredth).",
     reference="Figure 5",
     decide=decide,
+    quick=False,
 )

@@ -1,35 +1,50 @@
 """Claim 22: two softmax heads train to the Bayes denoiser, and linear ones stop above it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction._statistics import share_at_least
 from promptlimit.reproduction.mixtures._denoising import figure_law, least_gaps
 from promptlimit.reproduction.mixtures._denoising_training import denoising_training
 from promptlimit.results import Check
+
+_CLOSE = 1e-2
+
+
+def _arrived(name: str, excesses: np.ndarray) -> Check:
+    """Return a check that three quarters of starts end closer to Bayes than affine maps can."""
+    count = int(np.sum(excesses <= _CLOSE))
+    return share_at_least(f"{name} with excess below {_CLOSE:g}", count, excesses.size, 0.75)
 
 
 def decide(setting: Setting) -> Sequence[Check]:
     """Return the excess over Bayes at the end of training, of both kernels."""
     training = denoising_training(setting.seed, quick=setting.quick)
-    floor, _ = least_gaps(figure_law())
-    last = int(training.steps[-1])
-    fall = training.softmax[:, -1] / training.softmax[:, 1]
-    limit = 1e-2 if setting.quick else 1e-3
-    ends = training.softmax[:, -1].max()
+    floor, affine = least_gaps(figure_law())
+    steps, (softmax, linear) = (
+        int(training.steps[-1]),
+        (training.softmax[:, -1], training.linear[:, -1]),
+    )
+    stopped = int(np.sum(np.abs(linear - floor) <= 0.1))
     return [
-        Check(f"after {last:,} steps: largest excess of two heads", ends, "<=", limit),
-        Check("as a share of that after 800 steps, largest", fall.max(), "<=", 0.3),
         Check(
-            "two linear heads, the same training: excess over the least of linear maps",
-            np.abs(training.linear[:, -1] - floor).max(),
-            "<=",
-            0.1,
+            f"least excess of an affine map over {_CLOSE:g}",
+            affine / _CLOSE,
+            ">=",
+            10.0,
+            basis="stated: an excess that heads without a gate miss by a factor of 10",
         ),
-        Check(
-            "two linear heads: smallest excess", training.linear.min(), ">=", 1.6, role="control"
+        _arrived(f"after {steps:,} steps: starts of two softmax heads", softmax),
+        share_at_least(
+            "starts of two linear heads within 0.1 of the least excess of linear maps",
+            stopped,
+            linear.size,
+            0.9,
         ),
+        replace(_arrived("starts of two linear heads", linear), relation="<=", role="control"),
     ]
 
 
@@ -37,9 +52,10 @@ CLAIM = Claim(
     number=22,
     name="trained-heads",
     statement="Two softmax heads without a residual, trained by stochastic gradient descent (rate "
-    "2e-3, gradients clipped at norm 10), approach the Bayes denoiser; linear heads stop at the "
-    "best linear map. The preprint leaves batch, start, steps and seeds open: here 64 queries, "
-    "entries N(0, 0.3²), 40,000 steps, three seeds.",
+    "2e-3, gradients clipped at norm 10), approach the Bayes denoiser from at least three of four "
+    "starts; linear heads stop at the best linear map. The preprint leaves batch, start, steps and "
+    "seeds open: here 64 queries, entries N(0, 0.3²), 20,000 steps, 32 starts.",
     reference="Figure 2",
     decide=decide,
+    quick=False,
 )
