@@ -56,10 +56,6 @@ def wrong_sign(head, prompt, query):
     return head(prompt, -query)
 
 
-def biased(head, prompt, query):
-    return head(prompt, query) * (1.02 if isinstance(prompt, Empirical) else 1.0)
-
-
 def too_large(head, prompt, query):
     return 3.0 * head(prompt, query)
 
@@ -77,7 +73,6 @@ def planted(head: type, read: Callable) -> type[Misread]:
     ("name", "head", "read"),
     [
         ("gaussian-limit", pl.SoftmaxAttention, wrong_sign),
-        ("strong-law", pl.SoftmaxAttention, biased),
         ("linear-is-the-limit", pl.SoftmaxAttention, wrong_sign),
         ("elementary-bounds", pl.SoftmaxAttention, too_large),
         ("gradient-formulas", pl.Factored, wrong_sign),
@@ -88,6 +83,13 @@ def test_a_planted_error_turns_the_claim_red(
 ) -> None:
     monkeypatch.setattr(module_of(name), head.__name__, planted(head, read))
     assert decide(CLAIMS[name], Setting(quick=True)).verdict == "does not hold"
+
+
+def test_tokens_that_are_two_per_cent_too_large_turn_claim_2_red(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module_of("strong-law"), "Empirical", lambda x: Empirical(1.02 * x))
+    assert decide(CLAIMS["strong-law"], Setting(quick=True)).verdict == "does not hold"
 
 
 def module_of(name: str) -> ModuleType:

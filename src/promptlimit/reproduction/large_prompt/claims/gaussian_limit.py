@@ -83,10 +83,10 @@ def _image_error(rng: np.random.Generator) -> float:
 def _rademacher_departure() -> float:
     """Return how far tokens with the same moments, but two-valued, are from the formula."""
     attention, law, z = generic_problem(1.0, _DIM)
-    factor = np.linalg.cholesky(np.asarray(law.covariance))
+    cov, U, V = (np.asarray(m) for m in (law.covariance, attention.key_query, attention.value))
+    factor = np.linalg.cholesky(cov)
     prompt = Affine(Rademacher(np.ones(_DIM)), factor)
-    formula = np.asarray(attention.value) @ law.covariance @ np.asarray(attention.key_query) @ z
-    return relative_error(np.asarray(attention(prompt, z)), formula)
+    return relative_error(np.asarray(attention(prompt, z)), V @ cov @ U @ z)
 
 
 def decide(setting: Setting) -> Sequence[Check]:

@@ -20,11 +20,14 @@ _PROMPTS, _TOKENS = 4096, 256
 _U = np.array([[0.8, 0.3], [-0.2, 0.5]])
 _V = np.array([[1.0, 0.0], [0.5, 1.0]])
 _QUERY = np.array([1.0, -0.5])
-_LAWS: dict[str, AbstractMeasure] = {
-    "Gaussian": Gaussian([0.5, -0.25], [[1.0, 0.4], [0.4, 0.5]]),
-    "two-valued": Rademacher([1.0, 1.0]),
-    "spherical": UniformSphere(2, 1.5),
-}
+
+
+def _laws() -> dict[str, AbstractMeasure]:
+    return {
+        "Gaussian": Gaussian([0.5, -0.25], [[1.0, 0.4], [0.4, 0.5]]),
+        "two-valued": Rademacher([1.0, 1.0]),
+        "spherical": UniformSphere(2, 1.5),
+    }
 
 
 def _growing(
@@ -65,7 +68,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     prompts, lengths = (_FEW_GROWING, _FEW_LENGTHS) if setting.quick else (_GROWING, _LENGTHS)
     late = lengths[len(lengths) // 2 :]
     strays, means, astray = [], [], 0.0
-    for index, (name, law) in enumerate(_LAWS.items()):
+    for index, (name, law) in enumerate(_laws().items()):
         keys = jax.random.split(jax.random.fold_in(jax.random.key(setting.seed), index))
         limit = np.asarray(SoftmaxAttention(_U, _V)(law, _QUERY))
         paths = _growing(law, keys[0], prompts, late)
