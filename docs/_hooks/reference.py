@@ -1,13 +1,11 @@
 """The reference: a page for every public name, from its docstring; a name without one fails.
 
 Public is what `promptlimit` itself has, what the packages `heads` and `reproduction` have, and what
-the guide takes from another package. With `REFERENCE=skip` in the environment a page has the first
-sentence of its docstring alone.
+the guide takes from another package.
 """
 
 import functools
 import importlib
-import os
 import re
 from pathlib import Path
 
@@ -66,10 +64,8 @@ def pages(docs: Path) -> dict[str, str]:
             ]
         )
         for name in names:
-            texts[f"reference/{package}/{name}.md"] = f"---\ntitle: {name}\n---\n\n" + (
-                f"# {name}\n\n{_summary(f'{package}.{name}')}\n"
-                if os.environ.get("REFERENCE") == "skip"
-                else f"::: promptlimit.{package}.{name}\n"
+            texts[f"reference/{package}/{name}.md"] = (
+                f"---\ntitle: {name}\n---\n\n::: promptlimit.{package}.{name}\n"
             )
     return texts
 

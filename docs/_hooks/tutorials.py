@@ -2,8 +2,7 @@
 
 A tutorial is a page of Markdown. Its blocks of Python share one process of their own, in an empty
 folder; one with a title is a file there, and one for the console is run line by line. A block that
-fails, fails the build. What was run with this text and this code before is not run again. With
-`TUTORIALS=skip` in the environment nothing is run, and the pages say so.
+fails, fails the build. What was run with this text and this code before is not run again.
 """
 
 import hashlib
@@ -31,8 +30,6 @@ _STORE = _ROOT / ".tutorials"
 _LIMIT = 600
 """Seconds one tutorial may take; each should take less than 120 on two cores."""
 
-_NOT_RUN = '\n\n!!! note "The code of this page was not run when the site was built."\n'
-
 
 def navigation(docs: Path) -> list[str]:
     """Return the section "Tutorials", in the order of the files' names."""
@@ -44,8 +41,6 @@ def page_with_output(markdown: str, page: str) -> str:
     blocks = blocks_of(markdown)
     if not blocks:
         return markdown
-    if os.environ.get("TUTORIALS") == "skip":
-        return markdown.replace("\n", _NOT_RUN, 1)
     outputs = iter(_stored_outputs(blocks, page))
     return _BLOCK.sub(lambda match: match[0] + next(outputs), markdown)
 

@@ -289,15 +289,6 @@ DRAWN = pl.CovariateRegression(
 """A task that draws its prompts itself."""
 
 
-def test_other_tasks_train_on_prompts_they_draw_themselves() -> None:
-    starts = [start("softmax", 2), start("linear", 2)]
-    plan = pl.TrainingPlan(steps=60, batch=32, learning_rate=0.02, record=[0, 60], samples=512)
-    found = pl.sgd(starts, DRAWN, 4, plan, key=KEY)
-    assert found.kind == "estimate"
-    assert found.value.shape == (1, 2, 1, 2)
-    assert (found.value[..., 1] < found.value[..., 0]).all()
-
-
 def test_a_step_on_another_task_descends_twice_its_risk() -> None:
     r"""With $T=\frac cL\sum y_l\langle x_l,x_q\rangle$ the slope in c is $c\,E[A^2]-E[Ay]$."""
     d, length, rate = 2, 4, 1e-4
@@ -378,10 +369,8 @@ def test_a_plan_is_changed_as_a_whole() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", [("linear",), ("softmax", "linear")])
-def test_descent_and_flow_from_one_start_are_compared_in_two_lines(
-    kernels: tuple[str, ...],
-) -> None:
+def test_descent_and_flow_from_one_start_are_compared_in_two_lines() -> None:
+    kernels = ("softmax", "linear")
     task = LAWS["identity"]
     heads = [pl.block_start(task, 0.5, kernel=kernel) for kernel in kernels]
     plan = pl.TrainingPlan(steps=40, learning_rate=0.02, record=[0, 20, 40], points=256)

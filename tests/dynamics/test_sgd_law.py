@@ -1,7 +1,6 @@
 """Sums drawn in law have the law of sums over tokens."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,20 +114,3 @@ def test_no_number_is_drawn_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(drawn) == 7  # tokens, questions, remainders, and twice two for the chi squares
     numbers = np.concatenate(drawn)
     assert np.unique(numbers).size == numbers.size
-
-
-@pytest.mark.slow
-def test_training_in_law_ends_at_the_same_risk() -> None:
-    starts = [
-        lambda key, k=k: pl.uniform_factors(3, key=key, kernel=k) for k in ("softmax", "linear")
-    ]
-    settings: dict[str, Any] = {
-        "steps": 500,
-        "learning_rate": 0.02,
-        "points": 256,
-        "record": [0, 500],
-    }
-    plans = [pl.TrainingPlan(sampling=sampling, **settings) for sampling in ("tokens", "law")]
-    runs = [pl.sgd(starts, TASK, 9, plan, key=jax.random.key(5), seeds=4) for plan in plans]
-    ends = [run.value[0, ..., -1] for run in runs]
-    np.testing.assert_allclose(ends[0], ends[1], rtol=0.05)

@@ -90,8 +90,8 @@ def run(commands: Sequence[list[str]], *, folder: Path) -> list[Ended]:
 
 def run_and_kill(
     commands: Sequence[list[str]], victim: int, when: Callable[[], bool], *, folder: Path
-) -> tuple[list[Ended], float]:
-    """Run commands, kill one when it is time, and return also how long the others went on."""
+) -> list[Ended]:
+    """Run commands, kill one when it is time, and return how all of them ended."""
     with _started(commands, folder) as running:
         until = time.monotonic() + LIMIT
         while not when():
@@ -99,8 +99,7 @@ def run_and_kill(
             assert running[victim].poll() is None, running[victim].communicate()
             time.sleep(0.02)
         running[victim].send_signal(signal.SIGKILL)
-        killed = time.monotonic()
-        return _ended(running), time.monotonic() - killed
+        return _ended(running)
 
 
 @contextlib.contextmanager

@@ -67,26 +67,23 @@ def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_reported_by_the_other_and_the_command_resumes_on_four(
+def test_a_killed_process_is_reported_by_the_other_and_the_command_resumes_on_one(
     tmp_path: Path,
 ) -> None:
     def begun() -> bool:
         return any(tmp_path.glob("out/runs/*/checkpoint.npz"))
 
-    ended, seconds = run_and_kill(several(2, *TRAIN, "out"), 1, begun, folder=tmp_path)
+    ended = run_and_kill(several(2, *TRAIN, "out"), 1, begun, folder=tmp_path)
     survivor, killed = ended
     assert killed.code == -9
     assert not any(tmp_path.glob("out/runs/*/done")), "it was over before it was killed"
     assert survivor.code == 1
     assert survivor.out == ""
     assert re.search(LOST, " ".join(survivor.err.split())), survivor.err
-    assert seconds < 30.0
-    first, *others = run(several(4, *TRAIN, "out"), folder=tmp_path)
-    assert first.code == 0, first.err
-    assert all(other == Ended(0, "", "") for other in others)
+    (resumed,) = run([command(*TRAIN, "out")], folder=tmp_path)
     (alone,) = run([command(*TRAIN, "alone")], folder=tmp_path)
-    assert alone.code == 0, alone.err
-    _assert_alike(json.loads(first.out), json.loads(alone.out))
+    assert (resumed.code, alone.code) == (0, 0), resumed.err + alone.err
+    _assert_alike(json.loads(resumed.out), json.loads(alone.out))
 
 
 def _assert_alike(found: dict, expected: dict) -> None:

@@ -77,7 +77,6 @@ class Blurred(HeadFit):
     ],
 )
 def test_a_planted_error_turns_the_claim_red(name, function, planted, monkeypatch):
-    assert decide(CLAIMS[name], QUICK).verdict == "holds"
     monkeypatch.setattr(module_of(name), function, planted)
     assert decide(CLAIMS[name], QUICK).verdict == "does not hold"
 

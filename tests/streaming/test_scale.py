@@ -14,20 +14,15 @@ import pytest
 import promptlimit as pl
 from parallel.processes import (
     LOST,
-    Ended,
-    command,
     free_port,
     run,
-    run_and_kill,
     script,
-    several,
     streamed_numbers,
 )
 from promptlimit.results import StreamedAttention
 from promptlimit.streaming import Progress, _stream
 from promptlimit.streaming._request import checked_request
 
-LONG = ("stream", "--dim", 1, "--length", 60_000_000, "--queries", 1, "--every", 0.05, "--json")
 LENGTH = 20 * 131072
 
 TWO = """
@@ -122,47 +117,4 @@ def test_a_process_with_another_prompt_than_the_first_one_is_refused(
     assert str(refusal.value) == (
         "`prompt`, and what is asked of it, must be the same in all processes, but process 2 has "
         "others than process 0. Give all the same options and tokens."
-    )
-
-
-@pytest.mark.slow
-def test_one_of_two_processes_is_killed_and_the_same_command_ends_as_one_process_does(
-    tmp_path: Path,
-) -> None:
-    def begun() -> bool:
-        return any(tmp_path.glob("out/runs/*/checkpoint.npz"))
-
-    ended, _ = run_and_kill(several(2, *LONG, "--out", "out"), 1, begun, folder=tmp_path)
-    survivor, killed = ended
-    assert killed.code == -9
-    assert not any(tmp_path.glob("out/runs/*/done")), "it was over before it was killed"
-    assert survivor.code == 1
-    assert re.search(LOST, " ".join(survivor.err.split())), survivor.err
-    first, second = run(several(2, *LONG, "--out", "out"), folder=tmp_path)
-    assert first.code == 0, first.err
-    assert second == Ended(0, "", "")
-    (alone,) = run([command(*LONG)], folder=tmp_path)
-    assert alone.code == 0, alone.err
-    assert json.loads(first.out) == json.loads(alone.out)
-
-
-@pytest.mark.slow
-def test_four_processes_share_a_file_of_tokens(tmp_path: Path) -> None:
-    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).random((600_000, 1)))
-    read = ("stream", "--dim", 1, "--tokens", "tokens.npy", "--queries", 2, "--json")
-    first, *others = run(several(4, *read), folder=tmp_path)
-    (alone,) = run([command(*read)], folder=tmp_path)
-    assert alone.code == 0, alone.err
-    assert (first.code, first.out) == (0, alone.out), first.err
-    assert others == [Ended(0, "", "")] * 3
-
-
-@pytest.mark.slow
-def test_processes_that_draw_different_prompts_are_refused(tmp_path: Path) -> None:
-    one, other = several(2, "stream", "--dim", 1, "--length", 1000, "--queries", 1)
-    first, second = run([one, [*other, "--seed", "1"]], folder=tmp_path)
-    assert (first.code, first.out) == (1, "")
-    assert (second.code, second.out) == (1, "")
-    assert "must be the same in all processes, but process 1 has others" in " ".join(
-        second.err.split()
     )

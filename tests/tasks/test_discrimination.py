@@ -130,14 +130,6 @@ def test_the_flow_ends_at_bayes_in_any_dimension():
     assert flow.value[0] - flow.value[-1] > 0.05
 
 
-@pytest.mark.slow
-def test_sgd_trains_on_fresh_prompts():
-    plan = pl.TrainingPlan(steps=3, learning_rate=0.1, batch=8, record=[0, 3], samples=256)
-    trained = pl.sgd(C1.bayes_head(), C1, 6, plan, key=jax.random.key(0))
-    assert trained.kind == "estimate"
-    assert np.isfinite(trained.value).all()
-
-
 def test_the_law_of_the_score_gives_the_loss_known():
     """theta(1), x = (.5, -.3), ten tokens; converged in all its steps, and by a million prompts
     0.3632 with a standard error of 2e-4."""
