@@ -8,9 +8,7 @@ from promptlimit._arrays import Array
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.results import Check
 
-_COUNT = (
-    "a count; 1e-8 parts singular values, 6e-3 and more for all axes, from rounding"
-)
+_COUNT = "a count; 1e-8 parts singular values, 6e-3 and more for all axes, from rounding"
 
 
 def _rank(eigenvalues: Array, mean: Array, axes: Array) -> float:
