@@ -12,10 +12,12 @@ from promptlimit.reproduction.mixtures import PAPER
 from promptlimit.reproduction.mixtures._descent import (
     Heads,
     batch_slopes,
+    even_start,
     exact_slopes,
     excesses,
     moved,
     start,
+    zero_excess,
 )
 from promptlimit.reproduction.mixtures._discrimination import C1, THREE, Classes
 
@@ -32,6 +34,75 @@ def test_every_claim_on_discrimination_is_there():
     assert tuple(CLAIMS) == NUMBERS
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_claim_comes_out_as_recorded(number):
+    result = decide(CLAIMS[number], QUICK)
+    assert result.as_expected, [check.name for check in result.checks if not check.passed]
+    assert result.decided == CLAIMS[number].quick
+    assert not result.decided or any(check.role == "control" for check in result.checks)
+
+
+def left_after(excess: dict[tuple[str, int | None], float]):
+    """Return descent that ends at these excesses, by the size of the start and the batch."""
+
+    def descend(heads, batch, record, rng):
+        del rng
+        name = "gaussian" if heads.label_score.any() else "structured"
+        if not any(part.any() for part in heads):
+            name = "zero"
+        first = zero_excess()
+        ends = [excess[name, batch] if steps >= 1000 else first for steps in record]
+        return np.repeat(np.array(ends)[:, None], len(heads.value), axis=1)
+
+    return descend
+
+
+STRUCTURED = {("structured", 16): 0.01, ("structured", 128): 1e-3, ("zero", None): 0.3}
+GAUSSIAN = {
+    ("gaussian", 1): 0.15, ("gaussian", 16): 0.01, ("gaussian", 128): 5e-3,
+    ("gaussian", None): 1e-3, ("structured", 1): 0.02,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "ends", "planted", "verdict"),
+    [
+        (25, STRUCTURED, {}, "holds"),
+        (25, STRUCTURED, {("structured", 16): 0.05}, "does not hold"),
+        (25, STRUCTURED, {("structured", 128): 0.01}, "does not hold"),
+        (24, GAUSSIAN, {}, "holds"),
+        (24, GAUSSIAN, {("gaussian", 1): 0.02}, "does not hold"),
+        (24, GAUSSIAN, {("structured", 1): 0.15}, "does not hold"),
+        (24, GAUSSIAN, {("gaussian", 128): 0.15}, "not decidable here"),
+        (24, GAUSSIAN, {("gaussian", None): 0.15}, "not decidable here"),
+    ],
+)
+def test_ends_of_training_decide_the_claims_on_starts(number, ends, planted, verdict, monkeypatch):
+    monkeypatch.setattr(module_of(number), "descend", left_after(ends | planted))
+    assert decide(CLAIMS[number], Setting()).verdict == verdict
+
+
+def test_heads_side_by_side_have_batches_of_their_own():
+    rng = np.random.default_rng(3)
+    one = start("gaussian", 1, rng)
+    twins = Heads(*(np.repeat(part, 2, axis=0) for part in one))
+    slopes = batch_slopes(twins, 4, rng)
+    assert not np.allclose(slopes.slope[0], slopes.slope[1])
+
+
+def test_a_start_at_zero_has_the_excess_of_the_score_zero():
+    heads = Heads(*(0.0 * part for part in even_start()))
+    assert_allclose(excesses(heads), zero_excess(), rtol=1e-9)
+    spread = np.concatenate([part.ravel() for part in even_start()])
+    assert abs(spread.mean()) < 0.01
+    assert abs(spread.std() - 1.0) < 0.02
+
+
+>>>>>>> claims
 @pytest.mark.parametrize("classes", [C1, THREE], ids=["d = 2", "d = 3"])
 def test_slopes_and_curvatures_are_those_of_differences(classes):
     theta = 0.7 * np.random.default_rng(0).normal(size=classes.dim**2 + 2 * classes.dim + 1)

@@ -24,7 +24,7 @@ _CHUNK = 2**22
 """Scores at a time."""
 
 _PROMPTS = 20_000
-"""At each length. The skewness of L R is about 3; the allowance is for 6 at so many prompts."""
+"""At each length. The skewness of L R is about 3; the allowance covers 6 with 20,000 prompts."""
 
 _FALL = 0.8
 """Between 1/2, what √L |R| falls to at four times the length, and 1 for a wrong first order."""
@@ -59,7 +59,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     """Return the closed covariance and bias against atoms and against simulated stacks.
 
     Over L tokens a stack returns its limit, a first order F with L Var F = C, and a remainder R.
-    √L R falls like 1/√L: at four times the length it has the law of one half of what it was. Under
+    √L R falls like 1/√L: at four times the length its law is halved. Under
     a mask, whose first tokens read few others, powers of ln L slow it down; there F is compared
     with the first order without a mask. A wrong first order leaves a remainder as large as itself.
     """

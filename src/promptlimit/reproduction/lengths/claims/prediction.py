@@ -29,7 +29,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     naive = _held(rng.normal(size=(lists, count)), 2.0, _DOWN, "naive")
     missed = share_at_least(f"σ = 2, down to 8, the naive rule, lists of {count}", *naive, _SHARE)
     return [
-        share_at_least(f"σ = 1, three lengths at once, lists of {count} scores", *held, _SHARE),
+        share_at_least(f"σ = 1, three lengths, lists of {count} scores", *held, _SHARE),
         replace(missed, relation="<=", role="control"),
     ]
 
@@ -42,7 +42,7 @@ def _held(
     Args:
         lists: of standard normal numbers, one a row.
         sigma: the deviation of scores.
-        lengths: where a prediction must be within two standard errors, all at once.
+        lengths: all of the lengths at which a prediction must be within two standard errors.
         name: which prediction.
     """
     truth = length_statistics(sigma, lengths).entropy

@@ -16,7 +16,7 @@ _LONG = ((2.0, 1000, 64_000), (4.0, 1000, 40_000))
 """Sharpness, length and prompts.
 
 Squared deviations are the most skewed of the four columns: their skewness is about 6, 22, 4, 12 and
-9. So many prompts keep the level of a comparison within the allowance for skewness.
+9. The numbers of prompts keep each comparison within the allowance for skewness.
 """
 
 

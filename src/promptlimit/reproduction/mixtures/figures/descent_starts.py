@@ -43,7 +43,7 @@ FIGURES = (
         reference="Figure 4",
         caption="Excess logistic risk over Bayes when all entries start standard normal: "
         f"{_PROTOCOL}, which has no plateau. How hard these starts are depends on the batch: with "
-        "one query a step the excess stays above 0.1, with 128 it ends a hundred times lower.",
+        "one query a step the excess stays above 0.05, with 128 it is about a hundred times lower.",
         compute=partial(compute, "gaussian"),
         section="paper",
     ),

@@ -26,8 +26,8 @@ FIGURE = Figure(
     caption="Excess over the Bayes denoiser along training on an infinite prompt: means (3, 0) and "
     "(0, 3), γ = 1, ξ = 2, two heads without a residual, stochastic gradient descent with rate "
     "2e-3 and gradients clipped at norm 10; each line is a seed. The preprint leaves batch, start, "
-    "number of steps and seeds open: here 64 queries a step, entries N(0, 0.3²), 40,000 steps, "
-    "three seeds. Linear heads stop at the best linear map; the best affine one, which differs by "
+    "number of steps and seeds open: here 64 queries a step, entries N(0, 0.3²), 20,000 steps, "
+    "32 seeds. Linear heads stop at the best linear map; the best affine one, which differs by "
     "an intercept alone, shows how much of that distance is not selection.",
     compute=compute,
     section="paper",
