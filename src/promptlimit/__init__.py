@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import trajectory_gap as trajectory_gap
     from promptlimit.dynamics import uniform_factors as uniform_factors
     from promptlimit.finite import Effort as Effort
+    from promptlimit.finite import NoLimitWarning as NoLimitWarning
     from promptlimit.finite import Problem as Problem
     from promptlimit.finite import Quantity as Quantity
     from promptlimit.finite import Rule as Rule
@@ -175,6 +176,7 @@ _HOME = {
     "MissingPackageError": "results",
     "Mixture": "measures",
     "MultiHead": "attention",
+    "NoLimitWarning": "finite",
     "NotAnalyticError": "results",
     "OutsideDomainError": "results",
     "OutputLaw": "results",

@@ -93,8 +93,6 @@ def sentence(name="TwoSidedExponential", tilt="[1.5]", value="nan"):
         lambda: pl.prompt_moments(HEAD, LAW, BEYOND, math.inf),
         lambda: pl.prompt_moments(HEAD, LAW, BEYOND, 10),
         lambda: pl.prompt_moments(HEAD, LAW, BEYOND, 10, kind="asymptotic"),
-        lambda: pl.prompt_moments(HEAD, LAW, BEYOND, 10, kind="estimate", key=KEY, samples=4),
-        lambda: pl.prompt_moments(Silent(), LAW, BEYOND, 10, key=KEY, samples=4),
         lambda: pl.gradient_moments(HEAD, LAW, BEYOND, 10, wrt="value", kind="asymptotic"),
         lambda: pl.gradient_moments(HEAD, LAW, BEYOND, 10, wrt="key_query", key=KEY, samples=4),
         lambda: pl.output_gap(HEAD, LAW, [[0.1], BEYOND], [10]),
@@ -202,3 +200,99 @@ def test_a_law_that_says_it_is_finite_everywhere_is_believed():
             return True
 
     assert_allclose(Believed().tilted_mean(jnp.array(BEYOND)), [3.0 / (1 - 2.25)], rtol=1e-6)
+
+
+class StudentT(pl.AbstractMeasure):
+    """Student's t with five degrees of freedom about 0.5: no transform away from zero."""
+
+    @property
+    def dim(self):
+        return 1
+
+    def sample(self, length, *, key):
+        return 0.5 + jax.random.t(key, 5.0, (length, 1))
+
+
+class Declared(StudentT):
+    """The same with the transform written out."""
+
+    def log_laplace(self, tilt):
+        return jnp.where(jnp.any(tilt != 0), jnp.inf, 0.0)
+
+
+def simulated_outputs(query, length, prompts):
+    """Return softmax attention over Student's t tokens in NumPy, one row a prompt."""
+    tokens = 0.5 + np.random.default_rng(0).standard_t(5.0, size=(prompts, length))
+    weights = np.exp(query * tokens - (query * tokens).max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return (weights * tokens).sum(axis=1), (weights**2).sum(axis=1)
+
+
+@pytest.mark.parametrize("law", [StudentT(), Declared()])
+def test_finite_prompts_without_a_limit_are_simulated(law):
+    words = "No limit exists for SoftmaxAttention over .* tokens at this query, and `limit`, `bias`"
+    with pytest.warns(pl.NoLimitWarning, match=words):
+        moments = pl.prompt_moments(
+            HEAD, law, BEYOND, [7, math.inf], kind="estimate", key=KEY, samples=20_000
+        )
+    outputs, squares = simulated_outputs(BEYOND[0], 7, 200_000)
+    error = math.hypot(float(moments.bias_error[0, 0]), outputs.std() / math.sqrt(outputs.size))
+    assert abs(moments.mean[0, 0] - outputs.mean()) < 5 * error
+    assert_allclose(moments.cov[0, 0, 0], outputs.var(), rtol=0.2)
+    assert_allclose(moments.effective_tokens[0], 1 / squares.mean(), rtol=0.02)
+    assert moments.kind == "estimate"
+    assert moments.samples.tolist() == [20_000, 0]
+    for unknown in (moments.limit, moments.bias, moments.mse, moments.error):
+        assert np.isnan(unknown).all()
+    assert np.isnan(moments.mean[1]).all()
+    assert np.isnan(moments.cov[1]).all()
+
+
+def test_beyond_the_domain_finite_prompts_are_simulated_too():
+    for attention, factor in ((HEAD, 1.0), (Silent(), 2.0)):
+        with pytest.warns(pl.NoLimitWarning, match=r"Scale the query or the key-query matrix down"):
+            moments = pl.prompt_moments(
+                attention, LAW, BEYOND, 6, kind="estimate", key=KEY, samples=4000
+            )
+        tokens = np.random.default_rng(1).laplace(size=(100_000, 6))
+        weights = np.exp(BEYOND[0] * tokens)
+        mean = factor * ((weights * tokens).sum(axis=1) / weights.sum(axis=1)).mean()
+        assert abs(moments.mean[0] - mean) < 6 * moments.bias_error[0]
+        assert np.isnan(moments.limit).all()
+
+
+@pytest.mark.parametrize("law", [StudentT(), Declared()])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda law: law.tilted_mean(jnp.array(BEYOND)),
+        lambda law: HEAD(law, jnp.array(BEYOND)),
+        lambda law: pl.prompt_moments(HEAD, law, BEYOND, 10),
+        lambda law: pl.prompt_moments(HEAD, law, BEYOND, math.inf),
+        lambda law: pl.prompt_moments(HEAD, law, BEYOND, 10, kind="exact"),
+        lambda law: pl.prompt_moments(HEAD, law, BEYOND, 10, kind="asymptotic"),
+        lambda law: pl.output_gap(HEAD, law, [BEYOND], [10]),
+        lambda law: pl.output_gap(HEAD, law, pl.Gaussian([0.0], [[1.0]]), [4], key=KEY, samples=16),
+        lambda law: pl.gap_exponent(HEAD, law, [BEYOND]),
+        lambda law: pl.required_length(HEAD, law, [BEYOND], 0.1),
+        lambda law: pl.gradient_moments(HEAD, law, BEYOND, 10, wrt="value", key=KEY, samples=4),
+        lambda law: pl.length_statistics(pl.TokenScores(law, jnp.array(BEYOND)), [10]),
+    ],
+)
+def test_quantities_about_a_limit_say_that_none_exists(ask, law):
+    with pytest.raises(pl.OutsideDomainError, match=r"no limit exists.* kind='estimate'"):
+        ask(law)
+
+
+@pytest.mark.parametrize("law", [StudentT(), Declared()])
+def test_moments_that_no_transform_gives_are_refused_and_not_zero(law):
+    for ask in (
+        lambda: law.mean,
+        lambda: law.cov,
+        lambda: pl.LinearAttention([[1.0]], [[1.0]])(law, jnp.array([1.0])),
+        lambda: pl.prompt_moments(pl.LinearAttention([[1.0]], [[1.0]]), law, [1.0], 10),
+    ):
+        with pytest.raises(pl.OutsideDomainError, match="transform around zero for its moments"):
+            ask()
+    report = pl.check_law(law, key=KEY)
+    assert report["domain"].note == "no transform away from zero: no limit exists"

@@ -17,6 +17,7 @@ from promptlimit.measures import (
     compiled,
     has_nan,
     require_measure,
+    require_moments,
 )
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class AbstractAttention(eqx.Module):
         if not prompt.finite_everywhere and has_nan(output):
             with jax.default_matmul_precision("highest"):
                 self._attend(prompt, point)  # not compiled: the tilt that is read says why
+                require_moments(prompt)
         return output
 
     def affine_limit(

@@ -33,7 +33,7 @@ from promptlimit.finite import (
     tokens_that_fit,
     warn_when_unreliable,
 )
-from promptlimit.measures import AbstractMeasure
+from promptlimit.measures import AbstractMeasure, has_transform
 from promptlimit.results import GapCurve, Kind, KindUnavailableError, OutsideDomainError
 
 DEFAULT_SAMPLES = 4096
@@ -281,6 +281,12 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
 def _require_limits(problem: Problem, squares: Array) -> None:
     """Refuse queries at whose tilts the law of a token does not exist, from squares of limits."""
     missing = int(np.isnan(squares).sum())
+    if missing and not has_transform(problem.measure):
+        raise OutsideDomainError(
+            f"`measure` must have a log-Laplace transform, got {type(problem.measure).__name__} "
+            "tokens, whose transform is finite at zero alone: no limit exists. Simulate finite "
+            "prompts: prompt_moments(..., kind='estimate', key=key)."
+        )
     if missing and not problem.measure.finite_everywhere:
         raise OutsideDomainError(
             f"`queries` must ask for tilts at which the log-Laplace transform of "

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._problem import first_obstacle as first_obstacle
     from promptlimit.finite._problem import known as known
     from promptlimit.finite._prompt_moments import PROMPT_MOMENTS as PROMPT_MOMENTS
+    from promptlimit.finite._prompt_moments import NoLimitWarning as NoLimitWarning
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
     from promptlimit.finite._queries import Queries as Queries
     from promptlimit.finite._rules import Effort as Effort
@@ -33,6 +34,7 @@ _HOME = {
     "Effort": "_rules",
     "GRADIENT_MOMENTS": "_gradient_moments",
     "OUTPUT_LAW": "_output_law",
+    "NoLimitWarning": "_prompt_moments",
     "PROMPT_MOMENTS": "_prompt_moments",
     "Problem": "_problem",
     "PromptSimulation": "_simulation",

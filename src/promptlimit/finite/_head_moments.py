@@ -39,6 +39,7 @@ class MomentRows:
         samples: how many prompts were simulated, [n]; None when none was.
         limit_error: of `limit`, [e]; None when it is a closed form.
         bias_error: one standard error of `bias`, [n, e]; None when no prompt was simulated.
+        mean: $E\,T_L$, [n, e], where no limit exists; None where it is limit and bias.
     """
 
     limit: Array
@@ -50,6 +51,7 @@ class MomentRows:
     samples: np.ndarray | None = None
     limit_error: Array | None = None
     bias_error: Array | None = None
+    mean: Array | None = None
 
     @property
     def value(self) -> Array:

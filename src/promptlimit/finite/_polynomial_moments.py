@@ -17,7 +17,13 @@ from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array
 from promptlimit._inputs import on_device
-from promptlimit.measures import AbstractMeasure, GaussianParts, compiled, outside_domain
+from promptlimit.measures import (
+    AbstractMeasure,
+    GaussianParts,
+    compiled,
+    outside_domain,
+    require_moments,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +55,7 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
     if parts is not None:
         return _read_moments_of_parts(parts, tilt)
     with jax.enable_x64(True):
+        require_moments(measure)
         point = on_device(tilt)
         derivatives = map(np.asarray, _read_derivatives(measure, point))
     return _read_moments_of(tilt, *derivatives)

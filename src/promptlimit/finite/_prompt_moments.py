@@ -1,6 +1,7 @@
 """Moments of attention over prompts of L tokens: exact, to leading order, or simulated."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -37,7 +38,7 @@ from promptlimit.finite._stack_moments import (
     without_particles,
 )
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import PromptMoments
+from promptlimit.results import OutsideDomainError, PromptMoments
 from promptlimit.weights import MAX_SHARPNESS
 
 
@@ -59,6 +60,10 @@ def prompt_moments(
     The prompts are L independent tokens from a measure $\mu$, and the error is against the infinite
     prompt $T[\mu](z)$. For softmax over $N(m,\Gamma)$ a finite prompt shrinks the limit:
     $E\,T_L=Vm+(1-E\,S_2)V\Gamma Uz$. Derived in docs/finite.md.
+
+    Where no limit exists, as for a softmax head over tokens without a log-Laplace transform,
+    `kind="estimate"` simulates mean and covariance of finite prompts, warns (`NoLimitWarning`) and
+    has NaN for `limit`, `bias` and `mse`; `bias_error` is then the standard error of the mean.
 
     One head is exact over every measure of the library, and over your own if its `log_laplace` is
     analytic; `auto` is `exact` where possible and `estimate` elsewhere. All ways there are:
@@ -100,7 +105,9 @@ def prompt_moments(
     shape, counts = shaped.shape, rows.samples
     return PromptMoments(
         lengths=shaped,
-        mean=(rows.limit + rows.bias).reshape(*shape, rows.limit.size),
+        mean=(rows.limit + rows.bias if rows.mean is None else rows.mean).reshape(
+            *shape, rows.limit.size
+        ),
         bias=rows.bias.reshape(*shape, rows.limit.size),
         cov=rows.cov.reshape(*shape, *rows.cov.shape[1:]),
         mse=rows.mse.reshape(shape),
@@ -112,6 +119,10 @@ def prompt_moments(
         limit_error=_or_zeros(rows.limit_error, rows.limit.shape),
         bias_error=_or_zeros(rows.bias_error, (*shape, rows.limit.size)),
     )
+
+
+class NoLimitWarning(UserWarning):
+    """Finite prompts were simulated for a problem that has no limit."""
 
 
 def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:
@@ -229,7 +240,35 @@ def _leading_order(problem: Problem, effort: Effort) -> MomentRows:
 
 
 def _estimate(problem: Problem, effort: Effort) -> MomentRows:
-    return simulated_moments(problem, effort, problem.limit())
+    try:
+        limit = problem.limit()
+    except OutsideDomainError as error:
+        warnings.warn(
+            f"No limit exists for {problem.subject} at this query, and `limit`, `bias` and `mse` "
+            f"are NaN; `mean` and `cov` are those of finite prompts. {error}",
+            NoLimitWarning,
+            stacklevel=3,
+        )
+        return _without_limit(problem, effort)
+    return simulated_moments(problem, effort, limit)
+
+
+def _without_limit(problem: Problem, effort: Effort) -> MomentRows:
+    """Return mean and covariance of simulated prompts, and NaN for what is about the limit."""
+    zero = np.zeros(problem.attention.output_dim)
+    about_zero = simulated_moments(problem, effort, zero)
+    finite = np.isfinite(problem.lengths)
+    unknown = np.full_like(about_zero.mse, np.nan)
+    return dataclasses.replace(
+        about_zero,
+        limit=np.full_like(zero, np.nan),
+        bias=np.full_like(about_zero.bias, np.nan),
+        mse=unknown,
+        error=unknown,
+        cov=np.where(finite[:, None, None], about_zero.cov, np.nan),
+        mean=np.where(finite[:, None], about_zero.bias, np.nan),
+        participation=np.where(finite, about_zero.participation, np.nan),
+    )
 
 
 def _of_heads(

@@ -2,8 +2,10 @@
 
 from promptlimit.measures._abstract import AbstractMeasure as AbstractMeasure
 from promptlimit.measures._abstract import has_nan as has_nan
+from promptlimit.measures._abstract import has_transform as has_transform
 from promptlimit.measures._abstract import outside_domain as outside_domain
 from promptlimit.measures._abstract import require_in_domain as require_in_domain
+from promptlimit.measures._abstract import require_moments as require_moments
 from promptlimit.measures._affine import Affine as Affine
 from promptlimit.measures._compiled import compiled as compiled
 from promptlimit.measures._compiled import full_precision as full_precision

@@ -23,6 +23,9 @@ from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
 from promptlimit.results import OutsideDomainError
 
+_NEAR = 1e-12
+"""How far from zero, in each coordinate, a law with moments must have a transform."""
+
 
 class AbstractMeasure(eqx.Module):
     r"""A probability measure $\mu$ on $\mathbb R^d$: a prompt, finite or infinite.
@@ -32,7 +35,8 @@ class AbstractMeasure(eqx.Module):
     enough; the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$ follow by
     differentiation.
 
-    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. Tokens that are one-hot
+    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose transform is
+    infinite away from zero, as for heavy tails, leaves `log_laplace` out. Tokens that are one-hot
     vectors of a vocabulary, drawn with probabilities $\pi$, have
     $\Lambda(t) = \log\sum_i \pi_i e^{t_i}$:
 
@@ -67,14 +71,21 @@ class AbstractMeasure(eqx.Module):
     def dim(self) -> int:
         """The dimension $d$ of a token."""
 
-    @abc.abstractmethod
     def log_laplace(self, tilt: Inexact[Array, " d"]) -> Inexact[Array, ""]:
         r"""Return $\Lambda_\mu(t) = \log\int e^{\langle t,z\rangle}\,d\mu(z)$.
+
+        The default is that of a law without a transform, such as Student's t: infinite away from
+        zero. No limit of softmax attention exists over such tokens, and finite prompts are
+        simulated.
 
         At a complex tilt it is the analytic continuation, up to multiples of $2\pi i$; `jax.grad`
         differentiates it with `holomorphic=True`. Where the integral is not finite it is NaN or
         infinite: a formula that goes on beyond its domain must say so itself.
         """
+        size = jnp.sqrt(
+            jnp.sum(tilt * tilt)
+        )  # whose derivatives at zero are NaN, as they should be
+        return jnp.where(size == 0, size, jnp.inf)
 
     @abc.abstractmethod
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
@@ -130,6 +141,7 @@ class AbstractMeasure(eqx.Module):
         moments = derivative(self, tilt)
         if not self.finite_everywhere and has_nan(moments):
             require_in_domain(self, tilt)
+            require_moments(self)
         return moments
 
     @property
@@ -151,7 +163,9 @@ class AbstractMeasure(eqx.Module):
 @compiled
 def _gradient(measure: AbstractMeasure, tilt: Array) -> Array:
     transform, slope = jax.value_and_grad(measure.log_laplace)(tilt)
-    return slope if measure.finite_everywhere else slope * _one_or_nan(transform)
+    if measure.finite_everywhere:
+        return slope
+    return slope * _one_or_nan(transform + measure.log_laplace(_near(tilt)))
 
 
 @compiled
@@ -159,12 +173,20 @@ def _hessian(measure: AbstractMeasure, tilt: Array) -> Array:
     curvature = jax.hessian(measure.log_laplace)(tilt)
     if measure.finite_everywhere:
         return curvature
-    return curvature * _one_or_nan(measure.log_laplace(tilt))
+    return curvature * _one_or_nan(measure.log_laplace(tilt) + measure.log_laplace(_near(tilt)))
 
 
 @compiled
 def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
     return measure.log_laplace(tilt)
+
+
+def _near(tilt: Array) -> Array:
+    """Return a tilt beside this one: moments exist inside the domain of a transform alone.
+
+    It differs from the tilt at zero, where a law without a transform has a finite one.
+    """
+    return tilt + jnp.asarray(_NEAR, tilt.dtype)
 
 
 def _one_or_nan(transform: Array) -> Array:
@@ -189,12 +211,45 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
         raise outside_domain(measure, tilt, float(transform))
 
 
+def require_moments(measure: AbstractMeasure) -> None:
+    """Refuse a law whose moments do not follow from its transform: zero is not inside its domain."""
+    if measure.finite_everywhere:
+        return
+    point = np.full(measure.dim, _NEAR)
+    if not np.isfinite(
+        [np.asarray(_transform(measure, on_device(t))) for t in (point, -point)]
+    ).all():
+        raise OutsideDomainError(
+            f"`measure` must have a log-Laplace transform around zero for its moments, got "
+            f"{type(measure).__name__} tokens, which have none. Override `mean` and `cov`, or "
+            "simulate finite prompts: prompt_moments(..., kind='estimate', key=key)."
+        )
+
+
+def has_transform(measure: AbstractMeasure) -> bool:
+    """Return whether the log-Laplace transform is finite anywhere but at zero."""
+    if measure.finite_everywhere:
+        return True
+    point = np.full(measure.dim, _NEAR)
+    return any(bool(np.isfinite(_transform(measure, on_device(t)))) for t in (point, -point))
+
+
 def outside_domain(
     measure: AbstractMeasure, tilt: ArrayLike, transform: float
 ) -> OutsideDomainError:
     """Return the error that says at which tilt a law has no transform."""
-    entries = [f"{entry:.4g}" for entry in np.asarray(tilt)]
+    point = np.asarray(tilt)
+    entries = [f"{entry:.4g}" for entry in point]
     words = ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])
+    shrunk = _NEAR * point / max(float(np.abs(point).max()), _NEAR)
+    smaller = _transform(measure, on_device(shrunk))
+    if not np.isfinite(np.asarray(smaller)):
+        return OutsideDomainError(
+            f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens "
+            f"is finite, got [{words}], and it is finite at no smaller multiple either: no limit "
+            "exists over these tokens. Simulate finite prompts: "
+            "prompt_moments(..., kind='estimate', key=key)."
+        )
     return OutsideDomainError(
         f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens is "
         f"finite, got [{words}], where it is {transform:g}. Scale the query or the key-query "
