@@ -66,14 +66,7 @@ class Blurred(HeadFit):
         ("linear-stays-above", "limit_excess", lambda *given: 1.65),
         ("degenerate-mixture", "bayes_heads", heads_of_half_the_noise),
         ("iterated-denoising", "attractor", lambda strength: 1.001 * attractor(strength)),
-<<<<<<< HEAD
         ("one-layer-for-all", "bayes_layer", layer_without_residual),
-        ("trained-heads", "denoising_training", stuck),
-=======
-        pytest.param(
-            "one-layer-for-all", "bayes_layer", layer_without_residual, marks=pytest.mark.long
-        ),
->>>>>>> claims
         ("noise-regimes", "attractor", lambda strength: 0.0),
     ],
 )

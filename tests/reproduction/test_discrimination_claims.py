@@ -34,18 +34,6 @@ def test_every_claim_on_discrimination_is_there():
     assert tuple(CLAIMS) == NUMBERS
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_claim_comes_out_as_recorded(number):
-    result = decide(CLAIMS[number], QUICK)
-    assert result.as_expected, [check.name for check in result.checks if not check.passed]
-    assert result.decided == CLAIMS[number].quick
-    assert not result.decided or any(check.role == "control" for check in result.checks)
-
-
 def left_after(excess: dict[tuple[str, int | None], float]):
     """Return descent that ends at these excesses, by the size of the start and the batch."""
 
@@ -102,7 +90,6 @@ def test_a_start_at_zero_has_the_excess_of_the_score_zero():
     assert abs(spread.std() - 1.0) < 0.02
 
 
->>>>>>> claims
 @pytest.mark.parametrize("classes", [C1, THREE], ids=["d = 2", "d = 3"])
 def test_slopes_and_curvatures_are_those_of_differences(classes):
     theta = 0.7 * np.random.default_rng(0).normal(size=classes.dim**2 + 2 * classes.dim + 1)
