@@ -50,7 +50,10 @@ def reproduce(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Do less, in a minute or two; the verdicts stand.")
+        bool,
+        typer.Option(
+            "--quick", help="Do less, in a minute or two; claims on training stay undecided."
+        ),
     ] = False,
     protocol: Annotated[
         str,

@@ -98,7 +98,7 @@ def decide_at_seeds(
     labels = {seed: f"seed {seed}" for seed in seeds}
     count = sum(len(claims) for _, claims in chosen)
     listener.plan(
-        f"{count} claims at {len(seeds)} seeds, {'quick, ' * setting.quick}"
+        f"{count} claim{'s' * (count > 1)} at {len(seeds)} seeds, {'quick, ' * setting.quick}"
         f"{setting.protocol} protocol, into {out / 'seeds'}",
         dict.fromkeys(labels.values(), 1.0),
     )

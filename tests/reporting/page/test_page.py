@@ -67,7 +67,7 @@ def test_the_page_holds_every_part(folder: Path, drawing: bytes) -> None:
         "−0.98 ± 0.012",
         "≤ −0.9",
         "3.2 × 10−7",
-        "Controls, which must be noticed",
+        "Negative controls (must fail)",
         "A remark.",
         "Figure 1 · claim 4 · claim 12",
         "promptlimit x seed 3 quick yes protocol exact took 12 s hash 0123abcd",
