@@ -35,9 +35,9 @@ class AbstractMeasure(eqx.Module):
     enough; the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$ follow by
     differentiation.
 
-    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose transform is
-    infinite away from zero, as for heavy tails, leaves `log_laplace` out. Tokens that are one-hot
-    vectors of a vocabulary, drawn with probabilities $\pi$, have
+    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose transform
+    is infinite away from zero, as for heavy tails, leaves `log_laplace` out. Tokens that are
+    one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
     $\Lambda(t) = \log\sum_i \pi_i e^{t_i}$:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
@@ -139,7 +139,9 @@ class AbstractMeasure(eqx.Module):
         self, derivative: Callable[["AbstractMeasure", Array], Array], tilt: Float[Array, " d"]
     ) -> Array:
         moments = derivative(self, tilt)
-        if not self.finite_everywhere and has_nan(moments):
+        if self.finite_everywhere or is_traced(moments):
+            return moments
+        if has_nan(moments) or not np.asarray(tilt).any():
             require_in_domain(self, tilt)
             require_moments(self)
         return moments
@@ -163,9 +165,7 @@ class AbstractMeasure(eqx.Module):
 @compiled
 def _gradient(measure: AbstractMeasure, tilt: Array) -> Array:
     transform, slope = jax.value_and_grad(measure.log_laplace)(tilt)
-    if measure.finite_everywhere:
-        return slope
-    return slope * _one_or_nan(transform + measure.log_laplace(_near(tilt)))
+    return slope if measure.finite_everywhere else slope * _one_or_nan(transform)
 
 
 @compiled
@@ -173,20 +173,12 @@ def _hessian(measure: AbstractMeasure, tilt: Array) -> Array:
     curvature = jax.hessian(measure.log_laplace)(tilt)
     if measure.finite_everywhere:
         return curvature
-    return curvature * _one_or_nan(measure.log_laplace(tilt) + measure.log_laplace(_near(tilt)))
+    return curvature * _one_or_nan(measure.log_laplace(tilt))
 
 
 @compiled
 def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
     return measure.log_laplace(tilt)
-
-
-def _near(tilt: Array) -> Array:
-    """Return a tilt beside this one: moments exist inside the domain of a transform alone.
-
-    It differs from the tilt at zero, where a law without a transform has a finite one.
-    """
-    return tilt + jnp.asarray(_NEAR, tilt.dtype)
 
 
 def _one_or_nan(transform: Array) -> Array:
@@ -212,7 +204,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Refuse a law whose moments do not follow from its transform: zero is not inside its domain."""
+    """Refuse a law whose domain does not contain a neighbourhood of zero: it gives no moments."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)
