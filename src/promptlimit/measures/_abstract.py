@@ -35,9 +35,9 @@ class AbstractMeasure(eqx.Module):
     enough; the mean and covariance of the tilted law $\propto e^{\langle t,z\rangle}\mu$ follow by
     differentiation.
 
-    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose transform is
-    infinite away from zero, as for heavy tails, leaves `log_laplace` out. Tokens that are one-hot
-    vectors of a vocabulary, drawn with probabilities $\pi$, have
+    **Your own measure** takes ten lines: `dim`, `log_laplace` and `sample`. A law whose transform
+    is infinite away from zero, as for heavy tails, leaves `log_laplace` out. Tokens that are
+    one-hot vectors of a vocabulary, drawn with probabilities $\pi$, have
     $\Lambda(t) = \log\sum_i \pi_i e^{t_i}$:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
@@ -212,7 +212,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
 
 
 def require_moments(measure: AbstractMeasure) -> None:
-    """Refuse a law whose moments do not follow from its transform: zero is not inside its domain."""
+    """Refuse a law whose transform ends at zero: its moments do not follow from it."""
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)
