@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from promptlimit.finite import Problem as Problem
     from promptlimit.finite import Quantity as Quantity
     from promptlimit.finite import Rule as Rule
+    from promptlimit.finite import SlowExpansionWarning as SlowExpansionWarning
     from promptlimit.finite import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite import gradient_moments as gradient_moments
     from promptlimit.finite import output_law as output_law
@@ -194,6 +195,7 @@ _HOME = {
     "RotatedRegression": "tasks",
     "Rule": "finite",
     "RunBusyError": "results",
+    "SlowExpansionWarning": "finite",
     "SoftmaxAttention": "attention",
     "Stack": "attention",
     "StreamedAttention": "results",

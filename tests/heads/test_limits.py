@@ -10,7 +10,7 @@ import pytest
 import promptlimit as pl
 from promptlimit.heads import Head
 from promptlimit.heads import _weighing as weighing
-from promptlimit.heads._clusters import clusters_of, sinks_of
+from promptlimit.heads._clusters import _squared_distances, clusters_of, sinks_of
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._measure import (
     CorpusMap,
@@ -213,3 +213,14 @@ def test_sinks_are_the_keys_that_queries_prefer() -> None:
 def test_sinks_are_the_keys_that_attract_most_at_the_scale_of_the_head() -> None:
     members = sinks_of(np.array([[0.0], [2.0]]), np.array([[0.125], [-0.875]]), 2.0, 1)
     np.testing.assert_array_equal(members[:, 0], [1.0, 0.0])
+
+
+def test_squared_distances_are_those_of_differences() -> None:
+    rng = np.random.default_rng(0)
+    points, centres = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
+    direct = ((points[:, None] - centres[None]) ** 2).sum(axis=-1)
+    found = _squared_distances(*(jnp.asarray(rows, jnp.float32) for rows in (points, centres)))
+    np.testing.assert_allclose(found, direct, rtol=1e-5)
+    same = _squared_distances(*(jnp.asarray(points, jnp.float32),) * 2)
+    np.testing.assert_allclose(np.diag(same), 0.0, atol=1e-5)
+    assert (np.asarray(same) >= 0.0).all()

@@ -291,7 +291,7 @@ def _notes(report: _StackReport) -> Iterator[str]:
         why = (
             "under a causal mask the first tokens decide it"
             if report.causal
-            else "tokens attend to themselves so much that no practical length reaches it"
+            else "at some of these lengths it is not reached, because a layer is too sharp"
         )
         yield f"the bias has no leading order: {why}"
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from promptlimit.depth._influence import influence as influence
     from promptlimit.depth._linear_stack import MOST_NODES as MOST_NODES
     from promptlimit.depth._linear_stack import LinearStack as LinearStack
+    from promptlimit.depth._reach import REACHED as REACHED
+    from promptlimit.depth._reach import reached_length as reached_length
+    from promptlimit.depth._reach import reached_share as reached_share
     from promptlimit.depth._semi_exact import semi_exact_bias as semi_exact_bias
     from promptlimit.depth._spectrum import MOST_STEPS as MOST_STEPS
     from promptlimit.depth._spectrum import Spectrum as Spectrum
@@ -54,6 +57,9 @@ _HOME = {
     "influence": "_influence",
     "moving_degree": "_steps",
     "masked_bias_slope": "_bias",
+    "REACHED": "_reach",
+    "reached_length": "_reach",
+    "reached_share": "_reach",
     "semi_exact_bias": "_semi_exact",
     "sobol_normals": "_wishart",
     "spectrum_of": "_spectrum",

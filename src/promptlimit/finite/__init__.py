@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from promptlimit.finite._simulation import tokens_that_fit as tokens_that_fit
     from promptlimit.finite._simulation import warn_when_unreliable as warn_when_unreliable
     from promptlimit.finite._softmax_moments import softmax_moments as softmax_moments
+    from promptlimit.finite._stack_expansion import SlowExpansionWarning as SlowExpansionWarning
 
 _HOME = {
     "Effort": "_rules",
@@ -42,6 +43,7 @@ _HOME = {
     "Queries": "_queries",
     "Reading": "_problem",
     "Rule": "_rules",
+    "SlowExpansionWarning": "_stack_expansion",
     "UnreliableErrorWarning": "_simulation",
     "checked_problem": "_problem",
     "chunk_of_prompts": "_simulation",

@@ -4,17 +4,25 @@ r"""Moments of softmax layers over Gaussian tokens to leading order in 1/L.
 
 with C and b in closed form (`promptlimit.depth`; derived in docs/depth.md). Where tokens attend to
 themselves so much that b is not reached at any practical length, the bias of two layers has the
-tokens' own errors exactly at that length, and that of more is NaN: not known. Under a causal mask
+tokens' own errors exactly at that length, and that of more is NaN: not known. The same holds at
+lengths where a sharp layer keeps b from being reached (`promptlimit.depth.reached_share`), and a
+warning then names the length from which it is. Under a causal mask
 it grows as $(\ln L)^{K-1}/L$ with a constant that the first tokens decide: NaN too.
 """
 
+import warnings
+
 import numpy as np
+from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
 from promptlimit.depth import (
+    REACHED,
     GaussianStack,
     fluctuation_bias,
     fluctuation_cov,
+    reached_length,
+    reached_share,
     semi_exact_bias,
     too_many_terms,
     unread_layer,
@@ -22,6 +30,10 @@ from promptlimit.depth import (
 from promptlimit.finite._head_moments import MomentRows, leading_error
 from promptlimit.finite._problem import Problem, first_obstacle, known
 from promptlimit.finite._rules import Effort
+
+
+class SlowExpansionWarning(UserWarning):
+    """A leading order in 1/L that is not reached at a length, and is therefore NaN."""
 
 
 def expansion_obstacle(problem: Problem) -> str | None:
@@ -70,10 +82,32 @@ def _bias_constants(stack: GaussianStack, problem: Problem) -> Array:
     constants = np.full((problem.lengths.size, stack.layers[-1].residual.shape[0]), np.nan)
     if problem.causal and stack.depth > 1:
         return constants
+    reached = np.zeros(problem.lengths.size, dtype=bool)
     if stack.slow_layer() is None:
-        constants[:] = fluctuation_bias(stack, problem.query)
-    elif stack.depth == 2 and len(stack.layers[0].heads) == 1:
-        for place in np.flatnonzero(np.isfinite(problem.lengths)):
+        reached = reached_share(stack, problem.query, problem.lengths) >= REACHED
+        if reached.any():
+            constants[reached] = fluctuation_bias(stack, problem.query)
+    missing = np.flatnonzero(np.isfinite(problem.lengths) & ~reached)
+    if stack.depth == 2 and len(stack.layers[0].heads) == 1:
+        for place in missing:
             length = float(problem.lengths[place])
             constants[place] = semi_exact_bias(stack, problem.query, length)
+    elif missing.size:
+        _warn_of_slow_bias(stack, problem, missing)
     return constants
+
+
+def _warn_of_slow_bias(stack: GaussianStack, problem: Problem, missing: NDArray[np.int64]) -> None:
+    reason = stack.slow_layer()
+    if reason is None:
+        length = reached_length(stack, problem.query)
+        sharpest = max(stack.squared_tau(level) for level in range(stack.depth - 1))
+        start = f"from L = {length:.2g} on" if np.isfinite(length) else "at no length up to 1e30"
+        reason = f"its leading order is trusted {start} (tau^2 = {sharpest:.3g} below the last)"
+    shortest = problem.lengths[missing].min()
+    warnings.warn(
+        f"The bias of {problem.subject} is NaN at L = {shortest:g}: {reason}. Simulate prompts: "
+        "kind='estimate'.",
+        SlowExpansionWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,94 @@
+r"""From which length on the bias of a softmax stack is that of its leading order.
+
+Over Gaussian tokens a finite prompt shrinks what one layer reads exactly by $E\,S_2(\sigma,L)$, and
+the bias of order 1/L replaces it by $e^{\sigma^2}/L$ at every token, however sharp. Along its
+sharpest direction a layer has $\sigma=\tau|x|$ with $x\sim N(s,1)$ over the tokens that attend, and
+their errors count with $x^2$. So the leading order keeps the share
+
+    rho(L) = L E[x^2 S_2(tau |x|, L)] / E[x^2 exp(tau^2 x^2)]
+
+of its size. The two parts of the quotient separate where $\sigma^2$ exceeds half of $\ln L$:
+$1-\rho$ falls as $L^{-\min(1,\,(1/(2\tau^2)-1)/2)}$, which is 1/L up to $\tau^2=1/6$, and not at
+all at $\tau^2=1/2$. Derived here.
+"""
+
+import numpy as np
+
+from promptlimit._arrays import LARGEST_LENGTH, Array
+from promptlimit.depth._fluctuations import query_tilt
+from promptlimit.depth._gaussian_stack import GaussianStack
+from promptlimit.weights import MAX_SHARPNESS, some_statistics
+
+REACHED = 0.8
+"""The share of the tokens' errors from which on their leading order is taken."""
+
+_STEP = 0.5
+_TAIL = 8.0
+
+
+def reached_share(stack: GaussianStack, query: Array, lengths: Array) -> Array:
+    r"""Return the least $\rho_l(L)$ over the layers below the last, [n]; one at infinite lengths.
+
+    Args:
+        stack: the layers, none as sharp as $\tau_l^2=1/2$ below the last.
+        query: $z$, [d].
+        lengths: $L$, [n].
+    """
+    least = np.ones(lengths.size)
+    finite = np.isfinite(lengths)
+    if finite.any():
+        for tau, shift in _sharp_directions(stack, query):
+            least[finite] = np.minimum(least[finite], _share(tau, shift, lengths[finite]))
+    return least
+
+
+def reached_length(stack: GaussianStack, query: Array) -> float:
+    """Return the length from which `reached_share` is `REACHED`, a power of two; inf past 1e30."""
+
+    def is_reached(power: int) -> bool:
+        return bool(reached_share(stack, query, np.array([2.0**power]))[0] >= REACHED)
+
+    if is_reached(0):
+        return 1.0
+    low, high = 0, int(np.log2(LARGEST_LENGTH))
+    if not is_reached(high):
+        return np.inf
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_reached(middle) else (middle, high)
+    return 2.0**high
+
+
+def _sharp_directions(stack: GaussianStack, query: Array) -> set[tuple[float, float]]:
+    r"""Return $\tau$ and s of every head below the last layer, as each head above reads it."""
+    found = set()
+    for level, head in stack.below(stack.depth - 1):
+        key_query = stack.layers[level].heads[head][0]
+        left, sizes, _ = np.linalg.svd(stack.whitened_key_query(level, head))
+        tau = float(sizes[0])
+        if tau == 0.0:
+            continue
+        for above, other in stack.below(stack.depth):
+            if above <= level:
+                continue
+            pull = stack.paths[above].mT @ query_tilt(stack, query, above, other)
+            token = stack.means[level] + stack.paths[level] @ stack.cov @ pull
+            score = stack.root @ stack.paths[level].mT @ key_query @ token
+            found.add((tau, abs(float(left[:, 0] @ score[:, 0])) / tau))
+    return found
+
+
+def _share(tau: float, shift: float, lengths: Array) -> Array:
+    r"""Return $\rho(L)$ of one direction, by a trapezoidal sum that is exact for Gaussians."""
+    left = 1.0 - 2.0 * tau**2
+    ends = [(shift, 1.0), (shift / left, left**-0.5)]
+    low = min(centre - _TAIL * width for centre, width in ends)
+    high = max(centre + _TAIL * width for centre, width in ends)
+    x = np.arange(low, high, _STEP)
+    density, growth = -0.5 * (x - shift) ** 2, tau**2 * x**2
+    top = float(np.max(density + growth))
+    sharpness = np.minimum(tau * np.abs(x), MAX_SHARPNESS)
+    names = ("participation",)
+    table = some_statistics(names, sharpness[:, None], lengths[None, :])["participation"]
+    exact = lengths * ((x**2 * np.exp(density - top)) @ table)
+    return exact / float(x**2 @ np.exp(density + growth - top))
