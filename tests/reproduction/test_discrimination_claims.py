@@ -43,13 +43,16 @@ def left_after(excess: dict[tuple[str, int | None], float]):
         if not any(part.any() for part in heads):
             name = "zero"
         first = zero_excess()
-        ends = [excess[name, batch] if steps >= 1000 else first for steps in record]
+        ends = [excess[name, batch] if steps > 0 else first for steps in record]
         return np.repeat(np.array(ends)[:, None], len(heads.value), axis=1)
 
     return descend
 
 
-STRUCTURED = {("structured", 16): 0.01, ("structured", 128): 1e-3, ("zero", None): 0.3}
+STRUCTURED = {
+    ("structured", 1): 0.1, ("structured", 16): 0.01, ("structured", 128): 1e-3,
+    ("zero", None): 0.33,
+}  # fmt: skip
 GAUSSIAN = {
     ("gaussian", 1): 0.15, ("gaussian", 16): 0.01, ("gaussian", 128): 5e-3,
     ("gaussian", None): 1e-3, ("structured", 1): 0.02,
@@ -62,6 +65,8 @@ GAUSSIAN = {
         (25, STRUCTURED, {}, "holds"),
         (25, STRUCTURED, {("structured", 16): 0.05}, "does not hold"),
         (25, STRUCTURED, {("structured", 128): 0.01}, "does not hold"),
+        (25, STRUCTURED, {("structured", 1): 0.01}, "not decidable here"),
+        (25, STRUCTURED, {("zero", None): 0.01}, "not decidable here"),
         (24, GAUSSIAN, {}, "holds"),
         (24, GAUSSIAN, {("gaussian", 1): 0.02}, "does not hold"),
         (24, GAUSSIAN, {("structured", 1): 0.15}, "does not hold"),

@@ -40,7 +40,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             "<=",
             0.02,
             role="amended",
-            basis=f"theory: a polynomial of degree {depth} misses c/(λ + c) geometrically; margin",
+            basis="stated: a third of what the layers may keep",
         ),
         Check(
             "of the layers",

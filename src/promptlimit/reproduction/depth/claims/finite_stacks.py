@@ -34,7 +34,7 @@ _CLOSER = 2 / 3
 
 
 def left_over(length: int, prompts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return L times what prompts do to the output, less each first order, [prompts] each."""
+    """Return L times the distance of outputs from each first order, [prompts] each."""
     limit = _STACK.output(np.array([_QUERY]))[0]
     chunk = max(1, _CHUNK // length**2)
     columns: dict[str, list[np.ndarray]] = {}
@@ -59,9 +59,9 @@ def decide(setting: Setting) -> Sequence[Check]:
     """Return the closed covariance and bias against atoms and against simulated stacks.
 
     Over L tokens a stack returns its limit, a first order F with L Var F = C, and a remainder R.
-    √L R falls like 1/√L: at four times the length its law is halved. Under
-    a mask, whose first tokens read few others, powers of ln L slow it down; there F is compared
-    with the first order without a mask. A wrong first order leaves a remainder as large as itself.
+    √L R falls like 1/√L: it has half the size at four times the length. Under a mask, where the
+    first tokens read few others, powers of ln L slow it down, so F is compared with the first order
+    without a mask. A wrong first order leaves a remainder as large as itself.
     """
     rng, query = np.random.default_rng([setting.seed, 10]), np.array([_QUERY])
     variance = float(fluctuation_cov(_STACK, query)[0, 0])

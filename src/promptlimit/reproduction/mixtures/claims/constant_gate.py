@@ -64,7 +64,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             abs(gate - 0.5),
             "<=",
             0.02,
-            basis="theory: corrections of order |s|, t^(-1/2); margin 10",
+            basis="theory: corrections of the order of |s|, 0.004 at t = 1e7; margin 5",
         ),
         Check(
             "its excess like t^-2",
@@ -78,7 +78,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             abs(slow_gate - 0.25),
             "<=",
             0.01,
-            basis="theory: corrections of order |s|², t^(-1/2); margin 10",
+            basis="theory: corrections of the order of |s|², below 1e-3; margin 10",
         ),
         Check(
             "its excess like t^(-3/2)",

@@ -55,7 +55,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             linear,
             ">=",
             1.0,
-            basis="stated margin: more than a sixth of the noise left, 1.64 by quadrature",
+            basis="stated margin; 1.64 by quadrature",
         ),
         Check(
             "one linear head attains it: distance",

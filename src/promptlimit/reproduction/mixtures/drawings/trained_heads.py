@@ -18,7 +18,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     for name, label, colour in _HEADS:
         for seed, row in enumerate(data[name]):
             own = label if seed == 0 else None
-            line = axis.plot(data["steps"], row, color=colour, linewidth=1.2, label=own)
+            line = axis.plot(data["steps"], row, color=colour, linewidth=0.8, label=own)
             selectable(line, label)
     for name, words in (("least_linear", "best linear map"), ("least_affine", "best affine map")):
         level = float(data[name])
