@@ -31,6 +31,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import queue
 import random
@@ -369,7 +370,9 @@ def run_tests(copy: Path, tests: Iterable[str], limit: float) -> tuple[str, floa
         "OPENBLAS_NUM_THREADS": "1",
     }
     places = [f"tests/{test}" for test in tests]
-    limited = ["/bin/sh", "-c", f'ulimit -v {_MEMORY}; exec "$@"', "sh"]
+    # The limit on processor time ends a mutant that hangs even if this script was killed.
+    limits = f"ulimit -v {_MEMORY}; ulimit -t {math.ceil(20 * limit)}"
+    limited = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
     began = time.monotonic()
     process = subprocess.Popen(
         [*limited, sys.executable, *_PYTEST, *places],
@@ -436,20 +439,31 @@ def snippet(change: Change, root: Path) -> str:
     return "\n".join([f"{name}:{number}: {change.why}", *(f"    {line}" for line in lines[1:])])
 
 
-def usual_seconds(changes: list[Change], copies: Copies, log: Log) -> dict[tuple[str, ...], float]:
+def usual_seconds(
+    changes: list[Change], copies: Copies, log: Log, pool: ThreadPoolExecutor
+) -> dict[tuple[str, ...], float]:
     """Return how long the unchanged tests take; exit where they fail."""
-    seconds = {}
-    for tests in sorted({change.tests for change in changes}):
-        key = f"unchanged: {' '.join(tests)}"
-        if key not in log.known:
-            with copies.one() as copy:
-                verdict, taken = run_tests(copy, tests, 3600.0)
-            if verdict != SURVIVED:
-                sys.exit(f"error: the tests fail without a change: {' '.join(tests)}")
-            log.add(key, verdict="passed", seconds=taken)
-            print(f"{'passed':10} {taken:6.0f} s  {' '.join(tests)}, unchanged", flush=True)
-        seconds[tests] = log.known[key]["seconds"]
-    return seconds
+
+    def unchanged(tests: tuple[str, ...]) -> tuple[str, float]:
+        with copies.one() as copy:
+            return run_tests(copy, tests, 3600.0)
+
+    keys = {tests: f"unchanged: {' '.join(tests)}" for tests in {c.tests for c in changes}}
+    new = {
+        pool.submit(unchanged, tests): key for tests, key in keys.items() if key not in log.known
+    }
+    failed = []
+    for done in as_completed(new):
+        key, (verdict, seconds) = new[done], done.result()
+        passed = verdict == SURVIVED
+        print(f"{'passed' if passed else 'FAILED':10} {seconds:6.0f} s  {key}", flush=True)
+        if passed:
+            log.add(key, verdict="passed", seconds=seconds)
+        else:
+            failed.append(key)
+    if failed:
+        sys.exit("error: tests fail without a change:\n" + "\n".join(sorted(failed)))
+    return {tests: log.known[key]["seconds"] for tests, key in keys.items()}
 
 
 def tried(change: Change, copies: Copies, limit: float) -> tuple[str, float]:
@@ -476,10 +490,9 @@ def run(changes: list[Change], root: Path, log: Log, jobs: int, timeout: float) 
         return
     jobs = max(1, min(jobs, len(left)))
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        copies = Copies(root, Path(folder), jobs)
-        usual = usual_seconds(left, copies, log)
-        pool = ThreadPoolExecutor(jobs)
+        copies, pool = Copies(root, Path(folder), jobs), ThreadPoolExecutor(jobs)
         try:
+            usual = usual_seconds(left, copies, log, pool)
             waiting = {
                 pool.submit(
                     tried, change, copies, max(timeout, _SLOWER * usual[change.tests])
