@@ -54,4 +54,5 @@ def test_gradients_of_two_prompts_differ_by_what_is_read(kernel, output, wrt, x6
 
 
 def test_other_names_have_no_reading():
-    assert pl.Factored("softmax", **WEIGHTS).gradient_reading("bias") is None
+    weights = (WEIGHTS[name] for name in ("key_weight", "query_weight", "value_weight"))
+    assert pl.Factored("softmax", *weights).gradient_reading("bias") is None

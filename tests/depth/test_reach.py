@@ -108,7 +108,6 @@ def test_two_layers_take_the_exact_errors_of_tokens_there():
     assert abs(expected[0] / fluctuation_bias(gaussian(two), QUERY)[0]) < 0.5
 
 
-@pytest.mark.long
 def test_the_share_predicts_how_far_four_layers_are_from_their_leading_order():
     leading = fluctuation_bias(gaussian(DEEP), QUERY)[0]
     drawn = pl.prompt_moments(

@@ -9,13 +9,10 @@ import promptlimit as pl
 from measures.cases import CASES, MIXED_SPHERE
 
 KEY = jax.random.key(3)
-UNIT = {"gaussian", "point", "weighted tokens", "rademacher", "sphere in one dimension"}
 LAWS = {**CASES, "mixture with a sphere": MIXED_SPHERE}
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in UNIT else pytest.param(name, marks=pytest.mark.long) for name in LAWS]
-)
+@pytest.mark.parametrize("name", LAWS)
 def test_every_law_of_the_library_passes(name: str) -> None:
     report = pl.check_law(LAWS[name].build(), key=KEY)
     assert max(check.largest for check in report.checks if check.comparisons) < 1.0
