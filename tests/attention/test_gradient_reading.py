@@ -1,5 +1,7 @@
 """What the gradients of a factored head read, against automatic differentiation."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import promptlimit as pl
 
 RNG = np.random.default_rng(0)
 SIZES = {"key_weight": (2, 3), "query_weight": (2, 4), "value_weight": (5, 3)}
-WEIGHTS = {name: RNG.normal(size=size) for name, size in SIZES.items()}
+WEIGHTS: dict[str, Any] = {name: RNG.normal(size=size) for name, size in SIZES.items()}
 OUTPUT = RNG.normal(size=(2, 5))
 QUERY = RNG.normal(size=4)
 PROMPTS = [RNG.normal(size=(count, 3)) for count in (6, 9)]
