@@ -93,6 +93,52 @@ def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
     )
 
 
+class QueryAverages(NamedTuple):
+    r"""Means over w alone, given each query: of $c^2$, $cy$, $\sigma^2$ and $v^\top\Gamma_wv$."""
+
+    square: Float[Array, " points"]
+    cross: Float[Array, " points"]
+    sharpness: Float[Array, " points"]
+    value: Float[Array, ""]
+
+
+def query_averages(
+    task: LinearRegression,
+    key_query: Float[Array, "tokens tokens"],
+    value_row: Float[Array, " tokens"],
+    query: Float[Array, "d points"],
+) -> QueryAverages:
+    r"""Return the means over w, symbols as in `averages`.
+
+    $E_wc^2=\langle a,x\rangle^2+2b\,E n\langle a,x\rangle\langle u,x\rangle
+    +b^2E n^2\langle u,x\rangle^2+\tau^2|B^\top x|^2$, $E_wcy=\tau^2x^\top Bx$ and
+    $E_w\sigma^2=x^\top A^\top SAx+E n\,\langle u,x\rangle^2$.
+    """
+    return _query_averages(_law(task), key_query, value_row, query)
+
+
+@jax.jit
+def _query_averages(
+    law: _Law, key_query: Array, value_row: Array, query: Array
+) -> QueryAverages:
+    (S, _, prior, noise), dim = law, law.S.shape[0]
+    A, u = key_query[:dim, :dim], key_query[dim, :dim]
+    v1, b = value_row[:dim], value_row[dim]
+    n1 = prior * jnp.trace(S) + noise
+    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    SA, Sv = S @ A, S @ v1
+    scored = SA @ query
+    tilt = A @ query
+    ux, ax = u @ query, v1 @ scored
+    Bx = b * scored + Sv[:, None] * ux
+    square = ax * ax + 2 * b * n1 * ax * ux + b**2 * n2 * ux * ux
+    square = square + prior * jnp.sum(Bx * Bx, axis=0)
+    cross = prior * jnp.sum(Bx * query, axis=0)
+    # Rounding may leave a negative square where S is singular.
+    sharpness = jnp.maximum(jnp.sum(tilt * scored, axis=0), 0.0) + n1 * ux * ux
+    return QueryAverages(square, cross, sharpness, v1 @ Sv + b**2 * n1)
+
+
 class ScoreAverages(NamedTuple):
     r"""Means that carry one more $\sigma^2$: of $\sigma^2$, $c^2\sigma^2$ and $cy\,\sigma^2$."""
 

@@ -23,7 +23,12 @@ from promptlimit.tasks._abstract import (
 )
 from promptlimit.tasks._points import node_sets, require_points
 from promptlimit.tasks._polynomials import linear_heads_risk, linear_risk
-from promptlimit.tasks._quadrature import first_range, replicate_risks, softmax_risk
+from promptlimit.tasks._quadrature import (
+    first_range,
+    replicate_risks,
+    require_accuracy,
+    softmax_risk,
+)
 from promptlimit.tasks._radial import is_radial, radial_risk
 from promptlimit.tasks._regression import LinearRegression, require_regression
 from promptlimit.tasks._softmax_risk import (
@@ -172,8 +177,7 @@ class RegressionRisk(AbstractExactRisk):
         """Return the risk over independent point sets, its tables wide enough for the head."""
         if self.is_closed_form:
             return [_objective(LinearRisk(self.task, self.length))]
-        risks = replicate_risks(self.task, self.length, merged(attention).key_query, points)
-        return [_objective(risk) for risk in risks]
+        return [_objective(risk) for risk in replicate_risks(self._regressor(attention), points)[0]]
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
@@ -183,7 +187,9 @@ class RegressionRisk(AbstractExactRisk):
             return super().value(attention, tolerance=tolerance, points=points)
         head = self._regressor(attention)
         radial = radial_risk(head, tolerance) if points is None else None
-        return softmax_risk(head, tolerance=tolerance, points=points) if radial is None else radial
+        if radial is not None:
+            return require_accuracy(radial, self.task.noise_variance)
+        return softmax_risk(head, tolerance=tolerance, points=points)
 
     def tabulate(
         self, attention: AbstractAttention, lengths: Sequence[float], max_sharpness: float | None

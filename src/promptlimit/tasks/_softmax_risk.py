@@ -24,7 +24,12 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number, on_device
 from promptlimit.tasks._points import Nodes
-from promptlimit.tasks._polynomials import Averages, averages, score_averages
+from promptlimit.tasks._polynomials import (
+    Averages,
+    averages,
+    query_averages,
+    score_averages,
+)
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
@@ -69,10 +74,34 @@ def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
-class PointMeans(NamedTuple):
-    r"""Means over points of $P,\varrho,\sigma^2,f,c^2,f\sigma^2,c^2\sigma^2$ and $fP+c^2\varrho$.
+def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
+    r"""Return the statistics off by their errors: values by `error`, slopes by `slope_error`.
 
-    `largest` is the largest $\sigma^2$.
+    $\varrho$ is the sum of $P$, six times $E\,S_3$ and six times $E\,S_2^2$, none above $P$.
+    """
+    participation, excess = statistics.tables
+    size = np.abs(participation[..., :1, :])
+    slope = 0.5 * statistics.slope_error * statistics.width
+    change = np.zeros_like(participation)
+    change[..., :1, :], change[..., 1:2, :] = statistics.error * size, slope * size
+    tables = (participation + change, excess + 13 * change)
+    return dataclasses.replace(statistics, tables=tables)
+
+
+class PointMeans(NamedTuple):
+    r"""Weighted means over points, of which `combined` makes the risk.
+
+    A bar is the mean over w in closed form, given the query, and $P_0=P(\bar\sigma^2)$. What depends
+    on the query alone is averaged as that, and the points carry the difference only.
+
+    Attributes:
+        participation, excess, sharpness: of $P_0$, $\varrho_0$ and $\bar\sigma^2$.
+        factor, square: of $\bar f$ and $\overline{c^2}$.
+        factor_sharpness: of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
+        square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
+        finite: of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
+        beyond: of $f(1-P)+c^2(1-\varrho)$ at the points whose sharpness the tables do not cover.
+        largest: the largest $\sigma^2$.
     """
 
     participation: Float[Array, ""]
@@ -83,6 +112,7 @@ class PointMeans(NamedTuple):
     factor_sharpness: Float[Array, ""]
     square_sharpness: Float[Array, ""]
     finite: Float[Array, ""]
+    beyond: Float[Array, ""]
     largest: Float[Array, ""]
 
 
@@ -118,8 +148,11 @@ class SoftmaxRisk(eqx.Module):
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
-        query, root, weights, label: the points, as in `Nodes`.
+        query, root, weights, label, mass, distinct: the points, as in `Nodes`.
         sloping: whether the lines have slopes.
+        clipped: whether the statistics keep their last value beyond the tables, where they are NaN
+            otherwise.
+        saturated: whether they are 1 there, their limit, in place of their last value.
     """
 
     task: LinearRegression
@@ -128,7 +161,11 @@ class SoftmaxRisk(eqx.Module):
     root: np.ndarray
     weights: np.ndarray
     label: np.ndarray
+    mass: np.ndarray
+    distinct: int = eqx.field(static=True)
     sloping: bool = eqx.field(static=True)
+    clipped: bool = eqx.field(static=True)
+    saturated: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -137,12 +174,16 @@ class SoftmaxRisk(eqx.Module):
         nodes: Nodes,
         *,
         sloping: bool = True,
+        clipped: bool = False,
+        saturated: bool = False,
     ):
         self.task = task
         self.statistics = statistics
         self.sloping = sloping
+        self.clipped, self.saturated = clipped, saturated
         self.query, self.root = nodes.query, nodes.root
         self.weights, self.label = nodes.weights, nodes.label
+        self.mass, self.distinct = nodes.mass, nodes.distinct
 
     @property
     def length(self) -> float:
@@ -181,16 +222,45 @@ class SoftmaxRisk(eqx.Module):
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
-        dim, noise = self.query.shape[0], self.task.noise_variance
+        dim, noise, mass = self.query.shape[0], self.task.noise_variance, on_device(self.mass)
         p, t2, squared = scores(self, noise, key_query)
         v1, b = value_row[:dim], value_row[dim]
         r = (on_device(self.root) @ v1)[:, None] + b * on_device(self.weights)
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
-        at = self.statistics(squared)
-        P, rho, c2 = at["participation"], at["excess"], c * c
-        terms = (P, rho, squared, f, c2, f * squared, c2 * squared, f * P + c2 * rho)
-        return PointMeans(*map(jnp.mean, terms), largest=jnp.max(squared))
+        c2 = c * c
+        P, rho, beyond = self._statistics(squared)
+        query, own = on_device(self.query)[:, : self.distinct], mass[: self.distinct]
+        known = query_averages(self.task, key_query, value_row, query)
+        P0, rho0, _ = self._statistics(known.sharpness)
+        copies = self.query.shape[1] // self.distinct
+        rest = squared - jnp.tile(known.sharpness, copies)
+        moved = f * (P - jnp.tile(P0, copies)) + c2 * (rho - jnp.tile(rho0, copies))
+        lost = jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0)
+        moved = moved + lost if self.saturated else moved
+
+        def mean(terms: Array) -> Array:
+            return jnp.mean(own * terms)
+
+        f0, s0 = known.value - 2 * (known.square - known.cross), known.sharpness
+        return PointMeans(
+            participation=mean(P0),
+            excess=mean(rho0),
+            sharpness=mean(s0),
+            factor=mean(f0),
+            square=mean(known.square),
+            factor_sharpness=jnp.mean(mass * f * rest) + mean(f0 * s0),
+            square_sharpness=jnp.mean(mass * c2 * rest) + mean(known.square * s0),
+            finite=jnp.mean(mass * moved) + mean(f0 * P0 + known.square * rho0),
+            beyond=jnp.mean(mass * lost),
+            largest=jnp.max(squared),
+        )
+
+    def _statistics(self, squared: Array) -> tuple[Array, Array, Array]:
+        r"""Return $P$, $\varrho$, and where the tables do not reach."""
+        end = self.statistics.max_sharpness**2
+        at = self.statistics(jnp.minimum(squared, end) if self.clipped else squared)
+        return at["participation"], at["excess"], squared > end
 
 
 def scores(
