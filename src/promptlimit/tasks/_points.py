@@ -25,6 +25,7 @@ LARGEST = 2**20
 """The most points of one set; the sequence itself ends at 2**30."""
 _LABEL_SCALES = 64
 _STRETCH = 1.8
+_RADIAL_STRETCH = 1.4
 _SHARES = (0.5, 0.25, 0.125, 0.125)
 _BEYOND = 8.0
 _LARGEST_TILT = 0.95
@@ -63,25 +64,49 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
     r"""Yield disjoint sets of points from the law of $(x_q, w)$; together they are one larger set.
 
     The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius comes from the first coordinate of the
-    sequence, whose points lie most evenly: an isotropic head reads nothing else of the query.
+    sequence, whose points lie most evenly: an isotropic head reads nothing else of the query. Each
+    query meets four weights.
 
     Args:
         task: provides the laws.
-        points: the size of one set, an even number; a power of two fills the space evenly.
+        points: the size of one set, a power of two from 4.
         replicate: the index of an independent scrambling of the sequence.
     """
-    from scipy.special import gammaincinv  # noqa: PLC0415  # scipy loads slowly
-
-    dim = task.covariance.shape[0]
+    dim, queries = task.covariance.shape[0], points // 4
     query_root, root = covariance_root(task.query_covariance), covariance_root(task.covariance)
     scale = math.sqrt(task.prior_variance)
-    for uniform, normals in _sobol(2 * dim, points // 2, replicate):
+    place = np.random.default_rng([_SEED, replicate, 2]).random()
+    for uniform, normals in _sobol(3 * dim, queries, replicate):
+        radius, mass = _radii(dim, uniform, place)
         direction = normals[:dim] / np.linalg.norm(normals[:dim], axis=0)
-        radius = np.sqrt(2.0 * gammaincinv(dim / 2.0, uniform))
-        query, weights = query_root.T @ (radius * direction), scale * normals[dim:]
-        query, weights = np.tile(query, 2), np.concatenate([weights, -weights], axis=1)
+        query = np.tile(query_root.T @ (radius * direction), 4)
+        first, second = scale * normals[dim : 2 * dim], scale * normals[2 * dim :]
+        weights = np.concatenate([first, second, -first, -second], axis=1)
         label = np.sum(query * weights, axis=0)
-        yield Nodes(query, root, root @ weights, label, np.ones(points), points // 2)
+        yield Nodes(query, root, root @ weights, label, np.tile(mass, 4), queries)
+
+
+def _radii(
+    dim: int, uniform: NDArray[np.float64], place: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return radii of normal vectors and their masses.
+
+    Radii follow the density of $\chi_d$ to the power $\gamma=\lambda^{-2}$, stretched by $\lambda$
+    about its mode in every dimension. What is averaged then vanishes at both ends, and radii at one
+    place in every second stratum, mirrored in the others, integrate it far better than random ones.
+    """
+    from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly
+
+    count, power = uniform.size, _RADIAL_STRETCH**-2
+    stratum = np.minimum((uniform * count).astype(int), count - 1)
+    level = (stratum + np.where(stratum % 2 == 0, place, 1.0 - place)) / count
+    shape = 0.5 * (power * (dim - 1) + 1.0)
+    half_square = gammaincinv(shape, level) / power
+    radius = np.sqrt(2.0 * half_square)
+    log_mass = (1.0 - power) * ((dim - 1) * np.log(radius) - half_square)
+    log_mass += shape * math.log(2.0 / power) + gammaln(shape)
+    log_mass -= 0.5 * dim * math.log(2.0) + gammaln(0.5 * dim)
+    return radius, np.exp(log_mass)
 
 
 def _sobol(

@@ -102,41 +102,38 @@ class QueryAverages(NamedTuple):
     value: Float[Array, ""]
 
 
-def query_averages(
+def query_averages(  # noqa: PLR0917 - a head at its queries
     task: LinearRegression,
-    key_query: Float[Array, "tokens tokens"],
+    root: Float[Array, "d d"],
     value_row: Float[Array, " tokens"],
     query: Float[Array, "d points"],
+    scored: Float[Array, "d points"],
+    label: Float[Array, " points"],
 ) -> QueryAverages:
     r"""Return the means over w, symbols as in `averages`.
 
     $E_wc^2=\langle a,x\rangle^2+2b\,E n\langle a,x\rangle\langle u,x\rangle
     +b^2E n^2\langle u,x\rangle^2+\tau^2|B^\top x|^2$, $E_wcy=\tau^2x^\top Bx$ and
-    $E_w\sigma^2=x^\top A^\top SAx+E n\,\langle u,x\rangle^2$.
+    $E_w\sigma^2=|CAx|^2+E n\,\langle u,x\rangle^2$.
+
+    Args:
+        task: the regression.
+        root: C with $C^\top C=S$.
+        value_row: v.
+        query: x.
+        scored: $CAx$.
+        label: $\langle u,x\rangle$.
     """
-    return _query_averages(_law(task), key_query, value_row, query)
-
-
-@jax.jit
-def _query_averages(
-    law: _Law, key_query: Array, value_row: Array, query: Array
-) -> QueryAverages:
-    (S, _, prior, noise), dim = law, law.S.shape[0]
-    A, u = key_query[:dim, :dim], key_query[dim, :dim]
-    v1, b = value_row[:dim], value_row[dim]
+    (S, _, prior, noise), dim = _law(task), root.shape[0]
+    v1, b = root @ value_row[:dim], value_row[dim]
     n1 = prior * jnp.trace(S) + noise
     n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
-    SA, Sv = S @ A, S @ v1
-    scored = SA @ query
-    tilt = A @ query
-    ux, ax = u @ query, v1 @ scored
-    Bx = b * scored + Sv[:, None] * ux
-    square = ax * ax + 2 * b * n1 * ax * ux + b**2 * n2 * ux * ux
+    ax, Bx = v1 @ scored, root.T @ (b * scored + v1[:, None] * label)
+    square = ax * ax + (2 * b * n1 * ax + b**2 * n2 * label) * label
     square = square + prior * jnp.sum(Bx * Bx, axis=0)
+    sharpness = jnp.sum(scored * scored, axis=0) + n1 * label * label
     cross = prior * jnp.sum(Bx * query, axis=0)
-    # Rounding may leave a negative square where S is singular.
-    sharpness = jnp.maximum(jnp.sum(tilt * scored, axis=0), 0.0) + n1 * ux * ux
-    return QueryAverages(square, cross, sharpness, v1 @ Sv + b**2 * n1)
+    return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
 
 
 class ScoreAverages(NamedTuple):

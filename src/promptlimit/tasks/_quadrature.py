@@ -1,6 +1,6 @@
 """The risk of softmax attention, over as many points as a tolerance asks for."""
 
-import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Iterator
@@ -79,17 +79,18 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
         known = risk_statistics(head.length, end)
         statistics = of_any_length(known)
         risks = [SoftmaxRisk(head.task, statistics, nodes, clipped=True) for nodes in sets]
-        means = [_means(risk, head) for risk in risks]
-        lost = 0.5 * abs(sum(float(one.beyond) for one in means)) / REPLICATES
-        value = float(np.mean([_risk(np.array(one), statistics, head) for one in means]))
-        if lost <= _LOST * abs(value) or end == _RANGES[-1]:
+        rows = np.array([_means(risk, head) for risk in risks])
+        found, share = _mean_risk(rows, statistics, head)
+        lost = _lost(rows)
+        if lost <= _LOST * abs(found.value) or end == _RANGES[-1]:
             break
         end = _wider(end)
-    if lost > _UNRELIABLE * abs(value):
-        raise _too_sharp(math.sqrt(max(float(one.largest) for one in means)))
-    changed = [dataclasses.replace(risks[0], statistics=of_any_length(perturbed(known)))]
-    changed += [dataclasses.replace(risk, saturated=True) for risk in risks[:1] if lost > 0.0]
-    return risks, changed
+    if lost > _UNRELIABLE * abs(found.value):
+        raise _too_sharp(math.sqrt(rows[:, PointMeans._fields.index("largest")].max()))
+    risk = functools.partial(SoftmaxRisk, head.task, slope_share=share, clipped=True)
+    changed = [risk(of_any_length(perturbed(known)), sets[0])]
+    changed += [risk(statistics, sets[0], saturated=True)] if lost > 0.0 else []
+    return [risk(statistics, nodes) for nodes in sets], changed
 
 
 def _wider(end: float) -> float:
@@ -132,13 +133,13 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
                 sums[replicate] += np.array(means) * size
                 if done == 0 == replicate:
                     changed = _means(SoftmaxRisk(head.task, other, nodes, clipped=True), head)
-                    pair = [_risk(np.array(means), statistics, head)]
-                    pair += [_risk(np.array(changed), other, head)]
-                    tables = max(tables, abs(float(pair[1] - pair[0])))
+                    pair = [_risks(np.array([means]), statistics, head)]
+                    pair += [_risks(np.array([changed]), other, head)]
+                    tables = max(tables, float(np.abs(pair[1] - pair[0]).max()))
         done = target
-        values = np.array([_risk(row, statistics, head) for row in sums / done])
-        lost = 0.5 * abs(float(PointMeans(*sums.sum(axis=0)).beyond)) / (done * REPLICATES)
-        value, error = float(values.mean()), spread(values) + lost + tables
+        found, _ = _mean_risk(sums / done, statistics, head)
+        lost = _lost(sums / done)
+        value, error = found.value, found.error + lost + tables
         if lost > _LOST * abs(value) and end < _RANGES[-1]:
             return None
         enough = error <= tolerance * value
@@ -160,12 +161,44 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> Po
     return risk.means(key_query, value_row)
 
 
-def _risk(row: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> Array:
-    means = PointMeans(*on_device(row))
-    return _compiled_risk(head.task, statistics, means, head.key_query, head.value_row)
+def _mean_risk(
+    rows: np.ndarray, statistics: WeightInterpolant, head: Regressor
+) -> tuple[Averaged, float]:
+    """Return the mean over point sets at the slopes where they agree best, and those slopes."""
+    flat, sloping = _risks(rows, statistics, head)
+    difference = sloping - flat
+    spare = difference - difference.mean()
+    size = float(spare @ spare)
+    share = min(1.0, max(0.0, -float(flat @ spare) / size)) if size > 0.0 else 1.0
+    values = flat + share * difference
+    # The slopes were fitted to the same sets: one degree of freedom less.
+    error = spread(values) * math.sqrt((values.size - 1) / (values.size - 2))
+    return Averaged(float(values.mean()), error, 0), share
 
 
-_compiled_risk = eqx.filter_jit(combined)
+def _lost(rows: np.ndarray) -> float:
+    """Return how much the risk changes if all statistics beyond the tables are at their limit."""
+    return 0.5 * abs(float(rows[:, PointMeans._fields.index("beyond")].mean()))
+
+
+def _risks(rows: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> np.ndarray:
+    """Return the risk of each row of means, [flat and sloping lines, rows]."""
+    both = _compiled_risks(head.task, statistics, head.key_query, head.value_row, on_device(rows))
+    return np.asarray(both)
+
+
+@eqx.filter_jit
+def _compiled_risks(
+    task: LinearRegression,
+    statistics: WeightInterpolant,
+    key_query: Array,
+    value_row: Array,
+    rows: Array,
+) -> Array:
+    pooled = PointMeans(*jnp.mean(rows, axis=0))
+    means = PointMeans(*rows.T)
+    head = (task, statistics, key_query, value_row)
+    return jnp.stack([combined(*head, means, pooled, share) for share in (0.0, 1.0)])
 
 
 def _warn(value: float, error: float, tolerance: float) -> None:

@@ -19,6 +19,7 @@ from promptlimit.tasks._abstract import (
     AbstractObjective,
     Averaged,
     MatrixRisk,
+    Replicates,
     merged,
 )
 from promptlimit.tasks._points import node_sets, require_points
@@ -171,13 +172,14 @@ class RegressionRisk(AbstractExactRisk):
             return _objective(LinearRisk(self.task, self.length))
         statistics = of_any_length(risk_statistics(self.length, max_sharpness))
         nodes = next(node_sets(self.task, points, replicate))
-        return _objective(SoftmaxRisk(self.task, statistics, nodes, sloping=False))
+        return _objective(SoftmaxRisk(self.task, statistics, nodes, slope_share=None))
 
-    def replicates(self, attention: AbstractAttention, points: int) -> Sequence[AbstractObjective]:
-        """Return the risk over independent point sets, its tables wide enough for the head."""
+    def replicates(self, attention: AbstractAttention, points: int) -> Replicates:
+        """Return the risk over point sets made for the attention, and with its tables changed."""
         if self.is_closed_form:
-            return [_objective(LinearRisk(self.task, self.length))]
-        return [_objective(risk) for risk in replicate_risks(self._regressor(attention), points)[0]]
+            return Replicates([_objective(LinearRisk(self.task, self.length))])
+        versions = replicate_risks(self._regressor(attention), points)
+        return Replicates(*([_objective(risk) for risk in risks] for risks in versions))
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None

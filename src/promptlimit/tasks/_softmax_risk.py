@@ -143,13 +143,14 @@ class SoftmaxRisk(eqx.Module):
     and only the last term is a sum over points. It vanishes as the prompt grows.
 
     A flow takes lines of slope 0: sloping ones are closer at given parameters, but with few points
-    the risk then falls without bound far out, and a flow finds that out.
+    the risk then falls without bound far out, and a flow finds that out. Values take the multiple
+    of the slopes at which independent point sets agree best.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         query, root, weights, label, mass, distinct: the points, as in `Nodes`.
-        sloping: whether the lines have slopes.
+        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
         saturated: whether they are 1 there, their limit, in place of their last value.
@@ -163,7 +164,7 @@ class SoftmaxRisk(eqx.Module):
     label: np.ndarray
     mass: np.ndarray
     distinct: int = eqx.field(static=True)
-    sloping: bool = eqx.field(static=True)
+    slope_share: float | None
     clipped: bool = eqx.field(static=True)
     saturated: bool = eqx.field(static=True)
 
@@ -173,13 +174,13 @@ class SoftmaxRisk(eqx.Module):
         statistics: WeightInterpolant,
         nodes: Nodes,
         *,
-        sloping: bool = True,
+        slope_share: float | None = 1.0,
         clipped: bool = False,
         saturated: bool = False,
     ):
         self.task = task
         self.statistics = statistics
-        self.sloping = sloping
+        self.slope_share = slope_share
         self.clipped, self.saturated = clipped, saturated
         self.query, self.root = nodes.query, nodes.root
         self.weights, self.label = nodes.weights, nodes.label
@@ -203,8 +204,9 @@ class SoftmaxRisk(eqx.Module):
         Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
         """
         means = self.means(key_query, value_row)
-        if self.sloping:
-            return combined(self.task, self.statistics, means, key_query, value_row)
+        if self.slope_share is not None:
+            head = (self.task, self.statistics, key_query, value_row)
+            return combined(*head, means, means, self.slope_share)
         exact = averages(self.task, key_query, value_row)
         corrected = means.finite + _corrections(exact, means, means.participation, means.excess)
         return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
@@ -222,45 +224,56 @@ class SoftmaxRisk(eqx.Module):
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
-        dim, noise, mass = self.query.shape[0], self.task.noise_variance, on_device(self.mass)
-        p, t2, squared = scores(self, noise, key_query)
-        v1, b = value_row[:dim], value_row[dim]
-        r = (on_device(self.root) @ v1)[:, None] + b * on_device(self.weights)
+        dim, noise, count = self.query.shape[0], self.task.noise_variance, self.distinct
+        query, root, mass = on_device(self.query), on_device(self.root), on_device(self.mass)
+        weights = on_device(self.weights)
+        q, t2 = _tilts(root, query, key_query)
+        p = q + t2 * weights
+        squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
+        v1, b = root @ value_row[:dim], value_row[dim]
+        r = v1[:, None] + b * weights
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
         c2 = c * c
-        P, rho, beyond = self._statistics(squared)
-        query, own = on_device(self.query)[:, : self.distinct], mass[: self.distinct]
-        known = query_averages(self.task, key_query, value_row, query)
-        P0, rho0, _ = self._statistics(known.sharpness)
-        copies = self.query.shape[1] // self.distinct
-        rest = squared - jnp.tile(known.sharpness, copies)
-        moved = f * (P - jnp.tile(P0, copies)) + c2 * (rho - jnp.tile(rho0, copies))
-        lost = jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0)
-        moved = moved + lost if self.saturated else moved
+        P, rho = self._statistics(squared)
+        known = query_averages(
+            self.task, root, value_row, query[:, :count], q[:, :count], t2[:count]
+        )
+        f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
+        P0, rho0 = self._statistics(s0)
 
         def mean(terms: Array) -> Array:
-            return jnp.mean(own * terms)
+            return jnp.mean(mass * terms)
 
-        f0, s0 = known.value - 2 * (known.square - known.cross), known.sharpness
+        def of_query(terms: Array) -> Array:
+            return jnp.mean(mass[:count] * terms)
+
+        def around(terms: Array, known: Array, factor: Array) -> Array:
+            """Return the mean of what the known mean over w leaves, times a factor of the query."""
+            own = jnp.mean((mass * terms).reshape(-1, count), axis=0)
+            return jnp.mean((mass[:count] * known - own) * factor)
+
+        beyond = squared > self.statistics.max_sharpness**2
+        lost = mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
+        finite = mean(f * P + c2 * rho) + around(f, f0, P0) + around(c2, c0, rho0)
         return PointMeans(
-            participation=mean(P0),
-            excess=mean(rho0),
-            sharpness=mean(s0),
-            factor=mean(f0),
-            square=mean(known.square),
-            factor_sharpness=jnp.mean(mass * f * rest) + mean(f0 * s0),
-            square_sharpness=jnp.mean(mass * c2 * rest) + mean(known.square * s0),
-            finite=jnp.mean(mass * moved) + mean(f0 * P0 + known.square * rho0),
-            beyond=jnp.mean(mass * lost),
+            participation=of_query(P0),
+            excess=of_query(rho0),
+            sharpness=of_query(s0),
+            factor=of_query(f0),
+            square=of_query(c0),
+            factor_sharpness=mean(f * squared) + around(f, f0, s0),
+            square_sharpness=mean(c2 * squared) + around(c2, c0, s0),
+            finite=finite + lost if self.saturated else finite,
+            beyond=lost,
             largest=jnp.max(squared),
         )
 
-    def _statistics(self, squared: Array) -> tuple[Array, Array, Array]:
-        r"""Return $P$, $\varrho$, and where the tables do not reach."""
+    def _statistics(self, squared: Array) -> tuple[Array, Array]:
+        r"""Return $P$ and $\varrho$ at $\sigma^2$."""
         end = self.statistics.max_sharpness**2
         at = self.statistics(jnp.minimum(squared, end) if self.clipped else squared)
-        return at["participation"], at["excess"], squared > end
+        return at["participation"], at["excess"]
 
 
 def scores(
@@ -276,11 +289,16 @@ def scores(
 def _scores(
     root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
 ) -> tuple[Array, Array, Array]:
-    dim = query.shape[0]
-    rows = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]])
-    tilts = rows @ query
-    p, t2 = tilts[:dim] + tilts[dim:] * weights, tilts[dim]
+    q, t2 = _tilts(root, query, key_query)
+    p = q + t2 * weights
     return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
+
+
+def _tilts(root: Array, query: Array, key_query: Array) -> tuple[Array, Array]:
+    r"""Return $Ct_1$ and $t_2$ at each query."""
+    dim = query.shape[0]
+    tilts = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]]) @ query
+    return tilts[:dim], tilts[dim]
 
 
 def slopes(
@@ -299,20 +317,23 @@ def slopes(
 def combined(
     task: LinearRegression,
     statistics: WeightInterpolant,
-    means: PointMeans,
     key_query: Float[Array, "tokens tokens"],
     value_row: Float[Array, " tokens"],
+    means: PointMeans,
+    all_means: PointMeans,
+    slope_share: float | Float[Array, ""],
 ) -> Float[Array, ""]:
     r"""Return the risk from means over points, the polynomial part in closed form.
 
-    The lines are $\ell=h+\kappa\sigma^2$, of slope $\kappa$ and right on average over the points.
-    The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means` may
+    cover a part. The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    The risk is linear in `slope_share`.
     """
     exact = averages(task, key_query, value_row)
     sharp = score_averages(task, key_query, value_row)
-    slope_p, slope_rho = slopes(statistics, sharp.sharpness)
-    height_p = means.participation - slope_p * means.sharpness
-    height_rho = means.excess - slope_rho * means.sharpness
+    slope_p, slope_rho = (slope_share * one for one in slopes(statistics, sharp.sharpness))
+    height_p = all_means.participation - slope_p * all_means.sharpness
+    height_rho = all_means.excess - slope_rho * all_means.sharpness
     factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
     square_sharp = sharp.square - means.square_sharpness
     corrected = means.finite + _corrections(exact, means, height_p, height_rho)
