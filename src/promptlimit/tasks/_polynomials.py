@@ -106,7 +106,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     task: LinearRegression,
     root: Float[Array, "d d"],
     value_row: Float[Array, " tokens"],
-    query: Float[Array, "d points"],
+    seen: Float[Array, "d points"],
     scored: Float[Array, "d points"],
     label: Float[Array, " points"],
 ) -> QueryAverages:
@@ -118,9 +118,9 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
 
     Args:
         task: the regression.
-        root: C with $C^\top C=S$.
+        root: C with $C^\top C=S$ and $CC^\top$ diagonal.
         value_row: v.
-        query: x.
+        seen: $Cx$.
         scored: $CAx$.
         label: $\langle u,x\rangle$.
     """
@@ -128,11 +128,12 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     v1, b = root @ value_row[:dim], value_row[dim]
     n1 = prior * jnp.trace(S) + noise
     n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
-    ax, Bx = v1 @ scored, root.T @ (b * scored + v1[:, None] * label)
+    variances = jnp.sum(root * root, axis=1)
+    ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label
     square = ax * ax + (2 * b * n1 * ax + b**2 * n2 * label) * label
-    square = square + prior * jnp.sum(Bx * Bx, axis=0)
+    square = square + prior * jnp.sum(variances[:, None] * Bx * Bx, axis=0)
     sharpness = jnp.sum(scored * scored, axis=0) + n1 * label * label
-    cross = prior * jnp.sum(Bx * query, axis=0)
+    cross = prior * jnp.sum(Bx * seen, axis=0)
     return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
 
 

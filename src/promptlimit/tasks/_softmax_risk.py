@@ -150,6 +150,7 @@ class SoftmaxRisk(eqx.Module):
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         query, root, weights, label, mass, distinct: the points, as in `Nodes`.
+        seen: $Cx_q$ of the distinct queries.
         slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
@@ -163,6 +164,7 @@ class SoftmaxRisk(eqx.Module):
     weights: np.ndarray
     label: np.ndarray
     mass: np.ndarray
+    seen: np.ndarray
     distinct: int = eqx.field(static=True)
     slope_share: float | None
     clipped: bool = eqx.field(static=True)
@@ -185,6 +187,7 @@ class SoftmaxRisk(eqx.Module):
         self.query, self.root = nodes.query, nodes.root
         self.weights, self.label = nodes.weights, nodes.label
         self.mass, self.distinct = nodes.mass, nodes.distinct
+        self.seen = nodes.root @ nodes.query[:, : nodes.distinct]
 
     @property
     def length(self) -> float:
@@ -203,13 +206,18 @@ class SoftmaxRisk(eqx.Module):
 
         Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
         """
-        means = self.means(key_query, value_row)
         if self.slope_share is not None:
+            means = self.means(key_query, value_row)
             head = (self.task, self.statistics, key_query, value_row)
             return combined(*head, means, means, self.slope_share)
-        exact = averages(self.task, key_query, value_row)
-        corrected = means.finite + _corrections(exact, means, means.participation, means.excess)
-        return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
+        # Each table is read once: with more readers the compiler would keep its coefficients.
+        at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
+        factor = exact.value - 2 * (exact.square - exact.cross) - at.of_query(at.factor0)
+        square = exact.square - at.of_query(at.square0)
+        finite = at.mean(at.factor * at.participation + at.square * at.excess)
+        finite += at.around(at.factor, at.factor0 + factor, at.participation0)
+        finite += at.around(at.square, at.square0 + square, at.excess0)
+        return 0.5 * (exact.misfit + self.task.noise_variance + finite)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
@@ -218,55 +226,49 @@ class SoftmaxRisk(eqx.Module):
     def means(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> PointMeans:
-        r"""Return the means over the points.
+        """Return the means over the points."""
+        at = self._at_points(key_query, value_row)
+        f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
+        f0, c0, P0, rho0, s0 = at.factor0, at.square0, at.participation0, at.excess0, at.sharpness0
+        beyond = squared > self.statistics.max_sharpness**2
+        lost = at.mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
+        finite = at.mean(f * P + c2 * rho) + at.around(f, f0, P0) + at.around(c2, c0, rho0)
+        return PointMeans(
+            participation=at.of_query(P0),
+            excess=at.of_query(rho0),
+            sharpness=at.of_query(s0),
+            factor=at.of_query(f0),
+            square=at.of_query(c0),
+            factor_sharpness=at.mean(f * squared) + at.around(f, f0, s0),
+            square_sharpness=at.mean(c2 * squared) + at.around(c2, c0, s0),
+            finite=finite + lost if self.saturated else finite,
+            beyond=lost,
+            largest=jnp.max(squared),
+        )
+
+    def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
+        r"""Return what the means are made of.
 
         With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
         dim, noise, count = self.query.shape[0], self.task.noise_variance, self.distinct
-        query, root, mass = on_device(self.query), on_device(self.root), on_device(self.mass)
-        weights = on_device(self.weights)
+        query, root, weights = (on_device(one) for one in (self.query, self.root, self.weights))
         q, t2 = _tilts(root, query, key_query)
         p = q + t2 * weights
         squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
-        v1, b = root @ value_row[:dim], value_row[dim]
-        r = v1[:, None] + b * weights
+        b = value_row[dim]
+        r = (root @ value_row[:dim])[:, None] + b * weights
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
-        c2 = c * c
-        P, rho = self._statistics(squared)
-        known = query_averages(
-            self.task, root, value_row, query[:, :count], q[:, :count], t2[:count]
-        )
-        f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
-        P0, rho0 = self._statistics(s0)
-
-        def mean(terms: Array) -> Array:
-            return jnp.mean(mass * terms)
-
-        def of_query(terms: Array) -> Array:
-            return jnp.mean(mass[:count] * terms)
-
-        def around(terms: Array, known: Array, factor: Array) -> Array:
-            """Return the mean of what the known mean over w leaves, times a factor of the query."""
-            own = jnp.mean((mass * terms).reshape(-1, count), axis=0)
-            return jnp.mean((mass[:count] * known - own) * factor)
-
-        beyond = squared > self.statistics.max_sharpness**2
-        lost = mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
-        finite = mean(f * P + c2 * rho) + around(f, f0, P0) + around(c2, c0, rho0)
-        return PointMeans(
-            participation=of_query(P0),
-            excess=of_query(rho0),
-            sharpness=of_query(s0),
-            factor=of_query(f0),
-            square=of_query(c0),
-            factor_sharpness=mean(f * squared) + around(f, f0, s0),
-            square_sharpness=mean(c2 * squared) + around(c2, c0, s0),
-            finite=finite + lost if self.saturated else finite,
-            beyond=lost,
-            largest=jnp.max(squared),
+        seen = on_device(self.seen)
+        known = query_averages(self.task, root, value_row, seen, q[:, :count], t2[:count])
+        f0 = known.value - 2 * (known.square - known.cross)
+        return _AtPoints(
+            on_device(self.mass),
+            *(f, c * c, squared, *self._statistics(squared)),
+            *(f0, known.square, known.sharpness, *self._statistics(known.sharpness)),
         )
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
@@ -274,6 +276,36 @@ class SoftmaxRisk(eqx.Module):
         end = self.statistics.max_sharpness**2
         at = self.statistics(jnp.minimum(squared, end) if self.clipped else squared)
         return at["participation"], at["excess"]
+
+
+class _AtPoints(NamedTuple):
+    r"""$f$, $c^2$, $\sigma^2$, $P$, $\varrho$ at points, and with a 0 at queries, averaged over w."""
+
+    mass: Array
+    factor: Array
+    square: Array
+    sharpness: Array
+    participation: Array
+    excess: Array
+    factor0: Array
+    square0: Array
+    sharpness0: Array
+    participation0: Array
+    excess0: Array
+
+    def mean(self, terms: Array) -> Array:
+        """Return the mean of terms at points."""
+        return jnp.mean(self.mass * terms)
+
+    def of_query(self, terms: Array) -> Array:
+        """Return the mean of terms at queries."""
+        return jnp.mean(self.mass[: terms.size] * terms)
+
+    def around(self, terms: Array, known: Array, factor: Array) -> Array:
+        """Return the mean of (known - terms) times a factor, the last two at queries."""
+        count = known.size
+        own = jnp.mean((self.mass * terms).reshape(-1, count), axis=0)
+        return jnp.mean((self.mass[:count] * known - own) * factor)
 
 
 def scores(
