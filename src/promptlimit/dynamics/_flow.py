@@ -1,5 +1,6 @@
 """Gradient flow of an attention on an in-context task."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ _FOREVER = 1e15
 _PADDING = 96
 _OTHER_SETS = 4
 _UNRELIABLE = 0.1
+_COARSER = 30.0
 
 
 @overload
@@ -93,7 +95,7 @@ def gradient_flow(
     arrival: float | None = None,
     radius: Number = 1e4,
     solver: diffrax.AbstractSolver | None = None,
-    points: int = 4096,
+    points: int = 2048,
     replicate: int = 0,
     key: PRNGKeyArray | None = None,
     samples: int = 4096,
@@ -120,7 +122,8 @@ def gradient_flow(
         radius: of the ball about 0 that the parameters must not leave.
         solver: how to step; by default a stabilised method of order 2, and `diffrax.Dopri8` where
             the risk is a closed form or the tolerance is below 1e-7.
-        points: of quadrature for exact risks, a power of two.
+        points: of quadrature for exact risks, a power of two. The `error` of the trajectory covers
+            the risks at its parameters, its `parameter_error` what the points do to the parameters.
         replicate: which of the independent point sets.
         key: randomness, where prompts are simulated.
         samples: how many prompts then.
@@ -284,7 +287,28 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         kind=request.kind,
         length=request.length,
         config=request.config,
+        parameter_error=_parameter_error(request, attempt, states),
     )
+
+
+def _parameter_error(
+    request: FlowRequest, attempt: _Attempt, states: np.ndarray
+) -> np.ndarray | None:
+    """Return twice the distance of the parameters from a flow over independent points.
+
+    That flow takes coarser steps, which adds to the distance. Where it does not reach a time, the
+    error there is infinite.
+    """
+    if request.exact is None:
+        return None
+    if request.exact.is_closed_form:
+        return np.zeros(request.times.size)
+    coarser = dataclasses.replace(request, tolerance=_COARSER * request.tolerance)
+    risk = _risk(request, attempt.max_sharpness, shift=1)
+    descent = _descent(coarser, risk)
+    distance = np.linalg.norm(_states(request, descent) - states, axis=1)
+    missed = request.times > (np.inf if bool(descent.arrived) else float(descent.end))
+    return np.where(missed, np.inf, 2.0 * distance)
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
