@@ -48,7 +48,7 @@ _FOREVER = 1e15
 _PADDING = 96
 _OTHER_SETS = 4
 _UNRELIABLE = 0.1
-_COARSER = 30.0
+_COARSER = 300.0
 
 
 @overload
@@ -95,7 +95,7 @@ def gradient_flow(
     arrival: float | None = None,
     radius: Number = 1e4,
     solver: diffrax.AbstractSolver | None = None,
-    points: int = 2048,
+    points: int = 4096,
     replicate: int = 0,
     key: PRNGKeyArray | None = None,
     samples: int = 4096,

@@ -43,7 +43,7 @@ class Nodes:
         weights: $Cw$, [d, points].
         label: $\langle w,x_q\rangle$, [points].
         mass: what each point counts for, [points]; the mean of mass times F is near $E\,F$.
-        distinct: the first `distinct` queries repeat in the rest, with the same masses.
+        distinct: the first `distinct` queries and masses repeat in the rest, with other weights.
     """
 
     query: NDArray[np.float64]
@@ -65,25 +65,56 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
 
     The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius comes from the first coordinate of the
     sequence, whose points lie most evenly: an isotropic head reads nothing else of the query. Each
-    query meets four weights.
+    query meets 4d weights of two sizes, along the axes of a random frame and against them, whose
+    second moment is that of the law. Without a label row the risk depends on no other.
 
     Args:
         task: provides the laws.
-        points: the size of one set, a power of two from 4.
+        points: about the size of one set, which has a power of two of queries.
         replicate: the index of an independent scrambling of the sequence.
     """
-    dim, queries = task.covariance.shape[0], points // 4
+    dim = task.covariance.shape[0]
+    queries = 2 ** max(1, round(math.log2(points / (4 * dim))))
     query_root, root = covariance_root(task.query_covariance), covariance_root(task.covariance)
-    scale = math.sqrt(task.prior_variance)
     place = np.random.default_rng([_SEED, replicate, 2]).random()
-    for uniform, normals in _sobol(3 * dim, queries, replicate):
+    for uniform, normals in _sobol(2 * dim + 1, queries, replicate):
         radius, mass = _radii(dim, uniform, place)
-        direction = normals[:dim] / np.linalg.norm(normals[:dim], axis=0)
-        query = np.tile(query_root.T @ (radius * direction), 4)
-        first, second = scale * normals[dim : 2 * dim], scale * normals[2 * dim :]
-        weights = np.concatenate([first, second, -first, -second], axis=1)
+        query = query_root.T @ (radius * _directions(normals[:dim]))
+        sizes, shares = _size_pairs(dim, normals[dim])
+        # The axes of a mirror: one direction for each query makes an orthonormal frame.
+        mirror = _directions(normals[dim + 1 :])
+        frame = np.eye(dim)[:, :, None] - 2.0 * mirror[:, None] * mirror[None]
+        frame = math.sqrt(task.prior_variance) * frame[:, None] * sizes[:, None]
+        frame = frame.reshape(dim, -1)
+        weights = np.concatenate([frame, -frame], axis=1)
+        masses = np.repeat(2.0 * shares * mass, dim, axis=0).ravel()
+        query = np.tile(query, 4 * dim)
         label = np.sum(query * weights, axis=0)
-        yield Nodes(query, root, root @ weights, label, np.tile(mass, 4), queries)
+        yield Nodes(query, root, root @ weights, label, np.tile(masses, 2), 2 * dim * queries)
+
+
+def _size_pairs(
+    dim: int, normal: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return pairs of sizes of normal vectors and their shares, both [2, points].
+
+    The pairs $a<b$ solve $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for uniform s. With
+    shares that make the mean square $d$, pairs have the law of $\chi_d$ together, and every pair
+    its second moment. Both conditions hold where $x\,e^{-x/d}$ agrees at $a^2$ and $b^2$.
+    """
+    from scipy.special import gammainc, lambertw, ndtr  # noqa: PLC0415  # scipy loads slowly
+
+    depth = np.concatenate([np.geomspace(1e-12, 1e-2, 400), np.geomspace(1e-2, 60.0, 4000)])
+    level = -np.exp(-1.0 - depth)
+    low, high = (-dim * lambertw(level, branch).real for branch in (0, -1))
+    inside = gammainc(0.5 * dim, 0.5 * high) - gammainc(0.5 * dim, 0.5 * low)
+    a, b = (np.interp(ndtr(normal), inside, one) for one in (low, high))
+    share = (b - dim) / (b - a)
+    return np.sqrt([a, b]), np.stack([share, 1.0 - share])
+
+
+def _directions(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return vectors / np.linalg.norm(vectors, axis=0)
 
 
 def _radii(

@@ -150,7 +150,6 @@ class SoftmaxRisk(eqx.Module):
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         query, root, weights, label, mass, distinct: the points, as in `Nodes`.
-        seen: $Cx_q$ of the distinct queries.
         slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
@@ -164,7 +163,6 @@ class SoftmaxRisk(eqx.Module):
     weights: np.ndarray
     label: np.ndarray
     mass: np.ndarray
-    seen: np.ndarray
     distinct: int = eqx.field(static=True)
     slope_share: float | None
     clipped: bool = eqx.field(static=True)
@@ -187,7 +185,6 @@ class SoftmaxRisk(eqx.Module):
         self.query, self.root = nodes.query, nodes.root
         self.weights, self.label = nodes.weights, nodes.label
         self.mass, self.distinct = nodes.mass, nodes.distinct
-        self.seen = nodes.root @ nodes.query[:, : nodes.distinct]
 
     @property
     def length(self) -> float:
@@ -210,13 +207,11 @@ class SoftmaxRisk(eqx.Module):
             means = self.means(key_query, value_row)
             head = (self.task, self.statistics, key_query, value_row)
             return combined(*head, means, means, self.slope_share)
-        # Each table is read once: with more readers the compiler would keep its coefficients.
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
-        factor = exact.value - 2 * (exact.square - exact.cross) - at.of_query(at.factor0)
-        square = exact.square - at.of_query(at.square0)
-        finite = at.mean(at.factor * at.participation + at.square * at.excess)
-        finite += at.around(at.factor, at.factor0 + factor, at.participation0)
-        finite += at.around(at.square, at.square0 + square, at.excess0)
+        finite = self._mean(at.factor * at.participation + at.square * at.excess)
+        factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
+        finite += self._mean(at.participation) * factor
+        finite += self._mean(at.excess) * (exact.square - self._mean(at.square))
         return 0.5 * (exact.misfit + self.task.noise_variance + finite)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
@@ -227,20 +222,33 @@ class SoftmaxRisk(eqx.Module):
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> PointMeans:
         """Return the means over the points."""
-        at = self._at_points(key_query, value_row)
+        at, mass, count = self._at_points(key_query, value_row), on_device(self.mass), self.distinct
         f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
-        f0, c0, P0, rho0, s0 = at.factor0, at.square0, at.participation0, at.excess0, at.sharpness0
+        q, t2 = at.scored[:, :count], at.label[:count]
+        seen = on_device(self.root) @ on_device(self.query)[:, :count]
+        known = query_averages(self.task, on_device(self.root), value_row, seen, q, t2)
+        f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
+        P0, rho0 = self._statistics(s0)
+
+        def of_query(terms: Array) -> Array:
+            return jnp.mean(mass[:count] * terms)
+
+        def around(terms: Array, known: Array, factor: Array) -> Array:
+            """Return the mean of (known - terms) times a factor, the last two at queries."""
+            own = jnp.mean((mass * terms).reshape(-1, count), axis=0)
+            return jnp.mean((mass[:count] * known - own) * factor)
+
         beyond = squared > self.statistics.max_sharpness**2
-        lost = at.mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
-        finite = at.mean(f * P + c2 * rho) + at.around(f, f0, P0) + at.around(c2, c0, rho0)
+        lost = self._mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
+        finite = self._mean(f * P + c2 * rho) + around(f, f0, P0) + around(c2, c0, rho0)
         return PointMeans(
-            participation=at.of_query(P0),
-            excess=at.of_query(rho0),
-            sharpness=at.of_query(s0),
-            factor=at.of_query(f0),
-            square=at.of_query(c0),
-            factor_sharpness=at.mean(f * squared) + at.around(f, f0, s0),
-            square_sharpness=at.mean(c2 * squared) + at.around(c2, c0, s0),
+            participation=of_query(P0),
+            excess=of_query(rho0),
+            sharpness=of_query(s0),
+            factor=of_query(f0),
+            square=of_query(c0),
+            factor_sharpness=self._mean(f * squared) + around(f, f0, s0),
+            square_sharpness=self._mean(c2 * squared) + around(c2, c0, s0),
             finite=finite + lost if self.saturated else finite,
             beyond=lost,
             largest=jnp.max(squared),
@@ -253,7 +261,7 @@ class SoftmaxRisk(eqx.Module):
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
-        dim, noise, count = self.query.shape[0], self.task.noise_variance, self.distinct
+        dim, noise = self.query.shape[0], self.task.noise_variance
         query, root, weights = (on_device(one) for one in (self.query, self.root, self.weights))
         q, t2 = _tilts(root, query, key_query)
         p = q + t2 * weights
@@ -262,14 +270,7 @@ class SoftmaxRisk(eqx.Module):
         r = (root @ value_row[:dim])[:, None] + b * weights
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
-        seen = on_device(self.seen)
-        known = query_averages(self.task, root, value_row, seen, q[:, :count], t2[:count])
-        f0 = known.value - 2 * (known.square - known.cross)
-        return _AtPoints(
-            on_device(self.mass),
-            *(f, c * c, squared, *self._statistics(squared)),
-            *(f0, known.square, known.sharpness, *self._statistics(known.sharpness)),
-        )
+        return _AtPoints(f, c * c, squared, *self._statistics(squared), q, t2)
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
         r"""Return $P$ and $\varrho$ at $\sigma^2$."""
@@ -277,35 +278,20 @@ class SoftmaxRisk(eqx.Module):
         at = self.statistics(jnp.minimum(squared, end) if self.clipped else squared)
         return at["participation"], at["excess"]
 
+    def _mean(self, terms: Array) -> Array:
+        return jnp.mean(on_device(self.mass) * terms)
+
 
 class _AtPoints(NamedTuple):
-    r"""$f$, $c^2$, $\sigma^2$, $P$, $\varrho$ at points, and with a 0 at queries, averaged over w."""
+    r"""$f$, $c^2$, $\sigma^2$, $P$, $\varrho$, $CAx_q$ and $t_2$ at each point."""
 
-    mass: Array
     factor: Array
     square: Array
     sharpness: Array
     participation: Array
     excess: Array
-    factor0: Array
-    square0: Array
-    sharpness0: Array
-    participation0: Array
-    excess0: Array
-
-    def mean(self, terms: Array) -> Array:
-        """Return the mean of terms at points."""
-        return jnp.mean(self.mass * terms)
-
-    def of_query(self, terms: Array) -> Array:
-        """Return the mean of terms at queries."""
-        return jnp.mean(self.mass[: terms.size] * terms)
-
-    def around(self, terms: Array, known: Array, factor: Array) -> Array:
-        """Return the mean of (known - terms) times a factor, the last two at queries."""
-        count = known.size
-        own = jnp.mean((self.mass * terms).reshape(-1, count), axis=0)
-        return jnp.mean((self.mass[:count] * known - own) * factor)
+    scored: Array
+    label: Array
 
 
 def scores(

@@ -108,7 +108,7 @@ def flow_from(
     with coarser ones, and so is what a quick run shows. Linear heads that are stuck make their flow
     stiff: the stabilised method takes a fiftieth of the time there, and finer steps cost nothing.
     """
-    usual = 1024 if setting.quick else 2048
+    usual = 1024 if setting.quick else 4096
     coarse = setting.quick or times.size < TIMES.size
     finer = 1e-2 if first.kernel == "linear" else 1.0
     along = functools.partial(
