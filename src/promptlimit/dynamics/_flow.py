@@ -25,7 +25,9 @@ from promptlimit.dynamics._requests import (
     require_times,
 )
 from promptlimit.dynamics._risks import (
+    OTHER_SETS,
     RiskOfState,
+    require_risks,
     risk_of_state,
     state_moments,
     state_of,
@@ -46,9 +48,9 @@ from promptlimit.tasks import (
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
 _PADDING = 96
-_OTHER_SETS = 4
 _UNRELIABLE = 0.1
 _COARSER = 300.0
+_FAR = 1.5
 
 
 @overload
@@ -203,8 +205,9 @@ class _Attempt(NamedTuple):
 
     @property
     def left_the_tables(self) -> bool:
-        """Whether it stopped because the statistics end there."""
-        return not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
+        """Whether it stopped because the statistics end there, or went far beyond their end."""
+        stopped = not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
+        return stopped or self.sharpness > _FAR * self.max_sharpness
 
 
 def _solution(request: FlowRequest) -> Trajectory:
@@ -273,6 +276,10 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     descent = attempt.descent
     states = _states(request, descent)
     moments = jax.tree.map(np.asarray, state_moments(attempt.risk, states))
+    error = _error(request, attempt, states, moments.risk)
+    value = moments.risk
+    if request.exact is not None:
+        value = require_risks(attempt.risk.objective, moments.risk, error)
     return Trajectory(
         times=request.times,
         parameters=dict(
@@ -280,9 +287,9 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         ),
         key_query=moments.key_query,
         value_matrix=moments.value,
-        value=moments.risk,
+        value=value,
         gradient_norms=moments.gradient_norm,
-        error=_error(request, attempt, states, moments.risk),
+        error=error,
         arrived=float(descent.end) if bool(descent.arrived) else None,
         kind=request.kind,
         length=request.length,
@@ -329,7 +336,7 @@ def _error(
     """
     if request.exact is not None and request.exact.is_closed_form:
         return np.zeros_like(risks)
-    others = 1 if request.exact is None else _OTHER_SETS
+    others = 1 if request.exact is None else OTHER_SETS
     distance = np.zeros_like(risks)
     for shift in range(1, others + 1):
         other = state_risks(_risk(request, attempt.max_sharpness, shift), states)

@@ -59,6 +59,11 @@ class AbstractObjective(eqx.Module):
         """
         return None
 
+    @property
+    def lower_bound(self) -> float:
+        """A number that no risk is below, 0 by default: losses are not negative."""
+        return 0.0
+
     def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
         """Return the largest sharpness that tables are asked for, 0 without tables."""
         return 0.0

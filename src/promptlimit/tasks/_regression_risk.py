@@ -15,6 +15,7 @@ from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number, on_device, require_choice
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.tasks._abstract import (
+    SHARPNESS_RANGES,
     AbstractExactRisk,
     AbstractObjective,
     Averaged,
@@ -133,6 +134,11 @@ class RegressionObjective(AbstractObjective):
         """The risk itself: the kernel has chosen the function of (U, v)."""
         return self._at
 
+    @property
+    def lower_bound(self) -> float:
+        """Half the noise variance, which no predictor beats."""
+        return 0.5 * float(self.risk.task.noise_variance)
+
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return the largest sharpness at any point, 0 for a polynomial."""
         if isinstance(self.risk, LinearRisk):
@@ -167,12 +173,18 @@ class RegressionRisk(AbstractExactRisk):
         return self.kernel == "linear" or math.isinf(self.length)
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
-        """Return the risk to descend, over lines without slopes."""
+        """Return the risk to descend, over lines without slopes.
+
+        The widest tables are followed by their last values: few points reach so far.
+        """
         if self.is_closed_form:
             return _objective(LinearRisk(self.task, self.length))
         statistics = of_any_length(risk_statistics(self.length, max_sharpness))
         nodes = next(node_sets(self.task, points, replicate))
-        return _objective(SoftmaxRisk(self.task, statistics, nodes, slope_share=None))
+        widest = max_sharpness >= SHARPNESS_RANGES[-1]
+        return _objective(
+            SoftmaxRisk(self.task, statistics, nodes, slope_share=None, clipped=widest)
+        )
 
     def replicates(self, attention: AbstractAttention, points: int) -> Replicates:
         """Return the risk over point sets made for the attention, and with its tables changed."""
