@@ -129,7 +129,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     n1 = prior * jnp.trace(S) + noise
     n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
     variances = jnp.sum(root * root, axis=1)
-    ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label
+    ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label[None]
     square = ax * ax + (2 * b * n1 * ax + b**2 * n2 * label) * label
     square = square + prior * jnp.sum(variances[:, None] * Bx * Bx, axis=0)
     sharpness = jnp.sum(scored * scored, axis=0) + n1 * label * label

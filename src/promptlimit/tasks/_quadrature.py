@@ -148,7 +148,7 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
             continue
         found = require_accuracy(Averaged(value, error, done * REPLICATES), head.task.noise_variance)
         if points is None and not enough:
-            _warn(value, error, tolerance)
+            _warn(value, error, tolerance, done)
         return found
 
 
@@ -201,9 +201,9 @@ def _compiled_risks(
     return jnp.stack([combined(*head, means, pooled, share) for share in (0.0, 1.0)])
 
 
-def _warn(value: float, error: float, tolerance: float) -> None:
+def _warn(value: float, error: float, tolerance: float, points: int) -> None:
     warnings.warn(
-        f"{LARGEST} points reach a relative error of {error / value:.2g}, not the {tolerance:g} "
+        f"{points} points reach a relative error of {error / value:.2g}, not the {tolerance:g} "
         "asked for: the risk hangs on rare queries. Its error is reported.",
         UnreliableErrorWarning,
         stacklevel=4,

@@ -264,7 +264,7 @@ class SoftmaxRisk(eqx.Module):
         dim, noise = self.query.shape[0], self.task.noise_variance
         query, root, weights = (on_device(one) for one in (self.query, self.root, self.weights))
         q, t2 = _tilts(root, query, key_query)
-        p = q + t2 * weights
+        p = q + t2[None] * weights
         squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
         b = value_row[dim]
         r = (root @ value_row[:dim])[:, None] + b * weights
@@ -308,7 +308,7 @@ def _scores(
     root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
 ) -> tuple[Array, Array, Array]:
     q, t2 = _tilts(root, query, key_query)
-    p = q + t2 * weights
+    p = q + t2[None] * weights
     return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
 
 
