@@ -1,5 +1,6 @@
 """Gradient flow of an attention on an in-context task."""
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ from promptlimit.dynamics._requests import (
     require_times,
 )
 from promptlimit.dynamics._risks import (
+    OTHER_SETS,
     RiskOfState,
+    require_risks,
     risk_of_state,
     state_moments,
     state_of,
@@ -45,8 +48,9 @@ from promptlimit.tasks import (
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
 _PADDING = 96
-_OTHER_SETS = 4
 _UNRELIABLE = 0.1
+_COARSER = 300.0
+_FAR = 1.5
 
 
 @overload
@@ -120,7 +124,8 @@ def gradient_flow(
         radius: of the ball about 0 that the parameters must not leave.
         solver: how to step; by default a stabilised method of order 2, and `diffrax.Dopri8` where
             the risk is a closed form or the tolerance is below 1e-7.
-        points: of quadrature for exact risks, a power of two.
+        points: of quadrature for exact risks, a power of two. The `error` of the trajectory covers
+            the risks at its parameters, its `parameter_error` what the points do to the parameters.
         replicate: which of the independent point sets.
         key: randomness, where prompts are simulated.
         samples: how many prompts then.
@@ -200,8 +205,9 @@ class _Attempt(NamedTuple):
 
     @property
     def left_the_tables(self) -> bool:
-        """Whether it stopped because the statistics end there."""
-        return not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
+        """Whether it stopped because the statistics end there, or went far beyond their end."""
+        stopped = not bool(self.descent.finished) and self.sharpness > 0.9 * self.max_sharpness
+        return stopped or self.sharpness > _FAR * self.max_sharpness
 
 
 def _solution(request: FlowRequest) -> Trajectory:
@@ -270,6 +276,10 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     descent = attempt.descent
     states = _states(request, descent)
     moments = jax.tree.map(np.asarray, state_moments(attempt.risk, states))
+    error = _error(request, attempt, states, moments.risk)
+    value = moments.risk
+    if request.exact is not None:
+        value = require_risks(attempt.risk.objective, moments.risk, error)
     return Trajectory(
         times=request.times,
         parameters=dict(
@@ -277,14 +287,35 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         ),
         key_query=moments.key_query,
         value_matrix=moments.value,
-        value=moments.risk,
+        value=value,
         gradient_norms=moments.gradient_norm,
-        error=_error(request, attempt, states, moments.risk),
+        error=error,
         arrived=float(descent.end) if bool(descent.arrived) else None,
         kind=request.kind,
         length=request.length,
         config=request.config,
+        parameter_error=_parameter_error(request, attempt, states),
     )
+
+
+def _parameter_error(
+    request: FlowRequest, attempt: _Attempt, states: np.ndarray
+) -> np.ndarray | None:
+    """Return twice the distance of the parameters from a flow over independent points.
+
+    That flow takes coarser steps, which adds to the distance. Where it does not reach a time, the
+    error there is infinite.
+    """
+    if request.exact is None:
+        return None
+    if request.exact.is_closed_form:
+        return np.zeros(request.times.size)
+    coarser = dataclasses.replace(request, tolerance=_COARSER * request.tolerance)
+    risk = _risk(request, attempt.max_sharpness, shift=1)
+    descent = _descent(coarser, risk)
+    distance = np.linalg.norm(_states(request, descent) - states, axis=1)
+    missed = request.times > (np.inf if bool(descent.arrived) else float(descent.end))
+    return np.where(missed, np.inf, 2.0 * distance)
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
@@ -305,7 +336,7 @@ def _error(
     """
     if request.exact is not None and request.exact.is_closed_form:
         return np.zeros_like(risks)
-    others = 1 if request.exact is None else _OTHER_SETS
+    others = 1 if request.exact is None else OTHER_SETS
     distance = np.zeros_like(risks)
     for shift in range(1, others + 1):
         other = state_risks(_risk(request, attempt.max_sharpness, shift), states)

@@ -14,10 +14,14 @@ from promptlimit._inputs import in_double, on_device
 from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical
+from promptlimit.results import AccuracyError
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
 
 _LARGEST = 2**31  # bytes of simulated tokens
 _CHUNK = 16
+_ROUNDING = 1e-12
+OTHER_SETS = 4
+"""Independent point sets that exact risks are compared with; the largest distance is their error."""
 _FEW = 64  # states whose gradients cost less than a program without them
 
 
@@ -238,8 +242,32 @@ Objectives: TypeAlias = Callable[[float, int], AbstractObjective]
 """(largest sharpness of tables, which point set or prompts) -> the risk on them."""
 
 
+def require_risks(
+    objective: AbstractObjective, risks: np.ndarray, errors: np.ndarray
+) -> np.ndarray:
+    """Return risks no smaller than the lower bound of all risks, or refuse them.
+
+    Values below the bound by less than their error are raised to it. A value further below, or an
+    error as large as the risk, shows that a few points carry the answer.
+
+    Raises:
+        AccuracyError: the points do not determine the risk.
+    """
+    bound = objective.lower_bound
+    with np.errstate(invalid="ignore"):
+        poor = (risks + 4.0 * errors < bound - _ROUNDING * abs(bound)) | (errors > np.abs(risks))
+        if (poor & (errors > 0.0)).any():
+            place = int(np.argmax(poor))
+            raise AccuracyError(
+                f"The points give a risk of {risks[place]:.4g} with an error of "
+                f"{errors[place]:.2g}, where no risk is below {bound:.4g}: a few queries carry the "
+                "answer. Raise `points`."
+            )
+    return np.where(errors > 0.0, np.maximum(risks, bound), risks)
+
+
 def training_moments(
-    objectives: Objectives, start: AbstractAttention, leaves: list[np.ndarray]
+    objectives: Objectives, start: AbstractAttention, leaves: list[np.ndarray], sets: int
 ) -> tuple[StateMoments, np.ndarray]:
     """Return what is known of states of training, and their errors; NaN where one has diverged.
 
@@ -247,6 +275,7 @@ def training_moments(
         objectives: the risk, its second the same on independent points or prompts.
         start: an attention of the shapes and kernel that were trained, in double precision.
         leaves: the arrays of the attention, each [n, ...].
+        sets: how many further sets of points or prompts the error is measured with.
     """
     states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
     well = np.all(np.isfinite(states), axis=1)
@@ -254,17 +283,23 @@ def training_moments(
     with jax.enable_x64(True):
         head = in_double(start)
         reading = StateReading(head, np.float64)
-        moments, second = None, None
+        moments, error = None, np.zeros(0)
         for widest in SHARPNESS_RANGES:
-            risk, other = (
-                risk_of_state(objectives(widest, shift), reading, head) for shift in (0, 1)
-            )
-            moments, second = state_moments(risk, safe), state_risks(other, safe)
+            risk = risk_of_state(objectives(widest, 0), reading, head)
+            moments = state_moments(risk, safe)
+            others = [
+                state_risks(risk_of_state(objectives(widest, shift), reading, head), safe)
+                for shift in range(1, 1 + sets)
+            ]
+            error = np.abs(np.stack([moments.risk, *others]) - moments.risk).max(axis=0)
             if np.isfinite(np.asarray(moments.risk)[well]).all():
                 break
+        if sets > 1:
+            value = require_risks(risk.objective, np.asarray(moments.risk)[well], error[well])
+            moments.risk[well] = value
 
     def of_the_well(column: np.ndarray) -> np.ndarray:
         return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
 
     known: StateMoments = jax.tree.map(of_the_well, moments)
-    return known, np.abs(of_the_well(np.asarray(second)) - known.risk)
+    return known, of_the_well(error)

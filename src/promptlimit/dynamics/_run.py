@@ -98,7 +98,7 @@ def _current_risk(request: TrainingRequest, length: Length, parameters: Any) -> 
     leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
     start = request.starts[0][0]
     objectives = functools.partial(request.objective, start, length)
-    return float(training_moments(objectives, start, leaves)[0].risk[0])
+    return float(training_moments(objectives, start, leaves, 0)[0].risk[0])
 
 
 def _arrays(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:

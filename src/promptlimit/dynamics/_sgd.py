@@ -20,7 +20,7 @@ from promptlimit.dynamics._requests import (
     require_training_lengths,
     starts_of_seeds,
 )
-from promptlimit.dynamics._risks import training_moments
+from promptlimit.dynamics._risks import OTHER_SETS, training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
 from promptlimit.parallel import from_writer
 from promptlimit.results import RunFolder, Training, Watcher, masked, unmasked
@@ -166,7 +166,8 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
         for j, (start, *_) in enumerate(request.starts):
             flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
             objectives = functools.partial(request.objective, start, length)
-            moments, error = training_moments(objectives, start, flat)
+            sets = OTHER_SETS if request.kind == "exact" else 1
+            moments, error = training_moments(objectives, start, flat, sets)
             rows.append((*moments, error))
     curves = {
         name: np.stack(columns).reshape(*shape, count, *columns[0].shape[1:])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
 _MERGED = ("key_query", "value_matrix")
+_OF_PARAMETERS = "parameter_error"
 
 OfOneHead: TypeAlias = np.ndarray | Any
 """An array, or None where there is not one head; `Any` spares those who know that there is."""
@@ -65,13 +66,15 @@ class Trajectory:
         value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
         value: the risk $R_L$ at each time, [n].
         gradient_norms: $\|\nabla R_L\|$ in the arrays that moved, [n].
-        error: of `value`, [n]: how far they are from the same risks on a second, independent set
-            of points or prompts; 0 for a closed form.
+        error: of `value`, [n]: the largest distance from the same risks on independent sets of
+            points or prompts; 0 for a closed form.
         arrived: when the gradient fell below the threshold, after which nothing moves; None when
             it did not.
         kind: "exact", "limit" or "estimate", as for a risk.
         length: $L$, the number of tokens of a prompt.
         config: all that decides the trajectory, as plain numbers and strings.
+        parameter_error: of the parameters as one vector, [n]: twice the distance from a flow over
+            independent points; 0 for a closed form, None where it was not measured.
     """
 
     times: np.ndarray
@@ -85,6 +88,7 @@ class Trajectory:
     kind: Kind
     length: float
     config: Mapping[str, object]
+    parameter_error: np.ndarray | None = None
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the merged U and V of one head at all times, or say that there are none."""
@@ -121,7 +125,7 @@ class Trajectory:
 
         The folder's name is the hash of the configuration: the same training is written once.
         """
-        named = {name: getattr(self, name) for name in (*_MERGED, *_CURVES)}
+        named = {name: getattr(self, name) for name in (*_MERGED, *_CURVES, _OF_PARAMETERS)}
         arrays = {name: array for name, array in named.items() if array is not None}
         arrays |= {_PREFIX + name: array for name, array in self.parameters.items()}
         arrays["arrived"] = np.array([] if self.arrived is None else [self.arrived])
@@ -147,6 +151,7 @@ class Trajectory:
             "arrived": self.arrived,
             "times": [_finite(time) for time in self.times.tolist()],
             **{name: getattr(self, name).tolist() for name in _CURVES},
+            _OF_PARAMETERS: None if self.parameter_error is None else self.parameter_error.tolist(),
         }
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
@@ -165,6 +170,8 @@ class Trajectory:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` of risks, errors, gradient norms and matrices by time."""
         variables: Variables = {name: (("time",), getattr(self, name)) for name in _CURVES}
+        if self.parameter_error is not None:
+            variables[_OF_PARAMETERS] = (("time",), self.parameter_error)
         if self.key_query is not None:
             variables["key_query"] = (("time", "token", "query"), self.key_query)
             variables["value_matrix"] = (("time", "output", "token"), self.value_matrix)
@@ -193,7 +200,7 @@ def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) 
         if name.startswith(_PREFIX)
     }
     for name, array in arrays.items():
-        axes = 1 if name in _CURVES else 3 if name in _MERGED else array.ndim
+        axes = 1 if name in (*_CURVES, _OF_PARAMETERS) else 3 if name in _MERGED else array.ndim
         if name != "arrived" and (array.ndim != axes or array.shape[:1] != times.shape):
             raise ValueError(f"'{name}' does not have one entry for each time")
     if ("key_query" in arrays) != ("value_matrix" in arrays):
@@ -208,4 +215,5 @@ def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) 
         kind=cast(Kind, kind),
         length=float(cast(float, config["length"])),
         config=config,
+        parameter_error=arrays.get(_OF_PARAMETERS),
     )

@@ -59,9 +59,27 @@ class AbstractObjective(eqx.Module):
         """
         return None
 
+    @property
+    def lower_bound(self) -> float:
+        """A number that no risk is below, 0 by default: losses are not negative."""
+        return 0.0
+
     def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
         """Return the largest sharpness that tables are asked for, 0 without tables."""
         return 0.0
+
+
+class Replicates(NamedTuple):
+    """A risk near one attention, in several versions.
+
+    Attributes:
+        sets: over independent point sets; their spread is the error of a mean.
+        changed: over the first set, with tables off by as much as their error allows; the distance
+            from the first is an error that all sets share.
+    """
+
+    sets: Sequence[AbstractObjective]
+    changed: Sequence[AbstractObjective] = ()
 
 
 class AbstractExactRisk(abc.ABC):
@@ -93,14 +111,16 @@ class AbstractExactRisk(abc.ABC):
         self,
         attention: AbstractAttention,  # noqa: ARG002
         points: int,
-    ) -> Sequence[AbstractObjective]:
+    ) -> Replicates:
         """Return the risk near one attention, over each of the independent point sets."""
         sets = range(1 if self.is_closed_form else REPLICATES)
         widest = SHARPNESS_RANGES[-1]
-        return [
-            self.objective(points=points, replicate=replicate, max_sharpness=widest)
-            for replicate in sets
-        ]
+        return Replicates(
+            [
+                self.objective(points=points, replicate=replicate, max_sharpness=widest)
+                for replicate in sets
+            ]
+        )
 
     def value(
         self,
@@ -117,7 +137,7 @@ class AbstractExactRisk(abc.ABC):
             points: in one set, in place of the tolerance.
         """
         count = USUAL_POINTS if points is None else points
-        values = [float(risk(attention)) for risk in self.replicates(attention, count)]
+        values = [float(risk(attention)) for risk in self.replicates(attention, count).sets]
         if self.is_closed_form:
             return Averaged(values[0], 0.0, 0)
         return Averaged(float(np.mean(values)), spread(np.array(values)), count * len(values))

@@ -1,11 +1,18 @@
-r"""Fixed nodes for averages over the weights and the query of a regression.
+r"""Points for averages over the weights and the query of a regression.
 
-A scrambled Sobol' sequence in $(x_q, w)$, then the same points with $-w$: the set is closed under
-$w\to-w$, so that what is odd in w, the gradient out of the block structure first of all, is
-exactly zero where it should be.
+`node_sets` follows the law of $(x_q, w)$: scrambled Sobol' points, the radius of the query on a
+coordinate of its own. It serves many heads, such as those along a flow.
+
+`tail_node_sets` is made for one head. Its risk hangs on queries and weights for which the sharpness
+$\sigma$ reaches $\sqrt{2\log L}$, and a plain sequence can miss all of them. These points reach out
+to them and carry the ratio of densities as a mass.
+
+Both sets hold each draw with $w$ and with $-w$, so that the gradient out of the block structure,
+which is odd in w, is exactly zero where it should be.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,23 +23,35 @@ from promptlimit.tasks._regression import LinearRegression
 _SEED = 20_251_211
 LARGEST = 2**20
 """The most points of one set; the sequence itself ends at 2**30."""
+_LABEL_SCALES = 64
+_STRETCH = 1.8
+_RADIAL_STRETCH = 1.4
+_SHARES = (0.5, 0.25, 0.125, 0.125)
+_BEYOND = 8.0
+_LARGEST_TILT = 0.95
+_SMALLEST = 1e-12
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    r"""Points $(x_q, w)$, one a column, ready for a head to read.
+    r"""Points $(x_q, w)$, one per column.
 
     Attributes:
         query: $x_q$, [d, points].
         root: C with $C^\top C=\Sigma$, [d, d].
         weights: $Cw$, [d, points].
         label: $\langle w,x_q\rangle$, [points].
+        mass: what each point counts for, [points]; the mean of mass times F is near $E\,F$.
+        distinct: the first `distinct` queries and masses repeat in the rest, with other weights.
     """
 
     query: NDArray[np.float64]
     root: NDArray[np.float64]
     weights: NDArray[np.float64]
     label: NDArray[np.float64]
+    mass: NDArray[np.float64]
+    distinct: int
 
 
 def covariance_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -42,31 +61,216 @@ def covariance_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[Nodes]:
-    """Yield disjoint sets of so many points each; together they are one larger set.
+    r"""Yield disjoint sets of points from the law of $(x_q, w)$; together they are one larger set.
+
+    The query is $\chi_d\,\Sigma_q^{1/2}\theta$. Its radius comes from the first coordinate of the
+    sequence, whose points lie most evenly: an isotropic head reads nothing else of the query. Each
+    query meets 4d weights of two sizes, along the axes of a random frame and against them, whose
+    second moment is that of the law. Without a label row the risk depends on no other.
 
     Args:
-        task: whose laws the points follow.
-        points: in one set, an even number; a power of two fills the space evenly.
-        replicate: which of the independent scramblings of the sequence.
+        task: provides the laws.
+        points: about the size of one set, which has a power of two of queries.
+        replicate: the index of an independent scrambling of the sequence.
     """
+    dim = task.covariance.shape[0]
+    queries = 2 ** max(1, round(math.log2(points / (4 * dim))))
+    query_root, root = covariance_root(task.query_covariance), covariance_root(task.covariance)
+    place = np.random.default_rng([_SEED, replicate, 2]).random()
+    for uniform, normals in _sobol(2 * dim + 1, queries, replicate):
+        radius, mass = _radii(dim, uniform, place)
+        query = query_root.T @ (radius * _directions(normals[:dim]))
+        sizes, shares = _size_pairs(dim, normals[dim])
+        # The axes of a mirror: one direction for each query makes an orthonormal frame.
+        mirror = _directions(normals[dim + 1 :])
+        frame = np.eye(dim)[:, :, None] - 2.0 * mirror[:, None] * mirror[None]
+        frame = math.sqrt(task.prior_variance) * frame[:, None] * sizes[:, None]
+        frame = frame.reshape(dim, -1)
+        weights = np.concatenate([frame, -frame], axis=1)
+        masses = np.repeat(2.0 * shares * mass, dim, axis=0).ravel()
+        query = np.tile(query, 4 * dim)
+        label = np.sum(query * weights, axis=0)
+        yield Nodes(query, root, root @ weights, label, np.tile(masses, 2), 2 * dim * queries)
+
+
+def _size_pairs(
+    dim: int, normal: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return pairs of sizes of normal vectors and their shares, both [2, points].
+
+    The pairs $a<b$ solve $P(a<\chi_d<b)=s$ and $E[\chi_d^2;a<\chi_d<b]=d\,s$ for uniform s. With
+    shares that make the mean square $d$, pairs have the law of $\chi_d$ together, and every pair
+    its second moment. Both conditions hold where $x\,e^{-x/d}$ agrees at $a^2$ and $b^2$.
+    """
+    from scipy.special import gammainc, lambertw, ndtr  # noqa: PLC0415  # scipy loads slowly
+
+    depth = np.concatenate([np.geomspace(1e-12, 1e-2, 400), np.geomspace(1e-2, 60.0, 4000)])
+    level = -np.exp(-1.0 - depth)
+    low, high = (-dim * lambertw(level, branch).real for branch in (0, -1))
+    inside = gammainc(0.5 * dim, 0.5 * high) - gammainc(0.5 * dim, 0.5 * low)
+    a, b = (np.interp(ndtr(normal), inside, one) for one in (low, high))
+    share = (b - dim) / (b - a)
+    return np.sqrt([a, b]), np.stack([share, 1.0 - share])
+
+
+def _directions(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return vectors / np.linalg.norm(vectors, axis=0)
+
+
+def _radii(
+    dim: int, uniform: NDArray[np.float64], place: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return radii of normal vectors and their masses.
+
+    Radii follow the density of $\chi_d$ to the power $\gamma=\lambda^{-2}$, stretched by $\lambda$
+    about its mode in every dimension. What is averaged then vanishes at both ends, and radii at one
+    place in every second stratum, mirrored in the others, integrate it far better than random ones.
+    """
+    from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly
+
+    count, power = uniform.size, _RADIAL_STRETCH**-2
+    stratum = np.minimum((uniform * count).astype(int), count - 1)
+    level = (stratum + np.where(stratum % 2 == 0, place, 1.0 - place)) / count
+    shape = 0.5 * (power * (dim - 1) + 1.0)
+    half_square = gammaincinv(shape, level) / power
+    radius = np.sqrt(2.0 * half_square)
+    log_mass = (1.0 - power) * ((dim - 1) * np.log(radius) - half_square)
+    log_mass += shape * math.log(2.0 / power) + gammaln(shape)
+    log_mass -= 0.5 * dim * math.log(2.0) + gammaln(0.5 * dim)
+    return radius, np.exp(log_mass)
+
+
+def _sobol(
+    normals: int, points: int, replicate: int
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield scrambled Sobol' points: one uniform coordinate, the others as standard normals."""
     # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
     from scipy.special import ndtri  # noqa: PLC0415
     from scipy.stats import qmc  # noqa: PLC0415
 
-    dim = task.covariance.shape[0]
-    sequence = qmc.Sobol(2 * dim, rng=np.random.default_rng([_SEED, replicate]))
-    longest_first, scale = covariance_root(task.query_covariance), np.sqrt(task.prior_variance)
-    root = covariance_root(task.covariance)
+    sequence = qmc.Sobol(1 + normals, rng=np.random.default_rng([_SEED, replicate]))
     while True:
-        normals = ndtri(np.clip(sequence.random(points // 2), 2.0**-53, 1 - 2.0**-53)).T
-        query, weights = longest_first.T @ normals[:dim], scale * normals[dim:]
-        label, seen = np.sum(query * weights, axis=0), root @ weights
-        yield Nodes(
-            np.concatenate([query, query], axis=1),
-            root,
-            np.concatenate([seen, -seen], axis=1),
-            np.concatenate([label, -label]),
-        )
+        drawn = np.clip(sequence.random(points), 2.0**-53, 1 - 2.0**-53).T
+        yield drawn[0], ndtri(drawn[1:])
+
+
+def tail_node_sets(
+    task: LinearRegression,
+    key_query: NDArray[np.float64],
+    length: float,
+    points: int,
+    replicate: int,
+) -> Iterator[Nodes]:
+    r"""Yield disjoint sets of points that reach the sharp queries of one head.
+
+    Write $x_q=R^\top z$, $R^\top R=\Sigma_q$, and $z=\hat t\,e+z_\perp$ with $e$ along $Ru$. Given
+    $t_2=\langle u,x_q\rangle=|Ru|\,\hat t$, the vector $p=C(Ax_q+t_2w)$, with
+    $\sigma^2=|p|^2+s^2t_2^2$, is normal: with $M=CAR^\top$,
+
+    $$p\sim N(\hat t\,Me,\ K),\qquad K=M(I-ee^\top)M^\top+t_2^2\tau^2CC^\top .$$
+
+    Points are drawn from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal, half
+    of them with $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
+    $\sigma^2=2\log L$. Masses depend on $|p|^2$ and $\hat t$ alone, whatever the dimension. The rest
+    of $(x_q,w)$ moves with $p$ as its conditional mean does, and $\hat t$ is stretched.
+
+    Args:
+        task: provides the laws.
+        key_query: $U$.
+        length: L, finite.
+        points: the size of one set, a power of two.
+        replicate: the index of an independent scrambling.
+    """
+    from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
+
+    dim, prior = task.covariance.shape[0], task.prior_variance
+    query_root, root = covariance_root(task.query_covariance), covariance_root(task.covariance)
+    A, u = key_query[:dim, :dim], key_query[dim, :dim]
+    M, along = root @ A @ query_root.T, query_root @ u
+    size = float(np.linalg.norm(along))
+    labelled = size > 0.0
+    e = along / size if labelled else np.zeros(dim)
+    scales = max(1, min(_LABEL_SCALES, points // 64)) if labelled else 1
+    shift = np.random.default_rng([_SEED, replicate, 1]).random()
+    across = np.eye(dim) - np.outer(e, e)
+    spread, noisy = M @ across @ M.T, prior * (root @ root.T)
+    for number, (uniform, normals) in enumerate(_sobol(2 * dim, points // 2, replicate)):
+        place = np.minimum((uniform * scales).astype(int), scales - 1)
+        within = uniform * scales - place
+        component = np.minimum(np.searchsorted(np.cumsum(_SHARES), within, side="right"), 3)
+        level = (np.arange(scales) + (shift + number * _GOLDEN) % 1.0) / scales
+        t = _STRETCH * ndtri(np.clip(level, 1e-12, 1 - 1e-12)) if labelled else np.zeros(1)
+        label_mass = _STRETCH * np.exp(-0.5 * t**2 * (1.0 - _STRETCH**-2)) if labelled else np.ones(1)
+        tilted = _tilts(spread + (size * t)[:, None, None] ** 2 * noisy, t[:, None] * (M @ e), length)
+        z = across @ normals[:dim]
+        w = math.sqrt(prior) * normals[dim:]
+        parts = []
+        for sign in (1.0, -1.0):
+            first = M @ z + size * t[place] * (root @ (sign * w))
+            moved = tilted.moves(place, component, first)
+            query = query_root.T @ (np.outer(e, t[place]) + z + across @ (M.T @ moved))
+            weights = sign * w + prior * size * t[place] * (root.T @ moved)
+            p = root @ (A @ query) + size * t[place] * (root @ weights)
+            mass = label_mass[place] * tilted.masses(place, np.sum(p * p, axis=0))
+            parts.append((query, weights, mass))
+        query, weights, mass = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
+        label = np.sum(query * weights, axis=0)
+        distinct = points if labelled else points // 2
+        yield Nodes(query, root, root @ weights, label, mass, distinct)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tilts:
+    r"""Tilted laws $e^{\beta|p|^2/2}N(p;\mu,K)/Z_\beta$ for several $(\mu,K)$.
+
+    Attributes:
+        beta: [laws, components].
+        log_norm: $\log Z_\beta$, [laws, components].
+        turn: how $K^+(p-p_0)$ depends on $p_0-\mu$, [laws, components, d, d].
+        shift: what it is at $p_0=\mu$, [laws, components, d].
+    """
+
+    beta: NDArray[np.float64]
+    log_norm: NDArray[np.float64]
+    turn: NDArray[np.float64]
+    shift: NDArray[np.float64]
+
+    def moves(
+        self, law: NDArray[np.int_], component: NDArray[np.int_], first: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        r"""Return $K^+(p-p_0)$, where $p_0-\mu$ = `first` is a draw that p has instead when tilted."""
+        moved = np.empty_like(first)
+        for i in range(self.beta.shape[0]):
+            for j in range(self.beta.shape[1]):
+                own = (law == i) & (component == j)
+                moved[:, own] = self.turn[i, j] @ first[:, own] + self.shift[i, j][:, None]
+        return moved
+
+    def masses(
+        self, law: NDArray[np.int_], square: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        r"""Return the law's density over that of the mixture, at $|p|^2$."""
+        exponents = 0.5 * self.beta[law] * square[:, None] - self.log_norm[law]
+        with np.errstate(over="ignore"):
+            return 1.0 / (np.exp(exponents) @ np.array(_SHARES))
+
+
+def _tilts(K: NDArray[np.float64], mean: NDArray[np.float64], length: float) -> _Tilts:
+    """Return the tilted laws, the first of them not tilted."""
+    k, axes = np.linalg.eigh(K)
+    k = np.maximum(k, 0.0)
+    longest = np.maximum(k[:, -1], _SMALLEST)
+    least = np.clip(longest / (2.0 * math.log(length) + _BEYOND), 1.0 - _LARGEST_TILT, 1.0)
+    powers = np.arange(len(_SHARES)) / (len(_SHARES) - 1)
+    beta = (1.0 - least[:, None] ** powers) / longest[:, None]
+    kept = 1.0 - beta[:, :, None] * k[:, None]
+    inside = np.einsum("lij,li->lj", axes, mean)[:, None]
+    log_norm = 0.5 * (-np.log(kept) + beta[:, :, None] * inside**2 / kept).sum(axis=-1)
+    # (kept^(-1/2) - 1) / k, also where k vanishes
+    turn = beta[:, :, None] / (kept + np.sqrt(kept))
+    turned = np.einsum("lai,lci,lbi->lcab", axes, turn, axes)
+    shift = np.einsum("lai,lci->lca", axes, beta[:, :, None] * inside / kept)
+    return _Tilts(beta, log_norm, turned, shift)
 
 
 def require_points(points: int) -> int:

@@ -93,6 +93,50 @@ def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
     )
 
 
+class QueryAverages(NamedTuple):
+    r"""Means over w alone, given each query: of $c^2$, $cy$, $\sigma^2$ and $v^\top\Gamma_wv$."""
+
+    square: Float[Array, " points"]
+    cross: Float[Array, " points"]
+    sharpness: Float[Array, " points"]
+    value: Float[Array, ""]
+
+
+def query_averages(  # noqa: PLR0917 - a head at its queries
+    task: LinearRegression,
+    root: Float[Array, "d d"],
+    value_row: Float[Array, " tokens"],
+    seen: Float[Array, "d points"],
+    scored: Float[Array, "d points"],
+    label: Float[Array, " points"],
+) -> QueryAverages:
+    r"""Return the means over w, symbols as in `averages`.
+
+    $E_wc^2=\langle a,x\rangle^2+2b\,E n\langle a,x\rangle\langle u,x\rangle
+    +b^2E n^2\langle u,x\rangle^2+\tau^2|B^\top x|^2$, $E_wcy=\tau^2x^\top Bx$ and
+    $E_w\sigma^2=|CAx|^2+E n\,\langle u,x\rangle^2$.
+
+    Args:
+        task: the regression.
+        root: C with $C^\top C=S$ and $CC^\top$ diagonal.
+        value_row: v.
+        seen: $Cx$.
+        scored: $CAx$.
+        label: $\langle u,x\rangle$.
+    """
+    (S, _, prior, noise), dim = _law(task), root.shape[0]
+    v1, b = root @ value_row[:dim], value_row[dim]
+    n1 = prior * jnp.trace(S) + noise
+    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    variances = jnp.sum(root * root, axis=1)
+    ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label[None]
+    square = ax * ax + (2 * b * n1 * ax + b**2 * n2 * label) * label
+    square = square + prior * jnp.sum(variances[:, None] * Bx * Bx, axis=0)
+    sharpness = jnp.sum(scored * scored, axis=0) + n1 * label * label
+    cross = prior * jnp.sum(Bx * seen, axis=0)
+    return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
+
+
 class ScoreAverages(NamedTuple):
     r"""Means that carry one more $\sigma^2$: of $\sigma^2$, $c^2\sigma^2$ and $cy\,\sigma^2$."""
 

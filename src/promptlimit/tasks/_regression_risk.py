@@ -15,15 +15,22 @@ from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number, on_device, require_choice
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.tasks._abstract import (
+    SHARPNESS_RANGES,
     AbstractExactRisk,
     AbstractObjective,
     Averaged,
     MatrixRisk,
+    Replicates,
     merged,
 )
 from promptlimit.tasks._points import node_sets, require_points
 from promptlimit.tasks._polynomials import linear_heads_risk, linear_risk
-from promptlimit.tasks._quadrature import first_range, replicate_risks, softmax_risk
+from promptlimit.tasks._quadrature import (
+    first_range,
+    replicate_risks,
+    require_accuracy,
+    softmax_risk,
+)
 from promptlimit.tasks._radial import is_radial, radial_risk
 from promptlimit.tasks._regression import LinearRegression, require_regression
 from promptlimit.tasks._softmax_risk import (
@@ -127,6 +134,11 @@ class RegressionObjective(AbstractObjective):
         """The risk itself: the kernel has chosen the function of (U, v)."""
         return self._at
 
+    @property
+    def lower_bound(self) -> float:
+        """Half the noise variance, which no predictor beats."""
+        return 0.5 * float(self.risk.task.noise_variance)
+
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return the largest sharpness at any point, 0 for a polynomial."""
         if isinstance(self.risk, LinearRisk):
@@ -161,19 +173,25 @@ class RegressionRisk(AbstractExactRisk):
         return self.kernel == "linear" or math.isinf(self.length)
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
-        """Return the risk to descend, over lines without slopes."""
+        """Return the risk to descend, over lines without slopes.
+
+        The widest tables are followed by their last values: few points reach so far.
+        """
         if self.is_closed_form:
             return _objective(LinearRisk(self.task, self.length))
         statistics = of_any_length(risk_statistics(self.length, max_sharpness))
         nodes = next(node_sets(self.task, points, replicate))
-        return _objective(SoftmaxRisk(self.task, statistics, nodes, sloping=False))
+        widest = max_sharpness >= SHARPNESS_RANGES[-1]
+        return _objective(
+            SoftmaxRisk(self.task, statistics, nodes, slope_share=None, clipped=widest)
+        )
 
-    def replicates(self, attention: AbstractAttention, points: int) -> Sequence[AbstractObjective]:
-        """Return the risk over independent point sets, its tables wide enough for the head."""
+    def replicates(self, attention: AbstractAttention, points: int) -> Replicates:
+        """Return the risk over point sets made for the attention, and with its tables changed."""
         if self.is_closed_form:
-            return [_objective(LinearRisk(self.task, self.length))]
-        risks = replicate_risks(self.task, self.length, merged(attention).key_query, points)
-        return [_objective(risk) for risk in risks]
+            return Replicates([_objective(LinearRisk(self.task, self.length))])
+        versions = replicate_risks(self._regressor(attention), points)
+        return Replicates(*([_objective(risk) for risk in risks] for risks in versions))
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
@@ -183,7 +201,9 @@ class RegressionRisk(AbstractExactRisk):
             return super().value(attention, tolerance=tolerance, points=points)
         head = self._regressor(attention)
         radial = radial_risk(head, tolerance) if points is None else None
-        return softmax_risk(head, tolerance=tolerance, points=points) if radial is None else radial
+        if radial is not None:
+            return require_accuracy(radial, self.task.noise_variance)
+        return softmax_risk(head, tolerance=tolerance, points=points)
 
     def tabulate(
         self, attention: AbstractAttention, lengths: Sequence[float], max_sharpness: float | None

@@ -166,12 +166,25 @@ def _exact_gradient(
     attention: AbstractAttention, exact: AbstractExactRisk, points: int
 ) -> ArrayMoments:
     risks = exact.replicates(attention, points)
-    rows = zip(*(_slopes(attention, risk) for risk in risks), strict=True)
-    stacked = [np.stack([np.asarray(slope) for slope in row]) for row in rows]
+    stacked = _stacked_slopes(attention, risks.sets)
     if exact.is_closed_form:
         return [slopes[0] for slopes in stacked], [np.zeros_like(slopes[0]) for slopes in stacked]
-    errors = [2 * slopes.std(axis=0, ddof=1) / math.sqrt(len(risks)) for slopes in stacked]
+    errors = [2 * slopes.std(axis=0, ddof=1) / math.sqrt(len(slopes)) for slopes in stacked]
+    if risks.changed:
+        changed = _stacked_slopes(attention, risks.changed)
+        errors = [
+            error + np.abs(other - slopes[0]).sum(axis=0)
+            for error, other, slopes in zip(errors, changed, stacked, strict=True)
+        ]
     return [slopes.mean(axis=0) for slopes in stacked], errors
+
+
+def _stacked_slopes(
+    attention: AbstractAttention, risks: Sequence[AbstractObjective]
+) -> list[np.ndarray]:
+    """Return the slopes of several risks, one array [risks, ...] per matrix."""
+    rows = zip(*(_slopes(attention, risk) for risk in risks), strict=True)
+    return [np.stack([np.asarray(slope) for slope in row]) for row in rows]
 
 
 @eqx.filter_jit

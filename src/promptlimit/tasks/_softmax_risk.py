@@ -24,7 +24,12 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number, on_device
 from promptlimit.tasks._points import Nodes
-from promptlimit.tasks._polynomials import Averages, averages, score_averages
+from promptlimit.tasks._polynomials import (
+    Averages,
+    averages,
+    query_averages,
+    score_averages,
+)
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
@@ -69,10 +74,34 @@ def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
-class PointMeans(NamedTuple):
-    r"""Means over points of $P,\varrho,\sigma^2,f,c^2,f\sigma^2,c^2\sigma^2$ and $fP+c^2\varrho$.
+def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
+    r"""Return the statistics off by their errors: values by `error`, slopes by `slope_error`.
 
-    `largest` is the largest $\sigma^2$.
+    $\varrho$ is the sum of $P$, six times $E\,S_3$ and six times $E\,S_2^2$, none above $P$.
+    """
+    participation, excess = statistics.tables
+    size = np.abs(participation[..., :1, :])
+    slope = 0.5 * statistics.slope_error * statistics.width
+    change = np.zeros_like(participation)
+    change[..., :1, :], change[..., 1:2, :] = statistics.error * size, slope * size
+    tables = (participation + change, excess + 13 * change)
+    return dataclasses.replace(statistics, tables=tables)
+
+
+class PointMeans(NamedTuple):
+    r"""Weighted means over points, of which `combined` makes the risk.
+
+    A bar is the mean over w in closed form, given the query, and $P_0=P(\bar\sigma^2)$. What depends
+    on the query alone is averaged as that, and the points carry the difference only.
+
+    Attributes:
+        participation, excess, sharpness: of $P_0$, $\varrho_0$ and $\bar\sigma^2$.
+        factor, square: of $\bar f$ and $\overline{c^2}$.
+        factor_sharpness: of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
+        square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
+        finite: of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
+        beyond: of $f(1-P)+c^2(1-\varrho)$ at the points whose sharpness the tables do not cover.
+        largest: the largest $\sigma^2$.
     """
 
     participation: Float[Array, ""]
@@ -83,6 +112,7 @@ class PointMeans(NamedTuple):
     factor_sharpness: Float[Array, ""]
     square_sharpness: Float[Array, ""]
     finite: Float[Array, ""]
+    beyond: Float[Array, ""]
     largest: Float[Array, ""]
 
 
@@ -113,13 +143,17 @@ class SoftmaxRisk(eqx.Module):
     and only the last term is a sum over points. It vanishes as the prompt grows.
 
     A flow takes lines of slope 0: sloping ones are closer at given parameters, but with few points
-    the risk then falls without bound far out, and a flow finds that out.
+    the risk then falls without bound far out, and a flow finds that out. Values take the multiple
+    of the slopes at which independent point sets agree best.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
-        query, root, weights, label: the points, as in `Nodes`.
-        sloping: whether the lines have slopes.
+        query, root, weights, label, mass, distinct: the points, as in `Nodes`.
+        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
+        clipped: whether the statistics keep their last value beyond the tables, where they are NaN
+            otherwise.
+        saturated: whether they are 1 there, their limit, in place of their last value.
     """
 
     task: LinearRegression
@@ -128,7 +162,11 @@ class SoftmaxRisk(eqx.Module):
     root: np.ndarray
     weights: np.ndarray
     label: np.ndarray
-    sloping: bool = eqx.field(static=True)
+    mass: np.ndarray
+    distinct: int = eqx.field(static=True)
+    slope_share: float | None
+    clipped: bool = eqx.field(static=True)
+    saturated: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -136,13 +174,17 @@ class SoftmaxRisk(eqx.Module):
         statistics: WeightInterpolant,
         nodes: Nodes,
         *,
-        sloping: bool = True,
+        slope_share: float | None = 1.0,
+        clipped: bool = False,
+        saturated: bool = False,
     ):
         self.task = task
         self.statistics = statistics
-        self.sloping = sloping
+        self.slope_share = slope_share
+        self.clipped, self.saturated = clipped, saturated
         self.query, self.root = nodes.query, nodes.root
         self.weights, self.label = nodes.weights, nodes.label
+        self.mass, self.distinct = nodes.mass, nodes.distinct
 
     @property
     def length(self) -> float:
@@ -161,12 +203,16 @@ class SoftmaxRisk(eqx.Module):
 
         Call it inside `jax.enable_x64(True)`; `jax.jit` and `jax.grad` apply.
         """
-        means = self.means(key_query, value_row)
-        if self.sloping:
-            return combined(self.task, self.statistics, means, key_query, value_row)
-        exact = averages(self.task, key_query, value_row)
-        corrected = means.finite + _corrections(exact, means, means.participation, means.excess)
-        return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
+        if self.slope_share is not None:
+            means = self.means(key_query, value_row)
+            head = (self.task, self.statistics, key_query, value_row)
+            return combined(*head, means, means, self.slope_share)
+        at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
+        finite = self._mean(at.factor * at.participation + at.square * at.excess)
+        factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
+        finite += self._mean(at.participation) * factor
+        finite += self._mean(at.excess) * (exact.square - self._mean(at.square))
+        return 0.5 * (exact.misfit + self.task.noise_variance + finite)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
@@ -175,22 +221,77 @@ class SoftmaxRisk(eqx.Module):
     def means(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> PointMeans:
-        r"""Return the means over the points.
+        """Return the means over the points."""
+        at, mass, count = self._at_points(key_query, value_row), on_device(self.mass), self.distinct
+        f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
+        q, t2 = at.scored[:, :count], at.label[:count]
+        seen = on_device(self.root) @ on_device(self.query)[:, :count]
+        known = query_averages(self.task, on_device(self.root), value_row, seen, q, t2)
+        f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
+        P0, rho0 = self._statistics(s0)
+
+        def of_query(terms: Array) -> Array:
+            return jnp.mean(mass[:count] * terms)
+
+        def around(terms: Array, known: Array, factor: Array) -> Array:
+            """Return the mean of (known - terms) times a factor, the last two at queries."""
+            own = jnp.mean((mass * terms).reshape(-1, count), axis=0)
+            return jnp.mean((mass[:count] * known - own) * factor)
+
+        beyond = squared > self.statistics.max_sharpness**2
+        lost = self._mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
+        finite = self._mean(f * P + c2 * rho) + around(f, f0, P0) + around(c2, c0, rho0)
+        return PointMeans(
+            participation=of_query(P0),
+            excess=of_query(rho0),
+            sharpness=of_query(s0),
+            factor=of_query(f0),
+            square=of_query(c0),
+            factor_sharpness=self._mean(f * squared) + around(f, f0, s0),
+            square_sharpness=self._mean(c2 * squared) + around(c2, c0, s0),
+            finite=finite + lost if self.saturated else finite,
+            beyond=lost,
+            largest=jnp.max(squared),
+        )
+
+    def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
+        r"""Return what the means are made of.
 
         With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
         dim, noise = self.query.shape[0], self.task.noise_variance
-        p, t2, squared = scores(self, noise, key_query)
-        v1, b = value_row[:dim], value_row[dim]
-        r = (on_device(self.root) @ v1)[:, None] + b * on_device(self.weights)
+        query, root, weights = (on_device(one) for one in (self.query, self.root, self.weights))
+        q, t2 = _tilts(root, query, key_query)
+        p = q + t2[None] * weights
+        squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
+        b = value_row[dim]
+        r = (root @ value_row[:dim])[:, None] + b * weights
         c = jnp.sum(p * r, axis=0) + noise * b * t2
         f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
-        at = self.statistics(squared)
-        P, rho, c2 = at["participation"], at["excess"], c * c
-        terms = (P, rho, squared, f, c2, f * squared, c2 * squared, f * P + c2 * rho)
-        return PointMeans(*map(jnp.mean, terms), largest=jnp.max(squared))
+        return _AtPoints(f, c * c, squared, *self._statistics(squared), q, t2)
+
+    def _statistics(self, squared: Array) -> tuple[Array, Array]:
+        r"""Return $P$ and $\varrho$ at $\sigma^2$."""
+        end = self.statistics.max_sharpness**2
+        at = self.statistics(jnp.minimum(squared, end) if self.clipped else squared)
+        return at["participation"], at["excess"]
+
+    def _mean(self, terms: Array) -> Array:
+        return jnp.mean(on_device(self.mass) * terms)
+
+
+class _AtPoints(NamedTuple):
+    r"""$f$, $c^2$, $\sigma^2$, $P$, $\varrho$, $CAx_q$ and $t_2$ at each point."""
+
+    factor: Array
+    square: Array
+    sharpness: Array
+    participation: Array
+    excess: Array
+    scored: Array
+    label: Array
 
 
 def scores(
@@ -206,11 +307,16 @@ def scores(
 def _scores(
     root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
 ) -> tuple[Array, Array, Array]:
-    dim = query.shape[0]
-    rows = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]])
-    tilts = rows @ query
-    p, t2 = tilts[:dim] + tilts[dim:] * weights, tilts[dim]
+    q, t2 = _tilts(root, query, key_query)
+    p = q + t2[None] * weights
     return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
+
+
+def _tilts(root: Array, query: Array, key_query: Array) -> tuple[Array, Array]:
+    r"""Return $Ct_1$ and $t_2$ at each query."""
+    dim = query.shape[0]
+    tilts = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]]) @ query
+    return tilts[:dim], tilts[dim]
 
 
 def slopes(
@@ -229,20 +335,23 @@ def slopes(
 def combined(
     task: LinearRegression,
     statistics: WeightInterpolant,
-    means: PointMeans,
     key_query: Float[Array, "tokens tokens"],
     value_row: Float[Array, " tokens"],
+    means: PointMeans,
+    all_means: PointMeans,
+    slope_share: float | Float[Array, ""],
 ) -> Float[Array, ""]:
     r"""Return the risk from means over points, the polynomial part in closed form.
 
-    The lines are $\ell=h+\kappa\sigma^2$, of slope $\kappa$ and right on average over the points.
-    The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means` may
+    cover a part. The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    The risk is linear in `slope_share`.
     """
     exact = averages(task, key_query, value_row)
     sharp = score_averages(task, key_query, value_row)
-    slope_p, slope_rho = slopes(statistics, sharp.sharpness)
-    height_p = means.participation - slope_p * means.sharpness
-    height_rho = means.excess - slope_rho * means.sharpness
+    slope_p, slope_rho = (slope_share * one for one in slopes(statistics, sharp.sharpness))
+    height_p = all_means.participation - slope_p * all_means.sharpness
+    height_rho = all_means.excess - slope_rho * all_means.sharpness
     factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
     square_sharp = sharp.square - means.square_sharpness
     corrected = means.finite + _corrections(exact, means, height_p, height_rho)

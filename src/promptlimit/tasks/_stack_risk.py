@@ -147,7 +147,7 @@ class StackRisk(AbstractExactRisk):
         return isotropic and scalar_layers(attention) is not None
 
     def _over(self, attention: AbstractAttention, points: int) -> Averaged:
-        risks: Sequence[AbstractObjective] = self.replicates(attention, points)
+        risks: Sequence[AbstractObjective] = self.replicates(attention, points).sets
         values = np.array([float(_compiled(risk, attention)) for risk in risks])
         if self.is_closed_form:
             return Averaged(float(values[0]), 0.0, 0)

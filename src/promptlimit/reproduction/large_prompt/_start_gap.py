@@ -79,7 +79,7 @@ def _mean_gap(
     alpha = ((p * r).sum(axis=0) + noise * v[dim] * tilt[dim]) / sigma
     beta2 = (r**2).sum(axis=0) + noise * v[dim] ** 2 - alpha**2
     along, across = _statistics(sigma, lengths)
-    return (alpha**2 * along + beta2 * across).mean(axis=1)
+    return (nodes.mass * (alpha**2 * along + beta2 * across)).mean(axis=1)
 
 
 def _statistics(sigma: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
