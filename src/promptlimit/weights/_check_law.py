@@ -64,8 +64,8 @@ _COSH = np.geomspace(0.1, 4.0, 12)
 def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) -> LawReport:
     r"""Check that the methods of a law describe one probability measure; raise if they do not.
 
-    Call it once in the tests of your own law: everything else believes `log_laplace`, and exact
-    results never look at `sample`. The checks are
+    Call it once in the tests of your own law: exact results use `log_laplace` and never call
+    `sample`. The checks are
 
     - *domain*: $\Lambda(0)=0$, and $\Lambda$ is finite on an interval around 0 along each
       direction, everywhere if the law says `finite_everywhere`;
@@ -81,7 +81,7 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
 
     Comparisons with samples allow as many standard errors as keep the probability that a correct
     law fails below 1e-6 in total. A comparison whose distribution is too skewed for that many
-    samples is left out, and the report says so.
+    samples is left out, and the report counts it.
 
     Args:
         law: the law of a token.
@@ -438,7 +438,7 @@ class _Checks:
         return self.analytic
 
     def _own_statements(self, directions: list[_Direction]) -> None:
-        """Compare what the law says of itself besides with its transform."""
+        """Compare `gaussian_parts` and `variance_proxy` with the transform."""
         parts, proxy = self.law.gaussian_parts(), self.law.variance_proxy()
         scales = np.array([-1.2, -0.3, 0.3, 1.2])
         shares: dict[str, list[float]] = {"Gaussian parts": [], "variance proxy": []}
