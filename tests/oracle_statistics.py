@@ -39,7 +39,7 @@ def statistics(sigma: float, length: float, step: float = _FINE) -> Statistics:
     weights = h * np.exp(-0.5 * g**2) / np.sqrt(2 * np.pi)
     top = np.log(length) + 0.5 * sigma**2
     peak = sigma * np.sqrt(2 * np.log(length) + 1)
-    y = np.arange(-min(top, peak + 5 * sigma) - 45.0, 9.0 * sigma + 6.0, step)
+    y = np.arange(-min(top, np.log(length) + peak + 5 * sigma) - 45.0, 9.0 * sigma + 6.0, step)
     s = sigma * g
     with np.errstate(over="ignore", under="ignore"):
         x = np.exp(np.minimum(y[:, None] + s, 700.0))

@@ -133,7 +133,7 @@ def test_output_laws_cover_simulated_prompts():
         length = int(rng.choice([1, 2, 5, 40]))
         gamma, V, U = (np.asarray(one) for one in (law.covariance, head.value, head.key_query))
         shape = (4000, length, query.size)
-        tokens = law.mean + rng.normal(size=shape) @ np.linalg.cholesky(gamma).T
+        tokens = np.asarray(law.mean) + rng.normal(size=shape) @ np.linalg.cholesky(gamma).T
         scores = tokens @ (U @ query)
         p = np.exp(scores - scores.max(axis=1, keepdims=True))
         outputs = np.einsum("nl,nli->ni", p, tokens) / p.sum(axis=1)[:, None] @ V[-1]
