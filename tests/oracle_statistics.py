@@ -86,6 +86,4 @@ def table(length: float, largest: float = 14.0, knots: int = 121) -> Table:
     x = np.linspace(0.0, 0.5 * np.log1p(largest**2), knots)
     found = [statistics(float(sigma), length, _COARSE) for sigma in np.sqrt(np.expm1(2 * x))]
     P = np.array([one.participation for one in found])
-    return Table(
-        CubicSpline(x, np.log(P)), CubicSpline(x, [one.excess for one in found]), largest
-    )
+    return Table(CubicSpline(x, np.log(P)), CubicSpline(x, [one.excess for one in found]), largest)

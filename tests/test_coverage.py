@@ -10,9 +10,9 @@ import warnings
 
 import numpy as np
 import pytest
-from oracle_statistics import oracle, table
 
 import promptlimit as pl
+from oracle_statistics import oracle, table
 
 pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
 
@@ -178,12 +178,12 @@ def risk_by_quadrature(task, U, V, length):
     return 0.5 * float(s2 + (mass * ((c - w * x) ** 2 + f * P + c**2 * rho)).sum())
 
 
-def answered(call):
-    """Return the answer, or None where the library refuses one."""
+def answered(U, V, task, length, tolerance):
+    """Return the risk of a head, or None where the library refuses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pl.UnreliableErrorWarning)
         try:
-            return call()
+            return pl.risk(pl.SoftmaxAttention(U, V), task, length, tolerance=tolerance)
         except (pl.AccuracyError, ValueError):
             return None
 
@@ -195,9 +195,7 @@ def test_risks_cover_a_quadrature_at_every_length(label_row):
         rng = np.random.default_rng([7, i, label_row])
         task, U, V = regression(rng, 1, label_row)
         length = RISK_LENGTHS[i % len(RISK_LENGTHS)]
-        found = answered(
-            lambda: pl.risk(pl.SoftmaxAttention(U, V), task, length, tolerance=5e-3)
-        )
+        found = answered(U, V, task, length, 5e-3)
         if found is not None:
             answers += 1
             assert found.value >= 0.5 * task.noise_variance
@@ -214,9 +212,7 @@ def test_risks_cover_simulated_prompts(label_row):
         dim = int(rng.integers(2, 5))
         task, U, V = regression(rng, dim, label_row)
         length, count = int(rng.choice([2, 10, 30])), 6000
-        found = answered(
-            lambda: pl.risk(pl.SoftmaxAttention(U, V), task, length, tolerance=2e-2)
-        )
+        found = answered(U, V, task, length, 2e-2)
         if found is None:
             continue
         answers += 1
@@ -242,9 +238,7 @@ def test_excesses_over_bayes_cover_a_quadrature():
         means, share = rng.normal(size=2) * 2, float(rng.uniform(0.2, 0.8))
         g, x = float(rng.uniform(0.2, 1.5)), float(rng.uniform(0.2, 1.5))
         weights = np.array([share, 1 - share])
-        task = pl.Denoising(
-            means[:, None], weights, within_variance=g, noise_variance=x
-        )
+        task = pl.Denoising(means[:, None], weights, within_variance=g, noise_variance=x)
         u, v = rng.normal(size=2)
         head = pl.SoftmaxAttention([[u]], [[v]]) if i % 2 else pl.LinearAttention([[u]], [[v]])
         found = pl.bayes_excess(head, task, np.inf)

@@ -200,8 +200,12 @@ def tail_node_sets(
         component = np.minimum(np.searchsorted(np.cumsum(_SHARES), within, side="right"), 3)
         level = (np.arange(scales) + (shift + number * _GOLDEN) % 1.0) / scales
         t = _STRETCH * ndtri(np.clip(level, 1e-12, 1 - 1e-12)) if labelled else np.zeros(1)
-        label_mass = _STRETCH * np.exp(-0.5 * t**2 * (1.0 - _STRETCH**-2)) if labelled else np.ones(1)
-        tilted = _tilts(spread + (size * t)[:, None, None] ** 2 * noisy, t[:, None] * (M @ e), length)
+        label_mass = (
+            _STRETCH * np.exp(-0.5 * t**2 * (1.0 - _STRETCH**-2)) if labelled else np.ones(1)
+        )
+        tilted = _tilts(
+            spread + (size * t)[:, None, None] ** 2 * noisy, t[:, None] * (M @ e), length
+        )
         z = across @ normals[:dim]
         w = math.sqrt(prior) * normals[dim:]
         parts = []
@@ -246,9 +250,7 @@ class _Tilts:
                 moved[:, own] = self.turn[i, j] @ first[:, own] + self.shift[i, j][:, None]
         return moved
 
-    def masses(
-        self, law: NDArray[np.int_], square: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def masses(self, law: NDArray[np.int_], square: NDArray[np.float64]) -> NDArray[np.float64]:
         r"""Return the law's density over that of the mixture, at $|p|^2$."""
         exponents = 0.5 * self.beta[law] * square[:, None] - self.log_norm[law]
         with np.errstate(over="ignore"):

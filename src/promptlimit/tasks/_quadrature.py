@@ -22,8 +22,8 @@ from promptlimit.tasks._softmax_risk import (
     SoftmaxRisk,
     combined,
     of_any_length,
-    risk_statistics,
     perturbed,
+    risk_statistics,
     scores,
 )
 from promptlimit.weights import WeightInterpolant
@@ -150,7 +150,9 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
         if points is None and not enough and lost < 0.5 * error and done < LARGEST:
             target = 4 * done
             continue
-        found = require_accuracy(Averaged(value, error, done * REPLICATES), head.task.noise_variance)
+        found = require_accuracy(
+            Averaged(value, error, done * REPLICATES), head.task.noise_variance
+        )
         if points is None and not enough:
             _warn(value, error, tolerance, done)
         return found
