@@ -1,4 +1,4 @@
-"""The promise of `error`: hundreds of random problems lie within four errors of independent oracles.
+"""The promise of `error`: random problems lie within four errors of independent oracles.
 
 Oracles are quadratures in plain NumPy (`oracle_statistics`), closed forms, or simulated prompts. A
 simulation adds six of its standard errors: a thousand looks then raise a false alarm with a
@@ -162,7 +162,7 @@ def regression(rng, dim, label_row):
     return task, U, V
 
 
-def risk_by_quadrature(task, U, V, length):
+def risk_by_quadrature(task, U, V, length):  # noqa: N803 - the letters of the formula
     """Return the risk by a trapezoidal rule in x and w, of one covariate."""
     (S,), (H,) = task.covariance[0], task.query_covariance[0]
     A, u, v1, b = U[0, 0], U[1, 0], V[1, 0], V[1, 1]
@@ -178,7 +178,7 @@ def risk_by_quadrature(task, U, V, length):
     return 0.5 * float(s2 + (mass * ((c - w * x) ** 2 + f * P + c**2 * rho)).sum())
 
 
-def answered(U, V, task, length, tolerance):
+def answered(U, V, task, length, tolerance):  # noqa: N803 - the letters of the formula
     """Return the risk of a head, or None where the library refuses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pl.UnreliableErrorWarning)

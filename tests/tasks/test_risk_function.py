@@ -239,7 +239,9 @@ def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
 def test_the_error_of_a_gradient_is_two_standard_errors_over_the_point_sets(x64: None) -> None:
     head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
     found = pl.risk_gradient(head, task, 10, points=64)
-    versions = task.exact_risk(head, 10).replicates(head, 64)
+    exact = task.exact_risk(head, 10)
+    assert exact is not None
+    versions = exact.replicates(head, 64)
     slope = eqx.filter_jit(eqx.filter_grad(lambda attention, risk: risk(attention)))
     sets, changed = ([slope(head, risk).key_query for risk in risks] for risks in versions)
     slopes = np.stack(sets)

@@ -21,7 +21,7 @@ _LARGEST = 2**31  # bytes of simulated tokens
 _CHUNK = 16
 _ROUNDING = 1e-12
 OTHER_SETS = 4
-"""Independent point sets that exact risks are compared with; the largest distance is their error."""
+"""Further point sets that exact risks are compared with; the largest distance is the error."""
 _FEW = 64  # states whose gradients cost less than a program without them
 
 
@@ -283,14 +283,16 @@ def training_moments(
     with jax.enable_x64(True):
         head = in_double(start)
         reading = StateReading(head, np.float64)
-        for widest in SHARPNESS_RANGES:
+        ranges = iter(SHARPNESS_RANGES)
+        while True:
+            widest = next(ranges)
             risk, *others = (
                 risk_of_state(objectives(widest, shift), reading, head) for shift in range(1 + sets)
             )
             moments = state_moments(risk, safe)
             values = np.stack([moments.risk, *(state_risks(other, safe) for other in others)])
             found, error = values[0], np.abs(values - values[0]).max(axis=0)
-            if np.isfinite(found[well]).all():
+            if np.isfinite(found[well]).all() or widest == SHARPNESS_RANGES[-1]:
                 break
         if sets > 1:
             found[well] = require_risks(risk.objective, found[well], error[well])

@@ -115,8 +115,8 @@ def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
         sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
         raise ValueError(
             f"`attention` must have scores of standard deviation at most {_RANGES[-1]:g} at the "
-            f"queries that the risk depends on, got {sharpness:.3g} on average. Scale its key-query "
-            "matrix down, or pass kind='estimate' with a key."
+            f"queries that the risk depends on, got {sharpness:.3g} on average. Scale its "
+            "key-query matrix down, or pass kind='estimate' with a key."
         )
 
 

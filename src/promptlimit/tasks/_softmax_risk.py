@@ -91,8 +91,8 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 class PointMeans(NamedTuple):
     r"""Weighted means over points, of which `combined` makes the risk.
 
-    A bar is the mean over w in closed form, given the query, and $P_0=P(\bar\sigma^2)$. What depends
-    on the query alone is averaged as that, and the points carry the difference only.
+    A bar is the mean over w in closed form, given the query, and $P_0=P(\bar\sigma^2)$. Functions of
+    the query alone are averaged first, and the points carry the difference.
 
     Attributes:
         participation, excess, sharpness: of $P_0$, $\varrho_0$ and $\bar\sigma^2$, over the mean
@@ -335,7 +335,7 @@ def slopes(
     return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])
 
 
-def combined(
+def combined(  # noqa: PLR0917 - a head and its means
     task: LinearRegression,
     statistics: WeightInterpolant,
     key_query: Float[Array, "tokens tokens"],
@@ -347,7 +347,7 @@ def combined(
     r"""Return the risk from means over points, the polynomial part in closed form.
 
     The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means` may
-    cover a part. The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
     The risk is linear in `slope_share`.
     """
     exact = averages(task, key_query, value_row)
