@@ -6,7 +6,7 @@ $$E\sum p^k=\frac{L}{(k-1)!}\int\varphi^{L-1}a_k\,dy,\qquad
 E\,S_2^2=\frac16\int\big(L\varphi^{L-1}a_4+L(L-1)\varphi^{L-2}a_2^2\big)dy,$$
 
 $E\ln Z=\int(e^{-e^y}-\varphi^L)\,dy$ and $E\sum ps=L\int\varphi^{L-1}E[s\,x\,e^{-x}]\,dy$.
-Trapezoidal rules in $y$ and $g$: the integrands are analytic, and errors fall exponentially in the step.
+Trapezoidal rules in $y$ and $g$: the integrands are analytic, so errors fall fast with the step.
 """
 
 from typing import NamedTuple

@@ -169,7 +169,7 @@ def tail_node_sets(
 
     $$p\sim N(\hat t\,Me,\ K),\qquad K=M(I-ee^\top)M^\top+t_2^2\tau^2CC^\top .$$
 
-    Points are drawn from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal. Half
+    Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal. Half
     of them have $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
     $\sigma^2=2\log L$. Masses depend on $|p|^2$ and $\hat t$ alone in every dimension. The rest of
     $(x_q,w)$ moves with $p$ as its conditional mean does, and $\hat t$ is stretched.

@@ -25,6 +25,7 @@ from promptlimit.tasks._softmax_risk import (
     perturbed,
     risk_statistics,
     scores,
+    with_arrays,
 )
 from promptlimit.weights import WeightInterpolant
 
@@ -159,7 +160,7 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
 
 
 def _means(risk: SoftmaxRisk, head: Regressor) -> PointMeans:
-    return _compiled_means(risk, head.key_query, head.value_row)
+    return _compiled_means(with_arrays(risk), head.key_query, head.value_row)
 
 
 @eqx.filter_jit
@@ -189,7 +190,9 @@ def _lost(rows: np.ndarray) -> float:
 
 def _risks(rows: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> np.ndarray:
     """Return the risk of each row of means, [flat and sloping lines, rows]."""
-    both = _compiled_risks(head.task, statistics, head.key_query, head.value_row, on_device(rows))
+    both = _compiled_risks(
+        with_arrays(head.task), statistics, head.key_query, head.value_row, on_device(rows)
+    )
     return np.asarray(both)
 
 

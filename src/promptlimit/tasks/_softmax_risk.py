@@ -13,7 +13,7 @@ docs/tasks.md.
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -33,6 +33,7 @@ from promptlimit.tasks._polynomials import (
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
+TreeT = TypeVar("TreeT")
 _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 
@@ -74,6 +75,11 @@ def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
+def with_arrays(tree: TreeT) -> TreeT:
+    """Return the same with arrays in place of floats: one compiled program serves all values."""
+    return jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, float) else leaf, tree)
+
+
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
     r"""Return the statistics off by their errors: values by `error`, slopes by `slope_error`.
 
@@ -91,7 +97,7 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 class PointMeans(NamedTuple):
     r"""Weighted means over points, of which `combined` makes the risk.
 
-    A bar is the mean over w in closed form, given the query, and $P_0=P(\bar\sigma^2)$. Functions of
+    A bar is the mean over w in closed form, given the query; $P_0=P(\bar\sigma^2)$. Functions of
     the query alone are averaged first, and the points carry the difference.
 
     Attributes:
