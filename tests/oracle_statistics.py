@@ -5,8 +5,8 @@ With $\varphi(u)=E\,e^{-ue^{\sigma g}}$, $a_k(y)=E[x^ke^{-x}]$ at $x=e^{y+\sigma
 $$E\sum p^k=\frac{L}{(k-1)!}\int\varphi^{L-1}a_k\,dy,\qquad
 E\,S_2^2=\frac16\int\big(L\varphi^{L-1}a_4+L(L-1)\varphi^{L-2}a_2^2\big)dy,$$
 
-$E\ln Z=\int(e^{-e^y}-\varphi^L)\,dy$ and $E\sum ps=L\int\varphi^{L-1}E[s\,x\,e^{-x}]\,dy$. Trapezoidal
-rules in $y$ and $g$: the integrands are analytic, and errors fall exponentially in the step.
+$E\ln Z=\int(e^{-e^y}-\varphi^L)\,dy$ and $E\sum ps=L\int\varphi^{L-1}E[s\,x\,e^{-x}]\,dy$.
+Trapezoidal rules in $y$ and $g$: the integrands are analytic, so errors fall fast with the step.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def statistics(sigma: float, length: float, step: float = _FINE) -> Statistics:
     weights = h * np.exp(-0.5 * g**2) / np.sqrt(2 * np.pi)
     top = np.log(length) + 0.5 * sigma**2
     peak = sigma * np.sqrt(2 * np.log(length) + 1)
-    y = np.arange(-min(top, peak + 5 * sigma) - 45.0, 9.0 * sigma + 6.0, step)
+    y = np.arange(-min(top, np.log(length) + peak + 5 * sigma) - 45.0, 9.0 * sigma + 6.0, step)
     s = sigma * g
     with np.errstate(over="ignore", under="ignore"):
         x = np.exp(np.minimum(y[:, None] + s, 700.0))
@@ -86,6 +86,4 @@ def table(length: float, largest: float = 14.0, knots: int = 121) -> Table:
     x = np.linspace(0.0, 0.5 * np.log1p(largest**2), knots)
     found = [statistics(float(sigma), length, _COARSE) for sigma in np.sqrt(np.expm1(2 * x))]
     P = np.array([one.participation for one in found])
-    return Table(
-        CubicSpline(x, np.log(P)), CubicSpline(x, [one.excess for one in found]), largest
-    )
+    return Table(CubicSpline(x, np.log(P)), CubicSpline(x, [one.excess for one in found]), largest)

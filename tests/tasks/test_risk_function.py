@@ -10,9 +10,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.tasks._points import node_sets
-from promptlimit.tasks._polynomials import averages, score_averages
-from promptlimit.tasks._softmax_risk import slopes
+from promptlimit.tasks._points import node_sets, tail_node_sets
+from promptlimit.tasks._softmax_risk import SoftmaxRisk, scores
 from promptlimit.weights import weight_statistics
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 
@@ -58,35 +57,79 @@ def test_the_score_error_is_a_combination_of_participations():
     assert_allclose(found.participation + sharpness**2 * excess, found.score_error, rtol=1e-9)
 
 
-def test_every_point_carries_the_textbook_mean_square(softmax):
-    """alpha^2 E(A^2) - 2 alpha E(A) y + y^2 + beta^2 E(S2), with all of Gamma written out."""
-    risk, both = softmax
-    weights = np.linalg.solve(risk.root, risk.weights)
-    rows = []
-    for x, w in zip(risk.query.T, weights.T, strict=True):
-        maps = np.vstack([np.eye(3), w])
-        gamma = maps @ TASK.covariance @ maps.T + np.diag([0.0, 0.0, 0.0, 0.2])
-        q, y = KEY_QUERY @ np.append(x, 0.0), w @ x
-        c, v2 = VALUE_ROW @ gamma @ q, VALUE_ROW @ gamma @ VALUE_ROW
-        rows.append([np.sqrt(q @ gamma @ q), c, v2, y])
-    sigma, c, v2, y = np.array(rows).T
+def _gamma(w):
+    """Return the covariance of a token given w."""
+    maps = np.vstack([np.eye(3), w])
+    return maps @ TASK.covariance @ maps.T + np.diag([0.0, 0.0, 0.0, TASK.noise_variance])
+
+
+def _forms(x, w):
+    """Return sigma^2, c, v'Gamma v and y at one query and one w, with all of Gamma written out."""
+    gamma, q = _gamma(w), KEY_QUERY @ np.append(x, 0.0)
+    return q @ gamma @ q, VALUE_ROW @ gamma @ q, VALUE_ROW @ gamma @ VALUE_ROW, w @ x
+
+
+def _engine(squared):
+    """Return P and rho by the engine."""
+    sigma = np.sqrt(squared)
     found = weight_statistics(sigma, 10)
-    alpha, second = c / sigma, found.score_error + 2 * sigma * found.mean_score - sigma**2
-    square = alpha**2 * second - 2 * alpha * found.mean_score * y + y**2
-    square = square + (v2 - alpha**2) * found.participation
-    rho = (found.score_error - found.participation) / sigma**2
+    return found.participation, (found.score_error - found.participation) / squared
+
+
+def test_the_means_over_points_are_those_of_the_textbook(softmax):
+    """Means over w given a query: the product of Gauss rules of 4 nodes is exact for degree 7."""
+    risk, _ = softmax
+    weights = np.linalg.solve(risk.root, risk.weights)
+    rows = [_forms(x, w) for x, w in zip(risk.query.T, weights.T, strict=True)]
+    squared, c, v2, y = np.array(rows).T
+    f = v2 - 2 * c * (c - y)
+    P, rho = _engine(squared)
+    nodes, masses = np.polynomial.hermite_e.hermegauss(4)
+    grid = np.stack(np.meshgrid(nodes, nodes, nodes), axis=-1).reshape(-1, 3)
+    share = np.prod(np.meshgrid(masses, masses, masses), axis=0).ravel() / masses.sum() ** 3
+    count = risk.distinct
+    known = []
+    for x in risk.query.T[:count]:
+        s2, c_w, v2_w, y_w = np.array([_forms(x, 0.5**0.5 * w) for w in grid]).T
+        known.append([share @ s2, share @ (v2_w - 2 * c_w * (c_w - y_w)), share @ c_w**2])
+    s0, f0, c0 = np.array(known).T
+    P0, rho0 = _engine(s0)
+    mass, own = risk.mass, risk.mass[:count]
+    copies = mass.size // count
+
+    def around(terms, factor):
+        return np.mean(mass * terms * np.tile(factor, copies))
+
+    found = eqx.filter_jit(risk.means)(jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
+    expected = {
+        "participation": np.average(P0, weights=own),
+        "excess": np.average(rho0, weights=own),
+        "sharpness": np.average(s0, weights=own),
+        "factor": np.mean(own * f0),
+        "square": np.mean(own * c0),
+        "factor_sharpness": np.mean(mass * f * squared) - around(f, s0) + np.mean(own * f0 * s0),
+        "square_sharpness": np.mean(mass * c**2 * squared)
+        - around(c**2, s0)
+        + np.mean(own * c0 * s0),
+        "finite": np.mean(mass * (f * P + c**2 * rho))
+        - around(f, P0)
+        - around(c**2, rho0)
+        + np.mean(own * (f0 * P0 + c0 * rho0)),
+        "beyond": 0.0,
+        "largest": squared.max(),
+    }
+    for name, value in expected.items():
+        assert_allclose(getattr(found, name), value, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+def test_a_flow_and_a_value_combine_the_same_points(softmax):
+    risk, _ = softmax
     parameters = jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
-    exact, sharp = averages(TASK, *parameters), score_averages(TASK, *parameters)
-    rise, steep = slopes(risk.statistics, sharp.sharpness)
-    f, factor = v2 - 2 * c * (c - y), exact.value - 2 * (exact.square - exact.cross)
-    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross)
-    corrected = square.mean() + exact.misfit - np.mean((c - y) ** 2)
-    corrected += np.mean(found.participation - rise * sigma**2) * (factor - f.mean())
-    corrected += np.mean(rho - steep * sigma**2) * (exact.square - np.mean(c**2))
-    corrected += rise * (factor_sharp - np.mean(f * sigma**2))
-    corrected += steep * (sharp.square - np.mean(c**2 * sigma**2))
-    value = both(*parameters)[0]
-    assert_allclose(value, 0.5 * (corrected + 0.2), rtol=1e-10)
+    exact = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), TASK, 10).value
+    nodes = next(node_sets(TASK, 2**14, 0))
+    for share in (None, 0.0, 1.0):
+        value = SoftmaxRisk(TASK, risk.statistics, nodes, slope_share=share, clipped=True)
+        assert_allclose(eqx.filter_jit(value)(*parameters), exact, rtol=1e-2)
 
 
 def test_gradients_agree_with_finite_differences(softmax):
@@ -115,19 +158,44 @@ def test_gradients_of_the_polynomial_agree_with_finite_differences():
 
 def test_points_are_closed_under_a_change_of_sign_of_the_weights():
     nodes = next(node_sets(TASK, 64, 0))
-    assert_allclose(nodes.query[:, :32], nodes.query[:, 32:])
-    assert_allclose(nodes.weights[:, :32], -nodes.weights[:, 32:])
-    assert_allclose(nodes.label[:32], -nodes.label[32:])
+    half = nodes.label.size // 2
+    for name, sign in (("query", 1), ("weights", -1), ("label", -1), ("mass", 1)):
+        array = getattr(nodes, name)
+        assert_allclose(array[..., :half], sign * array[..., half:], atol=1e-14)
 
 
-def test_points_have_the_laws_of_the_task():
-    task = TASKS["shifted query"]
-    nodes = next(node_sets(task, 2**14, 3))
-    weights = np.linalg.solve(nodes.root, nodes.weights)
-    assert_allclose(nodes.root.T @ nodes.root, task.covariance, atol=1e-14)
-    assert_allclose(nodes.query @ nodes.query.T / 2**14, task.query_covariance, atol=5e-3)
-    assert_allclose(weights @ weights.T / 2**14, 0.4 * np.eye(3), atol=5e-3)
-    assert_allclose(np.sum(weights * nodes.query, axis=0), nodes.label, atol=1e-12)
+def _second_moment(nodes, vectors):
+    return (nodes.mass * vectors) @ vectors.T / nodes.mass.size
+
+
+@pytest.mark.parametrize("label_row", [0.0, 0.7])
+@pytest.mark.parametrize("name", ["anisotropic", "shifted query"])
+def test_points_have_the_laws_of_the_task(name, label_row):
+    task = TASKS[name]
+    head = KEY_QUERY.copy()
+    head[3] *= label_row
+    tails = tail_node_sets(task, head, 1e6, 2**14, 3)
+    for nodes in (next(node_sets(task, 2**14, 3)), next(tails)):
+        weights = np.linalg.solve(nodes.root, nodes.weights)
+        assert_allclose(nodes.root.T @ nodes.root, task.covariance, atol=1e-14)
+        assert_allclose(nodes.mass.mean(), 1.0, atol=0.01)
+        assert_allclose(_second_moment(nodes, nodes.query), task.query_covariance, atol=0.03)
+        prior = task.prior_variance * np.eye(3)
+        assert_allclose(_second_moment(nodes, weights), prior, atol=0.02)
+        fourth = np.mean(nodes.mass * np.sum(weights**2, axis=0) ** 2)
+        assert_allclose(fourth, 15 * task.prior_variance**2, rtol=0.03)
+        assert_allclose(np.sum(weights * nodes.query, axis=0), nodes.label, atol=1e-12)
+        repeated = nodes.query[:, nodes.distinct : 2 * nodes.distinct]
+        assert_allclose(repeated, nodes.query[:, : repeated.shape[1]])
+
+
+def test_tail_points_reach_the_sharpness_that_freezes_a_long_prompt():
+    head = 0.8 * KEY_QUERY
+    plain, tail = next(node_sets(TASK, 4096, 0)), next(tail_node_sets(TASK, head, 1e12, 4096, 0))
+    squares = [scores(nodes, TASK.noise_variance, jnp.asarray(head))[2] for nodes in (plain, tail)]
+    frozen = [float(np.mean(np.asarray(one) > 2 * np.log(1e12))) for one in squares]
+    assert frozen[1] > 1e-3 > 10 * frozen[0]
+    assert tail.mass.max() < 5
 
 
 def test_the_descent_direction_keeps_the_block_structure(softmax):
@@ -168,27 +236,17 @@ def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
     assert np.isnan(slopes[0]).any()
 
 
-def test_points_follow_the_laws_of_query_and_weights() -> None:
-    query = np.array([[2.0, 0.9], [0.9, 1.0]])
-    sigma = np.array([[1.0, -0.4], [-0.4, 0.5]])
-    task = pl.LinearRegression(sigma, prior_variance=0.3, query_covariance=query)
-    nodes = next(node_sets(task, 4096, 0))
-    np.testing.assert_allclose(np.cov(nodes.query), query, atol=0.02)
-    np.testing.assert_allclose(nodes.root.T @ nodes.root, sigma, atol=1e-12)
-    weights = np.linalg.solve(nodes.root, nodes.weights)
-    np.testing.assert_allclose(np.cov(weights), 0.3 * np.eye(2), atol=0.02)
-    np.testing.assert_allclose(nodes.label, (weights * nodes.query).sum(axis=0), atol=1e-12)
-
-
 def test_the_error_of_a_gradient_is_two_standard_errors_over_the_point_sets(x64: None) -> None:
     head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
     found = pl.risk_gradient(head, task, 10, points=64)
-    U, v = jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW)
-    several = [
-        pl.risk_function(task, 10, points=64, max_sharpness=4.0, replicate=r) for r in range(8)
-    ]
-    slopes = np.stack([value_and_slopes(risk, U, v)[1][0] for risk in several])
+    exact = task.exact_risk(head, 10)
+    assert exact is not None
+    versions = exact.replicates(head, 64)
+    slope = eqx.filter_jit(eqx.filter_grad(lambda attention, risk: risk(attention)))
+    sets, changed = ([slope(head, risk).key_query for risk in risks] for risks in versions)
+    slopes = np.stack(sets)
+    shared = np.abs(np.stack(changed) - slopes[0]).sum(axis=0)
     assert_allclose(found.value["key_query"], slopes.mean(axis=0), rtol=1e-7, atol=1e-9)
-    assert_allclose(
-        found.error["key_query"], 2 * slopes.std(axis=0, ddof=1) / 8**0.5, rtol=1e-5, atol=1e-9
-    )
+    expected = 2 * slopes.std(axis=0, ddof=1) / 8**0.5 + shared
+    assert_allclose(found.error["key_query"], expected, rtol=1e-5, atol=1e-9)
+    assert shared[:, :3].max() > 0

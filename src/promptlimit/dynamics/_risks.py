@@ -21,7 +21,7 @@ _LARGEST = 2**31  # bytes of simulated tokens
 _CHUNK = 16
 _ROUNDING = 1e-12
 OTHER_SETS = 4
-"""Independent point sets that exact risks are compared with; the largest distance is their error."""
+"""Further point sets that exact risks are compared with; the largest distance is the error."""
 _FEW = 64  # states whose gradients cost less than a program without them
 
 
@@ -283,20 +283,20 @@ def training_moments(
     with jax.enable_x64(True):
         head = in_double(start)
         reading = StateReading(head, np.float64)
-        moments, error = None, np.zeros(0)
-        for widest in SHARPNESS_RANGES:
-            risk = risk_of_state(objectives(widest, 0), reading, head)
+        ranges = iter(SHARPNESS_RANGES)
+        while True:
+            widest = next(ranges)
+            risk, *others = (
+                risk_of_state(objectives(widest, shift), reading, head) for shift in range(1 + sets)
+            )
             moments = state_moments(risk, safe)
-            others = [
-                state_risks(risk_of_state(objectives(widest, shift), reading, head), safe)
-                for shift in range(1, 1 + sets)
-            ]
-            error = np.abs(np.stack([moments.risk, *others]) - moments.risk).max(axis=0)
-            if np.isfinite(np.asarray(moments.risk)[well]).all():
+            values = np.stack([moments.risk, *(state_risks(other, safe) for other in others)])
+            found, error = values[0], np.abs(values - values[0]).max(axis=0)
+            if np.isfinite(found[well]).all() or widest == SHARPNESS_RANGES[-1]:
                 break
         if sets > 1:
-            value = require_risks(risk.objective, np.asarray(moments.risk)[well], error[well])
-            moments.risk[well] = value
+            found[well] = require_risks(risk.objective, found[well], error[well])
+            moments = moments._replace(risk=found)
 
     def of_the_well(column: np.ndarray) -> np.ndarray:
         return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)

@@ -7,6 +7,7 @@ statement at `LEVEL`. The levels of all checks of a run add up to less than 1e-4
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -127,6 +128,15 @@ def share_at_most(
         basis=f"interval of Clopper and Pearson at level {LEVEL:g}",
         false_alarm=LEVEL,
     )
+
+
+def rejected(check: Check) -> Check:
+    """Return a control that passes if a check of a share, made on a false case, fails.
+
+    Args:
+        check: from `share_at_least` or `share_at_most`, of an ensemble known to have another share.
+    """
+    return replace(check, relation="<=" if check.relation == ">=" else ">=", role="control")
 
 
 def largest_share(successes: int, trials: int) -> float:

@@ -169,10 +169,10 @@ def tail_node_sets(
 
     $$p\sim N(\hat t\,Me,\ K),\qquad K=M(I-ee^\top)M^\top+t_2^2\tau^2CC^\top .$$
 
-    Points are drawn from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal, half
-    of them with $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
-    $\sigma^2=2\log L$. Masses depend on $|p|^2$ and $\hat t$ alone, whatever the dimension. The rest
-    of $(x_q,w)$ moves with $p$ as its conditional mean does, and $\hat t$ is stretched.
+    Points come from a mixture of tilted laws $e^{\beta|p|^2/2}N(p)/Z_\beta$, again normal. Half
+    of them have $\beta=0$, so no mass exceeds twice that of $\hat t$. The largest $\beta$ reaches
+    $\sigma^2=2\log L$. Masses depend on $|p|^2$ and $\hat t$ alone in every dimension. The rest of
+    $(x_q,w)$ moves with $p$ as its conditional mean does, and $\hat t$ is stretched.
 
     Args:
         task: provides the laws.
@@ -200,8 +200,12 @@ def tail_node_sets(
         component = np.minimum(np.searchsorted(np.cumsum(_SHARES), within, side="right"), 3)
         level = (np.arange(scales) + (shift + number * _GOLDEN) % 1.0) / scales
         t = _STRETCH * ndtri(np.clip(level, 1e-12, 1 - 1e-12)) if labelled else np.zeros(1)
-        label_mass = _STRETCH * np.exp(-0.5 * t**2 * (1.0 - _STRETCH**-2)) if labelled else np.ones(1)
-        tilted = _tilts(spread + (size * t)[:, None, None] ** 2 * noisy, t[:, None] * (M @ e), length)
+        label_mass = (
+            _STRETCH * np.exp(-0.5 * t**2 * (1.0 - _STRETCH**-2)) if labelled else np.ones(1)
+        )
+        tilted = _tilts(
+            spread + (size * t)[:, None, None] ** 2 * noisy, t[:, None] * (M @ e), length
+        )
         z = across @ normals[:dim]
         w = math.sqrt(prior) * normals[dim:]
         parts = []
@@ -238,7 +242,7 @@ class _Tilts:
     def moves(
         self, law: NDArray[np.int_], component: NDArray[np.int_], first: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        r"""Return $K^+(p-p_0)$, where $p_0-\mu$ = `first` is a draw that p has instead when tilted."""
+        r"""Return $K^+(p-p_0)$ for a draw with $p_0-\mu$ = `first` that tilting moves to p."""
         moved = np.empty_like(first)
         for i in range(self.beta.shape[0]):
             for j in range(self.beta.shape[1]):
@@ -246,18 +250,16 @@ class _Tilts:
                 moved[:, own] = self.turn[i, j] @ first[:, own] + self.shift[i, j][:, None]
         return moved
 
-    def masses(
-        self, law: NDArray[np.int_], square: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def masses(self, law: NDArray[np.int_], square: NDArray[np.float64]) -> NDArray[np.float64]:
         r"""Return the law's density over that of the mixture, at $|p|^2$."""
         exponents = 0.5 * self.beta[law] * square[:, None] - self.log_norm[law]
         with np.errstate(over="ignore"):
             return 1.0 / (np.exp(exponents) @ np.array(_SHARES))
 
 
-def _tilts(K: NDArray[np.float64], mean: NDArray[np.float64], length: float) -> _Tilts:
+def _tilts(covariance: NDArray[np.float64], mean: NDArray[np.float64], length: float) -> _Tilts:
     """Return the tilted laws, the first of them not tilted."""
-    k, axes = np.linalg.eigh(K)
+    k, axes = np.linalg.eigh(covariance)
     k = np.maximum(k, 0.0)
     longest = np.maximum(k[:, -1], _SMALLEST)
     least = np.clip(longest / (2.0 * math.log(length) + _BEYOND), 1.0 - _LARGEST_TILT, 1.0)

@@ -22,9 +22,10 @@ from promptlimit.tasks._softmax_risk import (
     SoftmaxRisk,
     combined,
     of_any_length,
-    risk_statistics,
     perturbed,
+    risk_statistics,
     scores,
+    with_arrays,
 )
 from promptlimit.weights import WeightInterpolant
 
@@ -32,6 +33,7 @@ _SET = 4096
 _MARGIN = 1.25
 _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
 _LOST = 1e-6
+_MISSED = 0.01
 _UNRELIABLE = 0.1
 _ROUNDING = 1e-12
 
@@ -85,8 +87,7 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
         if lost <= _LOST * abs(found.value) or end == _RANGES[-1]:
             break
         end = _wider(end)
-    if lost > _UNRELIABLE * abs(found.value):
-        raise _too_sharp(math.sqrt(rows[:, PointMeans._fields.index("largest")].max()))
+    _require_tables(lost, found.value, rows)
     risk = functools.partial(SoftmaxRisk, head.task, slope_share=share, clipped=True)
     changed = [risk(of_any_length(perturbed(known)), sets[0])]
     changed += [risk(statistics, sets[0], saturated=True)] if lost > 0.0 else []
@@ -109,12 +110,15 @@ def first_range(task: LinearRegression, key_query: Array) -> float:
     return next((end for end in _RANGES if end >= largest), _RANGES[-1])
 
 
-def _too_sharp(sharpness: float) -> ValueError:
-    return ValueError(
-        f"`attention` must have scores of standard deviation at most {_RANGES[-1]:g}, got "
-        f"{sharpness:.3g} at queries that the risk depends on. Scale its key-query matrix down, or "
-        "pass kind='estimate' with a key."
-    )
+def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
+    """Refuse a risk of which the tables miss more than a small part."""
+    if lost > _MISSED * abs(value):
+        sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
+        raise ValueError(
+            f"`attention` must have scores of standard deviation at most {_RANGES[-1]:g} at the "
+            f"queries that the risk depends on, got {sharpness:.3g} on average. Scale its "
+            "key-query matrix down, or pass kind='estimate' with a key."
+        )
 
 
 def _within(head: Regressor, end: float, tolerance: float, points: int | None) -> Averaged | None:
@@ -142,18 +146,21 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
         value, error = found.value, found.error + lost + tables
         if lost > _LOST * abs(value) and end < _RANGES[-1]:
             return None
+        _require_tables(lost, value, sums / done)
         enough = error <= tolerance * value
         if points is None and not enough and lost < 0.5 * error and done < LARGEST:
             target = 4 * done
             continue
-        found = require_accuracy(Averaged(value, error, done * REPLICATES), head.task.noise_variance)
+        found = require_accuracy(
+            Averaged(value, error, done * REPLICATES), head.task.noise_variance
+        )
         if points is None and not enough:
             _warn(value, error, tolerance, done)
         return found
 
 
 def _means(risk: SoftmaxRisk, head: Regressor) -> PointMeans:
-    return _compiled_means(risk, head.key_query, head.value_row)
+    return _compiled_means(with_arrays(risk), head.key_query, head.value_row)
 
 
 @eqx.filter_jit
@@ -183,7 +190,9 @@ def _lost(rows: np.ndarray) -> float:
 
 def _risks(rows: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> np.ndarray:
     """Return the risk of each row of means, [flat and sloping lines, rows]."""
-    both = _compiled_risks(head.task, statistics, head.key_query, head.value_row, on_device(rows))
+    both = _compiled_risks(
+        with_arrays(head.task), statistics, head.key_query, head.value_row, on_device(rows)
+    )
     return np.asarray(both)
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -39,6 +38,7 @@ from promptlimit.tasks._softmax_risk import (
     of_any_length,
     risk_statistics,
     tabulate_risks,
+    with_arrays,
 )
 from promptlimit.tasks._stack_risk import stack_risk
 
@@ -148,9 +148,7 @@ class RegressionObjective(AbstractObjective):
 
 def _objective(risk: LinearRisk | SoftmaxRisk) -> RegressionObjective:
     """Return a risk to descend, its numbers arrays: for all of them there is one program."""
-    return RegressionObjective(
-        jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, float) else leaf, risk)
-    )
+    return RegressionObjective(with_arrays(risk))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ docs/tasks.md.
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -33,6 +33,7 @@ from promptlimit.tasks._polynomials import (
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
+TreeT = TypeVar("TreeT")
 _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 
@@ -74,6 +75,11 @@ def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
+def with_arrays(tree: TreeT) -> TreeT:
+    """Return the same with arrays in place of floats: one compiled program serves all values."""
+    return jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, float) else leaf, tree)
+
+
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
     r"""Return the statistics off by their errors: values by `error`, slopes by `slope_error`.
 
@@ -91,11 +97,12 @@ def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
 class PointMeans(NamedTuple):
     r"""Weighted means over points, of which `combined` makes the risk.
 
-    A bar is the mean over w in closed form, given the query, and $P_0=P(\bar\sigma^2)$. What depends
-    on the query alone is averaged as that, and the points carry the difference only.
+    A bar is the mean over w in closed form, given the query; $P_0=P(\bar\sigma^2)$. Functions of
+    the query alone are averaged first, and the points carry the difference.
 
     Attributes:
-        participation, excess, sharpness: of $P_0$, $\varrho_0$ and $\bar\sigma^2$.
+        participation, excess, sharpness: of $P_0$, $\varrho_0$ and $\bar\sigma^2$, over the mean
+            mass, so that constants have themselves as means.
         factor, square: of $\bar f$ and $\overline{c^2}$.
         factor_sharpness: of $f(\sigma^2-\bar\sigma^2)+\bar f\,\bar\sigma^2$.
         square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
@@ -104,16 +111,16 @@ class PointMeans(NamedTuple):
         largest: the largest $\sigma^2$.
     """
 
-    participation: Float[Array, ""]
-    excess: Float[Array, ""]
-    sharpness: Float[Array, ""]
-    factor: Float[Array, ""]
-    square: Float[Array, ""]
-    factor_sharpness: Float[Array, ""]
-    square_sharpness: Float[Array, ""]
-    finite: Float[Array, ""]
-    beyond: Float[Array, ""]
-    largest: Float[Array, ""]
+    participation: Float[Array, "*sets"]
+    excess: Float[Array, "*sets"]
+    sharpness: Float[Array, "*sets"]
+    factor: Float[Array, "*sets"]
+    square: Float[Array, "*sets"]
+    factor_sharpness: Float[Array, "*sets"]
+    square_sharpness: Float[Array, "*sets"]
+    finite: Float[Array, "*sets"]
+    beyond: Float[Array, "*sets"]
+    largest: Float[Array, "*sets"]
 
 
 class Regressor(NamedTuple):
@@ -210,8 +217,9 @@ class SoftmaxRisk(eqx.Module):
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
-        finite += self._mean(at.participation) * factor
-        finite += self._mean(at.excess) * (exact.square - self._mean(at.square))
+        share = jnp.mean(on_device(self.mass))
+        finite += self._mean(at.participation) / share * factor
+        finite += self._mean(at.excess) / share * (exact.square - self._mean(at.square))
         return 0.5 * (exact.misfit + self.task.noise_variance + finite)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
@@ -238,13 +246,14 @@ class SoftmaxRisk(eqx.Module):
             own = jnp.mean((mass * terms).reshape(-1, count), axis=0)
             return jnp.mean((mass[:count] * known - own) * factor)
 
+        share = jnp.mean(mass[:count])
         beyond = squared > self.statistics.max_sharpness**2
         lost = self._mean(jnp.where(beyond, f * (1 - P) + c2 * (1 - rho), 0.0))
         finite = self._mean(f * P + c2 * rho) + around(f, f0, P0) + around(c2, c0, rho0)
         return PointMeans(
-            participation=of_query(P0),
-            excess=of_query(rho0),
-            sharpness=of_query(s0),
+            participation=of_query(P0) / share,
+            excess=of_query(rho0) / share,
+            sharpness=of_query(s0) / share,
             factor=of_query(f0),
             square=of_query(c0),
             factor_sharpness=self._mean(f * squared) + around(f, f0, s0),
@@ -332,7 +341,7 @@ def slopes(
     return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])
 
 
-def combined(
+def combined(  # noqa: PLR0917 - a head and its means
     task: LinearRegression,
     statistics: WeightInterpolant,
     key_query: Float[Array, "tokens tokens"],
@@ -340,11 +349,11 @@ def combined(
     means: PointMeans,
     all_means: PointMeans,
     slope_share: float | Float[Array, ""],
-) -> Float[Array, ""]:
+) -> Float[Array, "*sets"]:
     r"""Return the risk from means over points, the polynomial part in closed form.
 
     The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means` may
-    cover a part. The mean of $f\,\ell$ over points is replaced by its exact value, and so for $c^2$.
+    cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
     The risk is linear in `slope_share`.
     """
     exact = averages(task, key_query, value_row)

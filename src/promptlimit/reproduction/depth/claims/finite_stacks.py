@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from promptlimit.depth import fluctuation_bias, fluctuation_cov
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import beyond_errors, share_at_least, within_errors
+from promptlimit.reproduction._statistics import (
+    beyond_errors,
+    rejected,
+    share_at_least,
+    within_errors,
+)
 from promptlimit.reproduction.depth._finite_stacks import (
     atoms_variance,
     first_orders,
@@ -125,7 +129,7 @@ def _share(name: str, larger: np.ndarray, smaller: np.ndarray, share: float) -> 
 
 def _rejected(check: Check) -> Check:
     """Return the control that passes where a check of a share fails."""
-    return replace(check, relation="<=", role="control")
+    return rejected(check)
 
 
 CLAIM = Claim(

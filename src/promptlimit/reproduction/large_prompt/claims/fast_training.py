@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import largest_share, share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.large_prompt.study import ensemble
 from promptlimit.results import Check
 
@@ -30,14 +28,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             count,
             _MOST,
         ),
-        Check(
-            "the same after 1,000 steps, too few: largest share that the same test allows",
-            largest_share(early, count) if count else np.nan,
-            "<=",
-            _MOST,
-            role="control",
-            basis="the share of the statement",
-        ),
+        rejected(share_at_least("the same after 1,000 steps, too few", early, count, _MOST)),
     ]
 
 

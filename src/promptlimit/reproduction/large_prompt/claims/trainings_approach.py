@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import largest_share, share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.large_prompt.study import Ensemble, ensemble
 from promptlimit.results import Check
 
@@ -42,14 +42,14 @@ def decide(setting: Setting) -> Sequence[Check]:
             _MOST,
             role="amended",
         ),
-        Check(
-            "softmax from one start, linear attention from another: largest share of pairs with "
-            "half the distance that the same test allows",
-            largest_share(halved(starts.crossed), count),
-            "<=",
-            _MOST,
-            role="control",
-            basis="the share of the amended statement",
+        rejected(
+            share_at_least(
+                "pairs of a softmax head from one start and a linear head from another whose "
+                "distance is halved",
+                halved(starts.crossed),
+                count,
+                _MOST,
+            )
         ),
     ]
 

@@ -1,14 +1,13 @@
 """Claim 7: scores of one query predict the entropy at other lengths within their error."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from promptlimit.lengths import entropy_prediction, length_statistics
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.results import Check
 
 _LENGTHS = np.array([64.0, 4096.0, 65536.0])
@@ -30,7 +29,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     missed = share_at_least(f"σ = 2, down to 8, the naive rule, lists of {count}", *naive, _SHARE)
     return [
         share_at_least(f"σ = 1, three lengths, lists of {count} scores", *held, _SHARE),
-        replace(missed, relation="<=", role="control"),
+        rejected(missed),
     ]
 
 

@@ -1,13 +1,12 @@
 """Claim 16: one head suffices if and only if spread and noise have the same variance."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._denoising import HeadFit, figure_law, limit_excess
 from promptlimit.results import Check
 from promptlimit.tasks import Denoising
@@ -48,7 +47,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             1e-4,
             basis="the least of 90 other fits is 7e-4, at γ² = 2.2 and ξ² = 1.8; margin 7",
         ),
-        replace(missed, relation="<=", role="control"),
+        rejected(missed),
     ]
 
 

@@ -8,7 +8,7 @@ from scipy.optimize import minimize, root_scalar
 
 from promptlimit._arrays import Array, doubles
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
     Classes,
@@ -96,7 +96,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             1e-14,
             basis="rounding: sums of symmetric terms",
         ),
-        dataclasses.replace(early, relation="<=", role="control"),
+        rejected(early),
         Check(
             "least eigenvalue at two minimisers: no saddles, as they must not be",
             min(np.linalg.eigvalsh(C1.hessian(point))[0] for point in minima),

@@ -1,13 +1,12 @@
 """Claim 25: from the starts of Theorem 3.6 training finds the Bayes score."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._descent import (
     Heads,
     descend,
@@ -39,7 +38,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         _trained("batch 16, 4,000 steps", excesses(16, 4000, 32), 10),
         _trained("batch 128, 1,500 steps", excesses(128, 1500, 16), 100),
-        replace(noisy, relation="<=", role="control"),
+        rejected(noisy),
         Check(
             "excess from v₂₁ = 0 as well, a saddle",
             saddle,

@@ -1,12 +1,11 @@
 """Claim 22: two softmax heads train to the Bayes denoiser, and linear ones stop above it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from promptlimit.reproduction import Claim, Setting
-from promptlimit.reproduction._statistics import share_at_least
+from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._denoising import figure_law, least_gaps
 from promptlimit.reproduction.mixtures._denoising_training import denoising_training
 from promptlimit.results import Check
@@ -44,7 +43,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             linear.size,
             0.9,
         ),
-        replace(_arrived("starts of two linear heads", linear), relation="<=", role="control"),
+        rejected(_arrived("starts of two linear heads", linear)),
     ]
 
 
