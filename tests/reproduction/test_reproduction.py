@@ -61,6 +61,19 @@ def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
     assert quick.code == 0
 
 
+def test_the_folder_holds_what_is_printed_and_the_command_that_repeats_it(
+    quick: Reproduced,
+) -> None:
+    assert quick.printed["seed"] == SEED
+    claims = [(paper.name, claim.name) for paper in PAPERS for claim in paper.claims]
+    for (paper, name), printed in zip(claims, quick.printed["claims"], strict=True):
+        path = quick.out / paper / "claims" / f"{name}.json"
+        written = json.loads(path.read_text(encoding="utf-8"))
+        assert {field: written[field] for field in printed} == printed
+        again = f"promptlimit reproduce {paper} {name} --quick --seed {SEED}"
+        assert written["command"] == again
+
+
 def test_every_claim_has_a_control(quick: Reproduced) -> None:
     for claim in quick.printed["claims"]:
         assert any(check["role"] == "control" for check in claim["checks"]), claim["name"]
