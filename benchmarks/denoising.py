@@ -39,7 +39,9 @@ def main(smallest: bool = False) -> None:
         started, used = time.perf_counter(), time.process_time()
         estimate = pl.risk(layer, task, 1000, kind="estimate", key=key, samples=prompts)
         seconds = report(f"{prompts} prompts of 1000 tokens, d = {dim}", started, used)
-        wanted = (2 * float(estimate.error) / (1e-3 * float(excess.mse[2]))) ** 2 * prompts
+        wanted = (
+            2 * float(estimate.error) / (1e-3 * float(np.asarray(excess.mse)[2]))
+        ) ** 2 * prompts
         print(f"  a thousandth of the excess takes {wanted:.2g} prompts,", end=" ")
         print(f"{wanted / prompts * seconds:.2g} s for one length")
     if smallest:

@@ -7,6 +7,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -55,11 +57,10 @@ def curves(given_lengths: np.ndarray) -> None:
     for label, problem in (("tau 0.5", standard(5, 0.5)), ("anisotropic", anisotropic(5))):
         gap = pl.output_gap(*problem, given_lengths)
         worst = float((gap.error / gap.value).max())
-        seconds = best_seconds(lambda given=problem: pl.output_gap(*given, given_lengths))
+        seconds = best_seconds(partial(pl.output_gap, *problem, given_lengths))
         row(f"output gap, d = 5, {label}, {count} lengths", seconds, f"error {worst:.0e}")
-        seconds = best_seconds(
-            lambda given=problem: pl.gradient_gap(*given, given_lengths, wrt="key_query")
-        )
+        gradient = partial(pl.gradient_gap, *problem, given_lengths, wrt="key_query")
+        seconds = best_seconds(gradient)
         row(f"key-query gradient gap, d = 5, {label}, {count} lengths", seconds)
 
 
@@ -77,7 +78,7 @@ def required_lengths(dim: int, taus: tuple[float, ...]) -> None:
     for tau in taus:
         problem = standard(dim, tau)
         found = pl.required_length(*problem, 0.01)
-        seconds = best_seconds(lambda given=problem: pl.required_length(*given, 0.01))
+        seconds = best_seconds(partial(pl.required_length, *problem, 0.01))
         row(f"required length, d = {dim}, tau {tau}, all kinds", seconds, found.describe("exact"))
 
 
@@ -85,7 +86,7 @@ def sampling(samples: int) -> None:
     """Time simulated prompts to one per cent at L = 1000, extrapolated from some of them."""
     problem = standard(5, 0.5)
     seconds = best_seconds(lambda: pl.output_gap(*problem, LENGTHS), 1)
-    options = {"kind": "estimate", "key": jax.random.key(0), "samples": samples}
+    options: dict[str, Any] = {"kind": "estimate", "key": jax.random.key(0), "samples": samples}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         drawn = pl.output_gap(*problem, LENGTHS, **options)

@@ -6,6 +6,7 @@ Contenders take turns within one run. Prints a small table; nothing is asserted.
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,11 @@ def medians(actions: dict[str, Callable[[], object]], repeats: int) -> dict[str,
             action()
             seconds[name].append(time.perf_counter() - started)
     return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
+def finished(function: Callable[..., object], *given: object) -> object:
+    """Return what a function returns, computed."""
+    return jax.block_until_ready(function(*given))
 
 
 def simulated(task: pl.LinearRegression, length: int, prompts: int) -> Callable[..., tuple]:
@@ -72,13 +78,12 @@ def main(smallest: bool = False) -> None:
             name: jax.jit(jax.value_and_grad(function, argnums=(0, 1)))
             for name, function in functions.items()
         }
-        actions = {
-            name: lambda f=function: jax.block_until_ready(f(U, v))
-            for name, function in compiled.items()
+        actions: dict[str, Callable[[], object]] = {
+            name: partial(finished, function, U, v) for name, function in compiled.items()
         }
         sample = simulated(task, 10, prompts)
         name = f"{prompts} simulated prompts, L = 10"
-        actions[name] = lambda: jax.block_until_ready(sample((U, v), jax.random.key(0)))
+        actions[name] = partial(finished, sample, (U, v), jax.random.key(0))
         for label, seconds in medians(actions, repeats).items():
             print(f"{label:<40} {seconds * 1e3:8.2f} ms")
         each = medians({name: actions[name]}, max(repeats // 10, 1))[name] / prompts

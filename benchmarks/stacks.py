@@ -8,6 +8,8 @@ simulation sees: beside it stands what the kernel as a control variate needs.
 
 import sys
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -22,6 +24,7 @@ from promptlimit.depth import (
     influence,
 )
 
+Result = TypeVar("Result")
 LENGTH = 400
 PROMPTS = 64
 WANTED = 1e-3
@@ -50,7 +53,7 @@ def as_attention(stack: GaussianStack) -> pl.Stack:
     return pl.Stack(layers)
 
 
-def timed(work) -> tuple[object, float]:
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
     """Return what a function computes, and its seconds of CPU."""
     used = time.process_time()
     value = work()

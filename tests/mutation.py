@@ -92,7 +92,7 @@ _COPIED = (
 )
 _CACHES = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "*.egg-info")
 _PYTEST = ("-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist")
-_MEMORY = 48 * 2**20  # kilobytes of addresses: a mutant may ask for any amount
+_MEMORY = 48 * 2**20  # kilobytes of address space, because a mutant may allocate without bound
 _SLOWER = 3  # a mutant may take this many times as long as the unchanged tests
 
 
@@ -149,7 +149,7 @@ def is_skipped(file: str) -> bool:
 
 
 class Site(NamedTuple):
-    """A place in a text, what may stand there instead, and the kind of the change."""
+    """A span of a text, its possible replacements, and the kind of the change."""
 
     start: int
     end: int

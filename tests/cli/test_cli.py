@@ -220,23 +220,6 @@ def test_doctor_tells_a_source_tree_from_what_was_installed(
     assert findings["promptlimit"] == finding("promptlimit", found, remedy)
 
 
-@pytest.mark.slow
-def test_reproduce_writes_claims_and_figures(here: Here, tmp_path: Path) -> None:
-    named = ("large_prompt", "3", "growing_prompt")
-    done = here("reproduce", *named, "--quick", "--out", "r", "--json")
-    assert done.returncode == 0, done.stderr
-    (printed,) = json.loads(done.stdout)["claims"]
-    paper = tmp_path / "r" / "large_prompt"
-    written = json.loads((paper / "claims" / "linear-is-the-limit.json").read_text())
-    assert {name: written[name] for name in printed} == printed
-    assert written["command"] == (
-        "promptlimit reproduce large_prompt linear-is-the-limit --quick --seed 0"
-    )
-    assert printed["verdict"] == "holds"
-    drawn = sorted(path.name for path in (paper / "figures").iterdir())
-    assert drawn == [f"growing_prompt.{kind}" for kind in ("json", "npz", "svg")]
-
-
 CONTROL = Check("control", 2.0, ">=", 1.0, role="control")
 
 

@@ -190,7 +190,7 @@ def simulated(stack, query, length, prompts, rng):
     return length * (rows[:, -1] - stack.output(query)), length * first
 
 
-@pytest.mark.parametrize(("dim", "depth"), [(1, 4), (2, 3), (3, 1), (5, 2)])
+@pytest.mark.parametrize(("dim", "depth"), [(1, 4), (3, 2)])
 def test_real_stacks_keep_to_the_expansion_from_50_to_5000_tokens(dim, depth):
     rng = np.random.default_rng([dim, depth])
 

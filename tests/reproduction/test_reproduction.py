@@ -65,6 +65,19 @@ def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
     assert quick.code == 0
 
 
+def test_the_folder_holds_what_is_printed_and_the_command_that_repeats_it(
+    quick: Reproduced,
+) -> None:
+    assert quick.printed["seed"] == SEED
+    claims = [(paper.name, claim.name) for paper in PAPERS for claim in paper.claims]
+    for (paper, name), printed in zip(claims, quick.printed["claims"], strict=True):
+        path = quick.out / paper / "claims" / f"{name}.json"
+        written = json.loads(path.read_text(encoding="utf-8"))
+        assert {field: written[field] for field in printed} == printed
+        again = f"promptlimit reproduce {paper} {name} --quick --seed {SEED}"
+        assert written["command"] == again
+
+
 def test_quick_mode_leaves_those_claims_undecided_that_say_so(quick: Reproduced) -> None:
     undecided = [c["name"] for c in quick.printed["claims"] if c["verdict"] == UNDECIDED]
     said = [claim.name for paper in PAPERS for claim in paper.claims if not claim.quick]
