@@ -7,9 +7,12 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import to_hex
+from matplotlib.colors import LogNorm, to_hex
 from matplotlib.container import Container
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 INK, FAINT = "#222222", "#b8b8b8"
 LIMIT, CONTRAST = "#d55e00", "#0072b2"
@@ -75,6 +78,21 @@ def painted(*drawn: Artist | Colorbar) -> None:
             painted(*part.ax.collections, *part.ax.patches, *part.ax.images)
         else:
             part.set_gid(PAINTED)
+
+
+def add_colour_bar(image: AxesImage, axis: Axes, *, extend: str) -> None:
+    """Add a colour bar to a heat-map; a logarithmic one has plain numbers at 1, 2 and 5."""
+    figure = axis.get_figure()
+    if not isinstance(figure, Figure):
+        return
+    bar = figure.colorbar(image, ax=axis, extend=extend, pad=0.02)
+    if isinstance(image.norm, LogNorm):
+        ticks = np.outer(10.0 ** np.arange(-6, 7), [1.0, 2.0, 5.0]).ravel()
+        low, high = image.get_clim()
+        ticks = ticks[(ticks >= 0.99 * low) & (ticks <= 1.01 * high)]
+        bar.minorticks_off()
+        bar.set_ticks(ticks.tolist(), labels=[f"{tick:g}" for tick in ticks])
+    painted(image, bar)
 
 
 def shades(count: int) -> list[str]:

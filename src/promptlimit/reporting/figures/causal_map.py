@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from promptlimit.reporting._theme import painted
+from promptlimit.reporting._theme import add_colour_bar
 
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
@@ -45,7 +45,4 @@ def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title:
     axis.tick_params(length=0)
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
-    figure = axis.get_figure()
-    if isinstance(figure, Figure):
-        extend = "both" if isinstance(norm, LogNorm) else "neither"
-        painted(image, figure.colorbar(image, ax=axis, extend=extend, pad=0.02))
+    add_colour_bar(image, axis, extend="both" if isinstance(norm, LogNorm) else "neither")

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from promptlimit.reporting._theme import painted
+from promptlimit.reporting._theme import add_colour_bar, painted
 
 _DARK = "#221133"
 
@@ -60,10 +60,7 @@ def _panel(axis: Axes, values: np.ndarray, colours: str, norm: Normalize, title:
     axis.tick_params(length=0)
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
-    extend = "both" if isinstance(norm, LogNorm) else "min"
-    figure = axis.get_figure()
-    if isinstance(figure, Figure):
-        painted(image, figure.colorbar(image, ax=axis, extend=extend, pad=0.02))
+    add_colour_bar(image, axis, extend="both" if isinstance(norm, LogNorm) else "min")
 
 
 def _write(
