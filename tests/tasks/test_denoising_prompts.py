@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
+from promptlimit.tasks import _denoising_prompts as prompts
 from promptlimit.tasks._best_layer import _scalar_heads, _scalar_rule, _solved
 from promptlimit.tasks._denoising_prompts import prompt_excess
 
@@ -286,3 +287,25 @@ def test_a_prompt_of_other_kinds_is_simulated():
     mixed = pl.Layer([softmax(0.5, 0.7), pl.LinearAttention([[0.1]], [[0.1]])], [[0.2]])
     with pytest.raises(ValueError, match="`key` must be given to simulate Layer on Denoising"):
         pl.risk(mixed, LINE, 5)
+
+
+@pytest.mark.parametrize("kind", ["polar", "lattice"])
+def test_the_halves_of_a_rule_show_the_error_of_its_radii(kind, monkeypatch):
+    task, _ = turned(FIGURE, 5)
+    eye = np.eye(5)
+    along = np.linalg.svd(task.means, full_matrices=False)[2]
+    change = 0.0 * eye if kind == "polar" else 0.05 * along.T @ along
+    with jax.enable_x64(True):
+        layer = pl.Layer(pl.SoftmaxAttention(0.5 * eye / 5, 0.7 * eye + change), -0.1 * eye)
+        heads = prompts.tilted_heads(layer)
+    assert heads is not None
+    lengths = np.array([30.0])
+    fine, _ = prompts.prompt_excess(task, heads, lengths, prompts.query_rule(task, heads, 0.4))
+    right = prompts.roots_legendre
+    monkeypatch.setattr(prompts, "roots_legendre", lambda count: right(4 + count % 2))
+    monkeypatch.setattr(prompts, "_RADII", 1)
+    few = prompts.query_rule(task, heads, 0.4)
+    coarse, error = prompts.prompt_excess(task, heads, lengths, few)
+    off = abs(coarse[0] - fine[0])
+    assert off > 1e-4 * fine[0]
+    assert off < 4 * error[0]

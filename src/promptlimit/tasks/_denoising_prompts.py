@@ -110,21 +110,27 @@ def query_rule(task: Denoising, heads: TiltedHeads, step: float, longest: float 
     dim, sd = task.token_dim, math.sqrt(task.query_variance)
     matrices = [*heads.tilts, *heads.values, heads.residual]
     if dim <= 2:
-        return _lattice(task, np.eye(dim), np.zeros((1, dim)), np.ones(1), step, reach)
+        nothing = np.zeros((1, dim)), np.ones(1)
+        return _lattice(task, np.eye(dim), (nothing, nothing), step, reach)
     if task.weights.size == 2 and all(_is_scalar(matrix) for matrix in matrices):
         return _polar_rule(task, step, reach)
     among = span(task.means)
     if len(among) <= 2 and all(_acts_alike_across(matrix, among) for matrix in matrices):
-        freedom = dim - len(among)
-        squares, masses = roots_genlaguerre(_RADII, 0.5 * freedom - 1.0)
-        outside = np.linalg.svd(among)[2][len(among)]
-        radii = sd * np.sqrt(2.0 * squares)[:, None] * outside
-        return _lattice(task, among, radii, masses / masses.sum(), step, reach)
+        outside = sd * np.linalg.svd(among)[2][len(among)]
+        first, second = (_radii(dim - len(among), count) for count in (_RADII, _RADII + 1))
+        halves = (first[0][:, None] * outside, first[1]), (second[0][:, None] * outside, second[1])
+        return _lattice(task, among, halves, step, reach)
     count = 2 ** max(9, round(11 - math.log2(step / 0.65)))
     halves = [query_points(task, count, replicate=half) for half in (0, 1)]
     points, weights = (np.concatenate([part[i] for part in halves]) for i in (0, 1))
     half = np.repeat([0, 1], [len(part.points) for part in halves])
     return QueryRule(points, weights / 2, half, doubt=1.0)
+
+
+def _radii(freedom: int, count: int) -> tuple[Array, Array]:
+    """Return nodes and masses of sum one for the norm of a standard normal vector."""
+    squares, masses = roots_genlaguerre(count, 0.5 * freedom - 1.0)
+    return np.sqrt(2.0 * squares), masses / masses.sum()
 
 
 def _is_scalar(matrix: Array) -> bool:
@@ -147,10 +153,18 @@ def _density(task: Denoising, points: Array, centres: Array) -> Array:
     return scale * np.exp(-squares / (2 * s)) @ task.weights
 
 
-def _lattice(  # noqa: PLR0917 - what a rule is made of
-    task: Denoising, basis: Array, extra: Array, masses: Array, step: float, reach: float
+def _lattice(
+    task: Denoising,
+    basis: Array,
+    across: tuple[tuple[Array, Array], tuple[Array, Array]],
+    step: float,
+    reach: float,
 ) -> QueryRule:
-    """Return a lattice in the span of a basis, beside extra points with masses across it."""
+    """Return a lattice in the span of a basis, times a rule across it.
+
+    Each half of the lattice has its own rule across, points and masses, so that the distance of the
+    halves shows the error of both factors.
+    """
     size = step * math.sqrt(task.query_variance)
     centres = task.means @ basis.T
     lines, numbers = [], []
@@ -168,10 +182,14 @@ def _lattice(  # noqa: PLR0917 - what a rule is made of
         for part in (lines, numbers)
     )
     weights = size ** len(basis) * _density(task, places, centres)
-    points = (places @ basis)[:, None] + extra
-    both = (weights[:, None] * masses).ravel()
-    half = np.repeat(steps.sum(axis=1) % 2, len(masses))
-    return _pruned(points.reshape(-1, basis.shape[1]), both, half, reach)
+    parity = steps.sum(axis=1) % 2
+    points, products, halves = [], [], []
+    for half, (extra, masses) in enumerate(across):
+        own = parity == half
+        points.append(((places[own] @ basis)[:, None] + extra).reshape(-1, basis.shape[1]))
+        products.append((weights[own][:, None] * masses).ravel())
+        halves.append(np.full(products[-1].size, half))
+    return _pruned(*(np.concatenate(part) for part in (points, products, halves)), reach)
 
 
 def _too_far(task: Denoising) -> ValueError:
@@ -210,22 +228,46 @@ def _polar_rule(task: Denoising, step: float, reach: float) -> QueryRule:
     )
     line = step * sd * index
     along = step * sd * _density(task, line[:, None], (task.means @ e)[:, None])
-    centre = math.hypot(shift, math.sqrt((dim - 2) * s))
+    points, weights, halves = [], [], []
+    for half in (0, 1):  # with another rule for the radius each, so that their distance shows both
+        own = index % 2 == half
+        x, r, polar = _polar_plane(task, shift, step, reach, more=half)
+        places = line[own][:, None, None, None] * e + x[:, :, None] * n + r[:, :, None] * w
+        points.append(places.reshape(-1, dim))
+        weights.append((along[own][:, None, None] * polar).ravel())
+        halves.append(np.full(weights[-1].size, half))
+    return _pruned(*(np.concatenate(part) for part in (points, weights, halves)), reach)
+
+
+def _polar_plane(
+    task: Denoising, shift: float, step: float, reach: float, *, more: int
+) -> tuple[Array, Array, Array]:
+    r"""Return a rule for $(x, r)$, $x\sim N(\text{shift},s)$ and $r/\sqrt s\sim\chi_{d-2}$.
+
+    Args:
+        task: provides s and d.
+        shift: the mean of x.
+        step: about the distance of two radii $\sqrt{x^2+r^2}$, in standard deviations.
+        reach: how far radii go, in standard deviations.
+        more: how many radii to add.
+
+    Returns:
+        x, r and weights, each [radii, angles].
+    """
+    s, freedom = task.query_variance, task.token_dim - 2
+    sd = math.sqrt(s)
+    centre = math.hypot(shift, math.sqrt(freedom * s))
     low, high = max(0.0, centre - reach * sd), centre + reach * sd
-    nodes, masses = roots_legendre(max(8, round((high - low) / (step * sd) * 1.6)))
+    count = max(8, round((high - low) / (step * sd) * 1.6))
+    nodes, masses = roots_legendre(count + more)
     radius = low + 0.5 * (high - low) * (nodes + 1)
     angle = math.pi * (np.arange(_ANGLES) + 0.5) / _ANGLES
     x, r = radius[:, None] * np.cos(angle), radius[:, None] * np.sin(angle)
-    freedom = dim - 2
     log_density = (freedom - 1) * np.log(r) - ((x - shift) ** 2 + r**2) / (2 * s)
     log_density -= (0.5 * freedom - 1) * math.log(2) + gammaln(0.5 * freedom)
     log_density -= 0.5 * freedom * math.log(s) + 0.5 * math.log(2 * math.pi * s)
     polar = np.exp(log_density) * radius[:, None] * (math.pi / _ANGLES)
-    polar *= (0.5 * (high - low) * masses)[:, None]
-    points = line[:, None, None, None] * e + x[:, :, None] * n + r[:, :, None] * w
-    weights = along[:, None, None] * polar
-    half = np.broadcast_to((index % 2)[:, None, None], weights.shape)
-    return _pruned(points.reshape(-1, dim), weights.ravel(), half.ravel(), reach)
+    return x, r, polar * (0.5 * (high - low) * masses)[:, None]
 
 
 def prompt_excess(
