@@ -319,7 +319,12 @@ def parts(setting: Setting) -> list[Part]:
         ordered.append(_part(f"{law}, ends of training", ends, law))
         if not setting.quick:
             ordered += [
-                _part(f"{law}, {ENSEMBLE} starts, L = {length}", _ensemble_at, law, length=length)
+                _part(
+                    f"{law}, {ensemble_starts(law)} starts, L = {length}",
+                    _ensemble_at,
+                    law,
+                    length=length,
+                )
                 for length in ensemble_lengths(law)
             ]
     return ordered
@@ -341,11 +346,13 @@ def flows(setting: Setting, law: str, length: int) -> None:
     least_errors(setting, law, length)
 
 
-ENSEMBLE = 64
-"""Random starts over which shares are taken."""
-
 ENSEMBLE_TIMES = np.concatenate([[0.0, 2.0], np.geomspace(4.0, 600.0, 24), [200.0]])
 ENSEMBLE_TIMES.sort()
+
+
+def ensemble_starts(law: str) -> int:
+    """Return over how many random starts shares are taken."""
+    return 64 if law == "identity" else 24
 
 
 def ensemble_lengths(law: str) -> tuple[int, ...]:
@@ -417,8 +424,9 @@ def _ensemble_at(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return errors and largest distances of many starts at one length."""
     runs = []
-    for start in range(ENSEMBLE):
-        setting.tell(f"start {start + 1} of {ENSEMBLE}: {law}, L = {length}")
+    count = ensemble_starts(law)
+    for start in range(count):
+        setting.tell(f"start {start + 1} of {count}: {law}, L = {length}")
         heads = [random_start(setting, _FIRST_OF_ENSEMBLE + start, kernel) for kernel in KERNELS]
         tables_at_hand()
         follow = functools.partial(flow_from, setting, protocol_task(law), points=1024)
