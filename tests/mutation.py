@@ -364,7 +364,7 @@ def run_tests(copy: Path, tests: Iterable[str], limit: float) -> tuple[str, floa
     """Return the verdict of tests in a copy, run up to the first failure, and their seconds."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(copy / "src"),
+        "PYTHONPATH": os.pathsep.join([str(copy / "src"), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

@@ -187,6 +187,7 @@ def flow_from(
     times: np.ndarray = TIMES,
     *,
     points: int = 4096,
+    tolerance: float | None = None,
 ) -> Trajectory:
     """Return the flow on as few points as carry it: a flow may follow too few out of bounds.
 
@@ -203,7 +204,7 @@ def flow_from(
         task,
         length,
         times,
-        tolerance=finer * (1e-5 if coarse else 1e-6),
+        tolerance=finer * (tolerance or (1e-5 if coarse else 1e-6)),
         solver=StabilisedRungeKutta(),
         folder=setting.folder,
     )
@@ -429,7 +430,9 @@ def _ensemble_at(
         setting.tell(f"start {start + 1} of {count}: {law}, L = {length}")
         heads = [random_start(setting, _FIRST_OF_ENSEMBLE + start, kernel) for kernel in KERNELS]
         tables_at_hand()
-        follow = functools.partial(flow_from, setting, protocol_task(law), points=1024)
+        follow = functools.partial(
+            flow_from, setting, protocol_task(law), points=1024, tolerance=1e-4
+        )
         with jax.enable_x64(True), on_cpu():
             runs.append([follow(head, length=length, times=ENSEMBLE_TIMES) for head in heads])
     softmax, linear = zip(*runs, strict=True)

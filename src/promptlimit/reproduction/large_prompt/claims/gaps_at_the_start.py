@@ -44,9 +44,9 @@ def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
             "from -1",
             abs(slope + 1),
             "<=",
-            0.1 + critical_distance() * slope_error,
+            0.2 + critical_distance() * slope_error,
             error=slope_error,
-            basis=f"{corrections} a tenth, and standard errors at level {LEVEL:g}",
+            basis=f"{corrections} a fifth, and standard errors at level {LEVEL:g}",
             false_alarm=LEVEL,
         ),
         Check(

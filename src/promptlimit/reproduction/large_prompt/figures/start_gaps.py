@@ -42,7 +42,7 @@ def start_gaps(setting: Setting, law: str) -> Arrays:
     are of the mean logarithm over batches, which has light tails.
     """
     task, lengths = protocol_task(law), gap_lengths(setting)
-    batches = 64 if setting.quick else 32  # quick has fewer starts to average over
+    batches = 64 if setting.quick else 16  # quick has fewer starts to average over
     gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
     for index in mild_starts(setting, law, 2 if setting.quick else 4):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
