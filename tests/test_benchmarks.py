@@ -22,7 +22,7 @@ def test_a_benchmark_runs_at_its_smallest_size(file: Path) -> None:
     if done.returncode and NOT_INSTALLED in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) > 1
+    assert done.stdout.strip()
 
 
 def test_every_benchmark_is_in_the_table() -> None:

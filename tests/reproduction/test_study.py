@@ -152,11 +152,12 @@ def test_gradients_on_large_batches_are_those_of_the_population() -> None:
         pair = [uniform_factors(2, key=jax.random.key(0), kernel=k) for k in ("softmax", "linear")]
         exact = population_gradient_gap(task, pair, 3)
         found = same_batch_gradient_gap(
-            task, pair, 3, key=jax.random.key(1), batch=20_000, batches=4
+            task, pair, 3, key=jax.random.key(1), batch=20_000, batches=24
         )
     # The gap of a batch exceeds that of the population by the variance of the difference.
     excess = found.value - float(exact.value)
-    assert -3 * found.error < excess < 0.2 * float(exact.value) + 3 * found.error
+    assert -4 * found.error < excess < 0.1 * float(exact.value) + 4 * found.error
+    assert found.error < 0.02 * float(exact.value)
 
 
 def test_the_block_start_in_factors_is_the_one_of_the_theory() -> None:
