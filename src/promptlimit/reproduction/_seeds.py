@@ -83,8 +83,8 @@ def decide_at_seeds(
 ) -> list[SeedVerdicts]:
     """Return the verdicts of claims at several seeds, one process per core.
 
-    Each seed has a report folder of its own, so that an interrupted command goes on from what is
-    stored.
+    Each seed has its own report folder, so that an interrupted command resumes from the stored
+    results.
 
     Args:
         chosen: papers, each with the claims to decide.
