@@ -91,13 +91,17 @@ def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
     return tuple(range(count))
 
 
+def has_converged(error: float | np.ndarray, best: float | np.ndarray, floor: float) -> np.ndarray:
+    """Return whether the excess of an error over the floor is within a tenth of the least one."""
+    return np.asarray(error - floor <= CONVERGED * (best - floor))
+
+
 @functools.cache
 def _converges(setting: Setting, law: str, start: int) -> bool:
     """Return whether both heads converge from a start at every length that is shown."""
     floor = protocol_task(law).noise_variance
     return all(
-        2 * flow(setting, law, kernel, length, start).value[-1] - floor
-        <= CONVERGED * (least - floor)
+        has_converged(2 * flow(setting, law, kernel, length, start).value[-1], least, floor)
         for length in curve_lengths(setting)
         for kernel, least in zip(KERNELS, least_errors(setting, law, length), strict=True)
     )
@@ -237,8 +241,7 @@ class Curves:
     @property
     def converged(self) -> np.ndarray:
         """Which starts end within a tenth of the least excess, [kernel, length, start]."""
-        excess = self.errors[..., -1] - self.floor
-        return excess <= CONVERGED * (self.best[..., None] - self.floor)
+        return has_converged(self.errors[..., -1], self.best[..., None], self.floor)
 
     @property
     def shown(self) -> int:
@@ -385,8 +388,7 @@ class Ensemble:
     @property
     def converged(self) -> np.ndarray:
         """Which starts end within a tenth of the least excess, [kernel, length, start]."""
-        excess = self.errors[..., -1] - self.floor
-        return excess <= CONVERGED * (self.best[..., None] - self.floor)
+        return has_converged(self.errors[..., -1], self.best[..., None], self.floor)
 
     def left_at(self, steps: int) -> np.ndarray:
         """Return the share of the initial excess over the best that is left after some steps.
