@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -70,7 +71,7 @@ def here(
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Run commands in this process, in an empty folder, while time stands still.
 
-    Double precision ends with the test.
+    Double precision and environment variables that a command sets end with the test.
     """
 
     monkeypatch.setattr(_progress, "_clock", lambda: 0.0)
@@ -87,6 +88,8 @@ def here(
             arguments, code if isinstance(code, int) else 0, printed.out, printed.err
         )
 
-    before = jax.config.read("jax_enable_x64")
+    before = jax.config.read("jax_enable_x64"), dict(os.environ)
     yield run_here
-    jax.config.update("jax_enable_x64", before)
+    jax.config.update("jax_enable_x64", before[0])
+    os.environ.clear()
+    os.environ.update(before[1])

@@ -118,7 +118,7 @@ def package_of(root: Path) -> Path:
 
 
 def suite_of(file: str) -> tuple[str, ...]:
-    """Return the tests of a module, relative to the folder of tests."""
+    """Return the tests of a module's package, relative to the folder of tests."""
     package = file.partition("/")[0].removesuffix(".py")
     return TESTS.get(package, (package,))
 
@@ -466,6 +466,14 @@ def usual_seconds(
     return {tests: log.known[key]["seconds"] for tests, key in keys.items()}
 
 
+def nearest(change: Change, copy: Path) -> list[str]:
+    """Return the test files named like the changed module; they run first."""
+    stem = Path(change.file).stem.strip("_")
+    folders = [copy / "tests" / test for test in change.tests]
+    found = {path for folder in folders for path in folder.glob(f"**/test_*{stem}*.py")}
+    return sorted(path.relative_to(copy / "tests").as_posix() for path in found)
+
+
 def tried(change: Change, copies: Copies, limit: float) -> tuple[str, float]:
     """Return the verdict on one change, and its seconds."""
     with copies.one() as copy:
@@ -473,7 +481,7 @@ def tried(change: Change, copies: Copies, limit: float) -> tuple[str, float]:
         text = path.read_text(encoding="utf-8")
         path.write_text(change.applied(text), encoding="utf-8")
         try:
-            return run_tests(copy, change.tests, limit)
+            return run_tests(copy, [*nearest(change, copy), *change.tests], limit)
         finally:
             path.write_text(text, encoding="utf-8")
 

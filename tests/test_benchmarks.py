@@ -12,7 +12,6 @@ FILES = sorted(FOLDER.glob("[a-z]*.py"))
 NOT_INSTALLED = "the model is not installed"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_a_benchmark_runs_at_its_smallest_size(file: Path) -> None:
     command = [sys.executable, str(file), "--smallest"]

@@ -54,7 +54,6 @@ def _outside() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_says_what_it_is(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[0]) as wheel:
         names = set(wheel.namelist())
@@ -72,7 +71,6 @@ def test_the_wheel_holds_the_package_and_says_what_it_is(archives: tuple[Path, P
     assert "Typing :: Typed" in header.get_all("Classifier", [])
 
 
-@pytest.mark.slow
 def test_the_source_archive_can_be_tested_and_documented(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[1]) as source:
         names = {name.partition("/")[2] for name in source.getnames()}
@@ -83,7 +81,6 @@ def test_the_source_archive_can_be_tested_and_documented(archives: tuple[Path, P
     ]
 
 
-@pytest.mark.slow
 def test_the_wheel_alone_runs(environment: Path, tmp_path: Path) -> None:
     def printed(*arguments: str) -> str:
         command = [str(environment / "bin" / "promptlimit"), *arguments]

@@ -75,7 +75,6 @@ def _pages_of_public_names(site: Path) -> Iterator[tuple[Path, str]]:
     assert (site / "reference" / "reproduction" / "Claim.html").exists()
 
 
-@pytest.mark.slow
 def test_every_public_name_has_its_page_with_its_docstring(site: Path) -> None:
     for page, text in _pages_of_public_names(site):
         assert f'id="promptlimit.{page.parent.name}.{page.stem}"' in text
@@ -83,7 +82,6 @@ def test_every_public_name_has_its_page_with_its_docstring(site: Path) -> None:
         assert re.search(r"<p>\s*\S.{10,}", contents), page
 
 
-@pytest.mark.slow
 def test_every_tutorial_shows_what_it_prints_and_draws(site: Path) -> None:
     for tutorial in TUTORIALS:
         text = (site / "tutorials" / f"{tutorial.stem}.html").read_text(encoding="utf-8")
@@ -91,7 +89,6 @@ def test_every_tutorial_shows_what_it_prints_and_draws(site: Path) -> None:
         assert '<div class="drawing"><svg' in text, tutorial
 
 
-@pytest.mark.slow
 def test_no_formula_is_left_undrawn_and_no_address_is_on_a_network(site: Path) -> None:
     _require_drawn_formulas(site)
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
@@ -111,7 +108,6 @@ def _require_drawn_formulas(site: Path) -> None:
         )
 
 
-@pytest.mark.slow
 def test_the_map_shows_every_package_and_what_it_imports(site: Path) -> None:
     text = (site / "index.html").read_text(encoding="utf-8")
     boxes = re.findall(r'<div class="package"><b>(\w+)</b>.*?<small>stands on (.*?)</small>', text)
@@ -198,7 +194,6 @@ def test_a_wrong_formula_fails_and_names_its_page(katex: None, hook: Callable[[s
     assert formulas.draw(marked).startswith('<p>a <span class="katex">')
 
 
-@pytest.mark.slow
 def test_a_tutorial_shows_what_its_blocks_print_and_draw_and_fails_with_one_of_them(
     hook: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,7 +247,6 @@ def test_reproduce_tells_each_claim_with_its_verdict(
     assert "1 of 2 verdicts as on record" in printed.stdout
 
 
-@pytest.mark.slow
 def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
     here: Here, tmp_path: Path
 ) -> None:
@@ -397,7 +396,6 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     assert "RMS distance from the output on the whole prompt; means over 1 query." in table.stdout
 
 
-@pytest.mark.slow
 def test_flow_keeps_its_trajectories_and_reads_them_again(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

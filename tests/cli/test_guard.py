@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from promptlimit.cli import _app, _limit
-from promptlimit.cli._console import compile_sooner, print_table, share_cores
+from promptlimit.cli._console import print_table, share_cores
 from promptlimit.results import write_bytes
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -199,20 +199,6 @@ def test_a_command_leaves_the_interrupts_of_its_caller_as_they_were(here: Here) 
 
 def test_options_of_a_group_are_the_commands_own() -> None:
     assert "example" in inspect.signature(_app._flat(_limit.limit)).parameters
-
-
-@pytest.mark.parametrize("before", [None, "", "--xla_cpu_enable_fast_math=false"])
-def test_programs_compile_sooner_unless_the_user_has_flags(before, monkeypatch):
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    if before is not None:
-        monkeypatch.setenv("XLA_FLAGS", before)
-    compile_sooner()
-    assert os.environ["XLA_FLAGS"].startswith(before or "--xla_backend_optimization_level=1 ")
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ("an accelerator",))
-    monkeypatch.setenv("XLA_FLAGS", "")
-    compile_sooner()
-    assert os.environ["XLA_FLAGS"] == ""
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (9, "4")])

@@ -54,7 +54,6 @@ def test_the_covariance_bound_is_above_the_exact_error_at_every_length(x64, dim)
         assert (bound > exact.value).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", DIMS[::2])
 def test_the_output_bound_is_above_the_exact_average_over_queries(dim):
     for tau in NORMS:
@@ -72,7 +71,6 @@ def test_the_output_bound_is_of_the_right_order_for_soft_attention(dim):
     assert output_bound(LENGTHS[-1], dim=dim, **sizes) < 50 * exact
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

@@ -53,7 +53,6 @@ def test_an_exact_power_law_is_recognised_to_rounding(exponent):
     assert_allclose(fit.interval, exponent, atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "first", "last", "status"), JUDGED)
 def test_an_exact_gap_curve_is_judged_and_its_interval_holds_the_sharp_exponent(
     tau, first, last, status
@@ -89,7 +88,6 @@ NOISE = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_the_interval_covers_as_often_as_it_says(noise):
     repeats = 500

@@ -43,7 +43,6 @@ def isotropic_gap(tau, dim=1):
     return [gap.value[place] for place in places]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "dim"), [(0.3, 1), (1.0, 3), (2.0, 1)])
 def test_isotropic_gaps_match_a_quadrature_over_the_chi_law(x64, tau, dim):
     near, _ = isotropic_gap(tau, dim)
@@ -54,7 +53,6 @@ PUBLISHED = {0.3: 1.0, 0.5: 1.0, 1.0: 0.611, 1.5: 0.329, 2.0: 0.211}
 """Local slopes at L = 1e29, of the theory's derivation, to three digits."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tau", PUBLISHED)
 def test_local_slopes_approach_the_predicted_exponent(x64, tau):
     _, far = isotropic_gap(tau)
@@ -127,7 +125,6 @@ def hermite_rule(queries: pl.Gaussian, orders, dropped=1e-12) -> pl.Empirical:
     return pl.Empirical(points, shares[kept] / shares[kept].sum())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("which", ["softmax", "factored"])
 def test_a_gap_over_gaussian_queries_is_that_of_a_rule_over_them(x64, which):
     tokens, queries, softmax, factored = random_case(1, q=2)
@@ -139,7 +136,6 @@ def test_a_gap_over_gaussian_queries_is_that_of_a_rule_over_them(x64, which):
         np.testing.assert_allclose(gap_of(*given, listed, lengths, wrt).value, exact, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_gap_over_many_gaussian_queries_in_more_dimensions_than_tokens(x64):
     tokens, queries, softmax, _ = random_case(1)
     listed = hermite_rule(queries, (8, 8, 8, 8), dropped=1e-6)
@@ -169,7 +165,6 @@ def squares_in_numpy(attention, tokens, query, limit) -> np.ndarray:
     return np.sum((means @ np.asarray(attention.value).T - limit) ** 2, axis=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -193,7 +188,6 @@ def test_prompts_drawn_in_numpy_agree_with_the_exact_gap(x64, name):
         assert abs(squares.mean() - value) < 4 * squares.std() / np.sqrt(4000)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian", "mixture"])
 def test_simulated_prompts_agree_with_the_exact_gap_within_their_error_bars(x64, name):
     for seed in (0, 1, 2):
@@ -208,7 +202,6 @@ def test_simulated_prompts_agree_with_the_exact_gap_within_their_error_bars(x64,
         assert drawn.limit_square == pytest.approx(exact.limit_square)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrt", ["key_query", "value"])
 def test_simulated_gradients_agree_over_gaussian_queries(x64, wrt):
     given = (head(0.3, 2), normal(2), normal(2), [2, 20, 100])
@@ -236,7 +229,6 @@ def test_estimates_at_different_lengths_share_their_prompts(x64):
     np.testing.assert_allclose(alone.value, all_three.value[-1:])
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::promptlimit.finite.UnreliableErrorWarning")
 def test_error_bars_of_estimates_cover_the_exact_gap(x64):
     repeats = 300
@@ -355,7 +347,6 @@ def test_the_leading_order_counts_the_part_of_the_sharpness_that_is_fixed(x64):
         np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dim", [3, 1])
 def test_isotropic_gradient_gaps_match_a_quadrature_over_the_chi_law(x64, dim):
     nodes, weights = np.polynomial.legendre.leggauss(48)
@@ -371,7 +362,6 @@ def test_isotropic_gradient_gaps_match_a_quadrature_over_the_chi_law(x64, dim):
     np.testing.assert_allclose(gap.value, density @ np.array(single), rtol=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "variances"),
     [
@@ -429,7 +419,6 @@ def test_infinite_prompts_have_no_gap_and_the_relative_gap_has_the_limit_below(x
     np.testing.assert_allclose(gap.relative, np.sqrt(gap.value / 0.5))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "tau"),
     [(1, 0.7), (4, 0.2), (4, 2.0)],

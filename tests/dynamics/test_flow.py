@@ -60,7 +60,6 @@ def blocks(flow: pl.Trajectory) -> np.ndarray:
     return np.column_stack([A.reshape(len(b), 4), b])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("solver", "error"), [(None, 1e-7), (StabilisedRungeKutta(), 1e-3)])
 def test_the_infinite_flow_is_the_block_equation_of_the_paper(
     solver: StabilisedRungeKutta | None, error: float
@@ -74,7 +73,6 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
     assert not flow.error.any()
 
 
-@pytest.mark.slow
 def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> None:
     theta = np.array([[1.0, 0.3], [-0.2, 0.5]])
     start = pl.block_start(TASK, 0.3, theta)
@@ -90,7 +88,6 @@ def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> Non
     assert flow.gradient_norms[-1] <= 1e-11
 
 
-@pytest.mark.slow
 def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
     task = pl.LinearRegression(np.diag([2.0, 0.0]))
     theta = np.array([[1.0, 0.0], [1.0, 1.0]])
@@ -105,7 +102,6 @@ def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
     )
 
 
-@pytest.mark.slow
 def test_linear_attention_over_few_tokens_ends_at_its_optimum() -> None:
     task = pl.LinearRegression(SIGMA, noise_variance=0.3)
     start = pl.block_start(task, 0.4, kernel="linear")
@@ -140,7 +136,6 @@ def finite() -> pl.Trajectory:
     return pl.gradient_flow(random_head(), TASK, 20, TIMES, points=POINTS)
 
 
-@pytest.mark.slow
 def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
     head = pl.SoftmaxAttention(finite.key_query[-1], finite.value_matrix[-1])
     # 512 points leave up to 3% here, growing along the flow: a coarse check of the law alone.
@@ -151,13 +146,11 @@ def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
     assert (finite.error > 0).all()
 
 
-@pytest.mark.slow
 def test_the_risk_falls_at_the_rate_of_the_squared_gradient(finite: pl.Trajectory) -> None:
     fall = END / 2 * WEIGHTS @ finite.gradient_norms[1:-1] ** 2
     assert abs(finite.value[0] - finite.value[-1] - fall) < 1e-4 * fall
 
 
-@pytest.mark.slow
 def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.Trajectory) -> None:
     """Central differences of the risk in every entry of U and v, at the quadrature's nodes."""
     step, moved = 1e-5, np.zeros((4, 3))
@@ -179,7 +172,6 @@ def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.T
     )
 
 
-@pytest.mark.slow
 def test_a_finer_tolerance_changes_little(finite: pl.Trajectory) -> None:
     fine = pl.gradient_flow(random_head(), TASK, 20, TIMES, points=POINTS, tolerance=1e-7)
     assert 0 < pl.trajectory_gap(finite, fine).merged.max() < 1e-6
@@ -212,7 +204,6 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
     np.testing.assert_allclose(many[-1], pl.risk(head, TASK, 7).value, rtol=1e-12)
 
 
-@pytest.mark.slow
 def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
     finite: pl.Trajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +216,6 @@ def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
     assert not calls
 
 
-@pytest.mark.slow
 def test_times_after_the_arrival_repeat_it() -> None:
     start = pl.block_start(TASK, 0.5)
     flow = pl.gradient_flow(start, TASK, math.inf, [1.0, 500.0, 501.0, math.inf], arrival=1e-4)
@@ -237,7 +227,6 @@ def test_times_after_the_arrival_repeat_it() -> None:
         np.testing.assert_array_equal(states[1], states[3])
 
 
-@pytest.mark.slow
 def test_noise_shifts_the_floor_and_leaves_the_infinite_flow_in_blocks_alone() -> None:
     noisy = pl.LinearRegression(SIGMA, noise_variance=0.3)
     flows = [
@@ -288,7 +277,6 @@ def simulated(reward: float, times: list[float]) -> pl.Trajectory:
     )
 
 
-@pytest.mark.slow
 def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     times = [0.0, 0.5, 1.0]
     exact = pl.gradient_flow(pl.block_start(TASK, 0.5), TASK, 5, times, points=POINTS)
@@ -299,7 +287,6 @@ def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     assert pl.trajectory_gap(found, exact).merged[-1] < 0.02
 
 
-@pytest.mark.slow
 def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
     with pytest.raises(ArithmeticError) as refusal:
         simulated(2.0, [0.0, 1.0, 1000.0])
@@ -310,7 +297,6 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
     )
 
 
-@pytest.mark.slow
 def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
     start, times = pl.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
     finite, infinite = (
@@ -332,7 +318,6 @@ def test_the_smallest_length_is_found_within_its_ratio(
     assert right <= found <= max(right + 1, 1.25 * right)
 
 
-@pytest.mark.slow
 def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
     start = pl.block_start(TASK, 0.5, kernel="linear")
     found = _comparison.excess_risk(start, TASK, 20)
@@ -454,7 +439,6 @@ def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
     assert flow.arrived is not None
 
 
-@pytest.mark.slow
 def test_a_start_near_the_saddle_has_not_arrived() -> None:
     start = pl.block_start(TASK, 1e-7, kernel="linear")
     flow = pl.gradient_flow(start, TASK, math.inf, [0.0, 10.0, math.inf])
@@ -462,7 +446,6 @@ def test_a_start_near_the_saddle_has_not_arrived() -> None:
     assert flow.value[-1] < 1e-12
 
 
-@pytest.mark.slow
 def test_a_flow_that_follows_its_points_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that leaves the usual tables is followed in the widest, here small ones both."""
     monkeypatch.setattr(_flow, "SHARPNESS_RANGES", (4.0, 16.0))

@@ -226,7 +226,6 @@ def test_steps_in_blocks_are_the_same_steps() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
     task, length, end = LAWS["kms"], 9, 2.0
     gaps = []
@@ -368,7 +367,6 @@ def test_a_plan_is_changed_as_a_whole() -> None:
         dataclasses.replace(pl.TrainingPlan(5, record=[0, 5]), steps=4)
 
 
-@pytest.mark.slow
 def test_descent_and_flow_from_one_start_are_compared_in_two_lines() -> None:
     kernels = ("softmax", "linear")
     task = LAWS["identity"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 import promptlimit as pl
 from promptlimit.results import RunFolder
@@ -47,7 +46,6 @@ def killed_after_a_checkpoint(folder: Path) -> None:
     assert child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.slow
 def test_killed_and_resumed_ends_in_the_same_bits(tmp_path: Path) -> None:
     killed_after_a_checkpoint(tmp_path / "killed")
     (run,) = RunFolder.inside(tmp_path / "killed")

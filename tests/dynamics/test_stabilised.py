@@ -93,7 +93,6 @@ def solved(tolerance: float) -> tuple[float, int]:
     return float(error), int(found.stats["num_steps"])
 
 
-@pytest.mark.slow
 def test_a_stiff_system_takes_few_steps_and_its_error_follows_the_tolerance() -> None:
     with jax.numpy_dtype_promotion("standard"):
         (coarse, steps), (fine, more) = solved(1e-4), solved(1e-7)

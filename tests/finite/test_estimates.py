@@ -12,8 +12,6 @@ import promptlimit as pl
 from promptlimit.finite import UnreliableErrorWarning, _simulation
 from promptlimit.finite._simulation import warn_when_unreliable
 
-pytestmark = pytest.mark.slow  # every test compiles a simulation
-
 HEAD = pl.SoftmaxAttention([[0.8, 0.0], [0.2, 0.5]], [[1.0, 0.0], [1.0, 2.0]])
 LAW = pl.Gaussian([0.5, 0.0], [[1.0, 0.3], [0.3, 0.5]])
 QUERY = [1.0, -0.5]

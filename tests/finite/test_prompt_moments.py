@@ -161,7 +161,6 @@ def test_leading_order_is_reached_for_long_prompts(x64, kernel, inside):
     assert_allclose(leading.cov, exact.cov, rtol=1e-5, atol=1e-6 * float(exact.mse))
 
 
-@pytest.mark.slow
 def test_measures_made_of_gaussians_are_taken_apart(x64):
     matrix, shift = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 0.0]]), np.array([1.0, 0.0, -1.0])
     gaussian = pl.Gaussian([1.0], [[4.0]])

@@ -180,7 +180,6 @@ def test_two_atoms_agree_with_the_binomial_sum_at_every_length(score, own):
         assert moments.participation[2] > moments.participation[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, (30.0, -2.0), (-3.0, 0.5)])
 def test_a_hundred_digits_agree_for_atoms_far_apart(own):
     lengths = [2, 50, 1e9]
@@ -359,7 +358,6 @@ def test_long_prompts_follow_the_delta_method(seed):
         assert_allclose(length * moments.bias[n], bias, atol=atol)
 
 
-@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -381,7 +379,6 @@ def test_moments_of_any_mixture_are_moments(seed, scale, length, inside):
     assert np.all(moments.error < 1e-9 * moments.mse)
 
 
-@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), order=st.permutations(range(4)), inside=st.booleans())
 def test_order_splitting_and_empty_components_change_nothing(seed, order, inside):

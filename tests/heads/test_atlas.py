@@ -281,7 +281,6 @@ def test_text_and_ids_that_cannot_be_read(model: pl.heads.Model) -> None:
             pl.heads.atlas(model, given, **settings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_sharp_heads_of_minilm_are_not_linear_on_either_text(
     minilm: pl.heads.Model, number: int

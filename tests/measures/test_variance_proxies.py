@@ -51,7 +51,6 @@ def proxies_and_cov(measure, scale):
     return 2 * (found - tilts @ mean) / sizes**2, cov
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_constant_dominates_the_log_laplace_transform(x64, name):
     case = CASES[name]

@@ -37,14 +37,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return _on_devices(folder, "estimates", "trainings", "streams", "collectives")
 
 
-@pytest.mark.slow
 def test_estimates_have_the_same_bits_on_1_and_8_devices(told: dict[str, dict]) -> None:
     found = told["estimates"]
     assert [*found["gap"]] == ["1", "8"]
     _assert_same_bits(found)
 
 
-@pytest.mark.slow
 def test_so_have_gradient_gaps_moments_and_risks(tmp_path: Path) -> None:
     found = _on_devices(tmp_path, "slopes")["slopes"]
     assert {name: [*by_devices] for name, by_devices in found.items()} == {
@@ -62,7 +60,6 @@ def _assert_same_bits(found: dict[str, dict[str, list[str]]]) -> None:
         assert by_devices == dict.fromkeys(by_devices, first), name
 
 
-@pytest.mark.slow
 def test_training_agrees_to_rounding_and_a_run_begun_on_four_devices_resumes_on_one(
     told: dict[str, dict],
 ) -> None:
@@ -77,7 +74,6 @@ def test_training_agrees_to_rounding_and_a_run_begun_on_four_devices_resumes_on_
             np.testing.assert_allclose(other[name], array, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.slow
 def test_devices_and_chunks_change_no_bit_of_a_stream(told: dict[str, dict]) -> None:
     found = told["streams"]
     assert {name: [*ways] for name, ways in found.items()} == {
@@ -145,12 +141,10 @@ def test_collective_sums_are_those_of_arithmetic() -> None:
     assert found.tolist() == [expected] * len(jax.devices())
 
 
-@pytest.mark.slow
 def test_so_they_are_on_eight_devices(told: dict[str, dict]) -> None:
     assert told["collectives"] == {"sums": [36.0] * 8, "expected": 36.0}  # 1 + 2 + ... + 8
 
 
-@pytest.mark.slow
 def test_a_cpu_counts_as_several_devices_on_the_command_line(tmp_path: Path) -> None:
     (well,) = run([command("doctor", "--devices", 4, "--json")], folder=tmp_path)
     findings = {each["name"]: each for each in json.loads(well.out)}

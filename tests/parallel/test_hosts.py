@@ -47,7 +47,6 @@ with spread():
 """
 
 
-@pytest.mark.slow
 def test_the_first_of_two_processes_prints_for_both(tmp_path: Path) -> None:
     first, second = run(several(2, "doctor", "--devices", 2, "--json"), folder=tmp_path)
     assert (first.code, first.err) == (0, ""), first.err
@@ -57,7 +56,6 @@ def test_the_first_of_two_processes_prints_for_both(tmp_path: Path) -> None:
     assert findings["collectives"] == "4 of 4 devices"
 
 
-@pytest.mark.slow
 def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> None:
     first, second = run(several(2, *GAP, "--devices", 2), folder=tmp_path)
     (alone,) = run([command(*GAP)], folder=tmp_path)
@@ -66,7 +64,6 @@ def test_two_processes_estimate_gaps_with_the_bits_of_one(tmp_path: Path) -> Non
     assert (second.out, second.err) == ("", "")
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_reported_by_the_other_and_the_command_resumes_on_one(
     tmp_path: Path,
 ) -> None:
@@ -92,7 +89,6 @@ def _assert_alike(found: dict, expected: dict) -> None:
         np.testing.assert_allclose(one["value"], other["value"], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_processes_agree_with_one_alone_stop_with_the_writer_and_say_when_another_is_gone(
     tmp_path: Path,
 ) -> None:

@@ -68,7 +68,6 @@ def planted(head: type, read: Callable) -> type[Misread]:
     return Planted
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "head", "read"),
     [
@@ -105,7 +104,6 @@ def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
     return wrong
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "field"),
     [
@@ -124,7 +122,6 @@ def test_a_gap_off_by_a_fifth_is_noticed(
     assert not all(check.passed for check in checks)
 
 
-@pytest.mark.slow
 def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("output_gap")
     right = module.output_gap
@@ -137,7 +134,6 @@ def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     assert max(module.distances_from_the_rate((1.0,))) > module.RATE_TOLERANCE
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrt", ["key_query", None])
 def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = importlib.import_module("promptlimit.concentration._gaps")
@@ -147,7 +143,6 @@ def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.M
     assert module.gap_over_bound(wrt) > 1.0
 
 
-@pytest.mark.slow
 def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("query_in_the_prompt")
     right = module.prompt_moments
@@ -160,7 +155,6 @@ def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.Monk
     assert decide(CLAIMS["query-in-the-prompt"], Setting(quick=True)).verdict == "does not hold"
 
 
-@pytest.mark.slow
 def test_a_wrong_push_forward_turns_claim_1_red(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(self: pl.SoftmaxAttention, prompt: Gaussian) -> Gaussian:
         matrix, _ = self.affine_limit(prompt)

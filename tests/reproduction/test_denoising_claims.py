@@ -55,7 +55,6 @@ class Blurred(HeadFit):
         return super().excesses(starts, rng, steps=4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "function", "planted"),
     [
@@ -107,7 +106,6 @@ def test_training_that_is_quick_is_a_part_of_the_same_protocol():
     assert (training.softmax[:, -1] < 0.5 * training.softmax[:, 0]).all()
 
 
-@pytest.mark.slow
 def test_a_gate_without_offsets_turns_the_bayes_denoiser_red(monkeypatch):
     module, claim = module_of("bayes-denoiser"), CLAIMS["bayes-denoiser"]
     assert decide(claim, QUICK).verdict == "holds"

@@ -23,7 +23,6 @@ def left_over():
     return once
 
 
-@pytest.mark.slow
 def test_the_claim_holds_and_planted_errors_turn_it_red(left_over, monkeypatch):
     monkeypatch.setattr(finite_stacks, "left_over", left_over)
     assert decide(finite_stacks.CLAIM, QUICK).verdict == "holds"

@@ -99,7 +99,6 @@ def test_a_folder_that_is_no_paper_is_refused(tmp_path: Path, coins: Path) -> No
         paper_at(coins)
 
 
-@pytest.mark.slow
 def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(
     coins: Path, here: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -76,7 +76,6 @@ def simulated_output_gap(
     return squared.mean(), squared.std() / np.sqrt(prompts)
 
 
-@pytest.mark.slow
 def test_the_exact_output_gap_is_that_of_simulated_prompts() -> None:
     task = protocol_task("kms-as-coded")
     with jax.enable_x64(True):
@@ -145,7 +144,6 @@ def test_a_batch_is_of_the_law_of_its_task() -> None:
     assert abs(shared.mean() - task.prior_variance * x_q) < 4 * error
 
 
-@pytest.mark.slow
 def test_gradients_on_large_batches_are_those_of_the_population() -> None:
     task = protocol_task("identity", dim=2)
     with jax.enable_x64(True):

@@ -52,7 +52,6 @@ def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
     return all(np.array_equal(x, y) for x, y in pairs)
 
 
-@pytest.mark.slow
 def test_a_stream_killed_in_the_middle_goes_on_to_the_identical_bits(tmp_path: Path) -> None:
     ((code, _, err),) = run([script(KILLED, tmp_path)], folder=tmp_path)
     assert code == -9, err

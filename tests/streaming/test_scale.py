@@ -73,7 +73,6 @@ def _on_a_cpu() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_on_a_cpu")
 def test_two_processes_share_a_file_and_one_alone_ends_what_both_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

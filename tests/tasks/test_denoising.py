@@ -280,7 +280,6 @@ def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
     assert pl.bayes_excess(pl.bayes_layer(task), task, INF).value < 1e-28
 
 
-@pytest.mark.slow
 def test_what_is_turned_and_what_is_not_agree_with_simulation():
     means, weights = [[3, 0], [1, 1]], [0.3, 0.7]
     settings: dict[str, Any] = {"within_variance": 1, "noise_variance": 2}
@@ -297,7 +296,6 @@ def test_what_is_turned_and_what_is_not_agree_with_simulation():
         assert np.abs(1.2 * exact.value - simulated.value) > 4 * error
 
 
-@pytest.mark.slow
 def test_one_head_flows_to_bayes_where_spread_and_noise_are_alike():
     task = pl.Denoising([[2.0], [-2.0]], [0.5, 0.5], within_variance=1, noise_variance=1)
     start = pl.SoftmaxAttention([[0.4]], [[0.4]])

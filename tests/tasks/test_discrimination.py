@@ -119,7 +119,6 @@ def test_the_gradient_is_that_of_differences(slopes):
     assert_allclose(gradient[0, 1], (around[0] - around[1]) / 2e-4, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_flow_ends_at_bayes_in_any_dimension():
     """In five dimensions: the risk is an integral over the plane there too."""
     task = pl.Discrimination([[1.0, 0, 0, 0, 0], [0, 1.0, 0, 0, 0]], [0.6, 0.4], np.eye(5))

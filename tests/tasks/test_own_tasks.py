@@ -31,7 +31,6 @@ def test_one_formula_makes_its_risks_and_gradients_exact(precision):
     assert not slopes.value["key_query"].any()
 
 
-@pytest.mark.slow
 def test_what_the_formula_says_is_what_prompts_say():
     found = pl.risk(HEAD, HiddenMean(SCATTER), [1, 7], key=KEY)
     assert found.kind == "estimate"

@@ -29,7 +29,7 @@ ISOTROPIC = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.
         ("anisotropic", 1000),
     ],
 )
-@pytest.mark.parametrize("kernel", [pytest.param("softmax", marks=pytest.mark.slow), "linear"])
+@pytest.mark.parametrize("kernel", ["softmax", "linear"])
 def test_exact_risks_agree_with_simulated_prompts(task, length, kernel):
     head = {"softmax": pl.SoftmaxAttention, "linear": pl.LinearAttention}[kernel]
     found = pl.risk(head(KEY_QUERY, VALUE), TASKS[task], length)
@@ -42,7 +42,6 @@ def test_exact_risks_agree_with_simulated_prompts(task, length, kernel):
     assert not within(1.05 * found.value, found.error, brute) or length == 1000
 
 
-@pytest.mark.slow
 def test_frozen_weights_agree_with_simulated_prompts():
     task = pl.LinearRegression([[4.0]], noise_variance=0.5, query_covariance=[[1.0]])
     head = pl.SoftmaxAttention([[0.75, 0.0], [0.0, 0.0]], [[0.2, 0.6]])
@@ -52,7 +51,6 @@ def test_frozen_weights_agree_with_simulated_prompts():
     assert within(found.value, found.error, brute)
 
 
-@pytest.mark.slow
 def test_the_isotropic_integral_and_the_points_agree():
     head = pl.SoftmaxAttention(*block(5, 0.7, 0.9))
     integral = pl.risk(head, ISOTROPIC, 10)
@@ -96,7 +94,6 @@ def test_long_prompts_leave_the_known_constant_over_length():
     assert_allclose((found.mse - 0.1) * 1e7, best.fun, rtol=2e-3)
 
 
-@pytest.mark.slow
 def test_points_are_added_until_the_tolerance_is_met():
     head = pl.SoftmaxAttention(KEY_QUERY, VALUE)
     loose = pl.risk(head, TASKS["anisotropic"], 10, tolerance=0.01)
@@ -124,7 +121,6 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
     }
 
 
-@pytest.mark.slow
 def test_factors_and_single_heads_have_the_risk_of_their_product():
     task, rng = TASKS["anisotropic"], np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (1, 2)])
@@ -264,7 +260,6 @@ def label_row_head():
     return pl.SoftmaxAttention(key_query, value), task
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "expected"),
     [(10, 0.69766189), (1e4, 0.82817393), (1e10, 0.85326219), (1e12, 0.85373618)],

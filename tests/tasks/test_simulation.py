@@ -5,14 +5,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from promptlimit.tasks import _simulation
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE
-
-pytestmark = pytest.mark.slow  # every test compiles a simulation
 
 KEY = jax.random.key(3)
 HEAD = pl.SoftmaxAttention(KEY_QUERY, VALUE)

@@ -63,7 +63,6 @@ def orders(hundred) -> Orders:
     }
 
 
-@pytest.mark.slow
 def test_agrees_with_the_engine_at_random_points_with_lengths_the_last_axis(everything):
     rng = np.random.default_rng(3)
     squared = np.concatenate([[0.0, 1e-12, END**2], rng.uniform(0.0, END, 60) ** 2])
@@ -114,7 +113,6 @@ def test_the_slope_at_zero_is_that_of_the_expansion(orders):
     assert orders[0.0]["slope"]["participation"] == pytest.approx(0.99 / 100, rel=1e-7)
 
 
-@pytest.mark.slow
 def test_works_under_jit_vmap_and_as_an_argument(hundred):
     squared = jnp.linspace(0.0, 16.0, 12).reshape(3, 4)
 

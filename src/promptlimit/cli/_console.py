@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -144,20 +143,6 @@ def require_folder(out: Path | None) -> None:
             raise UsageError(
                 f"--out must be a folder, got {below}the file {place}", "choose another folder"
             )
-
-
-def compile_sooner() -> None:
-    """Ask for programs that compile in two thirds of the time and run nearly as fast.
-
-    A reproduction runs most of its programs once. The flags of the user come first, and compilers
-    for accelerators are left alone. A flag that a compiler does not know ends the process: the
-    last one is gone from jaxlib 0.11.
-    """
-    flags = "--xla_backend_optimization_level=1 --xla_cpu_parallel_codegen_split_count=1"
-    if metadata.version("jaxlib").startswith("0.10."):
-        flags += " --xla_cpu_use_fusion_emitters=false"
-    if not (os.environ.get("XLA_FLAGS") or metadata.entry_points(group="jax_plugins")):
-        os.environ["XLA_FLAGS"] = flags
 
 
 def share_cores() -> None:

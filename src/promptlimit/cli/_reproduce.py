@@ -18,7 +18,6 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
-    compile_sooner,
     print_error,
     print_json,
     require_folder,
@@ -96,7 +95,6 @@ def reproduce(
             raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
         _at_seeds(names or [], _seed_range(seeds), quick, extent, out, as_json=as_json)
         return
-    compile_sooner()
     share_cores()
     from promptlimit import reproduction
 
@@ -172,7 +170,6 @@ def _at_seeds(
     as_json: bool,
 ) -> None:
     """Decide claims at several seeds and print how often each verdict is the one on record."""
-    compile_sooner()
     os.environ.setdefault("NPROC", "1")  # each core has a process of its own
     from promptlimit import reproduction
 

@@ -13,7 +13,6 @@ CHROMIUM = next(
 
 NEEDS_BROWSER = [
     pytest.mark.browser,
-    pytest.mark.slow,
     pytest.mark.skipif(
         not CHROMIUM, reason="no Chromium was found; on Debian: apt-get install chromium"
     ),
