@@ -45,7 +45,7 @@ def work(number: int, processes: int, devices: int, address: str, sizes: Sizes) 
     jax.config.update("jax_num_cpu_devices", devices)
     if processes > 1:
         join(address, processes, number)
-    with pl.spread():
+    with pl.use_devices():
         kinds = {"gaps": gap_seconds, "training": training_seconds, "stream": stream_seconds}
         found = {name: seconds(crew().size, sizes) for name, seconds in kinds.items()}
     if number == 0:

@@ -48,7 +48,7 @@ class Ours:
             lengths=(length,),
             plan=pl.TrainingPlan(steps=10**6, record=[0], sampling=sampling),
             key=key,
-            own_prompts=False,
+            independent_prompts=False,
             packed=False,
         )
         (cell,) = request.cells

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from promptlimit.attention import AbstractAttention as AbstractAttention
     from promptlimit.attention import AbstractHead as AbstractHead
     from promptlimit.attention import Factored as Factored
-    from promptlimit.attention import GradientReading as GradientReading
+    from promptlimit.attention import GradientStructure as GradientStructure
     from promptlimit.attention import Layer as Layer
     from promptlimit.attention import LinearAttention as LinearAttention
     from promptlimit.attention import MultiHead as MultiHead
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from promptlimit.parallel import JoinError as JoinError
     from promptlimit.parallel import PeerLostError as PeerLostError
     from promptlimit.parallel import WriterError as WriterError
-    from promptlimit.parallel import spread as spread
+    from promptlimit.parallel import use_devices as use_devices
     from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
     from promptlimit.results import DepthFlow as DepthFlow
@@ -161,7 +161,7 @@ _HOME = {
     "GaussianScores": "lengths",
     "Generated": "streaming",
     "GradientMoments": "results",
-    "GradientReading": "attention",
+    "GradientStructure": "attention",
     "InContextDenoising": "tasks",
     "InputFileError": "results",
     "InverseTemperatures": "results",
@@ -240,7 +240,7 @@ _HOME = {
     "risk_function": "tasks",
     "risk_gradient": "tasks",
     "sgd": "dynamics",
-    "spread": "parallel",
+    "use_devices": "parallel",
     "stream": "streaming",
     "temperature_table": "lengths",
     "trajectory_gap": "dynamics",

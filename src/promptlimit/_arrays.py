@@ -37,7 +37,7 @@ def require_unmasked(name: str, value: object) -> None:
         )
 
 
-def doubles(array: object) -> Array:
+def as_float64(array: object) -> Array:
     """Return what a user built, of NumPy or of jax, as a NumPy array in double precision."""
     return np.asarray(array, dtype=np.float64)
 

@@ -40,7 +40,7 @@ def float_arrays(**named: object) -> tuple[Array, ...]:
     return tuple(cast(array, dtype) for array in arrays)
 
 
-def on_device(values: object, dtype: DTypeLike | None = None) -> Array:
+def to_device(values: object, dtype: DTypeLike | None = None) -> Array:
     """Return the values as a jax array of this dtype, their own when None, compiling nothing.
 
     `jnp.asarray` compiles a program for each new shape of a NumPy array. `jax.device_put` does not,
@@ -102,7 +102,7 @@ def _as_array(name: str, value: object) -> Array:
             f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
             "Pass an array of floats."
         )
-    return on_device(host, _float_dtype(host.dtype))
+    return to_device(host, _float_dtype(host.dtype))
 
 
 def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:

@@ -42,7 +42,7 @@ def row_keys(
     return jax.random.wrap_key_data(plain, impl=jax.random.key_impl(key))
 
 
-def drawn_rows(
+def sample_matrix(
     draw: Callable[..., Array],
     key: PRNGKeyArray,
     shape: tuple[int, int],

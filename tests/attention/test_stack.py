@@ -265,10 +265,10 @@ def test_rows_in_blocks_are_the_same_numbers_and_the_same_gradient(
     monkeypatch: pytest.MonkeyPatch, x64: None
 ) -> None:
     stack = stack_of([*mixed_layers()[:1], mixed_layers()[-1]])
-    assert stack.numbers_held(7) == 3 * 49
+    assert stack.scratch_size(7) == 3 * 49
     whole = _outputs_and_slopes(stack)
     monkeypatch.setattr(_stack, "_SCORES", 15)  # two rows at a time
-    assert stack.numbers_held(7) == 3 * 14
+    assert stack.scratch_size(7) == 3 * 14
     for block, expected in zip(_outputs_and_slopes(stack), whole, strict=True):
         np.testing.assert_allclose(block, expected, rtol=1e-12)
 
@@ -337,7 +337,7 @@ class Cubed(pl.AbstractAttention):
     def output_dim(self) -> int:
         return 3
 
-    def _attend(self, prompt, query):
+    def attend(self, prompt, query):
         return query + prompt.tilted_mean(query) ** 3
 
     def _affine_limit(self, prompt) -> tuple[Float[Array, "3 3"], Float[Array, " 3"]]:
@@ -351,8 +351,8 @@ def test_layers_of_ones_own_and_bare_heads_are_layers(x64: None) -> None:
     inner = pl.Stack([head, Cubed()])
     stack = pl.Stack([inner, pl.MultiHead([head])])
     assert len(stack.layers) == 3
-    assert stack.layers_read() == stack.layers
-    assert head.layers_read() is None
+    assert stack.as_layers() == stack.layers
+    assert head.as_layers() is None
 
     def by_hand(causal: bool) -> np.ndarray:
         equal = np.full(7, 1 / 7)

@@ -596,7 +596,7 @@ class Silent(pl.AbstractAttention):
     def output_dim(self):
         return 1
 
-    def _attend(self, prompt, query):
+    def attend(self, prompt, query):
         return prompt.tilted_mean(self.matrix @ query)
 
     def _affine_limit(self, prompt):
@@ -606,14 +606,14 @@ class Silent(pl.AbstractAttention):
 class Spoken(Silent):
     """The same, which says so of its outputs alone."""
 
-    def heads_read(self):
+    def as_heads(self):
         return (pl.SoftmaxAttention(self.matrix, jax.numpy.ones((1, 1))),)
 
 
 def test_an_attention_is_told_what_it_does_not_say_of_itself():
     normal, matrix = pl.Gaussian([0.0], [[1.0]]), jax.numpy.eye(1)
-    heads = "it does not say which heads it is (write `heads_read`)."
-    gradients = "it does not say what its gradients read (write `gradient_reading`)."
+    heads = "it does not say which heads it is (write `as_heads`)."
+    gradients = "it does not say what its gradients read (write `gradient_structure`)."
     for kind in ("exact", "asymptotic", "bound"):
         with pytest.raises(pl.KindUnavailableError, match=re.escape(heads)):
             pl.output_gap(Silent(matrix), normal, normal, [2], kind=kind)

@@ -41,7 +41,7 @@ def third():
 
 def test_the_matrices_of_a_stack_are_read_from_it(third):
     stack = plane(3)
-    read = GaussianStack.of(third.layers_read(), stack.mean, stack.cov)
+    read = GaussianStack.of(third.as_layers(), stack.mean, stack.cov)
     with jax.enable_x64(True):
         limit = third(pl.Gaussian(stack.mean, stack.cov), PLANE_QUERY)
     assert read.output(PLANE_QUERY) == pytest.approx(np.asarray(limit), abs=1e-14)

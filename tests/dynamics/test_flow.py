@@ -249,8 +249,8 @@ class Wrapped(pl.AbstractTask):
     def draw(self, *, key):
         return self.inner.draw(key=key)
 
-    def masked(self, token):
-        return self.inner.masked(token)
+    def query_of(self, token):
+        return self.inner.query_of(token)
 
     def loss(self, output, token):
         return self.inner.loss(output, token)
@@ -340,7 +340,7 @@ class Fixed(pl.AbstractAttention):
     def output_dim(self):
         return 3
 
-    def _attend(self, prompt, query):
+    def attend(self, prompt, query):
         return query
 
     def _affine_limit(self, prompt):

@@ -97,13 +97,13 @@ class Doubled(pl.AbstractAttention):
     def output_dim(self):
         return self.value.shape[0]
 
-    def _attend(self, prompt, query):
-        return self.heads_read()[0](prompt, query)
+    def attend(self, prompt, query):
+        return self.as_heads()[0](prompt, query)
 
     def _affine_limit(self, prompt):
-        return self.heads_read()[0].affine_limit(prompt)
+        return self.as_heads()[0].affine_limit(prompt)
 
-    def heads_read(self):
+    def as_heads(self):
         return (pl.SoftmaxAttention(2.0 * self.half, self.value),)
 
 

@@ -37,7 +37,7 @@ class Sided(pl.AbstractTask):
         law = pl.Gaussian(jax.random.normal(key, (2,)), COV)
         return law, law
 
-    def masked(self, token):
+    def query_of(self, token):
         return token.at[-1].set(0.0)
 
     def loss(self, output, token):
@@ -254,7 +254,7 @@ class Gated(pl.AbstractAttention):
     def output_dim(self):
         return 2
 
-    def _attend(self, prompt, query):
+    def attend(self, prompt, query):
         gate = self.mask.astype(query.dtype) * self.gate
         return jnp.tanh(self.shift) * (self.value @ prompt.mean) + gate * query[0]
 

@@ -193,7 +193,7 @@ def test_seeds_with_prompts_of_their_own_differ_from_one_start(
     fixed = pl.uniform_factors(3, key=KEY)
     plan = pl.TrainingPlan(steps=5, batch=16, learning_rate=0.01, record=[0, 5], points=256)
     settings: dict[str, Any] = {"plan": plan, "key": KEY, "seeds": 3}
-    found = pl.sgd(fixed, LAWS["kms"], [5, 9], own_prompts=True, **settings)
+    found = pl.sgd(fixed, LAWS["kms"], [5, 9], independent_prompts=True, **settings)
     moved = found.parameters["output"]
     assert moved.shape == (2, 1, 3, 2, 1, 4)
     assert (moved[:, 0, 0, 0] == moved[:, 0, 1, 0]).all()

@@ -40,7 +40,7 @@ class Named(pl.AbstractTask):
     def draw(self, *, key):
         return self.law, pl.Empirical(jnp.array([[1.5], [0.1]]))
 
-    def masked(self, token):
+    def query_of(self, token):
         return token
 
     def loss(self, output, token):
@@ -62,7 +62,7 @@ class Silent(pl.AbstractAttention):
     def output_dim(self):
         return 1
 
-    def _attend(self, prompt, query):
+    def attend(self, prompt, query):
         return 2.0 * prompt.tilted_mean(query)
 
     def _affine_limit(self, prompt):

@@ -69,7 +69,7 @@ def slopes(_: Path) -> dict[str, dict[int, list[str]]]:
 def _spread(estimate: Callable[[], list[str]], several: int) -> dict[int, list[str]]:
     found = {}
     for devices in (1, several):
-        with pl.spread(devices):
+        with pl.use_devices(devices):
             found[devices] = estimate()
     return found
 
@@ -97,7 +97,7 @@ def _trained(devices: int, folder: Path | None = None, watch: Any = None) -> dic
     }
     plan = pl.TrainingPlan(**how)
     kept: dict[str, Any] = {"folder": folder, "every": 20, "watch": watch}
-    with pl.spread(devices):
+    with pl.use_devices(devices):
         done = pl.sgd(starts, _task(), 6, plan, key=jax.random.key(1), seeds=5, **kept)
     return {name: x.tolist() for name, x in {**done.parameters, "value": done.value}.items()}
 
@@ -123,7 +123,7 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, prompt in prompts.items():
         for devices, chunk in ((1, 1), (4, 3) if name == "drawn" else (8, 1)):
-            with pl.spread(devices):
+            with pl.use_devices(devices):
                 read = pl.stream(head, prompt(), [[0.3, 0.4]], [10, 400_000, 786_432], chunk=chunk)
             found.setdefault(name, {})[f"{devices} {chunk}"] = streamed_numbers(read)
     return found

@@ -11,7 +11,7 @@ import promptlimit as pl
 from parallel.processes import command, program, run
 from promptlimit.cli._console import CommandError
 from promptlimit.cli._machines import Machines, machines
-from promptlimit.parallel import collective_sums, crew, in_chunks, on_crew
+from promptlimit.parallel import collective_sums, crew, in_chunks, run_on_devices
 
 
 def doubled(shared: tuple[jax.Array, str], part: jax.Array) -> jax.Array:
@@ -91,9 +91,9 @@ def test_a_program_is_traced_once_for_the_same_shapes_and_constants() -> None:
     traced.clear()
     for number in range(3):
         part = np.full(4, number, np.float32)
-        found = on_crew(doubled, (jnp.float32(1.0), "a"), lambda _, part=part: part)
+        found = run_on_devices(doubled, (jnp.float32(1.0), "a"), lambda _, part=part: part)
         np.testing.assert_array_equal(found, (2 * part + 1)[None])
-    on_crew(doubled, (jnp.float32(5.0), "b"), lambda _: np.zeros(4, np.float32))
+    run_on_devices(doubled, (jnp.float32(5.0), "b"), lambda _: np.zeros(4, np.float32))
     assert traced == ["a", "b"]
 
 
@@ -103,9 +103,12 @@ def test_without_spread_there_is_one_device_the_default_one() -> None:
         assert crew().mesh.devices.tolist() == [jax.devices("cpu")[0]]
 
 
-def test_spread_refuses_more_devices_than_there_are_and_names_the_way_out() -> None:
+def test_use_devices_refuses_more_devices_than_there_are_and_names_the_way_out() -> None:
     there = len(jax.devices())
-    with pytest.raises(ValueError, match="`devices` must be at most") as caught, pl.spread(1000):
+    with (
+        pytest.raises(ValueError, match="`devices` must be at most") as caught,
+        pl.use_devices(1000),
+    ):
         pass
     if jax.default_backend() == "cpu":
         assert str(caught.value) == (
@@ -116,9 +119,9 @@ def test_spread_refuses_more_devices_than_there_are_and_names_the_way_out() -> N
 
 
 @pytest.mark.parametrize("devices", [0, -1, "some"])
-def test_spread_refuses_what_is_no_number_of_devices(devices: int | str) -> None:
+def test_use_devices_refuses_what_is_no_number_of_devices(devices: int | str) -> None:
     words = f"`devices` must be 'all' or a whole number from 1, got {devices!r}."
-    with pytest.raises(ValueError, match=words), pl.spread(devices):
+    with pytest.raises(ValueError, match=words), pl.use_devices(devices):
         pass
     assert crew().size == 1
 

@@ -22,15 +22,15 @@ TRAIN = (
 COMPUTING = """
 import json, os, signal, sys, time, numpy as np
 from parallel.on_devices import moments
-from promptlimit.parallel import agreed, from_writer, join, on_crew, spread
+from promptlimit.parallel import agreed, from_writer, join, run_on_devices, use_devices
 
 def added(one, part):
     return one + part
 
 address, number = sys.argv[1], int(sys.argv[2])
 join(address, 2, number)
-with spread():
-    found = on_crew(added, np.float32(1), lambda i: np.full(2, i, np.float32))
+with use_devices():
+    found = run_on_devices(added, np.float32(1), lambda i: np.full(2, i, np.float32))
     assert found.tolist() == [[1.0, 1.0], [2.0, 2.0]], found
     small, large = agreed([np.arange(3) + number, np.array([0.5, number])])
     assert (small.tolist(), large.tolist()) == ([0, 1, 2], [0.5, 0.0]), (small, large)

@@ -29,7 +29,7 @@ TWO = """
 import json, os, signal, sys
 address, number = sys.argv[1], int(sys.argv[2])
 from parallel.processes import streamed_numbers
-from promptlimit.parallel import join, spread
+from promptlimit.parallel import join, use_devices
 from streaming.test_scale import drawn, held
 
 join(address, 2, number)
@@ -38,7 +38,7 @@ def kill(progress):
     if number == 1 and progress.done >= 8 * 131072:
         os.kill(os.getpid(), signal.SIGKILL)
 
-with spread():
+with use_devices():
     print(json.dumps(streamed_numbers(held())), flush=True)
     drawn("runs", kill)
 """

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.tasks import AbstractExactRisk, AbstractObjective, Averaged
+from promptlimit.tasks import AbstractExactRisk, AbstractObjective, Estimate
 
 SCATTER = np.array([[1.5, 0.4], [0.4, 0.6]])
 VALUE = np.array([[0.7, -0.2], [0.3, 0.5]])
@@ -33,7 +33,7 @@ class HiddenMean(pl.AbstractTask):
         mean = jax.random.normal(key, (self.token_dim,), self.scatter.dtype)
         return pl.Gaussian(mean, self.scatter), pl.Gaussian(mean, 0.0 * self.scatter)
 
-    def masked(self, token):
+    def query_of(self, token):
         return 0.0 * token
 
     def loss(self, output, token):
@@ -52,7 +52,7 @@ class KnownMean(HiddenMean):
 
     def least_risk(self, length, *, points):
         spread = np.asarray(self.scatter, np.float64) / length
-        return Averaged(0.5 * np.trace(spread @ np.linalg.inv(np.eye(2) + spread)), 0.0, 0)
+        return Estimate(0.5 * np.trace(spread @ np.linalg.inv(np.eye(2) + spread)), 0.0, 0)
 
     def batch_gradient(self, batches):
         """Return slopes over means of L tokens, $N(m,S/L)$: no token is ever drawn."""

@@ -113,7 +113,7 @@ def test_pairs_are_clean_tokens_and_what_noise_makes_of_them(x64):
         assert_allclose(np.asarray(clean.covs)[k], g * eye)
     assert_allclose(pairs.weights, task.weights)
     token = jnp.arange(6.0)
-    assert_allclose(task.masked(token), [0.0, 1.0, 2.0])
+    assert_allclose(task.query_of(token), [0.0, 1.0, 2.0])
     assert float(task.loss(jnp.array([3.0, 4.0, 7.0]), token)) == 2.0
 
 
@@ -212,7 +212,7 @@ class Spoken(pl.AbstractAttention):
     def output_dim(self):
         return 2
 
-    def _attend(self, prompt, query):
+    def attend(self, prompt, query):
         return self.inner(prompt, query)
 
     def _affine_limit(self, prompt):

@@ -29,9 +29,9 @@ def simulated(layer, task, length, prompts=150_000, seed=0):
     clean = task.means[rng.choice(k, p=task.weights, size=prompts)]
     clean = clean + math.sqrt(task.within_variance) * rng.normal(size=(prompts, d))
     query = clean + math.sqrt(task.noise_variance) * rng.normal(size=(prompts, d))
-    residual = layer.residual_read()
+    residual = layer.residual_matrix()
     output = 0.0 if residual is None else query @ np.asarray(residual, float).T
-    for head in layer.heads_read():
+    for head in layer.as_heads():
         u, v = np.asarray(head.key_query, float), np.asarray(head.value, float)
         scores = np.einsum("nld,nd->nl", tokens, query @ u.T)
         if head.kernel == "softmax":

@@ -83,14 +83,14 @@ def test_other_attentions_are_simulated_as_before():
 class HalfSeen(HiddenMean):
     """Queries of another dimension than tokens."""
 
-    def masked(self, token):
+    def query_of(self, token):
         return token[:1]
 
 
 def test_the_dimension_of_queries_is_what_masking_leaves():
     assert HalfSeen(SCATTER).query_dim == 1
     message = (
-        "`attention` must take queries of dimension 1 (what the task's `masked` leaves of a "
+        "`attention` must take queries of dimension 1 (what the task's `query_of` leaves of a "
         "token), got 2."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

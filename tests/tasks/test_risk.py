@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize_scalar
 
 import promptlimit as pl
-from promptlimit.tasks._abstract import Averaged
+from promptlimit.tasks._abstract import Estimate
 from promptlimit.tasks._quadrature import require_accuracy
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 from tasks.simulated_regression import losses, within
@@ -219,7 +219,7 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(KEY_QUERY[:, :3], VALUE), TASK, 10),
-            "`attention` must take queries of dimension 4 (what the task's `masked` leaves of a "
+            "`attention` must take queries of dimension 4 (what the task's `query_of` leaves of a "
             "token), got 3.",
         ),
         (
@@ -288,11 +288,11 @@ def test_few_points_are_refused_where_they_do_not_determine_a_risk():
 
 
 def test_no_exact_risk_is_below_the_noise_floor():
-    below = Averaged(0.0499, 0.0001, 8)
-    assert require_accuracy(below, 0.1) == Averaged(0.05, 0.0001, 8)
+    below = Estimate(0.0499, 0.0001, 8)
+    assert require_accuracy(below, 0.1) == Estimate(0.05, 0.0001, 8)
     for value, error in ((0.04, 1e-4), (-10.8, 2.2), (0.06, 0.01), (math.nan, 1e-4)):
         with pytest.raises(pl.AccuracyError, match="a few queries carry the answer"):
-            require_accuracy(Averaged(value, error, 8), 0.1)
+            require_accuracy(Estimate(value, error, 8), 0.1)
 
 
 def test_scores_beyond_the_range_of_the_engine_are_refused():

@@ -97,8 +97,8 @@ def test_tasks_follow_the_precision_in_force(precision):
     def tokens(key):
         prompt, query = task.draw(key=key)
         assert task.token_dim == prompt.dim == query.dim == 4
-        return prompt.sample(2, key=key), task.masked(query.sample(1, key=key)[0])
+        return prompt.sample(2, key=key), task.query_of(query.sample(1, key=key)[0])
 
     for found in jax.eval_shape(tokens, KEY):
         assert found.dtype == jnp.dtype(precision)
-    assert task.masked(jnp.ones(4))[-1] == 0.0
+    assert task.query_of(jnp.ones(4))[-1] == 0.0

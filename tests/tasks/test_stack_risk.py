@@ -86,7 +86,7 @@ def test_the_risk_over_tokens_is_that_of_plain_numpy(x64):
             (head,) = layer.heads
             assert isinstance(head, pl.LinearAttention)
             U, V = np.asarray(head.key_query), np.asarray(head.value)
-            matrix = np.asarray(layer.residual_read()) + V @ second @ U
+            matrix = np.asarray(layer.residual_matrix()) + V @ second @ U
             prompt = prompt @ matrix.mT
             query = np.einsum("nij,nj->ni", matrix, query)
         losses = (query[:, -1] - y[:, -1]) ** 2 / 2

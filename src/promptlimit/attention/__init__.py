@@ -4,7 +4,7 @@ from promptlimit.attention._abstract import AbstractAttention as AbstractAttenti
 from promptlimit.attention._abstract import array_names as array_names
 from promptlimit.attention._factored import Factored as Factored
 from promptlimit.attention._heads import AbstractHead as AbstractHead
-from promptlimit.attention._heads import GradientReading as GradientReading
+from promptlimit.attention._heads import GradientStructure as GradientStructure
 from promptlimit.attention._heads import LinearAttention as LinearAttention
 from promptlimit.attention._heads import SoftmaxAttention as SoftmaxAttention
 from promptlimit.attention._kernels import KernelName as KernelName

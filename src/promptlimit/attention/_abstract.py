@@ -10,7 +10,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import ArrayLike, float_array, on_device, require_choice, require_shape
+from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape, to_device
 from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
@@ -21,7 +21,7 @@ from promptlimit.measures import (
 )
 
 if TYPE_CHECKING:
-    from promptlimit.attention._heads import AbstractHead, GradientReading
+    from promptlimit.attention._heads import AbstractHead, GradientStructure
 
 
 AttentionT = TypeVar("AttentionT", bound="AbstractAttention")
@@ -33,8 +33,8 @@ class AbstractAttention(eqx.Module):
     The prompt is any measure: finitely many tokens, or the law of one token when the prompt is
     infinite. One query a call; `jax.vmap` makes the batch.
 
-    What more an attention knows of itself it says through `heads_read`, `layers_read` and
-    `gradient_reading`, which return None by default: with them, finite prompts are exact rather
+    What more an attention knows of itself it says through `as_heads`, `as_layers` and
+    `gradient_structure`, which return None by default: with them, finite prompts are exact rather
     than simulated.
     """
 
@@ -54,7 +54,7 @@ class AbstractAttention(eqx.Module):
         """The dimension of the output."""
 
     @abc.abstractmethod
-    def _attend(
+    def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $T[\mu](z)$ for arguments that fit."""
@@ -81,7 +81,7 @@ class AbstractAttention(eqx.Module):
         output = _output(self, prompt, point)
         if not prompt.finite_everywhere and has_nan(output):
             with jax.default_matmul_precision("highest"):
-                self._attend(prompt, point)  # not compiled: the tilt that is read says why
+                self.attend(prompt, point)  # not compiled: the tilt that is read says why
                 require_moments(prompt)
         return output
 
@@ -145,34 +145,34 @@ class AbstractAttention(eqx.Module):
             self(prompt, point)
         return jacobian
 
-    def heads_read(self) -> "tuple[AbstractHead, ...] | None":
+    def as_heads(self) -> "tuple[AbstractHead, ...] | None":
         r"""Return heads $(U_h, V_h)$ whose outputs sum to this attention's; None if there are none.
 
-        They do so beside `residual_read`. Differentiable, so that a factored or projected head can
-        be trained through it.
+        `residual_matrix` is not included. The heads are differentiable functions of the
+        parameters, so that factored or projected heads can be trained.
         """
         return None
 
-    def residual_read(self) -> Float[Array, "output_dim query_dim"] | None:
+    def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
         """Return $C$, where $Cz$ is added to the heads whatever the prompt; None if nothing is."""
         return None
 
-    def layers_read(self) -> "tuple[AbstractAttention, ...] | None":
+    def as_layers(self) -> "tuple[AbstractAttention, ...] | None":
         """Return the layers that tokens and query pass one after another; None for one layer."""
         return None
 
-    def numbers_held(self, length: int) -> int:  # noqa: ARG002  # for subclasses
+    def scratch_size(self, length: int) -> int:  # noqa: ARG002  # for subclasses
         """Return how many numbers are held at a time to read so many tokens, beside the tokens."""
         return 0
 
     def single_head(self) -> "AbstractHead | None":
         """Return this attention as one head with merged parameters; None when it is not one."""
-        heads = self.heads_read()
-        if heads is None or len(heads) != 1 or self.residual_read() is not None:
+        heads = self.as_heads()
+        if heads is None or len(heads) != 1 or self.residual_matrix() is not None:
             return None
         return heads[0]
 
-    def gradient_reading(self, wrt: str) -> "GradientReading | None":  # noqa: ARG002  # for subclasses
+    def gradient_structure(self, wrt: str) -> "GradientStructure | None":  # noqa: ARG002  # for subclasses
         """Return what the gradient in the matrix named `wrt` reads of a prompt; None if unknown."""
         return None
 
@@ -201,7 +201,7 @@ class AbstractAttention(eqx.Module):
         with jax.enable_x64(True):
             for place, name in enumerate(names):
                 if name in arrays:
-                    number = on_device(arrays[name])
+                    number = to_device(arrays[name])
                     require_shape(name, number, leaves[place].shape, "that of the attention's own")
                     leaves[place] = number
         return eqx.combine(jax.tree.unflatten(structure, leaves), rest)
@@ -227,7 +227,7 @@ def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]
 
 @compiled
 def _output(attention: AbstractAttention, prompt: AbstractMeasure, query: Array) -> Array:
-    return attention._attend(prompt, query)
+    return attention.attend(prompt, query)
 
 
 @compiled

@@ -9,16 +9,16 @@ from promptlimit._inputs import (
     ArrayLike,
     float_array,
     float_arrays,
-    on_device,
     require_choice,
     require_finite,
     require_rank,
     require_shape,
+    to_device,
 )
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import (
     AbstractHead,
-    GradientReading,
+    GradientStructure,
     LinearAttention,
     SoftmaxAttention,
     require_key_query,
@@ -106,7 +106,7 @@ class Factored(AbstractAttention):
         value = self.value_weight if self.output is None else self.output @ self.value_weight
         return head.from_kqv(self.key_weight, self.query_weight, value, scale=self.scale)
 
-    def _attend(
+    def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $OV\,r(\mu,\ c\,K^\top Qz)$."""
@@ -120,12 +120,12 @@ class Factored(AbstractAttention):
         r"""Return the limit of the merged head."""
         return self.merged().affine_limit(prompt)
 
-    def heads_read(self) -> tuple[AbstractHead, ...]:
+    def as_heads(self) -> tuple[AbstractHead, ...]:
         """Return the merged head."""
         return (self.merged(),)
 
     @full_precision
-    def gradient_reading(self, wrt: str) -> GradientReading | None:
+    def gradient_structure(self, wrt: str) -> GradientStructure | None:
         r"""Return what the gradient in K, Q, V or O reads, $U=c\,K^\top Q$.
 
         $\nabla_KT_i=c\,Qz\,(Cv_i)^\top$, $\nabla_QT_i=c\,KCv_iz^\top$,
@@ -133,15 +133,15 @@ class Factored(AbstractAttention):
         """
         head, outputs = self.merged(), float(self.output_dim)
         dtype = head.key_query.dtype
-        token, query = (on_device(np.eye(size), dtype) for size in head.key_query.shape)
+        token, query = (to_device(np.eye(size), dtype) for size in head.key_query.shape)
         match wrt:
             case "key_weight":
-                return GradientReading(head, left=token, factor=self.scale * self.query_weight)
+                return GradientStructure(head, left=token, factor=self.scale * self.query_weight)
             case "query_weight":
-                return GradientReading(head, left=self.scale * self.key_weight, factor=query)
+                return GradientStructure(head, left=self.scale * self.key_weight, factor=query)
             case "output":
-                return GradientReading(head.with_value(self.value_weight), constant=outputs)
+                return GradientStructure(head.with_value(self.value_weight), constant=outputs)
             case "value_weight":
                 size = outputs if self.output is None else jnp.sum(self.output**2)
-                return GradientReading(head.with_value(token), constant=size)
+                return GradientStructure(head.with_value(token), constant=size)
         return None

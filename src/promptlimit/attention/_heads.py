@@ -11,10 +11,10 @@ from jaxtyping import Array, Float
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
-    on_device,
     require_finite,
     require_rank,
     require_shape,
+    to_device,
 )
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._kernels import KernelName, kernel_named
@@ -23,7 +23,7 @@ from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 HeadT = TypeVar("HeadT", bound=AbstractAttention)
 
 
-class GradientReading(eqx.Module):
+class GradientStructure(eqx.Module):
     r"""How the gradient of $T=V\,r(\mu,Uz)$ in one matrix differs between two prompts.
 
     Its squared distance, summed over the outputs, is $|Fz|^2$ (or `constant`) times that of $Vr$,
@@ -92,7 +92,7 @@ class AbstractHead(AbstractAttention):
         """The dimension of the output."""
         return self.value.shape[0]
 
-    def _attend(
+    def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $V\,r(\mu, Uz)$."""
@@ -105,7 +105,7 @@ class AbstractHead(AbstractAttention):
         matrix, shift = kernel_named(self.kernel).affine(prompt)
         return self.value @ matrix @ self.key_query, self.value @ shift
 
-    def heads_read(self) -> "tuple[AbstractHead, ...]":
+    def as_heads(self) -> "tuple[AbstractHead, ...]":
         """Return the head itself."""
         return (self,)
 
@@ -113,17 +113,17 @@ class AbstractHead(AbstractAttention):
         """Return the head with another value matrix."""
         return eqx.tree_at(lambda head: head.value, self, value)
 
-    def gradient_reading(self, wrt: str) -> "GradientReading | None":
+    def gradient_structure(self, wrt: str) -> "GradientStructure | None":
         r"""Return what $\nabla_UT_i=Cv_iz^\top$ or $\nabla_{v_i}T_i=r$ reads."""
         dtype = self.key_query.dtype
         if wrt == "value":
-            return GradientReading(
-                self.with_value(on_device(np.eye(self.token_dim), dtype)),
+            return GradientStructure(
+                self.with_value(to_device(np.eye(self.token_dim), dtype)),
                 constant=float(self.output_dim),
             )
         if wrt == "key_query":
-            left, factor = (on_device(np.eye(size), dtype) for size in self.key_query.shape)
-            return GradientReading(self, left=left, factor=factor)
+            left, factor = (to_device(np.eye(size), dtype) for size in self.key_query.shape)
+            return GradientStructure(self, left=left, factor=factor)
         return None
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import ArrayLike, float_array, on_device, promoted, require_shape
+from promptlimit._inputs import ArrayLike, float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
 from promptlimit.attention._multi_head import MultiHead
@@ -74,27 +74,27 @@ class Layer(AbstractAttention):
         """The dimension of the output."""
         return self.heads[0].output_dim
 
-    def _attend(
+    def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $Cz+\sum_hT_h[\mu](z)$."""
-        return self.residual_read() @ query + MultiHead(self.heads)._attend(prompt, query)
+        return self.residual_matrix() @ query + MultiHead(self.heads).attend(prompt, query)
 
     def _affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
         r"""Return the sums of the heads' matrices and shifts, with $C$ among the matrices."""
         matrix, shift = MultiHead(self.heads)._affine_limit(prompt)
-        return self.residual_read() + matrix, shift
+        return self.residual_matrix() + matrix, shift
 
-    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+    def as_heads(self) -> tuple[AbstractHead, ...] | None:
         """Return the heads of every part."""
-        return MultiHead(self.heads).heads_read()
+        return MultiHead(self.heads).as_heads()
 
-    def residual_read(self) -> Float[Array, "output_dim query_dim"]:
+    def residual_matrix(self) -> Float[Array, "output_dim query_dim"]:
         r"""Return $C$."""
         if self.residual is not None:
             return self.residual
         arrays = jax.tree.leaves(eqx.filter(self.heads, eqx.is_inexact_array))
         dtypes = [array.dtype for array in arrays] or [jnp.result_type(float)]
-        return on_device(np.eye(self.query_dim), promoted(*dtypes))
+        return to_device(np.eye(self.query_dim), promoted(*dtypes))

@@ -66,7 +66,7 @@ class MultiHead(AbstractAttention):
         """The dimension of the output."""
         return self.heads[0].output_dim if self.output is None else self.output.shape[0]
 
-    def _attend(
+    def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $O\sum_h T_h[\mu](z)$."""
@@ -85,9 +85,9 @@ class MultiHead(AbstractAttention):
         return self.output @ matrix, self.output @ shift
 
     @full_precision
-    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+    def as_heads(self) -> tuple[AbstractHead, ...] | None:
         r"""Return the heads of every part, $O$ multiplied into their values."""
-        parts = [part.heads_read() for part in self.heads]
+        parts = [part.as_heads() for part in self.heads]
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             return None

@@ -72,7 +72,7 @@ class Stack(AbstractAttention):
                     f"`layers[{index}]` must be a layer, got {type(layer).__name__}. "
                     "Pass promptlimit.Layer(heads)."
                 )
-            flat += layer.layers_read() or (layer,)
+            flat += layer.as_layers() or (layer,)
         if not flat:
             raise ValueError("`layers` must hold at least one layer, got none.")
         _require_chain(flat)
@@ -112,28 +112,28 @@ class Stack(AbstractAttention):
             )
         return _causal_output(self.layers, prompt, as_query(self, query))
 
-    def layers_read(self) -> tuple[AbstractAttention, ...]:
+    def as_layers(self) -> tuple[AbstractAttention, ...]:
         """Return the layers."""
         return self.layers
 
-    def heads_read(self) -> tuple[AbstractHead, ...] | None:
+    def as_heads(self) -> tuple[AbstractHead, ...] | None:
         """Return the heads of the layer where there is one."""
-        return self.layers[0].heads_read() if len(self.layers) == 1 else None
+        return self.layers[0].as_heads() if len(self.layers) == 1 else None
 
-    def residual_read(self) -> Float[Array, "output_dim query_dim"] | None:
+    def residual_matrix(self) -> Float[Array, "output_dim query_dim"] | None:
         """Return the residual of the layer where there is one."""
-        return self.layers[0].residual_read() if len(self.layers) == 1 else None
+        return self.layers[0].residual_matrix() if len(self.layers) == 1 else None
 
-    def numbers_held(self, length: int) -> int:
+    def scratch_size(self, length: int) -> int:
         """Return the scores of tokens for tokens that are held at a time."""
         return _COPIES * length * _rows_at_a_time(length) if len(self.layers) > 1 else 0
 
-    def _attend(
+    def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
         r"""Return $q_K$."""
         if len(self.layers) == 1:
-            return self.layers[0]._attend(prompt, query)
+            return self.layers[0].attend(prompt, query)
         if isinstance(prompt, Empirical):
             return attend_through(self.layers, prompt, query)
         if isinstance(prompt, Gaussian):
@@ -210,7 +210,7 @@ def attend_through(
 
     start = jnp.concatenate([prompt.tokens, query[None]], dtype=dtype)
     rows = _through(layers[:-1], step, start)
-    return layers[-1]._attend(Empirical(rows[:-1], prompt.weights), rows[-1])
+    return layers[-1].attend(Empirical(rows[:-1], prompt.weights), rows[-1])
 
 
 def _rows_after(
@@ -220,7 +220,7 @@ def _rows_after(
 
     Linear heads without a mask read one second moment S: $F[\mu](z)=(C+\sum_hV_hSU_h)z$.
     """
-    heads, residual = layer.heads_read(), layer.residual_read()
+    heads, residual = layer.as_heads(), layer.residual_matrix()
     if heads is None:
         return _row_by_row(layer, prompt, rows, causal)
     start = jnp.zeros((rows.shape[0], layer.output_dim), rows.dtype)
@@ -249,9 +249,9 @@ def _row_by_row(
     def image(place_and_row: tuple[Array, Array]) -> Array:
         place, row = place_and_row
         if not causal:
-            return layer._attend(prompt, row)
+            return layer.attend(prompt, row)
         seen = (places <= place).astype(dtype)
-        return layer._attend(Empirical(prompt.tokens, seen / jnp.sum(seen)), row)
+        return layer.attend(Empirical(prompt.tokens, seen / jnp.sum(seen)), row)
 
     every = jnp.arange(rows.shape[0]), rows
     at_a_time = _rows_at_a_time(length)

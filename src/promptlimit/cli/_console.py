@@ -71,7 +71,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left:
         typer.echo("  ".join(padded).rstrip())
 
 
-def deliver(show: Callable[[], None], write: Callable[[], None] | None) -> None:
+def emit(show: Callable[[], None], write: Callable[[], None] | None) -> None:
     """Write a result and show it; one that cannot be written is shown all the same."""
     try:
         if write is not None:

@@ -12,7 +12,7 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_note,
     print_table,
@@ -123,7 +123,7 @@ def denoise(
             raise _refusal(problem, in_file=_typed_means(means) is None) from None
     for note in _notes(report, best):
         print_note(note)
-    deliver(
+    emit(
         lambda: print_json(report.as_json()) if as_json else _print(report),
         None if out is None else lambda: _write(report, out),
     )

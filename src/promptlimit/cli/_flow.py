@@ -11,7 +11,7 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_table,
     refusal,
@@ -101,7 +101,7 @@ def flow(
 
         *finite, limit = _flows(sizes, follow, folder, kernel, end, shown)
     report = _report(finite, limit)
-    deliver(
+    emit(
         lambda: print_json(report) if as_json else _print(finite, limit),
         None if out is None else lambda: _write(out, report, _curves(finite, limit)),
     )

@@ -11,7 +11,7 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_note,
     print_table,
@@ -90,7 +90,7 @@ def gap(
             raise refusal(problem, "gap", "wrt") from None
         for note in _notes(report):
             print_note(note)
-        deliver(
+        emit(
             lambda: print_json(report.as_json()) if as_json else _print(report),
             (lambda: _write(report, out)) if out is not None and writes else None,
         )

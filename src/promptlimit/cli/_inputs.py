@@ -13,7 +13,7 @@ from promptlimit.cli._console import CommandError, UsageError, use_double_precis
 if TYPE_CHECKING:
     import numpy as np
 
-    from promptlimit.cli._problems import AskedProblem
+    from promptlimit.cli._problems import ProblemSpec
     from promptlimit.tasks import LinearRegression
 
 EXAMPLES = ("gaussian", "shifted", "tokens", "mixture", "rademacher", "cube", "sphere")
@@ -107,7 +107,7 @@ def problem_of(
     standard: Standard | None = None,
     *,
     with_law: bool = True,
-) -> "AskedProblem":
+) -> "ProblemSpec":
     """Return the problem of the files, of the example or of the standard case.
 
     Args:

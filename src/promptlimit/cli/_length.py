@@ -8,7 +8,7 @@ import typer
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
-    deliver,
+    emit,
     print_json,
     print_table,
     refusal,
@@ -65,7 +65,7 @@ def length(
         )
         for answer in answers
     ]
-    deliver(
+    emit(
         lambda: (
             print_json(document)
             if as_json

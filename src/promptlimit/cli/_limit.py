@@ -8,7 +8,7 @@ import typer
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
-    deliver,
+    emit,
     print_json,
     print_table,
     require_folder,
@@ -39,7 +39,7 @@ def limit(
         result = limits(problem)
     except ValueError as refusal:
         raise CommandError(str(refusal), "promptlimit limit --help lists the names") from None
-    deliver(
+    emit(
         lambda: print_json(result.as_json()) if as_json else _print(result),
         None if out is None else lambda: write_json(out / "limit.json", result.as_json()),
     )

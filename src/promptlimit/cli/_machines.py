@@ -90,17 +90,17 @@ def _make_cpu_devices(count: int) -> None:
         return
     import jax
 
-    with contextlib.suppress(RuntimeError):  # jax is in use already: `spread` says what there is
+    with contextlib.suppress(RuntimeError):  # jax is in use already; `use_devices` will raise
         jax.config.update("jax_num_cpu_devices", count)
 
 
 @contextlib.contextmanager
 def _spread(count: int | None) -> Generator[None]:
-    from promptlimit.parallel import spread
+    from promptlimit.parallel import use_devices
 
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(spread("all" if count is None else count))
+            stack.enter_context(use_devices("all" if count is None else count))
         except ValueError as refusal:
             raise CommandError(str(refusal), "--devices all takes what there is") from None
         yield
@@ -119,13 +119,13 @@ def _one_of_several(asked: Machines) -> Generator[bool]:
         crew,
         join,
         leave_at_exit,
-        spread,
+        use_devices,
     )
 
     try:
         ERR.quiet = number != 0  # until it is known who speaks
         join(asked.coordinator, processes, number)
-        with spread():
+        with use_devices():
             _require_devices(asked, crew().size // crew().hosts)
             number = crew().process
             ERR.quiet = not crew().writes

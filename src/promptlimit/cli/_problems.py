@@ -48,7 +48,7 @@ _EXAMPLES: dict[str, Callable[[], AbstractMeasure]] = {
 
 
 @dataclass(frozen=True)
-class AskedProblem:
+class ProblemSpec:
     """What attention is asked.
 
     Attributes:
@@ -69,11 +69,11 @@ class AskedProblem:
         return self.attention, self.law, self.queries
 
 
-def limits(problem: AskedProblem) -> Limits:
+def limits(problem: ProblemSpec) -> Limits:
     """Return what softmax and linear attention make of the first query, in double precision."""
     with jax.enable_x64(True):
         attention, law, queries = problem.parts
-        head, query = attention.heads_read()[0], np.asarray(queries)[0]
+        head, query = attention.as_heads()[0], np.asarray(queries)[0]
         kernels = (SoftmaxAttention, LinearAttention)
         attentions = [kernel(head.key_query, head.value) for kernel in kernels]
         outputs = [np.asarray(one(law, query)) for one in attentions]
@@ -90,21 +90,21 @@ def limits(problem: AskedProblem) -> Limits:
         )
 
 
-def example(name: str) -> AskedProblem:
+def example(name: str) -> ProblemSpec:
     """Return a built-in problem: of all of them parameters and query are the same."""
     with jax.enable_x64(True):
         attention = SoftmaxAttention([[0.8, 0.3], [-0.2, 0.5]], [[1.0, 0.0], [0.5, 1.0]])
-        return AskedProblem(attention, _EXAMPLES[name](), np.array([[1.0, -0.5]]))
+        return ProblemSpec(attention, _EXAMPLES[name](), np.array([[1.0, -0.5]]))
 
 
-def standard_case(dim: int, sharpness: float) -> AskedProblem:
+def standard_case(dim: int, sharpness: float) -> ProblemSpec:
     r"""Return tokens and queries $N(0,I_d)$, $U=\tau I$, $V=I$: every query direction alike."""
     with jax.enable_x64(True):
         normal = Gaussian(np.zeros(dim), np.eye(dim))
-        return AskedProblem(SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal)
+        return ProblemSpec(SoftmaxAttention(sharpness * np.eye(dim), np.eye(dim)), normal, normal)
 
 
-def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = True) -> AskedProblem:
+def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = True) -> ProblemSpec:
     """Return the problem that named arrays describe.
 
     Args:
@@ -125,8 +125,8 @@ def from_arrays(arrays: Arrays, *, one_query: bool = False, with_law: bool = Tru
         attention = _attention(shaped)
         law = _law(shaped, attention.token_dim) if with_law else None
         if one_query:
-            return AskedProblem(attention, law, _needed(shaped, "query", "the problem")[None])
-        return AskedProblem(attention, law, _queries(shaped, attention.query_dim))
+            return ProblemSpec(attention, law, _needed(shaped, "query", "the problem")[None])
+        return ProblemSpec(attention, law, _queries(shaped, attention.query_dim))
 
 
 def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
@@ -230,7 +230,7 @@ def _queries(arrays: Arrays, dim: int) -> Queries:
 
 
 @dataclass(frozen=True)
-class AskedStack:
+class StackSpec:
     """What a stack is asked.
 
     Attributes:
@@ -250,17 +250,17 @@ _VALUES = np.array([[[0.4, 0.0], [0.1, 0.3]], [[0.2, -0.2], [0.1, 0.2]]])
 """Of the examples: two heads, the same in every layer."""
 
 
-def stack_example(name: str) -> AskedStack:
+def stack_example(name: str) -> StackSpec:
     """Return a built-in stack of three layers with two heads each."""
     law = {"linear": "gaussian", "mixture": "mixture"}.get(name, "shifted")
     sharper = 5.0 if name == "sharp" else 1.0
     kernel = "linear" if name == "linear" else "softmax"
     with jax.enable_x64(True):
         stack = _stack_of(kernel, [sharper * _SCORES] * 3, [_VALUES] * 3, None)
-        return AskedStack(stack, _EXAMPLES[law](), np.array([1.0, -0.5]))
+        return StackSpec(stack, _EXAMPLES[law](), np.array([1.0, -0.5]))
 
 
-def stack_from_arrays(arrays: Arrays) -> AskedStack:
+def stack_from_arrays(arrays: Arrays) -> StackSpec:
     """Return the stack that named arrays describe.
 
     Args:
@@ -288,7 +288,7 @@ def stack_from_arrays(arrays: Arrays) -> AskedStack:
     with jax.enable_x64(True):
         stack = _stack_of(kernel, scores, values, residual)
         law = _law(shaped, stack.token_dim)
-        return AskedStack(stack, law, _needed(shaped, "query", "the problem"))
+        return StackSpec(stack, law, _needed(shaped, "query", "the problem"))
 
 
 def _of_heads(arrays: Arrays, name: str) -> np.ndarray:

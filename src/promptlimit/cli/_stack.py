@@ -14,7 +14,7 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_note,
     print_table,
@@ -29,7 +29,7 @@ from promptlimit.cli._progress import AbstractProgress, progress
 if TYPE_CHECKING:
     import numpy as np
 
-    from promptlimit.cli._problems import AskedStack
+    from promptlimit.cli._problems import StackSpec
     from promptlimit.results import PromptMoments
 
 _EXAMPLES = ("softmax", "linear", "sharp", "mixture")
@@ -112,7 +112,7 @@ def stack(
             raise CommandError(str(problem), "promptlimit stack --help") from None
     for note in _notes(report):
         print_note(note)
-    deliver(
+    emit(
         lambda: print_json(report.as_json()) if as_json else _print(report),
         None if out is None else lambda: _write(report, out),
     )
@@ -120,7 +120,7 @@ def stack(
 
 def _asked(
     files: list[str] | None, example: str | None, prompt: str | None, kernel: str | None
-) -> "AskedStack":
+) -> "StackSpec":
     """Return the stack of the files or of the example."""
     if bool(files) == (example is not None):
         raise UsageError(
@@ -219,7 +219,7 @@ def _plain(array: "np.ndarray") -> object:
 
 
 def _report(
-    asked: "AskedStack",
+    asked: "StackSpec",
     sizes: list[int],
     causal: bool,
     samples: int,
@@ -263,21 +263,21 @@ def _report(
     return _StackReport(limit, curves, missing, causal, _squared_tau(asked))
 
 
-def _words(asked: "AskedStack", sizes: list[int]) -> str:
+def _words(asked: "StackSpec", sizes: list[int]) -> str:
     layers, count = len(asked.stack.layers), len(sizes)
     words = f"{layers} layer{'s' * (layers > 1)} over {type(asked.law).__name__} tokens"
     return f"{words}, {count} length{'s' * (count > 1)}"
 
 
-def _squared_tau(asked: "AskedStack") -> list[float] | None:
+def _squared_tau(asked: "StackSpec") -> list[float] | None:
     """Return the squared sharpness of every softmax layer over a Gaussian; None for others."""
-    from promptlimit._arrays import doubles
+    from promptlimit._arrays import as_float64
     from promptlimit.depth import GaussianStack, unread_layer
     from promptlimit.measures import Gaussian
 
     if not isinstance(asked.law, Gaussian) or unread_layer(asked.stack.layers) is not None:
         return None
-    moments = doubles(asked.law.location), doubles(asked.law.covariance)
+    moments = as_float64(asked.law.location), as_float64(asked.law.covariance)
     layers = GaussianStack.of(asked.stack.layers, *moments)
     return [layers.squared_tau(level) for level in range(layers.depth)]
 

@@ -12,7 +12,7 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_note,
     print_table,
@@ -109,7 +109,7 @@ def stream(
         except ValueError as problem:
             raise _as_command_error(problem) from None
         shown.close()
-        deliver(
+        emit(
             lambda: print_json(report.as_json()) if as_json else _print(report),
             None if out is None else lambda: by_writer(lambda: _write(report, out)),
         )

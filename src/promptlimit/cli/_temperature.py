@@ -9,7 +9,7 @@ import typer
 from promptlimit.cli._console import (
     JsonOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_note,
     print_table,
@@ -77,7 +77,7 @@ def temperature(
     for note in _notes(table):
         print_note(note)
     document = _document(table)
-    deliver(
+    emit(
         lambda: print_json(document) if as_json else _print(table),
         None if out is None else lambda: _write(table, document, out),
     )

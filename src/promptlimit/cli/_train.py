@@ -11,7 +11,7 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     UsageError,
-    deliver,
+    emit,
     print_json,
     print_table,
     refusal,
@@ -70,7 +70,7 @@ def train(
             return
         from promptlimit.results import write_json
 
-        deliver(
+        emit(
             lambda: print_json(training.as_json()) if as_json else _print(training),
             lambda: write_json(out / "training.json", training.as_json()),
         )

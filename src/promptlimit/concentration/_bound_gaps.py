@@ -58,7 +58,7 @@ def bound_obstacle(problem: Problem) -> str | None:
     averaged = queries.is_known or (of_means and queries.sub_gaussian is not None)
     measure = type(problem.measure).__name__
     return first_obstacle(
-        (reading is None, problem.no_head),
+        (reading is None, problem.no_head_reason),
         (problem.is_linear, "it is no softmax head"),
         (problem.including_query, "the query is a token"),
         (

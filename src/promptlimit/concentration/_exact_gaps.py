@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sharpness_law import (
     Form,
@@ -235,7 +235,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
             interpolated = {
-                name: np.asarray(value) for name, value in table(on_device(sharpness**2)).items()
+                name: np.asarray(value) for name, value in table(to_device(sharpness**2)).items()
             }
         return interpolated, np.full((sharpness.size, lengths.size), table.error)
     inside = sharpness <= MAX_SHARPNESS

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, doubles, increasing_lengths
-from promptlimit._inputs import on_device
+from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
@@ -187,13 +187,13 @@ def limit_square(problem: Problem) -> float | None:
     else:
         return None
     with jax.enable_x64(True):
-        limits = doubles(jax.vmap(problem.limit_at)(on_device(points)))
+        limits = as_float64(jax.vmap(problem.limit_at)(to_device(points)))
     return float(weights @ (limits**2).reshape(len(limits), -1).sum(axis=1))
 
 
 def _by_sharpness(problem: Problem) -> str | None:
     return first_obstacle(
-        (problem.reading is None, problem.no_head),
+        (problem.reading is None, problem.no_head_reason),
         (problem.is_linear, "it is no softmax head"),
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
@@ -203,7 +203,7 @@ def _by_sharpness(problem: Problem) -> str | None:
 
 def _as_quadratic(problem: Problem) -> str | None:
     return first_obstacle(
-        (problem.reading is None, problem.no_head),
+        (problem.reading is None, problem.no_head_reason),
         (not problem.is_linear, "it is no linear head"),
         (problem.including_query, "the query is a token"),
     )
@@ -217,7 +217,7 @@ def _query_by_query(kind: Kind, problem: Problem) -> str | None:
     """Return why moments at single queries cannot be averaged: as the first of them shows."""
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
-        return problem.no_head if problem.reading is None else alone
+        return problem.no_head_reason if problem.reading is None else alone
     rule = _moments(problem).first(problem.at(problem.queries.points[0]), kind)
     return rule if isinstance(rule, str) else None
 

@@ -130,8 +130,8 @@ def _require_problem(
 
 def _heads(attention: AbstractAttention) -> list[_Head]:
     """Return the heads, or refuse what is not a sum of heads, or has a residual."""
-    heads = attention.heads_read()
-    if heads is None or attention.residual_read() is not None:
+    heads = attention.as_heads()
+    if heads is None or attention.residual_matrix() is not None:
         raise ValueError(
             "`attention` must be heads without a residual in continuous depth, got "
             f"{type(attention).__name__}. Pass a head, or a MultiHead of them: the residual is the "

@@ -12,9 +12,9 @@ from functools import cached_property
 import jax
 import numpy as np
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.attention import AbstractAttention
-from promptlimit.measures import covariance_root
+from promptlimit.measures import sqrtm_psd
 
 SHARPEST = 0.5
 r"""The $\tau^2$ from which on a layer that another reads has no expansion in 1/L."""
@@ -106,7 +106,7 @@ class GaussianStack:
     @cached_property
     def root(self) -> Array:
         r"""$G^{1/2}$, symmetric."""
-        return covariance_root(self.cov)
+        return sqrtm_psd(self.cov)
 
     def position(self, level: int, query: Array) -> Array:
         """Return $Z_l(z)$ as columns, [..., e, 1]."""
@@ -181,9 +181,9 @@ class GaussianStack:
 def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
     """Return why layers are no `GaussianStack`: one that is not of softmax heads, or of vectors."""
     for number, layer in enumerate(layers):
-        heads = layer.heads_read()
+        heads = layer.as_heads()
         if heads is None:
-            return f"layer {number} does not say which heads it is (write `heads_read`)"
+            return f"layer {number} does not say which heads it is (write `as_heads`)"
         if any(head.kernel != "softmax" for head in heads):
             return f"layer {number} has a head that is not softmax"
         if layer.query_dim != layer.token_dim:
@@ -192,9 +192,11 @@ def unread_layer(layers: Sequence[AbstractAttention]) -> str | None:
 
 
 def _matrices(layer: AbstractAttention) -> LayerMatrices:
-    residual = layer.residual_read()
+    residual = layer.residual_matrix()
     shape = layer.output_dim, layer.query_dim
     return LayerMatrices(
-        np.zeros(shape) if residual is None else doubles(residual),
-        tuple((doubles(head.key_query), doubles(head.value)) for head in layer.heads_read() or ()),
+        np.zeros(shape) if residual is None else as_float64(residual),
+        tuple(
+            (as_float64(head.key_query), as_float64(head.value)) for head in layer.as_heads() or ()
+        ),
     )

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array as JaxArray
 
-from promptlimit._arrays import Array, ArrayLike, doubles
-from promptlimit._inputs import in_double, on_device
+from promptlimit._arrays import Array, ArrayLike, as_float64
+from promptlimit._inputs import in_double, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 
@@ -62,15 +62,15 @@ def influence(attention: AbstractAttention, prompt: Empirical, query: ArrayLike)
     [[2.79]]
     """
     with jax.enable_x64(True):
-        point = on_device(query, dtype=jnp.float64)
+        point = to_device(query, dtype=jnp.float64)
         double, tokens = in_double(attention), in_double(prompt)
         weights = tokens.weights
         if weights is None:
             weights = jnp.full(tokens.length, 1.0 / tokens.length)
         output, rows = _weight_derivatives(double, tokens.tokens, weights, point)
-        kernel = doubles(rows).T
-    shares = doubles(weights)
-    return Influence(doubles(output), kernel - shares @ kernel, shares)
+        kernel = as_float64(rows).T
+    shares = as_float64(weights)
+    return Influence(as_float64(output), kernel - shares @ kernel, shares)
 
 
 @eqx.filter_jit

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 from numpy.random import Generator
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
@@ -202,7 +202,7 @@ class LinearStack:
     def drawn_deviations(self, length: float, count: int, rng: Generator) -> tuple[Array, Array]:
         """Return the two parts of `deviations` over so many random prompts, [count, e] each."""
         _, _, columns, below, with_mean = self._shape(length)
-        freedom = doubles(_freedom(length, with_mean > 0) - np.arange(columns))
+        freedom = as_float64(_freedom(length, with_mean > 0) - np.arange(columns))
         draws = BartlettDraws(
             length,
             rng.standard_normal((count, with_mean)) if with_mean else None,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 
 
 @functools.cache
@@ -62,7 +62,7 @@ def inverse(x: Array) -> tuple[Array, Array]:
     $\ln\det(a+\epsilon b)=\ln\det a+\epsilon\,\mathrm{tr}\,a^{-1}b$.
     """
     if len(x) == 1:
-        return doubles(np.linalg.inv(x)), np.linalg.slogdet(x)[1]
+        return as_float64(np.linalg.inv(x)), np.linalg.slogdet(x)[1]
     low, high = np.split(x, 2)
     without, log_det = inverse(low)
     moved = product(without, high)

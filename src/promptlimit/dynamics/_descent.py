@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.dynamics._risks import RiskOfState
 from promptlimit.dynamics._stabilised import FlowState, StabilisedRungeKutta
 
@@ -161,7 +161,7 @@ class _Loop(NamedTuple):
             slope=unknown,
             threshold=zero,
             states=jnp.where(self.times[:, None] > 0, jnp.inf, y0),
-            failed=on_device(False),
+            failed=to_device(False),
             steps=jnp.zeros((), jnp.int32),
         )
 

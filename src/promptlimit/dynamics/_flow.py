@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, in_double, on_device, require_samples
+from promptlimit._inputs import ArrayLike, Number, in_double, require_samples, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
 from promptlimit.dynamics._plan import require_positive
@@ -223,7 +223,7 @@ def _solution(request: FlowRequest) -> Trajectory:
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
     risk = _risk(request, max_sharpness)
     descent = _descent(request, risk)
-    end = [on_device(array) for array in request.reading.arrays(np.asarray(descent.last))]
+    end = [to_device(array) for array in request.reading.arrays(np.asarray(descent.last))]
     sharpness = risk.objective.sharpness(request.reading.attention(end))
     return _Attempt(risk, descent, max_sharpness, sharpness)
 
@@ -241,10 +241,10 @@ def _descent(request: FlowRequest, risk: RiskOfState) -> Descent:
     padded = np.concatenate([np.zeros(room - finite.size), finite])
     limits = (end, request.tolerance, request.arrival, request.radius)
     # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
-    rules = Rules(*(on_device(limit, jnp.float64) for limit in limits))
-    descent = descend(risk, state_of(request.start), on_device(padded), rules, request.solver)
+    rules = Rules(*(to_device(limit, jnp.float64) for limit in limits))
+    descent = descend(risk, state_of(request.start), to_device(padded), rules, request.solver)
     asked = np.asarray(descent.states)[padded.size - finite.size :]
-    return descent._replace(states=on_device(asked))
+    return descent._replace(states=to_device(asked))
 
 
 def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:

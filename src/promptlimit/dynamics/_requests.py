@@ -112,7 +112,7 @@ class TrainingRequest:
     lengths: tuple[Length, ...]
     plan: TrainingPlan
     key: PRNGKeyArray
-    own_prompts: bool
+    independent_prompts: bool
     packed: bool
 
     @property
@@ -141,7 +141,7 @@ class TrainingRequest:
     @property
     def members(self) -> Cell:
         """All that runs, in the order of lengths."""
-        seeds: Sequence[int | None] = range(self.seeds) if self.own_prompts else [None]
+        seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
         return tuple((length, seed) for length in self.lengths for seed in seeds)
 
     @property
@@ -224,7 +224,7 @@ class TrainingRequest:
             "optimiser": plan.rule_name,
             "key": description(self.key),
             "generator": str(jax.random.key_impl(self.key)),
-            "own_prompts": self.own_prompts,
+            "independent_prompts": self.independent_prompts,
             "sampling": plan.sampling,
             "packed": self.packed,
             **({"points": plan.points} if self.is_exact else {"samples": plan.samples}),

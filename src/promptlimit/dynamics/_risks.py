@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
-from promptlimit._inputs import in_double, on_device
+from promptlimit._inputs import in_double, to_device
 from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical
@@ -90,7 +90,7 @@ def kernel_of(start: AbstractAttention) -> str:
     ('linear', 'Layer(linear, linear)')
     """
     with jax.enable_x64(True):
-        head, heads = start.single_head(), start.heads_read()
+        head, heads = start.single_head(), start.as_heads()
     if head is not None:
         return head.kernel
     name = type(start).__name__
@@ -100,7 +100,7 @@ def kernel_of(start: AbstractAttention) -> str:
 def state_of(attention: AbstractAttention) -> Float[Array, " n"]:
     """Return the arrays of an attention behind one another, as one vector."""
     leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
-    return on_device(np.concatenate([np.ravel(leaf) for leaf in leaves]))
+    return to_device(np.concatenate([np.ravel(leaf) for leaf in leaves]))
 
 
 class RiskOfState(eqx.Module):
@@ -153,7 +153,7 @@ class SimulatedObjective(AbstractObjective):
         r"""Return $\frac1n\sum_i\ell(T[\mu_i](\text{masked }z_i), z_i)$."""
 
         def loss(prompt: AbstractMeasure, token: Array) -> Array:
-            return self.task.loss(attention._attend(prompt, self.task.masked(token)), token)
+            return self.task.loss(attention.attend(prompt, self.task.query_of(token)), token)
 
         return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
 
@@ -218,7 +218,7 @@ def _in_chunks(
     count = states.shape[0]
     padded = np.concatenate([states, np.repeat(states[-1:], -count % _CHUNK, axis=0)])
     chunks = np.split(padded, max(1, padded.shape[0] // _CHUNK))
-    parts = [program(risk, on_device(chunk)) for chunk in chunks]
+    parts = [program(risk, to_device(chunk)) for chunk in chunks]
     return jax.tree.map(lambda *part: np.concatenate(part)[:count], *parts)
 
 

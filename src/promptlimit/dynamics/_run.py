@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import training_moments
 from promptlimit.dynamics._step import (
@@ -21,7 +21,7 @@ from promptlimit.dynamics._step import (
     many_steps,
     start_arrays,
 )
-from promptlimit.parallel import agreed, crew, from_writer, on_crew, spread
+from promptlimit.parallel import agreed, crew, from_writer, run_on_devices, use_devices
 from promptlimit.results import Length, Progress, RunFolder, Watcher
 
 _SECONDS = 0.5  # between two looks from outside
@@ -111,7 +111,7 @@ def _arrays(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[s
 def _state(arrays: dict[str, np.ndarray], like: TrainingState) -> TrainingState:
     """Return the state that a checkpoint holds."""
     leaves, structure = jax.tree.flatten(like)
-    numbers = [on_device(arrays[f"state.{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
+    numbers = [to_device(arrays[f"state.{i}"], leaf.dtype) for i, leaf in enumerate(leaves)]
     return jax.tree.unflatten(structure, numbers)
 
 
@@ -214,8 +214,8 @@ def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
 
     def advance(state: TrainingState, first: int, last: int) -> TrainingState:
         bounds = np.array([first, last], np.uint32)
-        with spread("all" if team.hosts > 1 else shares.devices):
-            parts = on_crew(program, None, lambda device: (shares.of(device, state), bounds))
+        with use_devices("all" if team.hosts > 1 else shares.devices):
+            parts = run_on_devices(program, None, lambda device: (shares.of(device, state), bounds))
         return shares.whole(parts)
 
     return advance

@@ -23,7 +23,7 @@ from promptlimit.dynamics._requests import (
 from promptlimit.dynamics._risks import OTHER_SETS, training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
 from promptlimit.parallel import from_writer
-from promptlimit.results import RunFolder, Training, Watcher, masked, unmasked
+from promptlimit.results import RunFolder, Training, Watcher, pack_nonfinite, unpack_nonfinite
 from promptlimit.tasks import AbstractTask
 
 _PREFIX = "parameters."
@@ -39,7 +39,7 @@ def sgd(
     *,
     key: PRNGKeyArray,
     seeds: int = 1,
-    own_prompts: bool = False,
+    independent_prompts: bool = False,
     packed: bool | None = None,
     folder: str | Path | None = None,
     every: int = 10_000,
@@ -55,8 +55,8 @@ def sgd(
     length a prompt is its law, and the queries are what is drawn. Where a task has no `exact_risk`,
     risks are estimated on other prompts.
 
-    Inside `spread` the seeds of a length are shared out over the devices, and agree with one device
-    to rounding; seeds with prompts of their own run on one.
+    Inside `use_devices` the seeds of a length are distributed over the devices; results agree with
+    those of one device to rounding. Seeds with independent prompts run on one device.
 
     Args:
         start: any attention, its arrays are what moves; or a function of a key that returns one,
@@ -66,7 +66,7 @@ def sgd(
         plan: how many steps of which rule, on which batches, and what is recorded.
         key: randomness.
         seeds: how many runs from each start.
-        own_prompts: whether each seed has prompts of its own.
+        independent_prompts: whether each seed has prompts of its own.
         packed: whether all lengths run in one program; on an accelerator when None.
         folder: where runs are kept: finished ones are not run again, others resume at their last
             checkpoint, to the identical bits.
@@ -96,19 +96,19 @@ def sgd(
     tokens = require_training_lengths(lengths)
     start_key, prompt_key = jax.random.split(key)
     starts = starts_of_seeds(start, task, seeds, start_key)
-    if seeds > 1 and not own_prompts:
+    if seeds > 1 and not independent_prompts:
         _require_different(start)
     if folder is not None and plan.optimiser is not None and plan.label is None:
         raise ValueError("`label` must name the optimiser of a run in a folder, got None.")
-    on_device = jax.default_backend() != "cpu" if packed is None else packed
+    to_device = jax.default_backend() != "cpu" if packed is None else packed
     request = TrainingRequest(
         starts=starts,
         task=task,
         lengths=tokens,
         plan=plan,
         key=prompt_key,
-        own_prompts=bool(own_prompts),
-        packed=bool(on_device) and plan.sampling == "tokens",
+        independent_prompts=bool(independent_prompts),
+        packed=bool(to_device) and plan.sampling == "tokens",
     )
     require_law(request)
     cells = [
@@ -124,7 +124,7 @@ def _require_different(start: Start | Sequence[Start]) -> None:
     if all(isinstance(one, AbstractAttention) for one in several):
         raise ValueError(
             "`start` must be a function of a key for several seeds on the same prompts, got an "
-            "attention: the runs would be one. Pass own_prompts=True, or such a function."
+            "attention: the runs would be one. Pass independent_prompts=True, or such a function."
         )
 
 
@@ -145,13 +145,13 @@ def _cell_arrays(
             return {"finished": np.array(run.finished)}
 
         def end(records: Records) -> dict[str, np.ndarray]:
-            run.save(masked(_arrays(request, cell, records)))
+            run.save(pack_nonfinite(_arrays(request, cell, records)))
             return {}
 
         if not from_writer(begin)["finished"]:
             records = records_of_cell(request, cell, run, every, watch)
             from_writer(lambda: end(records))
-    return from_writer(lambda: unmasked(run.load()))
+    return from_writer(lambda: unpack_nonfinite(run.load()))
 
 
 def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str, np.ndarray]:
@@ -184,7 +184,7 @@ def _training(request: TrainingRequest, cells: list[dict[str, np.ndarray]]) -> T
     members = [member for cell in request.cells for member in cell]
     order = [members.index(member) for member in request.members]
     arrays = {name: np.concatenate([cell[name] for cell in cells])[order] for name in cells[0]}
-    if request.own_prompts:
+    if request.independent_prompts:
         lengths, seeds = len(request.lengths), request.seeds
         arrays = {
             name: np.moveaxis(array.reshape(lengths, seeds, *array.shape[1:])[:, :, :, 0], 1, 2)

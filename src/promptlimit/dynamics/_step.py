@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import StateReading, simulated_objective
@@ -53,7 +53,7 @@ def start_arrays(request: TrainingRequest, cell: Cell) -> list[Array]:
         seeds = range(request.seeds) if seed is None else [seed]
         heads = [arrays(start[number]) for start in request.starts for number in seeds]
         rows.append([np.stack(leaves) for leaves in zip(*heads, strict=True)])
-    return [on_device(np.stack(leaves)) for leaves in zip(*rows, strict=True)]
+    return [to_device(np.stack(leaves)) for leaves in zip(*rows, strict=True)]
 
 
 def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> TrainingState:
@@ -61,7 +61,7 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Tra
     shape = jax.tree.leaves(parameters)[0].shape[:2]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         memory = jax.vmap(jax.vmap(optimiser.init))(parameters)
-    return TrainingState(parameters, memory, on_device(np.full(shape, -1), jnp.int32))
+    return TrainingState(parameters, memory, to_device(np.full(shape, -1), jnp.int32))
 
 
 def batch_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
@@ -156,7 +156,7 @@ def advancer(
 ) -> Advance:
     """Return what moves a state on, compiled; the arguments are those of `many_steps`."""
     fixed = optimiser, gradient, block
-    return lambda state, first, last: _advance(fixed, state, on_device([first, last], jnp.uint32))
+    return lambda state, first, last: _advance(fixed, state, to_device([first, last], jnp.uint32))
 
 
 @eqx.filter_jit(donate="all-except-first")

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from promptlimit.finite._gradient_moments import gradient_moments as gradient_moments
     from promptlimit.finite._output_law import OUTPUT_LAW as OUTPUT_LAW
     from promptlimit.finite._output_law import output_law as output_law
+    from promptlimit.finite._problem import HeadProblem as HeadProblem
     from promptlimit.finite._problem import Problem as Problem
-    from promptlimit.finite._problem import Reading as Reading
     from promptlimit.finite._problem import checked_problem as checked_problem
     from promptlimit.finite._problem import first_obstacle as first_obstacle
     from promptlimit.finite._problem import known as known
@@ -41,7 +41,7 @@ _HOME = {
     "PromptSimulation": "_simulation",
     "Quantity": "_rules",
     "Queries": "_queries",
-    "Reading": "_problem",
+    "HeadProblem": "_problem",
     "Rule": "_rules",
     "SlowExpansionWarning": "_stack_expansion",
     "UnreliableErrorWarning": "_simulation",

@@ -100,7 +100,7 @@ class GradientRows:
 def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
     """Return why a gradient is not a multiple of an output whose moments are of this kind."""
     if problem.reading is None:
-        return problem.no_head
+        return problem.no_head_reason
     if problem.reading.left is not None:
         return "the gradient in a score matrix reads covariances"
     rule = PROMPT_MOMENTS.first(problem, kind)
@@ -117,7 +117,7 @@ def _spread_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a gradient does not read the covariances of one head of this kernel."""
     reading = problem.reading
     if reading is None:
-        return problem.no_head
+        return problem.no_head_reason
     return first_obstacle(
         (reading.left is None, "the gradient in a value matrix reads means"),
         (reading.kernel != kernel, f"it is no {kernel} head"),

@@ -10,7 +10,7 @@ from numbers import Integral
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, require_unmasked
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import finite_length
@@ -117,7 +117,7 @@ def output_law(
 
 def _require_thresholds(thresholds: ArrayLike) -> Array:
     require_unmasked("thresholds", thresholds)
-    values = np.atleast_1d(doubles(thresholds))
+    values = np.atleast_1d(as_float64(thresholds))
     if values.ndim != 1 or not np.isfinite(values).all() or (np.diff(values) <= 0.0).any():
         raise ValueError(
             f"`thresholds` must be finite numbers that increase, got {values.tolist()}."
@@ -167,13 +167,15 @@ class _ExactLaws(AbstractScalarLaws):
     def tail(self, place: int, thresholds: Array) -> tuple[Array, Array]:
         length = float(self.lengths[place])
         if math.isinf(length):
-            return doubles(thresholds < self.limit), np.zeros_like(thresholds)
-        tail, error = map(doubles, upper_tails(self.tokens, length, thresholds))
+            return as_float64(thresholds < self.limit), np.zeros_like(thresholds)
+        tail, error = map(as_float64, upper_tails(self.tokens, length, thresholds))
         bias, variance, _ = self.moments[place]
         away = thresholds - self.limit - bias
         far = variance / (variance + away**2)  # Cantelli: no more probability lies beyond
         beyond = far < error
-        return doubles(np.where(beyond, away < 0.0, tail)), doubles(np.where(beyond, far, error))
+        return as_float64(np.where(beyond, away < 0.0, tail)), as_float64(
+            np.where(beyond, far, error)
+        )
 
     def hull(self, place: int) -> tuple[float, float]:  # noqa: ARG002
         return self.tokens.hull
@@ -235,7 +237,7 @@ def _obstacle(problem: Problem) -> str | None:
     """Return why scores and values are no Gaussians of one softmax head."""
     head = problem.head
     if head is None:
-        return problem.no_head
+        return problem.no_head_reason
     if head.kernel != "softmax":
         return "it is no softmax head"
     parts = problem.parts

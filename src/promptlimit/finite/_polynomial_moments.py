@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.measures import (
     AbstractMeasure,
     GaussianParts,
@@ -38,7 +38,7 @@ class TiltedMoments:
 def tilted_moments(measure: AbstractMeasure, tilt: Array) -> TiltedMoments:
     """Return the log-Laplace transform of any measure and its two derivatives at a tilt."""
     with jax.enable_x64(True):
-        value, mean, cov = _transforms(measure, on_device(tilt))
+        value, mean, cov = _transforms(measure, to_device(tilt))
     if not (np.isfinite(value) or measure.finite_everywhere):
         raise outside_domain(measure, tilt, float(value))
     return TiltedMoments(float(value), np.asarray(mean, np.float64), np.asarray(cov, np.float64))
@@ -56,7 +56,7 @@ def read_moments(measure: AbstractMeasure, tilt: Array) -> tuple[Array, Array]:
         return _read_moments_of_parts(parts, tilt)
     with jax.enable_x64(True):
         require_moments(measure)
-        point = on_device(tilt)
+        point = to_device(tilt)
         derivatives = map(np.asarray, _read_derivatives(measure, point))
     return _read_moments_of(tilt, *derivatives)
 
@@ -135,7 +135,7 @@ def outer_product_spread(measure: AbstractMeasure, left: Array, right: Array) ->
     if parts is not None:
         return _outer_spread_of_parts(parts, left, right)
     with jax.enable_x64(True):
-        point = [on_device(array) for array in (left, right)]
+        point = [to_device(array) for array in (left, right)]
         return float(_outer_spread_derivative(measure, *point))
 
 
@@ -197,7 +197,7 @@ def squares_product(
     if parts is not None:
         return _squares_product_of_parts(parts.tilted(tilt), centre, left, right)
     with jax.enable_x64(True):
-        point = [on_device(array) for array in (tilt, centre, left, right)]
+        point = [to_device(array) for array in (tilt, centre, left, right)]
         return float(_squares_derivative(measure, *point))
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Array as JaxArray
 
-from promptlimit._arrays import Array, ArrayLike, doubles
+from promptlimit._arrays import Array, ArrayLike, as_float64
 from promptlimit._inputs import float_array, in_double, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._queries import Queries, checked_queries
@@ -35,8 +35,8 @@ Known = TypeVar("Known")
 
 _SEVERAL = "several heads need the joint law of their weights (their means add up)"
 _STACKED = "its upper layers read what the lower ones make of the prompt"
-_SILENT = "it does not say which heads it is (write `heads_read`)"
-_SILENT_GRADIENT = "it does not say what its gradients read (write `gradient_reading`)"
+_SILENT = "it does not say which heads it is (write `as_heads`)"
+_SILENT_GRADIENT = "it does not say what its gradients read (write `gradient_structure`)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TiltedHead:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class HeadProblem:
     r"""What is compared between prompts, of one head: its output, or a parameter's gradient.
 
     The squared distance between two prompts at query z is $|Fz|^2$ (or `constant`) times that of
@@ -147,20 +147,22 @@ class Problem:
         return self._known[name]
 
     @property
-    def heads(self) -> tuple[Reading, ...] | None:
+    def heads(self) -> tuple[HeadProblem, ...] | None:
         """The outputs of the heads that the attention is the sum of, if it says so."""
         return self._once("heads", self._ask_heads)
 
-    def _ask_heads(self) -> tuple[Reading, ...] | None:
+    def _ask_heads(self) -> tuple[HeadProblem, ...] | None:
         with jax.enable_x64(True):
-            heads = self.attention.heads_read()
-        readings = (Reading(h.kernel, doubles(h.key_query), doubles(h.value)) for h in heads or ())
+            heads = self.attention.as_heads()
+        readings = (
+            HeadProblem(h.kernel, as_float64(h.key_query), as_float64(h.value)) for h in heads or ()
+        )
         return tuple(readings) or None
 
     @property
     def layers(self) -> tuple[AbstractAttention, ...] | None:
         """The layers of a stack of several, if the attention says that it is one."""
-        layers = self.attention.layers_read()
+        layers = self.attention.as_layers()
         return None if layers is None or len(layers) == 1 else layers
 
     @property
@@ -171,27 +173,27 @@ class Problem:
 
     def _ask_residual(self) -> Array | None:
         with jax.enable_x64(True):
-            residual = self.attention.residual_read()
-        return None if residual is None else doubles(residual)
+            residual = self.attention.residual_matrix()
+        return None if residual is None else as_float64(residual)
 
     @property
-    def reading(self) -> Reading | None:
+    def reading(self) -> HeadProblem | None:
         """What is compared, where it is of one head and the attention says so."""
         if self.wrt is None:
             return self.heads[0] if self.heads is not None and len(self.heads) == 1 else None
         return self._once("reading", self._ask_gradient)
 
-    def _ask_gradient(self) -> Reading | None:
+    def _ask_gradient(self) -> HeadProblem | None:
         with jax.enable_x64(True):
-            gradient = self.attention.gradient_reading(str(self.wrt))
+            gradient = self.attention.gradient_structure(str(self.wrt))
         if gradient is None:
             return None
         left, factor = (
-            None if matrix is None else doubles(matrix)
+            None if matrix is None else as_float64(matrix)
             for matrix in (gradient.left, gradient.factor)
         )
-        matrices = doubles(gradient.head.key_query), doubles(gradient.head.value)
-        return Reading(gradient.head.kernel, *matrices, left, float(gradient.constant), factor)
+        matrices = as_float64(gradient.head.key_query), as_float64(gradient.head.value)
+        return HeadProblem(gradient.head.kernel, *matrices, left, float(gradient.constant), factor)
 
     @property
     def is_linear(self) -> bool:
@@ -236,7 +238,7 @@ class Problem:
         return self.tilted_heads[0] if len(self.tilted_heads) == 1 else None
 
     @property
-    def no_head(self) -> str:
+    def no_head_reason(self) -> str:
         """Why what is compared is not of one head, where it is not."""
         if self.layers is not None:
             return _STACKED
@@ -247,7 +249,7 @@ class Problem:
     def limit(self) -> Array:
         r"""Return $T[\mu](z)$ at the query, or its gradient."""
         with jax.enable_x64(True):
-            return doubles(self.limit_at(self.query))
+            return as_float64(self.limit_at(self.query))
 
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
         """Return the same at any query; call inside `enable_x64`."""
@@ -346,7 +348,7 @@ def checked_problem(
             point = float_array("query", query, rank=1)
             reason = "what the attention's parameters take"
             require_shape("query", point, (attention.query_dim,), reason)
-            where = Queries.one(doubles(point))
+            where = Queries.one(as_float64(point))
         both = in_double(attention), in_double(measure)
     return Problem(*both, where, lengths, wrt, including_query, constant, causal)
 
@@ -355,7 +357,7 @@ def _require_mask(attention: AbstractAttention, causal: bool, including_query: b
     """Refuse a mask that is no truth value, over one layer, or with the query among the tokens."""
     if not isinstance(causal, bool | np.bool_):
         raise ValueError(f"`causal` must be True or False, got {causal!r}.")
-    if causal and attention.layers_read() is None:
+    if causal and attention.as_layers() is None:
         raise ValueError(
             f"`causal` must be False for {type(attention).__name__}, which is one layer: its query "
             "sees all tokens, got True. Pass a promptlimit.Stack."

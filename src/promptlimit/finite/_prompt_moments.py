@@ -147,7 +147,7 @@ def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     """Return why a problem is not of one head, of this kernel."""
     head = problem.head
     if head is None:
-        return problem.no_head
+        return problem.no_head_reason
     return None if kernel == head.kernel else f"it is no {kernel} head"
 
 
@@ -200,7 +200,7 @@ def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
 def _leading_obstacle(problem: Problem) -> str | None:
     head = problem.head
     if head is None:
-        return problem.no_head
+        return problem.no_head_reason
     return problem.leading_obstacle(head.tilt) if head.kernel == "softmax" else None
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, doubles
+from promptlimit._arrays import Array, ArrayLike, as_float64
 from promptlimit._inputs import float_arrays, in_double, require_finite
-from promptlimit.measures import AbstractMeasure, Empirical, covariance_root
+from promptlimit.measures import AbstractMeasure, Empirical, sqrtm_psd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Queries:
         """Return mean and covariance; of a law taken apart, from its parts."""
         if self.law is not None and not self.is_known:
             with jax.enable_x64(True):
-                return doubles(self.law.mean), doubles(self.law.cov)
+                return as_float64(self.law.mean), as_float64(self.law.cov)
         parts = self.gaussians
         shares = np.concatenate([self.weights, [part.weight for part in parts]])
         centres = np.concatenate([self.points, *(part.mean[None] for part in parts)])
@@ -97,7 +97,7 @@ class Queries:
         sees more.
         """
         mean, cov = self.moments()
-        steps = np.sqrt(mean.size) * covariance_root(cov)
+        steps = np.sqrt(mean.size) * sqrtm_psd(cov)
         points = mean + np.concatenate([steps, -steps])
         return points, np.full(points.shape[0], 1.0 / points.shape[0])
 
@@ -112,7 +112,7 @@ def checked_queries(queries: AbstractMeasure | ArrayLike | None, dim: int) -> Qu
     if array.ndim != 2 or array.shape[1] != dim or not array.shape[0]:
         raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
     require_finite("queries", array)
-    points = doubles(array)
+    points = as_float64(array)
     return Queries(points, np.full(points.shape[0], 1.0 / points.shape[0]))
 
 

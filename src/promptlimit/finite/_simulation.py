@@ -72,7 +72,7 @@ class PromptSimulation(eqx.Module):
         """Return the same of finitely many tokens, the query among them if it should be."""
         prompt = Empirical(tokens)
         if self.causal:
-            layers = known(self.attention.layers_read())
+            layers = known(self.attention.as_layers())
             return attend_through(layers, prompt, query, causal=True)
         return self.read(prompt.including(query) if self.including_query else prompt, query)
 
@@ -159,7 +159,7 @@ def tokens_that_fit(length: float, dim: int) -> int:
 
 def numbers_of_prompt(problem: Problem, count: int, copies: int) -> int:
     """Return how many numbers the simulation of one prompt of so many tokens holds."""
-    return count * problem.measure.dim * copies + problem.attention.numbers_held(count)
+    return count * problem.measure.dim * copies + problem.attention.scratch_size(count)
 
 
 def chunk_of_prompts(entries: int, most: int) -> int:

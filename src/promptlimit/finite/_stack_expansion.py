@@ -40,7 +40,7 @@ def expansion_obstacle(problem: Problem) -> str | None:
     """Return why softmax layers have no leading order in 1/L."""
     layers = problem.layers or (problem.attention,)
     if problem.layers is None and (problem.heads is None or problem.gaussian is None):
-        return problem.no_head
+        return problem.no_head_reason
     obstacle = first_obstacle(
         (problem.wrt is not None, "a gradient is compared"),
         (problem.gaussian is None, "the tokens are not Gaussian"),

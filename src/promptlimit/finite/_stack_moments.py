@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import (
     MOST_NODES,
@@ -42,7 +42,7 @@ from promptlimit.finite._simulation import (
     warn_when_unreliable,
 )
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
-from promptlimit.measures import Empirical, GaussianParts, covariance_root
+from promptlimit.measures import Empirical, GaussianParts, sqrtm_psd
 from promptlimit.results import AccuracyError, KindUnavailableError
 
 _PARTICLES = 1024
@@ -139,7 +139,7 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
     normals = math.sqrt(2.0 * math.pi / nodes) * (np.arange(nodes) - 0.5 * (nodes - 1))
     weights = np.exp(-0.5 * normals**2)
     for share, mean, cov in zip(parts.weights, parts.means, parts.all_covs(), strict=True):
-        root = covariance_root(cov)
+        root = sqrtm_psd(cov)
         axes = np.linalg.svd(root)[0][:, : np.linalg.matrix_rank(cov)]
         grid = np.array(list(itertools.product(normals, repeat=axes.shape[1])))
         points.append(mean + grid @ (root @ axes).T)
@@ -147,7 +147,7 @@ def _over_atoms(problem: Problem, parts: GaussianParts, nodes: int) -> Array:
         shares.append(share * np.array([math.prod(row) for row in products]))
     with jax.enable_x64(True):
         atoms = Empirical(np.concatenate(points), np.concatenate(shares))
-        return doubles(problem.attention(atoms, problem.query))
+        return as_float64(problem.attention(atoms, problem.query))
 
 
 def without_particles(problem: Problem) -> str | None:
@@ -238,7 +238,7 @@ def _covariance(deviation: Array) -> Array:
 def controlled_obstacle(problem: Problem) -> str | None:
     """Return why the first order of what a prompt does is not taken out of a simulation."""
     if problem.layers is None:
-        return problem.no_head
+        return problem.no_head_reason
     obstacle = expansion_obstacle(problem)
     if obstacle is not None:
         return obstacle
@@ -306,7 +306,7 @@ def linear_stack_obstacle(problem: Problem) -> str | None:
     """Return why a problem is not of linear layers over Gaussian tokens."""
     layers = problem.layers
     if layers is None:
-        return problem.no_head
+        return problem.no_head_reason
     return first_obstacle(
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.causal, "under a causal mask each token has a second moment of its own"),
@@ -367,7 +367,7 @@ def _linear_draws(
 
 
 def _is_linear(layer: AbstractAttention) -> bool:
-    heads = layer.heads_read()
+    heads = layer.as_heads()
     return heads is not None and all(head.kernel == "linear" for head in heads)
 
 
@@ -376,13 +376,13 @@ def _linear_stack(problem: Problem) -> LinearStack:
     gaussian, layers = known(problem.gaussian), []
     with jax.enable_x64(True):
         for layer in known(problem.layers):
-            residual = layer.residual_read()
+            residual = layer.residual_matrix()
             shape = (layer.output_dim, layer.query_dim)
-            heads = known(layer.heads_read())
+            heads = known(layer.as_heads())
             layers.append(
                 LayerMatrices(
-                    np.zeros(shape) if residual is None else doubles(residual),
-                    tuple((doubles(head.key_query), doubles(head.value)) for head in heads),
+                    np.zeros(shape) if residual is None else as_float64(residual),
+                    tuple((as_float64(head.key_query), as_float64(head.value)) for head in heads),
                 )
             )
     variances, axes = np.linalg.eigh(gaussian.all_covs()[0])

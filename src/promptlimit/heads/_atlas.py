@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
 from promptlimit.heads._corpus import CorpusMoments, corpus_moments
@@ -137,7 +137,7 @@ def _layer_by_layer(  # noqa: PLR0917 - what one window needs, in the order of i
         alone = prompts.count == 1
         corpus = total[layer] if alone else total[layer] - corpus_moments(heads)
         scales = prompts.scales[layer]
-        maps = CorpusMap(*(on_device(p, jnp.float32) for p in corpus.affine_maps(scales)))
+        maps = CorpusMap(*(to_device(p, jnp.float32) for p in corpus.affine_maps(scales)))
         sums = layer_sums(heads, scales, maps, table, jax.random.fold_in(key, layer), settings)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sums)):
             raise ValueError(

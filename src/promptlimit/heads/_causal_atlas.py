@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.heads._atlas import Progress, share_error, share_of
 from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
 from promptlimit.heads._model import Model
@@ -238,7 +238,7 @@ def _added(
 
     def at(length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         flat = (
-            on_device(part.ravel(), jnp.float32) for part in np.broadcast_arrays(variance, length)
+            to_device(part.ravel(), jnp.float32) for part in np.broadcast_arrays(variance, length)
         )
         statistics = _at_own_length(table, *flat)
         growth, participation = (

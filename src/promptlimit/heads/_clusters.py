@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from promptlimit._inputs import ArrayLike, on_device
+from promptlimit._inputs import ArrayLike, to_device
 from promptlimit.measures import full_precision
 
 _STEPS = 12
@@ -16,12 +16,12 @@ def clusters_of(
     queries: ArrayLike, keys: ArrayLike, clusters: int, *, seed: int
 ) -> Float[Array, "length clusters"]:
     """Return 1 where a key belongs to a cluster and 0 elsewhere."""
-    rows = on_device(keys, jnp.float32)
+    rows = to_device(keys, jnp.float32)
     if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
         raise ValueError(
             f"`clusters` must be from 1 to the {rows.shape[0]} tokens, got {clusters}."
         )
-    return _clustered(on_device(queries, jnp.float32), rows, jax.random.key(seed), clusters)
+    return _clustered(to_device(queries, jnp.float32), rows, jax.random.key(seed), clusters)
 
 
 @functools.partial(jax.jit, static_argnames="clusters")
@@ -77,12 +77,12 @@ def sinks_of(
     queries: ArrayLike, keys: ArrayLike, scale: float, sinks: int
 ) -> Float[Array, "length parts"]:
     """Return `sink_members` of a user's arrays."""
-    rows = on_device(keys, jnp.float32)
+    rows = to_device(keys, jnp.float32)
     if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
         raise ValueError(
             f"`sinks` must be from 0 to fewer than the {rows.shape[0]} tokens, got {sinks}."
         )
-    return sink_members(on_device(queries, jnp.float32), rows, jnp.float32(scale), sinks)
+    return sink_members(to_device(queries, jnp.float32), rows, jnp.float32(scale), sinks)
 
 
 def _start(points: Array, clusters: int, key: Array) -> Array:

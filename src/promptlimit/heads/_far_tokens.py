@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._prediction import Prediction
 from promptlimit.heads._weighing import inside_of
@@ -109,10 +109,10 @@ def query_rows(
     distances: Distances,
 ) -> QueryRows:
     """Return what the queries at some positions show, in doubles, heads one after the other."""
-    rows = _on_device(
+    rows = _to_device(
         heads,
-        on_device(scales, jnp.float32),
-        on_device(positions, jnp.int32),
+        to_device(scales, jnp.float32),
+        to_device(positions, jnp.int32),
         prediction,
         distances=distances,
     )
@@ -121,7 +121,7 @@ def query_rows(
 
 @functools.partial(jax.jit, static_argnames="distances")
 @full_precision
-def _on_device(
+def _to_device(
     heads: LayerHeads,
     scales: Float[Array, " heads"],
     positions: Int[Array, " queries"],

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.heads._clusters import sink_members
 from promptlimit.heads._weighing import (
     gaussian_weights,
@@ -53,9 +53,9 @@ def as_trained(shape: AbstractArchitecture) -> Replacement:
     """Return the replacement that replaces nothing."""
     heads, d = shape.heads, shape.head_dim
     return Replacement(
-        on_device(np.zeros(heads), jnp.int32),
-        on_device(np.zeros((heads, d, d)), jnp.float32),
-        on_device(np.zeros((heads, d)), jnp.float32),
+        to_device(np.zeros(heads), jnp.int32),
+        to_device(np.zeros((heads, d, d)), jnp.float32),
+        to_device(np.zeros((heads, d)), jnp.float32),
     )
 
 

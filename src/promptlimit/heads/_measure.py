@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.heads._clusters import members, sink_members
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._prediction import Prediction, Statistics
@@ -163,7 +163,7 @@ def layer_sums(  # noqa: PLR0917 - in the order of their use
         settings: how the prompt is looked at.
     """
     device_sums = _device_sums(
-        heads, on_device(scales, jnp.float32), corpus, prediction, key, settings=settings
+        heads, to_device(scales, jnp.float32), corpus, prediction, key, settings=settings
     )
     sums = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), device_sums)
     return Sums(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit._arrays import require_unmasked
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.heads._files import ModelFolder
 from promptlimit.heads._forward import (
     LayerHeads,
@@ -96,7 +96,7 @@ class Model:
         """Return the mean surprise of a token given those before it, in nats."""
         self._require_next_token("a loss")
         rows = self.final(ids, replacements)
-        return float(next_token_loss(self.around, rows, on_device(ids), shape=self.shape))
+        return float(next_token_loss(self.around, rows, to_device(ids), shape=self.shape))
 
     def _require_next_token(self, what: str) -> None:
         if not self.shape.causal:
@@ -144,7 +144,7 @@ class Model:
                 f"`ids` must be from 0 to {self.shape.vocabulary - 1}, got {wrong}. "
                 "The tokenizer does not belong to this model."
             )
-        return on_device(array.astype(np.int32))
+        return to_device(array.astype(np.int32))
 
 
 def load(path: str | Path) -> Model:
@@ -169,7 +169,7 @@ def load(path: str | Path) -> Model:
     around = _read(source, prefix, shape.around(), 0)
     if shape.causal and "lm_head.weight" in source:
         rows = (shape.vocabulary, shape.hidden)
-        around["unembed"] = on_device(source.read("lm_head.weight", rows))
+        around["unembed"] = to_device(source.read("lm_head.weight", rows))
     layers = [_read(source, prefix, shape.layer(), index) for index in range(shape.layers)]
     model = Model(source.name, shape, around, layers, source.tokenizer())
     try:
@@ -201,7 +201,7 @@ def _read(
     arrays = {}
     for short, tensor in tensors.items():
         array = source.read(prefix + tensor.name.replace("{layer}", str(layer)), tensor.shape)
-        arrays[short] = on_device(array.T if tensor.transposed else array)
+        arrays[short] = to_device(array.T if tensor.transposed else array)
     return arrays
 
 
@@ -219,7 +219,7 @@ def rebuilding_error(model: Model, ids: np.ndarray | None = None) -> np.ndarray:
         model.layers, model.heads(ids), model.layer_outputs(ids), strict=True
     ):
         context = np.concatenate([head.outputs() for head in heads], axis=1).astype(np.float32)
-        rebuilt = np.asarray(full_precision(model.shape.output)(weights, on_device(context)))
+        rebuilt = np.asarray(full_precision(model.shape.output)(weights, to_device(context)))
         exact = np.asarray(attended)
         errors.append(np.linalg.norm(rebuilt - exact) / np.linalg.norm(exact))
     return np.array(errors, dtype=np.float64)

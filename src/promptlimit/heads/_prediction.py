@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from scipy.interpolate import CubicSpline
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.weights import weight_statistics
 
 SHARPEST = 24.0
@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
 
         Between tabulated lengths logarithms are interpolated linearly in the logarithm.
         """
-        table = on_device(self.logs, jnp.float32)
+        table = to_device(self.logs, jnp.float32)
         count, nodes = table.shape[1:]
         column, right = _place(_abscissa(variance) * ((nodes - 1) / _END), nodes)
         if count == 1:
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
         row, above = _place(
             jnp.interp(
                 jnp.log(length),
-                on_device(self.lengths, jnp.float32),
+                to_device(self.lengths, jnp.float32),
                 jnp.arange(count, dtype=jnp.float32),
             ),
             count,

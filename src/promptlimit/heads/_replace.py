@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.heads._forward import WAYS, Replacement, Replacements
 from promptlimit.heads._model import Model
 from promptlimit.heads._prompts import CapturedHeads
@@ -122,9 +122,9 @@ def _ways(
         number[place] = WAYS.index(way)
     layers = [
         Replacement(
-            on_device(number[layer]),
-            on_device(atlas.matrix[layer], jnp.float32),
-            on_device(atlas.shift[layer], jnp.float32),
+            to_device(number[layer]),
+            to_device(atlas.matrix[layer], jnp.float32),
+            to_device(atlas.shift[layer], jnp.float32),
         )
         for layer in range(model.shape.layers)
     ]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
 from promptlimit.lengths._length_statistics import checked_fixed, length_statistics
 from promptlimit.lengths._scores import ListedScores
 from promptlimit.results import EntropyPrediction
@@ -57,10 +57,10 @@ def entropy_prediction(
     entropy = float(np.logaddexp.reduce(values) - weights @ values)
     return EntropyPrediction(
         lengths=counts,
-        value=doubles(np.clip(listed - bias, 0.0, np.log(counts + fixed.size))),
+        value=as_float64(np.clip(listed - bias, 0.0, np.log(counts + fixed.size))),
         listed=listed,
         bias=bias,
-        naive=doubles(entropy + np.log(counts / values.size)),
+        naive=as_float64(entropy + np.log(counts / values.size)),
         error=error,
         participation=float(weights @ weights),
     )
@@ -89,4 +89,4 @@ def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tu
     mean = without.mean(axis=0)
     spread = ((without - mean) ** 2).sum(axis=0)
     error = np.sqrt((_GROUPS - 1.0) / _GROUPS * spread)
-    return doubles((_GROUPS - 1.0) * (mean - listed)), doubles(error)
+    return as_float64((_GROUPS - 1.0) * (mean - listed)), as_float64(error)

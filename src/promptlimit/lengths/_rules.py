@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, doubles
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import (
@@ -29,12 +29,12 @@ _SCAN = 512
 
 def no_rule(lengths: ArrayLike, base: Number) -> Array:  # noqa: ARG001  # as all rules are asked
     """Return 1: logits are left alone."""
-    return np.ones_like(doubles(lengths))
+    return np.ones_like(as_float64(lengths))
 
 
 def sqrt_log(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $\sqrt{\ln L/\ln L_0}$, which keeps the distance to freezing (derived here)."""
-    return doubles(np.sqrt(_logs(lengths) / math.log(base)))
+    return as_float64(np.sqrt(_logs(lengths) / math.log(base)))
 
 
 def ssmax(lengths: ArrayLike, base: Number) -> Array:
@@ -42,7 +42,7 @@ def ssmax(lengths: ArrayLike, base: Number) -> Array:
 
     Nakanishi, arXiv 2501.19399; there s is learned for every head, here it leaves $L_0$ alone.
     """
-    return doubles(_logs(lengths) / math.log(base))
+    return as_float64(_logs(lengths) / math.log(base))
 
 
 def log_n(lengths: ArrayLike, base: Number) -> Array:
@@ -50,7 +50,7 @@ def log_n(lengths: ArrayLike, base: Number) -> Array:
 
     `logn_list` and `use_logn_attn` of modeling_qwen.py; it multiplies the query.
     """
-    return doubles(np.maximum(_logs(lengths) / math.log(base), 1.0))
+    return as_float64(np.maximum(_logs(lengths) / math.log(base), 1.0))
 
 
 def longrope(lengths: ArrayLike, base: Number) -> Array:
@@ -61,7 +61,7 @@ def longrope(lengths: ArrayLike, base: Number) -> Array:
     microsoft/LongRoPE. It is fixed once for the target length: Qwen's law, there.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
-    return doubles(1.0 + growth / math.log(base))
+    return as_float64(1.0 + growth / math.log(base))
 
 
 def yarn(lengths: ArrayLike, base: Number) -> Array:
@@ -71,7 +71,7 @@ def yarn(lengths: ArrayLike, base: Number) -> Array:
     modeling_rope_utils.py; Peng et al., arXiv 2309.00071.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
-    return doubles((1.0 + 0.1 * growth) ** 2)
+    return as_float64((1.0 + 0.1 * growth) ** 2)
 
 
 def llama_4(
@@ -86,7 +86,7 @@ def llama_4(
     `attn_temperature_tuning`, `floor_scale` and `attn_scale` of transformers' modeling_llama4.py:
     on queries, in layers without rotary positions.
     """
-    return doubles(1.0 + slope * np.log1p(np.floor(doubles(lengths) / floor)))
+    return as_float64(1.0 + slope * np.log1p(np.floor(as_float64(lengths) / floor)))
 
 
 def ministral_3(
@@ -100,8 +100,8 @@ def ministral_3(
 
     `llama_4_scaling_beta` of Ministral 3, on positions that count from 0.
     """
-    positions = doubles(lengths) - 1.0
-    return doubles(1.0 + slope * np.log1p(np.floor(positions / floor)))
+    positions = as_float64(lengths) - 1.0
+    return as_float64(1.0 + slope * np.log1p(np.floor(positions / floor)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,4 +215,4 @@ def temperature_table(
 
 
 def _logs(lengths: ArrayLike) -> Array:
-    return doubles(np.log(doubles(lengths)))
+    return as_float64(np.log(as_float64(lengths)))

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, doubles, real_numbers, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,
@@ -166,7 +166,7 @@ class ListedScores(AbstractScores):
         """Return the means of one score, measured from the offset, from one u to another."""
         weights, scores = self._list
         nodes = np.arange(math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP) + 1)
-        return listed_score_means(weights, scores - self.offset, doubles(MEANS_STEP * nodes))
+        return listed_score_means(weights, scores - self.offset, as_float64(MEANS_STEP * nodes))
 
 
 def in_window(

@@ -17,8 +17,8 @@ from scipy.optimize import brentq, minimize_scalar
 from promptlimit._arrays import (
     Array,
     ArrayLike,
+    as_float64,
     checked_lengths,
-    doubles,
     real_numbers,
     require_unmasked,
 )
@@ -132,8 +132,8 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
     """Return what may be kept, at these sharpnesses and lengths."""
     if keep == "freezing":
-        return doubles(doubles(sharpness) ** 2 / np.log(lengths))
-    sigma, counts, margins = np.broadcast_arrays(*map(doubles, (sharpness, lengths, margin)))
+        return as_float64(as_float64(sharpness) ** 2 / np.log(lengths))
+    sigma, counts, margins = np.broadcast_arrays(*map(as_float64, (sharpness, lengths, margin)))
     needle = needle_score(margins).reshape(-1, 1)
     fixed = needle if keep == "needle" else needle[:, :0]
     columns, weights = mean_columns(sigma.ravel(), counts.ravel(), fixed)
@@ -146,7 +146,7 @@ def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: Array
 
 def needle_score(margin: Array) -> Array:
     """Return the score of a needle, cut off where its weight is one, or nothing, in any case."""
-    return doubles(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
+    return as_float64(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
 def _falling_root(

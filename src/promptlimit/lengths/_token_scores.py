@@ -7,7 +7,7 @@ from functools import cached_property
 import jax
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, doubles
+from promptlimit._arrays import ArrayLike, as_float64
 from promptlimit._inputs import float_array, in_double, require_shape
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, ListedScores
 from promptlimit.measures import AbstractMeasure, require_measure
@@ -42,13 +42,13 @@ class TokenScores(AbstractScores):
             tilt = float_array("tilt", self.tilt, rank=1)
             require_shape("tilt", tilt, (self.measure.dim,), "the dimension of a token")
             object.__setattr__(self, "measure", in_double(self.measure))
-        object.__setattr__(self, "tilt", doubles(tilt))
+        object.__setattr__(self, "tilt", as_float64(tilt))
         _ = self._known or self._ray  # refuses what cannot be followed, now
 
     @cached_property
     def _known(self) -> AbstractScores | None:
         """The scores as Gaussians or as a list, if the law knows its parts."""
-        parts, tilt = self.measure.gaussian_parts(), doubles(self.tilt)
+        parts, tilt = self.measure.gaussian_parts(), as_float64(self.tilt)
         if parts is None:
             return None
         means = parts.means @ tilt
@@ -59,7 +59,7 @@ class TokenScores(AbstractScores):
 
     @cached_property
     def _ray(self) -> RayLaw:
-        law = score_law(self.measure, doubles(self.tilt))
+        law = score_law(self.measure, as_float64(self.tilt))
         if not isinstance(law, RayLaw):
             raise TypeError(f"a law on a ray is needed, got {type(law).__name__}")
         return law
@@ -71,9 +71,9 @@ class TokenScores(AbstractScores):
 
     def mean_and_variance(self) -> tuple[float, float]:
         """Return those of one score."""
-        tilt = doubles(self.tilt)
+        tilt = as_float64(self.tilt)
         with jax.enable_x64(True):
-            mean, cov = doubles(self.measure.mean), doubles(self.measure.cov)
+            mean, cov = as_float64(self.measure.mean), as_float64(self.measure.cov)
         return float(mean @ tilt), float(tilt @ cov @ tilt)
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
@@ -87,4 +87,4 @@ class TokenScores(AbstractScores):
         if self._known is not None:
             return self._known.score_means(low, high, longest)
         nodes = np.arange(math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP) + 1)
-        return ray_score_means(self._ray, doubles(MEANS_STEP * nodes))
+        return ray_score_means(self._ray, as_float64(MEANS_STEP * nodes))

@@ -16,7 +16,7 @@ from promptlimit.measures._empirical import Empirical as Empirical
 from promptlimit.measures._gaussian import Gaussian as Gaussian
 from promptlimit.measures._gaussian import require_covariance as require_covariance
 from promptlimit.measures._gaussian_parts import GaussianParts as GaussianParts
-from promptlimit.measures._gaussian_parts import covariance_root as covariance_root
+from promptlimit.measures._gaussian_parts import sqrtm_psd as sqrtm_psd
 from promptlimit.measures._mixture import Mixture as Mixture
 from promptlimit.measures._product import Product as Product
 from promptlimit.measures._sphere import UniformSphere as UniformSphere

@@ -14,9 +14,9 @@ from promptlimit._inputs import (
     cast,
     float_array,
     is_traced,
-    on_device,
     promoted,
     require_shape,
+    to_device,
 )
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts
@@ -150,7 +150,7 @@ class AbstractMeasure(eqx.Module):
     def _origin(self) -> Float[Array, " d"]:
         """The zero tilt, in the dtype of the measure's own parameters."""
         dtypes = self._dtypes() or [jnp.result_type(float)]
-        return on_device(np.zeros(self.dim), promoted(*dtypes))
+        return to_device(np.zeros(self.dim), promoted(*dtypes))
 
     def _dtypes(self) -> list[jnp.dtype]:
         leaves = jax.tree.leaves(eqx.filter(self, eqx.is_inexact_array))
@@ -198,7 +198,7 @@ def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
     """Refuse a tilt at which the log-Laplace transform is not finite; not while jax traces."""
     if measure.finite_everywhere:
         return
-    transform = _transform(measure, on_device(tilt))
+    transform = _transform(measure, to_device(tilt))
     if not is_traced(transform) and not np.isfinite(np.asarray(transform)).all():
         raise outside_domain(measure, tilt, float(transform))
 
@@ -209,7 +209,7 @@ def require_moments(measure: AbstractMeasure) -> None:
         return
     point = np.full(measure.dim, _NEAR)
     if not np.isfinite(
-        [np.asarray(_transform(measure, on_device(t))) for t in (point, -point)]
+        [np.asarray(_transform(measure, to_device(t))) for t in (point, -point)]
     ).all():
         raise OutsideDomainError(
             f"`measure` must have a log-Laplace transform around zero for its moments, got "
@@ -223,7 +223,7 @@ def has_transform(measure: AbstractMeasure) -> bool:
     if measure.finite_everywhere:
         return True
     point = np.full(measure.dim, _NEAR)
-    return any(bool(np.isfinite(_transform(measure, on_device(t)))) for t in (point, -point))
+    return any(bool(np.isfinite(_transform(measure, to_device(t)))) for t in (point, -point))
 
 
 def outside_domain(
@@ -234,7 +234,7 @@ def outside_domain(
     entries = [f"{entry:.4g}" for entry in point]
     words = ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])
     shrunk = _NEAR * point / max(float(np.abs(point).max()), _NEAR)
-    smaller = _transform(measure, on_device(shrunk))
+    smaller = _transform(measure, to_device(shrunk))
     if not np.isfinite(np.asarray(smaller)):
         return OutsideDomainError(
             f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens "

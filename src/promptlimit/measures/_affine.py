@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._arrays import doubles
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -83,9 +83,9 @@ class Affine(AbstractMeasure):
     def gaussian_parts(self) -> GaussianParts | None:
         """Return the images of the measure's parts."""
         parts = self.measure.gaussian_parts()
-        return parts and parts.affine(doubles(self.matrix), doubles(self.shift))
+        return parts and parts.affine(as_float64(self.matrix), as_float64(self.shift))
 
     def variance_proxy(self) -> VarianceProxy | None:
         r"""Return $APA^\top$."""
         proxy = self.measure.variance_proxy()
-        return proxy and proxy.affine(doubles(self.matrix), doubles(self.shift))
+        return proxy and proxy.affine(as_float64(self.matrix), as_float64(self.shift))

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._arrays import doubles
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
-from promptlimit._random import drawn_rows
+from promptlimit._random import sample_matrix
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts, atoms, multiplied
@@ -54,11 +54,13 @@ class Rademacher(AbstractMeasure):
 
     def gaussian_parts(self) -> GaussianParts | None:
         """Return the corners, where they are not too many."""
-        return multiplied([atoms(doubles([[-a], [a]]), None) for a in doubles(self.half_widths)])
+        return multiplied(
+            [atoms(as_float64([[-a], [a]]), None) for a in as_float64(self.half_widths)]
+        )
 
     def variance_proxy(self) -> VarianceProxy:
         r"""Return $a_i^2$: $\log\cosh y\le y^2/2$."""
-        return VarianceProxy(np.zeros(self.dim), np.diag(doubles(self.half_widths) ** 2))
+        return VarianceProxy(np.zeros(self.dim), np.diag(as_float64(self.half_widths) ** 2))
 
 
 class UniformCube(AbstractMeasure):
@@ -100,19 +102,19 @@ class UniformCube(AbstractMeasure):
 
     def variance_proxy(self) -> VarianceProxy:
         r"""Return $a_i^2/3$: $\log(\sinh y/y)\le y^2/6$."""
-        return VarianceProxy(np.zeros(self.dim), np.diag(doubles(self.half_widths) ** 2 / 3))
+        return VarianceProxy(np.zeros(self.dim), np.diag(as_float64(self.half_widths) ** 2 / 3))
 
 
 @compiled
 def _corners(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
     shape, dtype = (length, half_widths.size), half_widths.dtype
-    return drawn_rows(jax.random.rademacher, key, shape, dtype) * half_widths[None]
+    return sample_matrix(jax.random.rademacher, key, shape, dtype) * half_widths[None]
 
 
 @compiled
 def _points(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
     shape, dtype = (length, half_widths.size), half_widths.dtype
-    points = drawn_rows(jax.random.uniform, key, shape, dtype, minval=-1.0, maxval=1.0)
+    points = sample_matrix(jax.random.uniform, key, shape, dtype, minval=-1.0, maxval=1.0)
     return points * half_widths[None]
 
 

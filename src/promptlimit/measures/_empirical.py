@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import Array as HostArray
-from promptlimit._arrays import doubles
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import (
     ArrayLike,
     cast,
@@ -99,16 +99,16 @@ class Empirical(AbstractMeasure):
 
     def gaussian_parts(self) -> GaussianParts:
         """Return the tokens as atoms."""
-        return atoms(doubles(self.tokens), self._host_weights())
+        return atoms(as_float64(self.tokens), self._host_weights())
 
     def variance_proxy(self) -> VarianceProxy:
         """Return $D^2/4$, D the diameter of the tokens."""
-        return of_points(doubles(self.tokens), self._host_weights())
+        return of_points(as_float64(self.tokens), self._host_weights())
 
     def _host_weights(self) -> HostArray:
         if self.weights is None:
             return np.full(self.length, 1.0 / self.length)
-        return doubles(self.weights)
+        return as_float64(self.weights)
 
 
 @compiled

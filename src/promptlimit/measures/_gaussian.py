@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._arrays import doubles
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -14,7 +14,7 @@ from promptlimit._inputs import (
     require_rank,
     require_shape,
 )
-from promptlimit._random import drawn_rows
+from promptlimit._random import sample_matrix
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._gaussian_parts import GaussianParts
@@ -78,20 +78,20 @@ class Gaussian(AbstractMeasure):
 
     def gaussian_parts(self) -> GaussianParts:
         """Return the one part it is."""
-        covariance = doubles(self.covariance)
+        covariance = as_float64(self.covariance)
         symmetric = 0.5 * (covariance + covariance.T)
-        return GaussianParts(np.ones(1), doubles(self.location)[None], symmetric[None])
+        return GaussianParts(np.ones(1), as_float64(self.location)[None], symmetric[None])
 
     def variance_proxy(self) -> VarianceProxy:
         r"""Return $\Gamma$."""
-        return VarianceProxy(doubles(self.location), doubles(self.covariance))
+        return VarianceProxy(as_float64(self.location), as_float64(self.covariance))
 
 
 @compiled
 def _sample(law: Gaussian, length: int, key: PRNGKeyArray) -> Array:
     variances, axes = jnp.linalg.eigh(law.covariance)
     root = (axes * jnp.sqrt(jnp.maximum(variances, 0.0))[None]) @ axes.T
-    normals = drawn_rows(jax.random.normal, key, (length, law.dim), law.location.dtype)
+    normals = sample_matrix(jax.random.normal, key, (length, law.dim), law.location.dtype)
     return law.location[None] + normals @ root
 
 

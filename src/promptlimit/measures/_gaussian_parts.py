@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import block_diag
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 
 MOST_PARTS = 4096
 """A product has as many parts as its factors multiplied; beyond this it is not taken apart."""
@@ -42,7 +42,7 @@ class GaussianParts:
 
     def root(self) -> Array:
         r"""Return the symmetric root of the first part's covariance, $\Gamma^{1/2}$."""
-        return covariance_root(self.all_covs()[0])
+        return sqrtm_psd(self.all_covs()[0])
 
     def tilted(self, tilt: Array) -> "GaussianParts":
         r"""Return the law $\propto e^{\langle t,z\rangle}\mu$.
@@ -91,8 +91,8 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
         return None
     choices = list(itertools.product(*(range(part.weights.size) for part in factors)))
     pick = [list(zip(factors, choice, strict=True)) for choice in choices]
-    weights = doubles([np.prod([part.weights[c] for part, c in row]) for row in pick])
-    means = doubles([np.concatenate([part.means[c] for part, c in row]) for row in pick])
+    weights = as_float64([np.prod([part.weights[c] for part, c in row]) for row in pick])
+    means = as_float64([np.concatenate([part.means[c] for part, c in row]) for row in pick])
     if all(part.covs is None for part in factors):
         return GaussianParts(weights, means)
     covs = [part.all_covs() for part in factors]
@@ -100,7 +100,7 @@ def multiplied(parts: Sequence[GaussianParts | None]) -> GaussianParts | None:
     return GaussianParts(weights, means, np.array([block_diag(*row) for row in blocks]))
 
 
-def covariance_root(cov: Array) -> Array:
+def sqrtm_psd(cov: Array) -> Array:
     """Return the symmetric root of covariances, [..., d, d]; rounding below zero counts as zero."""
     variances, axes = np.linalg.eigh(cov)
     return (axes * np.sqrt(np.maximum(variances, 0.0))[..., None, :]) @ axes.mT

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray
 
-from promptlimit._arrays import doubles
+from promptlimit._arrays import as_float64
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -95,12 +95,12 @@ class Mixture(AbstractMeasure):
 
     def gaussian_parts(self) -> GaussianParts | None:
         """Return the parts of all components."""
-        return mixed(doubles(self.weights), [part.gaussian_parts() for part in self.components])
+        return mixed(as_float64(self.weights), [part.gaussian_parts() for part in self.components])
 
     def variance_proxy(self) -> VarianceProxy | None:
         """Return the largest proxy of a component, and $D^2/4$, D the diameter of their means."""
         return of_mixture(
-            doubles(self.weights), [part.variance_proxy() for part in self.components]
+            as_float64(self.weights), [part.variance_proxy() for part in self.components]
         )
 
 

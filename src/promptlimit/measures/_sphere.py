@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
-from promptlimit._random import drawn_rows
+from promptlimit._random import sample_matrix
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._bessel import log_0f1
 from promptlimit.measures._compiled import full_precision
@@ -64,7 +64,7 @@ class UniformSphere(AbstractMeasure):
 
     def sample(self, length: int, *, key: PRNGKeyArray) -> Float[Array, "length d"]:
         """Return `length` points of the sphere."""
-        normals = drawn_rows(jax.random.normal, key, (length, self.space_dim), self.radius.dtype)
+        normals = sample_matrix(jax.random.normal, key, (length, self.space_dim), self.radius.dtype)
         return self.radius * normals / jnp.linalg.norm(normals, axis=1, keepdims=True)
 
     def variance_proxy(self) -> VarianceProxy:

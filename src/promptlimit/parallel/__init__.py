@@ -7,11 +7,11 @@ from promptlimit.parallel._chunks import in_chunks as in_chunks
 from promptlimit.parallel._collectives import collective_sums as collective_sums
 from promptlimit.parallel._crew import Crew as Crew
 from promptlimit.parallel._crew import crew as crew
-from promptlimit.parallel._crew import spread as spread
+from promptlimit.parallel._crew import use_devices as use_devices
 from promptlimit.parallel._hosts import JoinError as JoinError
 from promptlimit.parallel._hosts import PeerLostError as PeerLostError
 from promptlimit.parallel._hosts import join as join
 from promptlimit.parallel._hosts import leave_at_exit as leave_at_exit
 from promptlimit.parallel._programs import Program as Program
-from promptlimit.parallel._programs import begun_on_crew as begun_on_crew
-from promptlimit.parallel._programs import on_crew as on_crew
+from promptlimit.parallel._programs import launch as launch
+from promptlimit.parallel._programs import run_on_devices as run_on_devices

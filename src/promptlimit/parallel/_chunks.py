@@ -8,7 +8,7 @@ from jaxtyping import Array, Key, PRNGKeyArray
 
 from promptlimit._random import row_keys
 from promptlimit.parallel._crew import crew
-from promptlimit.parallel._programs import Program, on_crew
+from promptlimit.parallel._programs import Program, run_on_devices
 
 
 def in_chunks(
@@ -40,7 +40,7 @@ def in_chunks(
         def keys(device: int, start: int = start) -> Key[Array, "..."]:
             return row_keys(key, start + device * chunk, chunk, draws)
 
-        computed = on_crew(program, shared, keys)
+        computed = run_on_devices(program, shared, keys)
         size = crew().size
         for device in range(size):
             yield jax.tree.map(lambda leaf, device=device: leaf[device], computed)

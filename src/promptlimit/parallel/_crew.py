@@ -1,4 +1,4 @@
-"""The devices at work: one by default, more inside `spread`."""
+"""The devices at work: one by default, more inside `use_devices`."""
 
 import contextlib
 import functools
@@ -52,13 +52,13 @@ _CURRENT: ContextVar[Crew | None] = ContextVar("crew", default=None)
 
 
 def crew() -> Crew:
-    """Return the devices at work: those of `spread`, or jax's default device alone."""
+    """Return the devices at work: those of `use_devices`, or jax's default device alone."""
     current = _CURRENT.get()
     return _of((_default_device(),), 1, 0) if current is None else current
 
 
 @contextlib.contextmanager
-def spread(devices: int | str = "all") -> Generator[None]:
+def use_devices(devices: int | str = "all") -> Generator[None]:
     """Let Monte Carlo and training inside run on several devices.
 
     Estimates have the same bits on any number of devices. Training splits its seeds, and agrees to
@@ -72,7 +72,7 @@ def spread(devices: int | str = "all") -> Generator[None]:
     >>> tokens = pl.Gaussian(np.zeros(2), np.eye(2))
     >>> how = {"kind": "estimate", "key": jax.random.key(0), "samples": 64}
     >>> alone = pl.prompt_moments(attention, tokens, np.ones(2), 10, **how)
-    >>> with pl.spread():
+    >>> with pl.use_devices():
     ...     together = pl.prompt_moments(attention, tokens, np.ones(2), 10, **how)
     >>> bool(alone.mse == together.mse)
     True
@@ -86,7 +86,7 @@ def spread(devices: int | str = "all") -> Generator[None]:
 
 @contextlib.contextmanager
 def alone() -> Generator[None]:
-    """Let what is inside run on one device of this process, as outside `spread`."""
+    """Let what is inside run on one device of this process, as outside `use_devices`."""
     token = _CURRENT.set(None)
     try:
         yield

@@ -18,7 +18,7 @@ Program = Callable[[Any, Any], Any]
 """A function (shared, part) -> pytree of arrays; a module's, so that it is compiled once."""
 
 
-def on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
+def run_on_devices(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
     """Return what `program(shared, part(i))` gives for each device i, stacked, on every process.
 
     Every device runs the same program on the same shapes however many there are, so that its
@@ -31,14 +31,14 @@ def on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> Any:
 
     >>> def scaled(factor, part):
     ...     return factor * part
-    >>> on_crew(scaled, jnp.float32(2), lambda i: np.ones(3, np.float32)).tolist()
+    >>> run_on_devices(scaled, jnp.float32(2), lambda i: np.ones(3, np.float32)).tolist()
     [[2.0, 2.0, 2.0]]
     """
-    return begun_on_crew(program, shared, part)()
+    return launch(program, shared, part)()
 
 
-def begun_on_crew(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
-    """Let the devices begin, and return a function that waits for what `on_crew` returns.
+def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callable[[], Any]:
+    """Let the devices begin, and return a function that waits for what `run_on_devices` returns.
 
     Meanwhile the host is free for other things, and the devices for what comes next.
     """

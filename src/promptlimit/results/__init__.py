@@ -64,7 +64,7 @@ from promptlimit.results._run_folder import run_name as run_name
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
 from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training
-from promptlimit.results._training import masked as masked
-from promptlimit.results._training import unmasked as unmasked
+from promptlimit.results._training import pack_nonfinite as pack_nonfinite
+from promptlimit.results._training import unpack_nonfinite as unpack_nonfinite
 from promptlimit.results._trajectory import OfOneHead as OfOneHead
 from promptlimit.results._trajectory import Trajectory as Trajectory

@@ -45,7 +45,7 @@ from promptlimit.results._json import (
     whole,
 )
 from promptlimit.results._run_folder import run_name
-from promptlimit.results._training import masked, unmasked
+from promptlimit.results._training import pack_nonfinite, unpack_nonfinite
 
 _LARGEST_ARRAYS, _LARGEST_PICTURE, _MOST_FILES = 100_000_000, 10_000_000, 300
 _PICTURES = ("pdf", "png", "svg")
@@ -77,7 +77,7 @@ class ReportFolder:
         words = self._file(figure.paper, "figures", figure.name)
         words.unlink(missing_ok=True)
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **masked(figure.arrays))
+        np.savez(buffer, allow_pickle=False, **pack_nonfinite(figure.arrays))
         write_bytes(words.with_suffix(".npz"), buffer.getvalue())
         self._save_words(figure)
 
@@ -340,7 +340,7 @@ def _read_figure(paper: str, path: Path) -> StoredFigure:
     arrays = path.with_suffix(".npz")
     with _Refusing(arrays, "the figure's arrays"):
         content = limited_bytes(arrays, _LARGEST_ARRAYS)
-        return replace(figure, arrays=unmasked(numbers_in_archive(arrays, content)))
+        return replace(figure, arrays=unpack_nonfinite(numbers_in_archive(arrays, content)))
 
 
 def _pictures(path: Path) -> tuple[str, ...]:

@@ -194,7 +194,7 @@ def _plain(number: Length) -> Length | str:
     return number if math.isfinite(number) else str(number)
 
 
-def masked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the arrays with zeros for what is not finite, and masks that say where that was."""
     finite = {}
     for name, array in arrays.items():
@@ -205,8 +205,8 @@ def masked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return finite
 
 
-def unmasked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with NaN where `masked` took something out."""
+def unpack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays with NaN where `pack_nonfinite` took something out."""
     whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
     for name, missing in arrays.items():
         if name.startswith(_MASK):

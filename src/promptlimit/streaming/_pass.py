@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from promptlimit.parallel import begun_on_crew, crew
+from promptlimit.parallel import crew, launch
 from promptlimit.results import Progress, Watcher
 from promptlimit.streaming._blocks import block_sums
 from promptlimit.streaming._prompts import not_finite
@@ -146,7 +146,7 @@ def _on_devices(
     def part(device: int) -> BlockPart:
         return request.prompt.part(starts[device], valid[device], request.capacity)
 
-    wait = begun_on_crew(block_sums, request.task, part)
+    wait = launch(block_sums, request.task, part)
 
     def device_sums() -> list[list[TiltedSums]]:
         sums = TiltedSums(*wait())

@@ -17,7 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
-from promptlimit._inputs import Number, on_device, require_random_key
+from promptlimit._inputs import Number, require_random_key, to_device
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF
@@ -145,11 +145,11 @@ class _DrawnTokens(AbstractPrompt):
             words = np.asarray(jax.random.key_data(prompt.key)).ravel()[-2:]
             self.matrix = _root(np.asarray(measure.covariance, np.float64))
             self.shift = np.asarray(measure.location, np.float64)
-            key = on_device(words[0]), on_device(words[1])
+            key = to_device(words[0]), to_device(words[1])
             self.source = StandardNormals(key, self.dim)
         else:
             arrays, rest = eqx.partition(measure, eqx.is_inexact_array)
-            single = jax.tree.map(lambda x: on_device(x, jnp.float32), arrays)
+            single = jax.tree.map(lambda x: to_device(x, jnp.float32), arrays)
             self.source = SampledTokens(eqx.combine(single, rest), prompt.key)
         self.description = {
             "measure": description(measure),
@@ -182,7 +182,7 @@ class _Held(AbstractPrompt):
         self.dtype = _precision(tokens.dtype)
         self.matrix, self.shift = np.eye(self.dim), tokens[0].astype(np.float64)
         _require_finite(tokens[:1], 0)
-        self.source = GivenTokens(on_device(tokens[0], jnp.float64))
+        self.source = GivenTokens(to_device(tokens[0], jnp.float64))
         ends = np.concatenate([tokens[:LEAF], tokens[-LEAF:]])
         self.description = {"shape": list(tokens.shape), **_fingerprint(ends)}
 
@@ -214,7 +214,7 @@ class _Arriving(AbstractPrompt):
         self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
         _require_finite(first[:1], 0)
         self.matrix, self.shift = np.eye(self.dim), first[0].astype(np.float64)
-        self.source = GivenTokens(on_device(first[0], jnp.float64))
+        self.source = GivenTokens(to_device(first[0], jnp.float64))
         self._keep(first)
         start = self.part(0, self.reach(0, LEAF), LEAF)
         self.description = {"blocks from": int(start.valid), **_fingerprint(start.tokens)}

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit._arrays import doubles, require_unmasked
+from promptlimit._arrays import as_float64, require_unmasked
 from promptlimit._configuration import description
-from promptlimit._inputs import ArrayLike, float_array, in_double, on_device
+from promptlimit._inputs import ArrayLike, float_array, in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
 from promptlimit.parallel import crew
@@ -113,7 +113,7 @@ def checked_request(
             f"`attention` must be one head, got {type(attention).__name__}. Stream its heads one "
             "by one: the output is their sum."
         )
-    key_query, value = doubles(head.key_query), doubles(head.value)
+    key_query, value = as_float64(head.key_query), as_float64(head.value)
     asked = np.asarray(float_array("queries", queries, rank=2), np.float64)
     if asked.shape[1] != attention.query_dim or not len(asked):
         raise ValueError(
@@ -139,7 +139,7 @@ def checked_request(
     tilts = np.concatenate([tilts, np.zeros((int(linear), tokens.dim))]).astype(tokens.dtype)
     task = Task(
         tokens.source,
-        on_device(tilts),
+        to_device(tilts),
         leaves_of_a_block(platform),
         _chunk(chunk, platform, sent=not isinstance(prompt, Generated)),
         covariance or linear,

@@ -33,8 +33,8 @@ def stream(
 
     Tokens are summed up in leaves of 4096, leaves in double precision along one fixed binary tree.
     So a prefix has the same bits as a prompt that ends there, and neither the number of devices or
-    processes (see `spread`) nor the sizes of blocks or chunks change any. Another kind of device
-    may round differently.
+    processes (see `use_devices`) nor the sizes of blocks or chunks change any. Another kind of
+    device may round differently.
 
     Args:
         attention: one head; softmax or linear.

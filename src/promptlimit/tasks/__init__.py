@@ -4,9 +4,9 @@ from promptlimit.tasks._abstract import SHARPNESS_RANGES as SHARPNESS_RANGES
 from promptlimit.tasks._abstract import AbstractExactRisk as AbstractExactRisk
 from promptlimit.tasks._abstract import AbstractObjective as AbstractObjective
 from promptlimit.tasks._abstract import AbstractTask as AbstractTask
-from promptlimit.tasks._abstract import Averaged as Averaged
 from promptlimit.tasks._abstract import Batches as Batches
 from promptlimit.tasks._abstract import BatchGradient as BatchGradient
+from promptlimit.tasks._abstract import Estimate as Estimate
 from promptlimit.tasks._abstract import Lengths as Lengths
 from promptlimit.tasks._abstract import MatrixRisk as MatrixRisk
 from promptlimit.tasks._abstract import merged as merged

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
-from promptlimit._inputs import ArrayLike, Number, on_device
+from promptlimit._inputs import ArrayLike, Number, to_device
 from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 from promptlimit.measures import AbstractMeasure
 
@@ -27,7 +27,7 @@ SHARPNESS_RANGES = (16.0, 40.0)
 """How far weight statistics are tabulated: as a rule, and when that is not enough."""
 
 
-class Averaged(NamedTuple):
+class Estimate(NamedTuple):
     """A mean over points: its value, its error, and how many points it took, 0 in closed form."""
 
     value: float
@@ -128,7 +128,7 @@ class AbstractExactRisk(abc.ABC):
         *,
         tolerance: float,  # noqa: ARG002
         points: int | None,
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the risk of one attention; the spread over point sets is its error.
 
         Args:
@@ -139,8 +139,8 @@ class AbstractExactRisk(abc.ABC):
         count = USUAL_POINTS if points is None else points
         values = [float(risk(attention)) for risk in self.replicates(attention, count).sets]
         if self.is_closed_form:
-            return Averaged(values[0], 0.0, 0)
-        return Averaged(float(np.mean(values)), spread(np.array(values)), count * len(values))
+            return Estimate(values[0], 0.0, 0)
+        return Estimate(float(np.mean(values)), spread(np.array(values)), count * len(values))
 
     def excess(
         self,
@@ -148,7 +148,7 @@ class AbstractExactRisk(abc.ABC):
         *,
         tolerance: float,  # noqa: ARG002
         points: int | None,  # noqa: ARG002
-    ) -> Averaged | None:
+    ) -> Estimate | None:
         """Return the risk less that of Bayes, not as a difference, for `bayes_excess`.
 
         None, the default, where it is not known so. The arguments are those of `value`.
@@ -234,7 +234,7 @@ class AbstractTask(eqx.Module):
     ...         mean = jax.random.normal(key, (self.token_dim,), self.scatter.dtype)
     ...         return pl.Gaussian(mean, self.scatter), pl.Gaussian(mean, 0.0 * self.scatter)
     ...
-    ...     def masked(self, token):
+    ...     def query_of(self, token):
     ...         return 0.0 * token
     ...
     ...     def loss(self, output, token):
@@ -267,16 +267,16 @@ class AbstractTask(eqx.Module):
 
     @property
     def query_dim(self) -> int:
-        """The dimension of a query: what `masked` leaves of a token."""
+        """The dimension of a query: what `query_of` leaves of a token."""
         token = jax.ShapeDtypeStruct((self.token_dim,), jnp.result_type(float))
-        return jax.eval_shape(self.masked, token).shape[0]
+        return jax.eval_shape(self.query_of, token).shape[0]
 
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
         r"""Return a random prompt $\mu$, and the law $\nu_\mu$ of the token asked about."""
 
     @abc.abstractmethod
-    def masked(self, token: Float[Array, " token_dim"]) -> Float[Array, " query_dim"]:
+    def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " query_dim"]:
         """Return the query: what the attention is shown of the token asked about."""
 
     @abc.abstractmethod
@@ -308,7 +308,7 @@ class AbstractTask(eqx.Module):
             attention: whose risk.
             length: $L$, which may be infinite.
         """
-        formula = eqx.filter_eval_shape(self.closed_risk, attention, on_device(float(length)))
+        formula = eqx.filter_eval_shape(self.closed_risk, attention, to_device(float(length)))
         return None if formula is None else ClosedRisk(self, float(length))
 
     def exact_risks(
@@ -327,7 +327,7 @@ class AbstractTask(eqx.Module):
         exact = self.exact_risk(attention, length)
         return exact if exact is not None and exact.is_smooth(attention) else None
 
-    def least_risk(self, length: Number, *, points: int) -> Averaged | None:  # noqa: ARG002
+    def least_risk(self, length: Number, *, points: int) -> Estimate | None:  # noqa: ARG002
         """Return the risk that no predictor beats, for `bayes_risk`; None if not known.
 
         Args:
@@ -383,4 +383,4 @@ class ClosedRisk(AbstractExactRisk):
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Return the formula at the length."""
-        return _ClosedObjective(self.task, on_device(self.length, jnp.float64))
+        return _ClosedObjective(self.task, to_device(self.length, jnp.float64))

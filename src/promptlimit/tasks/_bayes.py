@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors
 from promptlimit.results import Risk
-from promptlimit.tasks._abstract import REPLICATES, AbstractTask, Averaged, Lengths, spread
+from promptlimit.tasks._abstract import REPLICATES, AbstractTask, Estimate, Lengths, spread
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths, risk_request
@@ -92,7 +92,7 @@ def bayes_excess(
     return risk_at_lengths(known, request.lengths, simulated=False)
 
 
-def ridge_risk(task: LinearRegression, length: float, points: int) -> Averaged:
+def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
     r"""Return the risk of the posterior mean of w given L labelled covariates.
 
     The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
@@ -107,13 +107,13 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Averaged:
     never = noise + prior * max(float(unseen), 0.0)
     rank = inside.shape[0]
     if math.isinf(length) or rank == 0 or (noise == 0.0 and length >= rank):
-        return Averaged(never / 2, 0.0, 0)
+        return Estimate(never / 2, 0.0, 0)
     values = np.zeros(REPLICATES)
     for replicate in range(REPLICATES):
         standard, _ = bartlett_factors(rank, length, points, replicate)
         factor = np.sqrt(variances[seen])[:, None] * standard
         values[replicate] = (never + _unexplained(factor, inside, noise, prior).mean()) / 2
-    return Averaged(float(values.mean()), spread(values), points * REPLICATES)
+    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
 
 
 def _unexplained(

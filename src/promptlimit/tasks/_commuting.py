@@ -34,8 +34,8 @@ class ScalarLayer(NamedTuple):
 def scalar_layers(attention: AbstractAttention) -> list[ScalarLayer] | None:
     """Return the layers where every matrix is diag(a I, a'), else None."""
     layers = []
-    for layer in attention.layers_read() or (attention,):
-        residual, heads = layer.residual_read(), layer.heads_read() or ()
+    for layer in attention.as_layers() or (attention,):
+        residual, heads = layer.residual_matrix(), layer.as_heads() or ()
         kept = (0.0, 0.0) if residual is None else _scalars(residual)
         pairs = [(_scalars(head.key_query), _scalars(head.value)) for head in heads]
         known = [(*u, *v) for u, v in pairs if u is not None and v is not None]

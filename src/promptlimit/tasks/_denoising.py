@@ -15,13 +15,13 @@ from promptlimit._inputs import (
     Number,
     float_array,
     is_traced,
-    on_device,
     require_shape,
     require_weights,
+    to_device,
 )
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Estimate
 
 _LARGEST = 1e60
 """Means and variances beyond it, whose squares and products would be no numbers, are refused."""
@@ -124,14 +124,14 @@ class Denoising(AbstractTask):
         z = float_array("query", query, rank=1)
         require_shape("query", z, (self.token_dim,), "that of a token")
         g, x, s = self.within_variance, self.noise_variance, self.query_variance
-        means, weights = on_device(self.means, z.dtype), on_device(self.weights, z.dtype)
+        means, weights = to_device(self.means, z.dtype), to_device(self.weights, z.dtype)
         return _bayes(means, weights, (g / s, x / s, s), z)
 
     def draw(self, *, key: PRNGKeyArray) -> tuple[Mixture, Mixture]:  # noqa: ARG002  # one law for all
         """Return the law of a token, and that of the pair asked about."""
         return self.token_law, self.pair_law
 
-    def masked(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
+    def query_of(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
         """Return the noisy half of a pair."""
         return token[: self.token_dim]
 
@@ -146,10 +146,10 @@ class Denoising(AbstractTask):
         # Its modules hold this class in their signatures.
         from promptlimit.tasks._denoising_prompt_risk import linear_denoising_risk  # noqa: PLC0415
 
-        heads = attention.heads_read()
+        heads = attention.as_heads()
         if heads is None or any(head.kernel != "linear" for head in heads):
             return None
-        return linear_denoising_risk(self, heads, attention.residual_read(), length)
+        return linear_denoising_risk(self, heads, attention.residual_matrix(), length)
 
     def exact_risks(
         self, attention: AbstractAttention, lengths: Sequence[float]
@@ -162,7 +162,7 @@ class Denoising(AbstractTask):
         )
 
         _require_outputs(attention, self.token_dim)
-        heads = attention.heads_read()
+        heads = attention.as_heads()
         kernels = {head.kernel for head in heads or ()}
         if kernels == {"linear"}:
             return [LinearDenoisingRisk(self, length) for length in lengths]
@@ -180,7 +180,7 @@ class Denoising(AbstractTask):
         """Return the risk at one length, as `exact_risks` does."""
         return self.exact_risks(attention, [float(length)])[0]
 
-    def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
+    def least_risk(self, length: Number, *, points: int) -> Estimate:  # noqa: ARG002
         """Return the risk of `bayes`, at every length: the law is known without the prompt."""
         from promptlimit.tasks._denoising_points import bayes_denoising_risk  # noqa: PLC0415  # as above
 
@@ -258,9 +258,9 @@ class InContextDenoising(AbstractTask):
         both = jnp.kron(jnp.eye(2, dtype=dtype), turn)
         return Affine(self.fixed.token_law, turn), Affine(self.fixed.pair_law, both)
 
-    def masked(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
+    def query_of(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
         """Return the noisy half of a pair."""
-        return self.fixed.masked(token)
+        return self.fixed.query_of(token)
 
     def loss(self, output: Float[Array, " d"], token: Float[Array, " pair"]) -> Float[Array, ""]:
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
@@ -275,18 +275,18 @@ class InContextDenoising(AbstractTask):
     ) -> list[AbstractExactRisk | None]:
         """Return the risks: at finite lengths of heads that act alike in all directions."""
         from promptlimit.tasks._denoising_prompt_risk import TurnedPromptRisk  # noqa: PLC0415
-        from promptlimit.tasks._denoising_risk import TurnedLimitRisk, turns_freely  # noqa: PLC0415
+        from promptlimit.tasks._denoising_risk import RotatedLimitRisk, is_rotation_invariant  # noqa: PLC0415
 
         fixed = self.fixed.exact_risks(attention, lengths)
-        free = turns_freely(attention)
+        free = is_rotation_invariant(attention)
         return [
-            TurnedLimitRisk(self.fixed)
+            RotatedLimitRisk(self.fixed)
             if math.isinf(length)
             else (None if one is None or not free else TurnedPromptRisk(one))
             for one, length in zip(fixed, lengths, strict=True)
         ]
 
-    def least_risk(self, length: Number, *, points: int) -> Averaged | None:
+    def least_risk(self, length: Number, *, points: int) -> Estimate | None:
         """Return the risk of a predictor that knows the means, which infinite prompts tell."""
         return self.fixed.least_risk(length, points=points) if math.isinf(length) else None
 

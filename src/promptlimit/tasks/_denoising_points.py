@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._abstract import REPLICATES, Averaged, spread
+from promptlimit.tasks._abstract import REPLICATES, Estimate, spread
 from promptlimit.tasks._denoising import Denoising
 
 _SEED = 20_261_001
@@ -103,7 +103,7 @@ def bayes_predictions(task: Denoising, queries: NDArray[np.float64]) -> NDArray[
     return (g / s) * queries + (x / s) * gates(task, queries) @ task.means
 
 
-def bayes_denoising_risk(task: Denoising, points: int) -> Averaged:
+def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
     $C_\beta$ is the covariance of the means under the posterior of the component. The gate
@@ -122,7 +122,7 @@ def bayes_denoising_risk(task: Denoising, points: int) -> Averaged:
             variance = shares @ np.sum(centred**2, axis=1) - np.sum((shares @ centred) ** 2, axis=1)
             scatter += weight * float(masses @ variance)
         values[replicate] = 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
-    return Averaged(float(values.mean()), spread(values), points * REPLICATES)
+    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
 
 
 def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractObjective,
-    Averaged,
+    Estimate,
 )
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import query_points
@@ -65,7 +65,7 @@ class PromptRisk(AbstractDenoisingRisk):
 
     def excess(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return half the mean squared distance to the Bayes predictor, for all lengths at once."""
         heads = tilted_heads(attention)
         if heads is None:
@@ -75,11 +75,11 @@ class PromptRisk(AbstractDenoisingRisk):
             self.known[key] = _excesses(self.task, heads, self.together, tolerance, points)
         values, errors, count = self.known[key]
         place = self.together.index(self.length)
-        return Averaged(0.5 * float(values[place]), 0.5 * float(errors[place]), count)
+        return Estimate(0.5 * float(values[place]), 0.5 * float(errors[place]), count)
 
     def is_smooth(self, attention: AbstractAttention) -> bool:
         """Return whether it is one head between two components apart, the case of the tables."""
-        heads, task = attention.heads_read(), self.task
+        heads, task = attention.as_heads(), self.task
         if heads is None or len(heads) != 1 or task.weights.size != 2:
             return False
         apart = float(np.linalg.norm(task.means[0] - task.means[1]))
@@ -92,12 +92,12 @@ class PromptRisk(AbstractDenoisingRisk):
         (table,) = _tables(task, (self.length,), reach)
         return PromptObjective(
             table=table,
-            points=on_device(queries.points),
-            weights=on_device(queries.weights),
-            bayes=on_device(queries.bayes),
-            means=on_device(task.means),
-            logit=on_device(math.log(task.weights[0] / task.weights[1])),
-            variance=on_device(task.token_variance),
+            points=to_device(queries.points),
+            weights=to_device(queries.weights),
+            bayes=to_device(queries.bayes),
+            means=to_device(task.means),
+            logit=to_device(math.log(task.weights[0] / task.weights[1])),
+            variance=to_device(task.token_variance),
             least=self.least,
         )
 
@@ -129,13 +129,13 @@ class TurnedPromptRisk(AbstractExactRisk):
 
     def excess(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged | None:
+    ) -> Estimate | None:
         """Return the excess on the fixed mixture."""
         return self.fixed.excess(attention, tolerance=tolerance, points=points)
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the risk on the fixed mixture."""
         return self.fixed.value(attention, tolerance=tolerance, points=points)
 
@@ -194,7 +194,7 @@ class PromptObjective(AbstractObjective):
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
-        head, residual = _only_head(attention), attention.residual_read()
+        head, residual = _only_head(attention), attention.residual_matrix()
         excess = jax.vmap(lambda z, target: self._excess(head, residual, z, target))
         return self.least + 0.5 * self.weights @ excess(self.points, self.bayes)
 
@@ -223,7 +223,7 @@ class PromptObjective(AbstractObjective):
 
 
 def _only_head(attention: AbstractAttention) -> AbstractHead:
-    heads = attention.heads_read()
+    heads = attention.as_heads()
     if heads is None or len(heads) != 1:
         raise ValueError("`attention` must be one head, beside a residual or not.")
     return heads[0]
@@ -246,7 +246,7 @@ def linear_denoising_risk(
     component.
     """
     dtype = heads[0].value.dtype
-    means, weights = on_device(task.means, dtype), on_device(task.weights, dtype)
+    means, weights = to_device(task.means, dtype), to_device(task.weights, dtype)
     variances = task.within_variance, task.token_variance, task.query_variance
     matrices = [(head.key_query, head.value) for head in heads]
     return _linear_risk((means, weights, variances), matrices, residual, length)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.attention import AbstractAttention
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
@@ -52,18 +52,18 @@ class TiltedHeads(NamedTuple):
 
 def tilted_heads(attention: AbstractAttention) -> TiltedHeads | None:
     """Return the softmax heads of an attention; None where it has others, or does not say."""
-    heads, residual = attention.heads_read(), attention.residual_read()
+    heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None or any(head.kernel != "softmax" for head in heads):
         return None
     merged: dict[bytes, list[Array]] = {}
     for head in heads:
-        tilt, value = doubles(head.key_query) + 0.0, doubles(head.value)
+        tilt, value = as_float64(head.key_query) + 0.0, as_float64(head.value)
         place = merged.setdefault(tilt.tobytes(), [tilt, np.zeros_like(value)])
         place[1] = place[1] + value
     tilts, values = (np.stack(column) for column in zip(*merged.values(), strict=True))
     dim = tilts.shape[1]
     return TiltedHeads(
-        tilts, values, np.zeros((dim, dim)) if residual is None else doubles(residual)
+        tilts, values, np.zeros((dim, dim)) if residual is None else as_float64(residual)
     )
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from promptlimit._arrays import doubles
-from promptlimit._inputs import is_traced, on_device
+from promptlimit._arrays import as_float64
+from promptlimit._inputs import is_traced, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Mixture
 from promptlimit.tasks._abstract import (
@@ -26,8 +26,8 @@ from promptlimit.tasks._abstract import (
     USUAL_POINTS,
     AbstractExactRisk,
     AbstractObjective,
-    Averaged,
     ClosedRisk,
+    Estimate,
     spread,
 )
 from promptlimit.tasks._denoising import Denoising
@@ -120,22 +120,22 @@ class AbstractDenoisingRisk(AbstractExactRisk):
     @abc.abstractmethod
     def excess(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return half the mean squared distance to the Bayes predictor."""
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the risk of Bayes and the excess together."""
         excess = self.excess(attention, tolerance=tolerance, points=points)
         least = bayes_denoising_risk(self.task, USUAL_POINTS)
         error = math.hypot(excess.error, least.error)
-        return Averaged(excess.value + least.value, error, excess.points)
+        return Estimate(excess.value + least.value, error, excess.points)
 
     @property
     def least(self) -> Float[Array, ""]:
         """The risk of Bayes."""
-        return on_device(bayes_denoising_risk(self.task, USUAL_POINTS).value)
+        return to_device(bayes_denoising_risk(self.task, USUAL_POINTS).value)
 
 
 class AbstractLimitRisk(AbstractDenoisingRisk):
@@ -147,7 +147,7 @@ class AbstractLimitRisk(AbstractDenoisingRisk):
 
     def excess(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the excess over as many points as the tolerance asks for, or over so many."""
         return _until(
             lambda count, replicate: self.excess_on(attention, count, replicate),
@@ -163,7 +163,7 @@ class FixedLimitRisk(AbstractLimitRisk):
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> LimitObjective:  # noqa: ARG002
         """Return the risk over one lattice or Sobol' set of queries."""
         queries = query_points(self.task, points, replicate=replicate)
-        nodes, weights, bayes = (on_device(column) for column in queries)
+        nodes, weights, bayes = (to_device(column) for column in queries)
         return LimitObjective(self.task, nodes, weights, bayes, self.least)
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
@@ -187,7 +187,7 @@ class LinearDenoisingRisk(ClosedRisk):
 
     def excess(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return that over the infinite prompt, and what L tokens add, which is in 1/L."""
         limit = FixedLimitRisk(self.task).excess(attention, tolerance=tolerance, points=points)
         one, never = (
@@ -197,7 +197,7 @@ class LinearDenoisingRisk(ClosedRisk):
         return limit._replace(value=limit.value + (one - never) / self.length)
 
 
-class TurnedLimitRisk(AbstractLimitRisk):
+class RotatedLimitRisk(AbstractLimitRisk):
     """The risk over infinite prompts of a mixture that is turned anew for each."""
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> TurnedObjective:  # noqa: ARG002
@@ -211,11 +211,11 @@ class TurnedLimitRisk(AbstractLimitRisk):
         queries = self.task.means[part] + math.sqrt(self.task.query_variance) * normals[:, :d]
         bayes = bayes_predictions(self.task, queries)
         law, least = self.task.token_law, self.least
-        return TurnedObjective(law, on_device(turns), on_device(queries), on_device(bayes), least)
+        return TurnedObjective(law, to_device(turns), to_device(queries), to_device(bayes), least)
 
     def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
         """Return that of the fixed mixture where turning makes no difference, else a mean."""
-        if turns_freely(attention):
+        if is_rotation_invariant(attention):
             return FixedLimitRisk(self.task).excess_on(attention, points, replicate)
         objective = self.objective(points=points, replicate=replicate, max_sharpness=0.0)
         return _excess_of(objective, attention)
@@ -233,7 +233,7 @@ def _compiled_value(objective: AbstractObjective, attention: AbstractAttention) 
 
 def _until(
     mean: Callable[[int, int], float], tolerance: float, points: int | None, floor: float
-) -> Averaged:
+) -> Estimate:
     """Return a mean over independent point sets, four times larger until they agree."""
     count = USUAL_POINTS if points is None else points
     while True:
@@ -241,7 +241,7 @@ def _until(
         value, error = float(values.mean()), spread(values)
         enough = points is not None or count >= _MOST_POINTS
         if enough or error <= max(tolerance * value, floor):
-            return Averaged(value, error, count * REPLICATES)
+            return Estimate(value, error, count * REPLICATES)
         count *= 4
 
 
@@ -278,7 +278,7 @@ def limit_map(attention: AbstractAttention, task: Denoising) -> LimitMap | None:
     $\alpha_h=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$ beside $tV_hU_hz$. A linear
     head is $V_hE[z'z'^\top]U_hz$.
     """
-    heads, residual = attention.heads_read(), attention.residual_read()
+    heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
         return None
     variance, eye = task.token_variance, np.eye(task.token_dim)
@@ -298,7 +298,7 @@ def limit_map(attention: AbstractAttention, task: Denoising) -> LimitMap | None:
 
 def _host(matrix: Array) -> AnyArray:
     """Return a matrix in NumPy, unless jax is tracing it."""
-    return matrix if is_traced(matrix) else doubles(matrix)
+    return matrix if is_traced(matrix) else as_float64(matrix)
 
 
 def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: int) -> float:
@@ -324,12 +324,12 @@ def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: i
     return 0.5 * excess
 
 
-def turns_freely(attention: AbstractAttention) -> bool:
+def is_rotation_invariant(attention: AbstractAttention) -> bool:
     """Return whether all matrices are multiples of the identity: turning then changes nothing."""
-    heads, residual = attention.heads_read(), attention.residual_read()
+    heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
         return False
     matrices = [matrix for head in heads for matrix in (head.key_query, head.value)]
     matrices += [] if residual is None else [residual]
-    hosts = [doubles(matrix) for matrix in matrices]
+    hosts = [as_float64(matrix) for matrix in matrices]
     return all(np.array_equal(host, host[0, 0] * np.eye(len(host))) for host in hosts)

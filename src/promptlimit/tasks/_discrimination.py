@@ -17,14 +17,14 @@ from promptlimit._inputs import (
     float_array,
     in_double,
     is_traced,
-    on_device,
     require_shape,
     require_weights,
+    to_device,
 )
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
 from promptlimit.results import Risk
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Averaged, Lengths
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Estimate, Lengths
 from promptlimit.tasks._points import require_points
 from promptlimit.tasks._risk import require_fitting_task, require_lengths, risk_at_lengths
 
@@ -150,7 +150,7 @@ class Discrimination(AbstractTask):
         """Return the law of a token twice: all prompts and queries follow the same."""
         return self.prompt, self.prompt
 
-    def masked(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
+    def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
         """Return $(x, 0)$."""
         return token.at[-1].set(0.0)
 
@@ -293,7 +293,7 @@ class Discrimination(AbstractTask):
             means = [quantity(self, double, float(length), count) for length in tokens.ravel()]
         return risk_at_lengths(means, tokens, simulated=False)
 
-    def least_risk(self, length: Number, *, points: int) -> Averaged:  # noqa: ARG002
+    def least_risk(self, length: Number, *, points: int) -> Estimate:  # noqa: ARG002
         """Return the risk of the Bayes score: a prompt of any length tells nothing more."""
         from promptlimit.tasks._discrimination_risk import limit_risk  # noqa: PLC0415  # as above
 
@@ -325,7 +325,7 @@ def block_head(
 def _in_dtype(task: Discrimination, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
     """Return the means, the covariance and the weights."""
     means, cov, weights = (
-        on_device(array, dtype) for array in (task.means, task.cov, task.weights)
+        to_device(array, dtype) for array in (task.means, task.cov, task.weights)
     )
     return means, cov, weights
 

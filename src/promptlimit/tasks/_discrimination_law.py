@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import GaussianParts
 from promptlimit.results import mean_under_tail, sinh_thresholds
@@ -20,7 +20,7 @@ from promptlimit.tasks._abstract import (
     REPLICATES,
     AbstractExactRisk,
     AbstractObjective,
-    Averaged,
+    Estimate,
     merged,
     spread,
 )
@@ -84,7 +84,7 @@ class ScorePromptRisk(AbstractExactRisk):
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the mean of the expected loss over queries."""
 
         def loss(tokens: ScoredValues, positive: float, light: bool) -> tuple[float, float]:
@@ -98,7 +98,7 @@ class ScorePromptRisk(AbstractExactRisk):
 
 def third_order_risk(
     task: Discrimination, attention: AbstractAttention, length: float, points: int | None
-) -> Averaged:
+) -> Estimate:
     r"""Return $E\,\ell(G)+\kappa_3E\,\ell'''(G)/6$, G normal with the score's mean and variance."""
 
     def loss(tokens: ScoredValues, positive: float, _: bool) -> tuple[float, float]:
@@ -119,7 +119,7 @@ def _third_order_loss(tokens: ScoredValues, length: float, positive: float) -> t
 
 def error_rate(
     task: Discrimination, attention: AbstractAttention, length: float, points: int | None
-) -> Averaged:
+) -> Estimate:
     r"""Return $P(yf_L\le0)$, over prompts of L tokens and queries."""
     if math.isinf(length):
         return _limit_error_rate(task, task.coordinates(attention))
@@ -135,16 +135,16 @@ def error_rate(
     return mean_over_queries(task, attention, loss, points=points, edge=edge)
 
 
-def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Averaged:
+def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Estimate:
     """Return the error rate of a score: given its gate it is normal, which leaves one integral.
 
     Two rules of interleaved nodes; their distance is the error.
     """
     from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
 
-    w, b, r, s, s0 = (doubles(part) for part in coordinates)
+    w, b, r, s, s0 = (as_float64(part) for part in coordinates)
     if not (w.any() or b or r):  # a score of 0 is wrong for either class
-        return Averaged(1.0, 0.0, 1)
+        return Estimate(1.0, 0.0, 1)
     scale = math.sqrt(float(s @ task.cov @ s))
     shared = float(w @ task.cov @ s) / scale if scale > 0.0 else 0.0
     rest = math.sqrt(max(float(w @ task.cov @ w) - shared**2, 0.0))
@@ -155,7 +155,7 @@ def _limit_error_rate(task: Discrimination, coordinates: ScoreCoordinates) -> Av
         score = mean @ w + b + shared * g + r / (1.0 + np.exp(-(s0 + mean @ s + scale * g)))
         wrong += share * ndtr(-sign * score / max(rest, 1e-300))
     rates = [float(density[k::2] @ wrong[k::2] / density[k::2].sum()) for k in (0, 1)]
-    return Averaged(sum(rates) / 2.0, abs(rates[0] - rates[1]), g.size)
+    return Estimate(sum(rates) / 2.0, abs(rates[0] - rates[1]), g.size)
 
 
 _NORMAL = np.linspace(-8.5, 8.5, 205)
@@ -192,7 +192,7 @@ def mean_over_queries(
     points: int | None,
     edge: float = math.inf,
     light: float = 0.0,
-) -> Averaged:
+) -> Estimate:
     """Return the mean loss over queries from two or more sets of them, and how far they differ.
 
     Args:
@@ -205,7 +205,7 @@ def mean_over_queries(
         light: the share of the lightest queries, which `loss` may be quick about.
     """
     head = merged(attention)
-    key_query, row = doubles(head.key_query), doubles(head.value)[-1]
+    key_query, row = as_float64(head.key_query), as_float64(head.value)[-1]
     parts = _token_parts(task)
     means, quick, total = [], 0.0, 0
     for queries in _query_sets(task, key_query, row, points, edge):
@@ -223,7 +223,7 @@ def mean_over_queries(
         quick, total = max(quick, float(error)), total + queries.weights.size
     values = np.array(means)
     error = abs(values[0] - values[1]) if values.size == 2 else spread(values)
-    return Averaged(float(values.mean()), float(error) + quick, total)
+    return Estimate(float(values.mean()), float(error) + quick, total)
 
 
 def _token_parts(task: Discrimination) -> GaussianParts:
@@ -247,10 +247,10 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
 def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> float:
     """Return over what length of a whitened query the score is as likely of either sign."""
     head = merged(attention)
-    parts, row = _token_parts(task), doubles(head.value)[-1]
-    tilt = doubles(head.key_query)[:, :-1] @ task.means.mean(axis=0)
+    parts, row = _token_parts(task), as_float64(head.value)[-1]
+    tilt = as_float64(head.key_query)[:, :-1] @ task.means.mean(axis=0)
     _, variance, _ = _central(ScoredValues.along(parts, tilt, row), length)
-    slope = doubles(task.coordinates(attention).slope)
+    slope = as_float64(task.coordinates(attention).slope)
     steepness = math.sqrt(float(slope @ task.cov @ slope))
     return math.sqrt(variance) / max(steepness, 1e-12)
 

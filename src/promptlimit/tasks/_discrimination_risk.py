@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import doubles
-from promptlimit._inputs import on_device
+from promptlimit._arrays import as_float64
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractObjective, Averaged
+from promptlimit.tasks._abstract import AbstractExactRisk, AbstractObjective, Estimate
 from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
 
 REACH = 8.5
@@ -106,13 +106,13 @@ class ScoreObjective(AbstractObjective):
         """Return the risk of the head that the attention is."""
         w, b, r, s, s0 = self.task.coordinates(attention)
         directions = jnp.stack([w, s])
-        cov = directions @ on_device(self.task.cov) @ directions.T
-        means = on_device(self.task.means) @ directions.T + jnp.stack([b, s0])[None]
+        cov = directions @ to_device(self.task.cov) @ directions.T
+        means = to_device(self.task.means) @ directions.T + jnp.stack([b, s0])[None]
         labels = jnp.array([1.0, -1.0])
         losses = jax.vmap(
             lambda mean, label: plane_mean(_logistic, self.nodes, mean, cov, jnp.stack([r, label]))
         )(means, labels)
-        return on_device(self.task.weights) @ losses
+        return to_device(self.task.weights) @ losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,11 +129,11 @@ class ScoreLimitRisk(AbstractExactRisk):
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Return the risk to descend; replicates are shifted nodes."""
         nodes, weights = plane_nodes(points, replicate)
-        return ScoreObjective(self.task, (on_device(nodes), on_device(weights)))
+        return ScoreObjective(self.task, (to_device(nodes), to_device(weights)))
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the risk over as many nodes as it takes."""
         coordinates = self.task.coordinates(attention)
         return limit_risk(self.task, coordinates, tolerance=tolerance, points=points)
@@ -141,7 +141,7 @@ class ScoreLimitRisk(AbstractExactRisk):
 
 def limit_risk(
     task: Discrimination, coordinates: ScoreCoordinates, *, tolerance: float, points: int | None
-) -> Averaged:
+) -> Estimate:
     """Return the risk of a score: the mean of two shifted rules, and their distance as its error.
 
     Nodes are doubled until the error is rounding, or within the tolerance where that takes too
@@ -152,9 +152,9 @@ def limit_risk(
         shifted = [_plane_risk(task, coordinates, count**2, replicate) for replicate in (0, 1)]
         value, error = sum(shifted) / 2, abs(shifted[0] - shifted[1])
         if points is not None or error <= _DIGITS * value or 2 * count > _MOST:
-            return Averaged(value, error, 2 * count**2)
+            return Estimate(value, error, 2 * count**2)
         if error <= tolerance * value and count >= _MOST // 2:
-            return Averaged(value, error, 2 * count**2)
+            return Estimate(value, error, 2 * count**2)
         count *= 2
 
 
@@ -162,7 +162,7 @@ def _plane_risk(
     task: Discrimination, coordinates: ScoreCoordinates, points: int, replicate: int
 ) -> float:
     """Return the risk by one rule, in NumPy: nothing is compiled for one number."""
-    w, b, r, s, s0 = (doubles(part) for part in coordinates)
+    w, b, r, s, s0 = (as_float64(part) for part in coordinates)
     nodes, weights = plane_nodes(points, replicate)
     directions = np.stack([w, s])
     variances, axes = np.linalg.eigh(directions @ task.cov @ directions.T)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._inputs import Number, on_device
+from promptlimit._inputs import Number, to_device
 from promptlimit.attention import Layer, LinearAttention, Stack
 from promptlimit.depth import (
     MOST_STEPS,
@@ -169,7 +169,7 @@ def _one_layer(
     key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
     key_query[:dim, :dim], value[dim, dim] = inverse / balance, balance
     with jax.enable_x64(True):
-        least = float(linear_risk(task, length, on_device(key_query), on_device(value[dim])))
+        least = float(linear_risk(task, length, to_device(key_query), to_device(value[dim])))
     kind = kind_of(length, simulated=False)
     attention = LinearAttention(key_query, value)
     if depth > 1:

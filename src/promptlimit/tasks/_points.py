@@ -54,7 +54,7 @@ class Nodes:
     distinct: int
 
 
-def covariance_root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return C with $C^\top C=\Sigma$, its rows along the axes of $\Sigma$, the longest first."""
     variances, axes = np.linalg.eigh(covariance)
     return (np.sqrt(np.maximum(variances, 0.0)) * axes).T[::-1]
@@ -75,7 +75,7 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
     """
     dim = task.covariance.shape[0]
     queries = 2 ** max(1, round(math.log2(points / (4 * dim))))
-    query_root, root = covariance_root(task.query_covariance), covariance_root(task.covariance)
+    query_root, root = covariance_factor(task.query_covariance), covariance_factor(task.covariance)
     place = np.random.default_rng([_SEED, replicate, 2]).random()
     for uniform, normals in _sobol(2 * dim + 1, queries, replicate):
         radius, mass = _radii(dim, uniform, place)
@@ -184,7 +184,7 @@ def tail_node_sets(
     from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
 
     dim, prior = task.covariance.shape[0], task.prior_variance
-    query_root, root = covariance_root(task.query_covariance), covariance_root(task.covariance)
+    query_root, root = covariance_factor(task.query_covariance), covariance_factor(task.covariance)
     A, u = key_query[:dim, :dim], key_query[dim, :dim]
     M, along = root @ A @ query_root.T, query_root @ u
     size = float(np.linalg.norm(along))

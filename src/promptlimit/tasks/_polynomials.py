@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.tasks._regression import LinearRegression
 
 
@@ -46,7 +46,7 @@ class _Law(NamedTuple):
 
 
 def _law(task: LinearRegression) -> _Law:
-    S, H = on_device(task.covariance), on_device(task.query_covariance)
+    S, H = to_device(task.covariance), to_device(task.query_covariance)
     return _Law(S, H, task.prior_variance, task.noise_variance)
 
 
@@ -329,7 +329,7 @@ class _JointForms(NamedTuple):
 
 def _joint_forms(task: LinearRegression, key_query: Array, value_row: Array) -> _JointForms:
     r"""Return the symbols: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
-    S, H = on_device(task.covariance), on_device(task.query_covariance)
+    S, H = to_device(task.covariance), to_device(task.query_covariance)
     prior, dim = task.prior_variance, S.shape[0]
     A, u = key_query[:, :dim, :dim], key_query[:, dim, :dim]
     v1, b = value_row[:, :dim], value_row[:, dim]

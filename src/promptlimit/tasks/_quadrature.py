@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import AccuracyError
-from promptlimit.tasks._abstract import REPLICATES, Averaged, spread
+from promptlimit.tasks._abstract import REPLICATES, Estimate, spread
 from promptlimit.tasks._points import LARGEST, Nodes, node_sets, tail_node_sets
 from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._softmax_risk import (
@@ -38,7 +38,7 @@ _UNRELIABLE = 0.1
 _ROUNDING = 1e-12
 
 
-def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Averaged:
+def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
     """Return the risk to a relative tolerance, or over a fixed number of points.
 
     Call inside `jax.enable_x64(True)`.
@@ -51,7 +51,7 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Av
         end = _wider(end)
 
 
-def require_accuracy(found: Averaged, noise_variance: float) -> Averaged:
+def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
     """Return a risk that is at least the noise floor, or refuse one whose error is too large.
 
     Half the noise variance bounds every risk from below. A value below it by less than its error is
@@ -121,7 +121,7 @@ def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
         )
 
 
-def _within(head: Regressor, end: float, tolerance: float, points: int | None) -> Averaged | None:
+def _within(head: Regressor, end: float, tolerance: float, points: int | None) -> Estimate | None:
     """Return the risk with statistics tabulated up to `end`, or None where that is too short."""
     known = risk_statistics(head.length, end)
     statistics, other = of_any_length(known), of_any_length(perturbed(known))
@@ -152,7 +152,7 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
             target = 4 * done
             continue
         found = require_accuracy(
-            Averaged(value, error, done * REPLICATES), head.task.noise_variance
+            Estimate(value, error, done * REPLICATES), head.task.noise_variance
         )
         if points is None and not enough:
             _warn(value, error, tolerance, done)
@@ -170,7 +170,7 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> Po
 
 def _mean_risk(
     rows: np.ndarray, statistics: WeightInterpolant, head: Regressor
-) -> tuple[Averaged, float]:
+) -> tuple[Estimate, float]:
     """Return the mean over point sets at the slopes where they agree best, and those slopes."""
     flat, sloping = _risks(rows, statistics, head)
     difference = sloping - flat
@@ -180,7 +180,7 @@ def _mean_risk(
     values = flat + share * difference
     # The slopes were fitted to the same sets: one degree of freedom less.
     error = spread(values) * math.sqrt((values.size - 1) / (values.size - 2))
-    return Averaged(float(values.mean()), error, 0), share
+    return Estimate(float(values.mean()), error, 0), share
 
 
 def _lost(rows: np.ndarray) -> float:
@@ -191,7 +191,7 @@ def _lost(rows: np.ndarray) -> float:
 def _risks(rows: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> np.ndarray:
     """Return the risk of each row of means, [flat and sloping lines, rows]."""
     both = _compiled_risks(
-        with_arrays(head.task), statistics, head.key_query, head.value_row, on_device(rows)
+        with_arrays(head.task), statistics, head.key_query, head.value_row, to_device(rows)
     )
     return np.asarray(both)
 

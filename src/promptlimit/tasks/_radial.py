@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._abstract import Averaged
+from promptlimit.tasks._abstract import Estimate
 from promptlimit.tasks._softmax_risk import Regressor
 from promptlimit.weights import weight_statistics
 
@@ -15,7 +15,7 @@ _TAIL = 42.0
 _NEGLIGIBLE = 1e-17
 
 
-def radial_risk(head: Regressor, tolerance: float) -> Averaged | None:
+def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
     r"""Return the risk, or None when law or head is no isotropic block or $\sigma$ exceeds 40.
 
     With $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, $|x_q|^2$ is $\lambda_q\chi^2_d$. Trapezoidal
@@ -34,7 +34,7 @@ def radial_risk(head: Regressor, tolerance: float) -> Averaged | None:
         value, coarse = float(mass @ squares), 2 * float(mass[::2] @ squares[::2])
         error = abs(value - coarse)
         if error <= tolerance * value:
-            return Averaged(value / 2, error / 2, chi2.size)
+            return Estimate(value / 2, error / 2, chi2.size)
         step /= 2
     return None
 

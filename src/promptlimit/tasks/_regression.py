@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, float_array, on_device, require_shape
+from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import (
     AbstractMeasure,
@@ -22,9 +22,9 @@ from promptlimit.measures import (
 from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractTask,
-    Averaged,
     Batches,
     BatchGradient,
+    Estimate,
 )
 
 
@@ -52,7 +52,7 @@ class AbstractRegression(AbstractTask):
         shift = jnp.zeros_like(last)
         return Affine(prompt, matrix, shift), Affine(query, matrix, shift)
 
-    def masked(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
+    def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " token_dim"]:
         """Return $(x_q, 0)$."""
         return token.at[-1].set(0.0)
 
@@ -133,7 +133,7 @@ class LinearRegression(AbstractGaussianRegression):
 
         return regression_risk(attention, self, float(length))
 
-    def least_risk(self, length: Number, *, points: int) -> Averaged:
+    def least_risk(self, length: Number, *, points: int) -> Estimate:
         """Return the risk of the posterior mean of w."""
         from promptlimit.tasks._bayes import ridge_risk  # noqa: PLC0415  # as above
 
@@ -211,7 +211,7 @@ class RotatedRegression(AbstractGaussianRegression):
 
         return stack_risk(attention, self, float(length))
 
-    def least_risk(self, length: Number, *, points: int) -> Averaged:
+    def least_risk(self, length: Number, *, points: int) -> Estimate:
         """Return the risk of the posterior mean of w, which asks for no covariance."""
         from promptlimit.tasks._bayes import ridge_risk  # noqa: PLC0415  # as above
 
@@ -239,7 +239,7 @@ class RotatedRegression(AbstractGaussianRegression):
         return rotated, rotated
 
     def _with_noise(self, *, key: PRNGKeyArray) -> tuple[Gaussian, Gaussian]:
-        scales = on_device(self.spectrum, dtype=jnp.result_type(float))
+        scales = to_device(self.spectrum, dtype=jnp.result_type(float))
         rotation, signs = jnp.linalg.qr(jax.random.normal(key, (scales.size,) * 2))
         rotation = rotation * jnp.sign(jnp.diag(signs))[None]
         law = _joint((rotation * scales[None]) @ rotation.T, self.noise_variance)

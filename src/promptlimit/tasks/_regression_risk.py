@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import Number, on_device, require_choice
+from promptlimit._inputs import Number, require_choice, to_device
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.tasks._abstract import (
     SHARPNESS_RANGES,
     AbstractExactRisk,
     AbstractObjective,
-    Averaged,
+    Estimate,
     MatrixRisk,
     Replicates,
     merged,
@@ -193,7 +193,7 @@ class RegressionRisk(AbstractExactRisk):
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the risk in closed form, by one integral, or over as many points as it takes."""
         if self.is_closed_form:
             return super().value(attention, tolerance=tolerance, points=points)
@@ -230,7 +230,7 @@ class LinearHeadsObjective(AbstractObjective):
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk of the heads that the attention is the sum of."""
-        heads, residual = attention.heads_read(), attention.residual_read()
+        heads, residual = attention.as_heads(), attention.residual_matrix()
         if heads is None:
             raise AssertionError("an attention does not forget its heads")
         key_query = jnp.stack([head.key_query for head in heads])
@@ -258,7 +258,7 @@ class LinearHeadsRisk(AbstractExactRisk):
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Return the risk to descend."""
-        return LinearHeadsObjective(self.task, on_device(self.length, jnp.float64))
+        return LinearHeadsObjective(self.task, to_device(self.length, jnp.float64))
 
 
 def regression_risk(
@@ -268,10 +268,10 @@ def regression_risk(
 
     Several softmax heads over finitely many tokens need the joint law of their weights.
     """
-    head, heads = attention.single_head(), attention.heads_read()
+    head, heads = attention.single_head(), attention.as_heads()
     if head is not None:
         return RegressionRisk(task, length, head.kernel)
     if heads is None:
-        return None if attention.layers_read() is None else stack_risk(attention, task, length)
+        return None if attention.as_layers() is None else stack_risk(attention, task, length)
     linear = all(one.kernel == "linear" for one in heads)
     return LinearHeadsRisk(task, length) if linear or math.isinf(length) else None

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit._normals import normal_pairs
 from promptlimit.tasks._abstract import Batches
 from promptlimit.tasks._law_sums import law_sums
@@ -133,7 +133,7 @@ def questions(
     dim, batch = prompts.dim, prompts.batch
     shape = (len(prompts.lengths), dim * batch)
     after = np.array([prompts.pairs * batch * length for length in prompts.lengths], np.uint32)
-    index = on_device(after)[:, None] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
+    index = to_device(after)[:, None] + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
     key = (prompts.keys[0][:, None], prompts.keys[1][:, None])
     drawn = normal_pairs(key, step, index).reshape(-1, dim, batch)
     drawn = jnp.moveaxis(drawn, 1, 2)

@@ -19,7 +19,7 @@ from promptlimit.tasks._abstract import (
     AbstractExactRisk,
     AbstractObjective,
     AbstractTask,
-    Averaged,
+    Estimate,
     Lengths,
 )
 from promptlimit.tasks._points import require_points
@@ -286,7 +286,7 @@ def risk_request(
 
 
 def risk_at_lengths(
-    risks: Sequence[Averaged], lengths: NDArray[np.float64], *, simulated: bool
+    risks: Sequence[Estimate], lengths: NDArray[np.float64], *, simulated: bool
 ) -> Risk:
     """Return one risk a length: arrays of the shape of the lengths, numbers for one number."""
     kind = kind_of(lengths, simulated=simulated)
@@ -326,6 +326,6 @@ def require_fitting_task(name: str, attention: AbstractAttention, task: Abstract
         )
     if attention.query_dim != task.query_dim:
         raise ValueError(
-            f"`{name}` must take queries of dimension {task.query_dim} (what the task's `masked` "
+            f"`{name}` must take queries of dimension {task.query_dim} (what the task's `query_of` "
             f"leaves of a token), got {attention.query_dim}."
         )

@@ -12,7 +12,7 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 from promptlimit.parallel import Program, in_chunks
 from promptlimit.results import OutsideDomainError
-from promptlimit.tasks._abstract import AbstractTask, Averaged
+from promptlimit.tasks._abstract import AbstractTask, Estimate
 
 DEFAULT_SAMPLES = 2**14
 
@@ -42,10 +42,10 @@ class RiskSimulation(eqx.Module):
     key: PRNGKeyArray
 
 
-def simulated_risk(simulation: RiskSimulation, samples: int) -> Averaged:
+def simulated_risk(simulation: RiskSimulation, samples: int) -> Estimate:
     """Return the mean loss over so many prompts and its standard error, inside `enable_x64`."""
     mean, error = _over_prompts(_losses, simulation, samples)
-    return Averaged(float(mean[0]), float(error[0]), samples)
+    return Estimate(float(mean[0]), float(error[0]), samples)
 
 
 def simulated_gradient(simulation: RiskSimulation, samples: int) -> ArrayMoments:
@@ -90,7 +90,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
             f"`lengths` must be at most {most} to simulate prompts of dimension {dim}, "
             f"got {length:g}. Ask for math.inf, the limit."
         )
-    entries = count * dim * _COPIES + simulation.attention.numbers_held(int(count))
+    entries = count * dim * _COPIES + simulation.attention.scratch_size(int(count))
     fitting = max(1, int(_MEMORY_BUDGET // (8 * entries)))
     return min(_MOST_AT_ONCE, 2 ** int(math.log2(fitting)), 2 ** math.ceil(math.log2(samples)))
 
@@ -103,7 +103,7 @@ def _loss(
     law, queries = task.draw(key=keys[0])
     token = queries.sample(1, key=keys[1])[0]
     prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
-    return task.loss(attention(prompt, task.masked(token)), token)
+    return task.loss(attention(prompt, task.query_of(token)), token)
 
 
 def _losses(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:

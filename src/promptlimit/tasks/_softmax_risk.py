@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import Number, on_device
+from promptlimit._inputs import Number, to_device
 from promptlimit.tasks._points import Nodes
 from promptlimit.tasks._polynomials import (
     Averages,
@@ -77,7 +77,7 @@ def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
 
 def with_arrays(tree: TreeT) -> TreeT:
     """Return the same with arrays in place of floats: one compiled program serves all values."""
-    return jax.tree.map(lambda leaf: on_device(leaf) if isinstance(leaf, float) else leaf, tree)
+    return jax.tree.map(lambda leaf: to_device(leaf) if isinstance(leaf, float) else leaf, tree)
 
 
 def perturbed(statistics: WeightInterpolant) -> WeightInterpolant:
@@ -217,7 +217,7 @@ class SoftmaxRisk(eqx.Module):
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
-        share = jnp.mean(on_device(self.mass))
+        share = jnp.mean(to_device(self.mass))
         finite += self._mean(at.participation) / share * factor
         finite += self._mean(at.excess) / share * (exact.square - self._mean(at.square))
         return 0.5 * (exact.misfit + self.task.noise_variance + finite)
@@ -230,11 +230,11 @@ class SoftmaxRisk(eqx.Module):
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> PointMeans:
         """Return the means over the points."""
-        at, mass, count = self._at_points(key_query, value_row), on_device(self.mass), self.distinct
+        at, mass, count = self._at_points(key_query, value_row), to_device(self.mass), self.distinct
         f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
         q, t2 = at.scored[:, :count], at.label[:count]
-        seen = on_device(self.root) @ on_device(self.query)[:, :count]
-        known = query_averages(self.task, on_device(self.root), value_row, seen, q, t2)
+        seen = to_device(self.root) @ to_device(self.query)[:, :count]
+        known = query_averages(self.task, to_device(self.root), value_row, seen, q, t2)
         f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
         P0, rho0 = self._statistics(s0)
 
@@ -271,14 +271,14 @@ class SoftmaxRisk(eqx.Module):
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
         dim, noise = self.query.shape[0], self.task.noise_variance
-        query, root, weights = (on_device(one) for one in (self.query, self.root, self.weights))
+        query, root, weights = (to_device(one) for one in (self.query, self.root, self.weights))
         q, t2 = _tilts(root, query, key_query)
         p = q + t2[None] * weights
         squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
         b = value_row[dim]
         r = (root @ value_row[:dim])[:, None] + b * weights
         c = jnp.sum(p * r, axis=0) + noise * b * t2
-        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - on_device(self.label))
+        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - to_device(self.label))
         return _AtPoints(f, c * c, squared, *self._statistics(squared), q, t2)
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
@@ -288,7 +288,7 @@ class SoftmaxRisk(eqx.Module):
         return at["participation"], at["excess"]
 
     def _mean(self, terms: Array) -> Array:
-        return jnp.mean(on_device(self.mass) * terms)
+        return jnp.mean(to_device(self.mass) * terms)
 
 
 class _AtPoints(NamedTuple):
@@ -335,7 +335,7 @@ def slopes(
 
     The mean slope from 0 to 3m by two nodes of Gauss: a chord, but smooth at m = 0.
     """
-    nodes = on_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
+    nodes = to_device([1.5 - 0.75**0.5, 1.5 + 0.75**0.5]) * sharpness
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)
     _, slope = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
     return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])

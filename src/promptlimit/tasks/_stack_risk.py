@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors, sobol_normals
 from promptlimit.finite import UnreliableErrorWarning
@@ -32,7 +32,7 @@ from promptlimit.tasks._abstract import (
     REPLICATES,
     AbstractExactRisk,
     AbstractObjective,
-    Averaged,
+    Estimate,
     spread,
 )
 from promptlimit.tasks._commuting import commuting_risk, scalar_layers
@@ -112,14 +112,14 @@ class StackRisk(AbstractExactRisk):
 
     def value(
         self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Averaged:
+    ) -> Estimate:
         """Return the risk in closed form where layers commute, or over as many points as needed."""
         known = commuting_risk(attention, self.task, self.length)
         if known is not None:
-            return Averaged(known, 0.0, 0)
+            return Estimate(known, 0.0, 0)
         if self._is_radial(attention):
             risk = _radial_objective(self.task, self.depth)
-            return Averaged(float(_compiled(risk, attention)), 0.0, 0)
+            return Estimate(float(_compiled(risk, attention)), 0.0, 0)
         if self.is_closed_form or points is not None:
             return self._over(attention, _FIRST if points is None else points)
         count = _FIRST
@@ -146,12 +146,12 @@ class StackRisk(AbstractExactRisk):
         isotropic = all(np.array_equal(law, law[0, 0] * np.eye(len(law))) for law in laws)
         return isotropic and scalar_layers(attention) is not None
 
-    def _over(self, attention: AbstractAttention, points: int) -> Averaged:
+    def _over(self, attention: AbstractAttention, points: int) -> Estimate:
         risks: Sequence[AbstractObjective] = self.replicates(attention, points).sets
         values = np.array([float(_compiled(risk, attention)) for risk in risks])
         if self.is_closed_form:
-            return Averaged(float(values[0]), 0.0, 0)
-        return Averaged(float(values.mean()), spread(values), points * REPLICATES)
+            return Estimate(float(values[0]), 0.0, 0)
+        return Estimate(float(values.mean()), spread(values), points * REPLICATES)
 
 
 def stack_risk(
@@ -161,8 +161,8 @@ def stack_risk(
 
     Linear heads do at every length, softmax heads over an infinite prompt.
     """
-    layers = attention.layers_read() or (attention,)
-    heads = [layer.heads_read() for layer in layers]
+    layers = attention.as_layers() or (attention,)
+    heads = [layer.as_heads() for layer in layers]
     known = [head for one in heads if one is not None for head in one]
     if any(one is None for one in heads):
         return None
@@ -203,11 +203,11 @@ def _objective(
     flip = np.append(np.ones(dim), -1.0)
     mass = np.full(points, 1 / points) if masses is None else masses
     return StackObjective(
-        on_device(np.concatenate([moments, flip[:, None] * moments * flip])),
-        on_device(np.concatenate([weights, -weights])),
-        on_device(query if query.ndim == 2 else np.concatenate([query, query])),
-        on_device(np.concatenate([mass, mass]) / 2),
-        on_device(task.noise_variance),
+        to_device(np.concatenate([moments, flip[:, None] * moments * flip])),
+        to_device(np.concatenate([weights, -weights])),
+        to_device(query if query.ndim == 2 else np.concatenate([query, query])),
+        to_device(np.concatenate([mass, mass]) / 2),
+        to_device(task.noise_variance),
     )
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit._normals import compute_once, normal_pairs
 
 EXACT = jax.lax.Precision.HIGHEST
@@ -65,7 +65,7 @@ def prompt_stream(
             for key, length in zip(keys, lengths, strict=True)
         ]
     )
-    return PromptStream(lengths, batch, dim, (on_device(words[:, 0]), on_device(words[:, 1])))
+    return PromptStream(lengths, batch, dim, (to_device(words[:, 0]), to_device(words[:, 1])))
 
 
 class PredictionSlopes(NamedTuple):
@@ -276,7 +276,7 @@ def _linear(
 ) -> Float[Array, "2 members heads batch dim"]:
     lengths = np.bincount(laid.member, weights=laid.counts.sum(axis=1))
     counts = (laid.counts / lengths[laid.member][:, None]).astype(np.float32)[None, None]
-    s, t = (on_device(counts) * _along(planes, laid, a) for a in (score, value))
+    s, t = (to_device(counts) * _along(planes, laid, a) for a in (score, value))
     rows = [factor * plane for factor in (s, t) for plane in planes]
     sums = _over_members(laid, rows)
     return jnp.stack([jnp.stack(part, axis=-1) for part in _halves(list(sums))])
@@ -297,5 +297,5 @@ def _over_members(laid: Chunks, rows: list[Array]) -> Float[Array, "rows members
     )
     parts = jnp.stack(within)[..., laid.table]  # [rows, heads, batch, members, most]
     repeated = np.diff(laid.table, axis=1, prepend=-1) == 0
-    sums = jnp.sum(jnp.where(on_device(repeated), np.float32(0.0), parts), axis=-1)
+    sums = jnp.sum(jnp.where(to_device(repeated), np.float32(0.0), parts), axis=-1)
     return jnp.moveaxis(sums, -1, 1)

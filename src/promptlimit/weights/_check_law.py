@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from scipy.stats import norm
 
-from promptlimit._arrays import Array, doubles
-from promptlimit._inputs import in_double, on_device, require_random_key, require_samples
+from promptlimit._arrays import Array, as_float64
+from promptlimit._inputs import in_double, require_random_key, require_samples, to_device
 from promptlimit.measures import AbstractMeasure, require_measure
 from promptlimit.results import (
     LawCheck,
@@ -162,12 +162,12 @@ class _Checks:
         )
 
     def _pass(self, name: str, shares: Array | list[float], note: str = "") -> None:
-        shares = doubles(shares).ravel()
+        shares = as_float64(shares).ravel()
         largest = float(shares.max()) if shares.size else math.nan
         self.rows.append(LawCheck(name, int(shares.size), largest, note))
 
     def _draw(self, key: PRNGKeyArray, count: int) -> Array:
-        tokens = doubles(self.law.sample(count, key=key))
+        tokens = as_float64(self.law.sample(count, key=key))
         if tokens.shape != (count, self.law.dim):
             raise self._fail(
                 "samples",
@@ -207,7 +207,7 @@ class _Checks:
 
     def _mean_and_cov(self) -> tuple[Array, Array]:
         try:
-            return doubles(self.law.mean), doubles(self.law.cov)
+            return as_float64(self.law.mean), as_float64(self.law.cov)
         except OutsideDomainError:
             dim = self.law.dim
             return np.full(dim, np.nan), np.full((dim, dim), np.nan)
@@ -362,8 +362,8 @@ class _Checks:
             )
 
     def _tilted_moments(self, tilt: Array) -> tuple[Array, Array]:
-        point = on_device(tilt)
-        return doubles(self.law.tilted_mean(point)), doubles(self.law.tilted_cov(point))
+        point = to_device(tilt)
+        return as_float64(self.law.tilted_mean(point)), as_float64(self.law.tilted_cov(point))
 
     def _at_tilt(
         self, direction: _Direction, scale: float, mean: Array, value: float, twice: float

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.weights._interpolant_table import interpolation_table
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 
@@ -56,7 +56,7 @@ class WeightInterpolant(eqx.Module):
         `shrinkage` is $1-E\,S_2$ and smooth.
         """
         require_unmasked("sharpness_squared", sharpness_squared)
-        squared = on_device(sharpness_squared)
+        squared = to_device(sharpness_squared)
         if not jnp.issubdtype(squared.dtype, jnp.floating):
             squared = squared.astype(float)
         tables = dict(zip(self.statistics, self.tables, strict=True))

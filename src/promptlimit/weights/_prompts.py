@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.results import AccuracyError
 
 STEP = 0.25
@@ -155,7 +155,7 @@ class Prompts:
             high = min(high, math.log(NEGLIGIBLE) + 0.5 - self.own_score)
             low = min(low, high, -NEGLIGIBLE - self.own_score)
         first, last = math.floor(low / STEP), math.ceil(high / STEP)
-        u = doubles(0.5 * STEP * np.arange(2 * first, 2 * last + 2))
+        u = as_float64(0.5 * STEP * np.arange(2 * first, 2 * last + 2))
         scores = self.law.scores(u)
         left = (shortest - 1.0) * scores.log_phi - self.own(u)
         some = np.flatnonzero(left > -1.5 * NEGLIGIBLE)

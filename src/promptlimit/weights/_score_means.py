@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy.special import ndtr
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.weights._transforms import STEP, correlations, lowest_t
 
 MEANS_STEP = STEP
@@ -288,7 +288,7 @@ def _wide_means(
     """
     lowest = min(lowest_t(sigma, float(u[0]) + mean, longest), -math.log(longest) - _LEFT)
     t_first = math.floor(lowest / STEP)
-    t = doubles(STEP * np.arange(t_first, math.ceil(_LARGEST_SLOW_T / STEP)))
+    t = as_float64(STEP * np.arange(t_first, math.ceil(_LARGEST_SLOW_T / STEP)))
     few = t < _LARGEST_T
     first = round(float(u[0]) / STEP)
     g = (STEP * (t_first - first + np.arange(1 - u.size, t.size)) - mean) / sigma

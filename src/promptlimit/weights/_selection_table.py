@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.weights._selection import Selection, selection
 
 _ORDER = 5
@@ -186,4 +186,4 @@ def selection_tables(
     """
     tables = _coefficients(float(separation), weights, lengths, float(reach))
     step = _step(float(separation))
-    return tuple(SelectionTable(on_device(table), float(reach), step) for table in tables)
+    return tuple(SelectionTable(to_device(table), float(reach), step) for table in tables)

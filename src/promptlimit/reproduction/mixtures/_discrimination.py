@@ -13,7 +13,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 from scipy.special import expit
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Classes:
     @functools.cached_property
     def bayes(self) -> tuple[Array, float]:
         """Slope and intercept of the Bayes score."""
-        slope = doubles(np.linalg.solve(self.cov, self.difference))
+        slope = as_float64(np.linalg.solve(self.cov, self.difference))
         return slope, self.log_odds - float(slope @ self.means.mean(axis=0))
 
     @functools.cached_property
@@ -207,7 +207,7 @@ def without_gain(classes: Classes, gate: Array | None = None) -> Array:
 def constant_gate(classes: Classes) -> Array:
     """Return a Bayes head with s = 0 (the paper's second family), unbalanced classes."""
     slope, intercept = classes.bayes
-    U = doubles(np.linalg.inv(classes.cov))
+    U = as_float64(np.linalg.inv(classes.cov))
     positive, v = classes.positive, slope
     reached = v @ classes.means[1] + positive * (v @ classes.difference)
     label = (reached - intercept) / (1.0 - 2.0 * positive)

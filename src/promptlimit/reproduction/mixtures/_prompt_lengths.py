@@ -59,20 +59,20 @@ class ScalarLayer(AbstractAttention):
         """The dimension of the output."""
         return self.dim
 
-    def _attend(self, prompt: AbstractMeasure, query: Float[Array, " d"]) -> Float[Array, " d"]:
-        return self.heads_read()[0]._attend(prompt, query) + self.numbers[2] * query
+    def attend(self, prompt: AbstractMeasure, query: Float[Array, " d"]) -> Float[Array, " d"]:
+        return self.as_heads()[0].attend(prompt, query) + self.numbers[2] * query
 
     def _affine_limit(self, prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
-        matrix, shift = self.heads_read()[0].affine_limit(prompt)
-        return matrix + self.residual_read(), shift
+        matrix, shift = self.as_heads()[0].affine_limit(prompt)
+        return matrix + self.residual_matrix(), shift
 
-    def heads_read(self) -> tuple[AbstractHead, ...]:
+    def as_heads(self) -> tuple[AbstractHead, ...]:
         """Return the head of the first two numbers."""
         eye = jnp.eye(self.dim, dtype=self.numbers.dtype)
         gate, gain, _ = self.numbers
         return (SoftmaxAttention(gate / self.query_variance * eye, gain * eye),)
 
-    def residual_read(self) -> Float[Array, "d d"]:
+    def residual_matrix(self) -> Float[Array, "d d"]:
         """Return the third number's multiple of the identity."""
         return self.numbers[2] * jnp.eye(self.dim, dtype=self.numbers.dtype)
 

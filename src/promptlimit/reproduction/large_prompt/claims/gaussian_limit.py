@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Affine, Gaussian, Rademacher
 from promptlimit.reproduction import Claim, Setting
@@ -70,7 +70,7 @@ def _image_error(rng: np.random.Generator) -> float:
     for _ in range(_PROBLEMS):
         u, v = random_parameters(rng, _DIM)
         prompt, attention = random_gaussian(rng, _DIM), SoftmaxAttention(u, v)
-        queries = on_device(_tokens(prompt, standard))
+        queries = to_device(_tokens(prompt, standard))
         outputs = np.asarray(jax.vmap(attention, in_axes=(None, 0))(prompt, queries))
         mean = mass @ outputs
         cov = (outputs - mean).T @ ((outputs - mean) * mass[:, None])

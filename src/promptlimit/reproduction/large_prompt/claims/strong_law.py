@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher, UniformSphere
@@ -34,7 +34,7 @@ def _growing(
     law: AbstractMeasure, key: jax.Array, prompts: int, lengths: Sequence[int]
 ) -> np.ndarray:
     """Return the outputs of growing prompts at each length, [prompt, length, 2]."""
-    attention, query = SoftmaxAttention(_U, _V), on_device(_QUERY)
+    attention, query = SoftmaxAttention(_U, _V), to_device(_QUERY)
     drawn = [law.sample(lengths[-1], key=own) for own in jax.random.split(key, prompts)]
     return np.array([[attention(beginning(tokens, n), query) for n in lengths] for tokens in drawn])
 
@@ -44,7 +44,7 @@ def _moment_distances(law: AbstractMeasure, key: jax.Array) -> np.ndarray:
 
     The mean output in both coordinates, and the mean squared distance from the limit.
     """
-    attention, query = SoftmaxAttention(_U, _V), on_device(_QUERY)
+    attention, query = SoftmaxAttention(_U, _V), to_device(_QUERY)
     tokens = law.sample(_PROMPTS * _TOKENS, key=key).reshape(_PROMPTS, _TOKENS, -1)
     outputs = np.array(jax.lax.map(lambda own: attention(Empirical(own), query), tokens))
     exact = prompt_moments(attention, law, _QUERY, _TOKENS, kind="exact")
@@ -56,7 +56,7 @@ def _moment_distances(law: AbstractMeasure, key: jax.Array) -> np.ndarray:
 
 def _predicted_variance(law: AbstractMeasure) -> float:
     r"""Return $\lim L\,E|T_L-T|^2$ by the delta method, from the log-Laplace transform alone."""
-    tilt = on_device(_U @ _QUERY)
+    tilt = to_device(_U @ _QUERY)
     growth = np.exp(float(law.log_laplace(2 * tilt) - 2 * law.log_laplace(tilt)))
     shift = np.asarray(law.tilted_mean(2 * tilt) - law.tilted_mean(tilt))
     second = growth * (np.asarray(law.tilted_cov(2 * tilt)) + np.outer(shift, shift))

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import on_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, LinearAttention, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Rademacher
 from promptlimit.reproduction import Figure, Setting
@@ -18,7 +18,7 @@ _QUERIES = np.linspace(-3.0, 3.0, 121)
 def _maps(law: AbstractMeasure, at: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """Return the outputs at every query: growing prompts, the softmax limit, the linear limit."""
     softmax, linear = SoftmaxAttention([[1.0]], [[1.0]]), LinearAttention([[1.0]], [[1.0]])
-    queries = on_device(at)[:, None]
+    queries = to_device(at)[:, None]
     tokens = law.sample(LENGTHS[-1], key=jax.random.key(seed))
 
     prompts = [beginning(tokens, length) for length in LENGTHS]

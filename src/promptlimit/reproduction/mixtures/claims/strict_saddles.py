@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import minimize, root_scalar
 
-from promptlimit._arrays import Array, doubles
+from promptlimit._arrays import Array, as_float64
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._discrimination import (
@@ -29,8 +29,8 @@ def _with_still_values(classes: Classes, label: float, gate: Array) -> Array:
     zeta = np.concatenate([np.zeros(2), [-label, 2.0 * label], gate])
     slope = classes.slope(zeta)
     rest = slope[2] * classes.means[1] + slope[3] * classes.difference
-    U = -np.outer(slope[:2], doubles(np.linalg.solve(classes.cov, rest)))
-    U = doubles(U / (slope[:2] @ slope[:2]))
+    U = -np.outer(slope[:2], as_float64(np.linalg.solve(classes.cov, rest)))
+    U = as_float64(U / (slope[:2] @ slope[:2]))
     return parameters(U, (gate - U @ classes.difference) / 2.0, np.zeros(2), label)
 
 

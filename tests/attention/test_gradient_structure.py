@@ -40,7 +40,7 @@ def test_gradients_of_two_prompts_differ_by_what_is_read(kernel, output, wrt, x6
         np.asarray(head.jacobian(pl.Empirical(tokens), jnp.asarray(QUERY), wrt=wrt))
         for tokens in PROMPTS
     ]
-    reading = head.gradient_reading(wrt)
+    reading = head.gradient_structure(wrt)
     assert reading is not None
     merged = 0.7 * WEIGHTS["key_weight"].T @ WEIGHTS["query_weight"]
     assert_allclose(reading.head.key_query, merged, rtol=1e-12)
@@ -57,4 +57,4 @@ def test_gradients_of_two_prompts_differ_by_what_is_read(kernel, output, wrt, x6
 
 def test_other_names_have_no_reading():
     weights = (WEIGHTS[name] for name in ("key_weight", "query_weight", "value_weight"))
-    assert pl.Factored("softmax", *weights).gradient_reading("bias") is None
+    assert pl.Factored("softmax", *weights).gradient_structure("bias") is None
