@@ -163,7 +163,9 @@ def test_every_attention_has_its_gaussian_limit(attention: str, x64: None) -> No
         "layer": layer,
     }[attention]
     prompt = pl.Gaussian(m, cov)
-    matrix, shift = chosen.affine_limit(prompt)
+    limit = chosen.affine_limit(prompt)
+    assert limit is not None
+    matrix, shift = limit
     np.testing.assert_allclose(matrix @ z + shift, chosen(prompt, z), rtol=1e-12)
     draws = jax.vmap(lambda query: chosen(prompt, query))(
         prompt.sample(4000, key=jax.random.key(0))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Float
 
 import promptlimit as pl
 from promptlimit.attention import _stack
@@ -339,9 +338,6 @@ class Cubed(pl.AbstractAttention):
 
     def attend(self, prompt, query):
         return query + prompt.tilted_mean(query) ** 3
-
-    def _affine_limit(self, prompt) -> tuple[Float[Array, "3 3"], Float[Array, " 3"]]:
-        raise NotImplementedError
 
 
 def test_layers_of_ones_own_and_bare_heads_are_layers(x64: None) -> None:

@@ -599,9 +599,6 @@ class Silent(pl.AbstractAttention):
     def attend(self, prompt, query):
         return prompt.tilted_mean(self.matrix @ query)
 
-    def _affine_limit(self, prompt):
-        return prompt.covariance @ self.matrix, prompt.location
-
 
 class Spoken(Silent):
     """The same, which says so of its outputs alone."""

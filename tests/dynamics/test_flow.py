@@ -343,9 +343,6 @@ class Fixed(pl.AbstractAttention):
     def attend(self, prompt, query):
         return query
 
-    def _affine_limit(self, prompt):
-        return jnp.eye(3), jnp.zeros(3)
-
 
 @pytest.mark.parametrize(
     ("change", "message"),

@@ -100,9 +100,6 @@ class Doubled(pl.AbstractAttention):
     def attend(self, prompt, query):
         return self.as_heads()[0](prompt, query)
 
-    def _affine_limit(self, prompt):
-        return self.as_heads()[0].affine_limit(prompt)
-
     def as_heads(self):
         return (pl.SoftmaxAttention(2.0 * self.half, self.value),)
 

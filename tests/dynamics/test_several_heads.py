@@ -258,9 +258,6 @@ class Gated(pl.AbstractAttention):
         gate = self.mask.astype(query.dtype) * self.gate
         return jnp.tanh(self.shift) * (self.value @ prompt.mean) + gate * query[0]
 
-    def _affine_limit(self, prompt):
-        raise NotImplementedError
-
 
 def gated(mask):
     return Gated(jnp.eye(2), jnp.array([0.3, -0.2]), jnp.asarray(0.5), jnp.array(mask))

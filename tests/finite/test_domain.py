@@ -65,9 +65,6 @@ class Silent(pl.AbstractAttention):
     def attend(self, prompt, query):
         return 2.0 * prompt.tilted_mean(query)
 
-    def _affine_limit(self, prompt):
-        raise NotImplementedError
-
 
 LAW = TwoSidedExponential()
 HEAD = pl.SoftmaxAttention([[1.0]], [[1.0]])

@@ -215,9 +215,6 @@ class Spoken(pl.AbstractAttention):
     def attend(self, prompt, query):
         return self.inner(prompt, query)
 
-    def _affine_limit(self, prompt):
-        return self.inner.affine_limit(prompt)
-
 
 def test_an_attention_without_heads_is_called_and_its_slopes_are_those_of_the_risk(x64):
     layer = random_layer(2)

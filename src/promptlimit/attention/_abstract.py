@@ -10,7 +10,15 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
-from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape, to_device
+from promptlimit._inputs import (
+    ArrayLike,
+    float_array,
+    float_arrays,
+    require_choice,
+    require_finite,
+    require_shape,
+    to_device,
+)
 from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
@@ -31,11 +39,11 @@ class AbstractAttention(eqx.Module):
     r"""A map from a prompt $\mu$ and a query $z$ to an output $T[\mu](z)$.
 
     The prompt is any measure: finitely many tokens, or the law of one token when the prompt is
-    infinite. One query a call; `jax.vmap` makes the batch.
+    infinite.
 
-    What more an attention knows of itself it says through `as_heads`, `as_layers` and
-    `gradient_structure`, which return None by default: with them, finite prompts are exact rather
-    than simulated.
+    A subclass implements the three dimensions and `attend`. The optional methods `as_heads`,
+    `residual_matrix`, `as_layers`, `affine_limit` and `gradient_structure` describe its structure;
+    where `as_heads` or `as_layers` is implemented, finite prompts are exact rather than simulated.
     """
 
     @property
@@ -57,48 +65,46 @@ class AbstractAttention(eqx.Module):
     def attend(
         self, prompt: AbstractMeasure, query: Float[Array, " query_dim"]
     ) -> Float[Array, " output_dim"]:
-        r"""Return $T[\mu](z)$ for arguments that fit."""
+        r"""Return $T[\mu](z)$ for one query.
 
-    @abc.abstractmethod
-    def _affine_limit(
-        self, prompt: Gaussian
-    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return $(M, b)$ for a prompt that fits."""
+        `attention(prompt, query)` checks its arguments, accepts a batch of queries and calls this.
+        """
 
-    def __call__(self, prompt: AbstractMeasure, query: ArrayLike) -> Float[Array, " output_dim"]:
-        r"""Return $T[\mu](z)$.
+    def __call__(
+        self, prompt: AbstractMeasure, query: ArrayLike
+    ) -> Float[Array, "*queries output_dim"]:
+        r"""Return $T[\mu](z)$, for one query or for each query of a batch.
 
         Args:
             prompt: the measure $\mu$; wrap an array of tokens as `Empirical(tokens)`.
-            query: the query $z$, shape `[query_dim]`.
+            query: the query $z$, shape `[query_dim]`, or queries, shape `[n, query_dim]`.
 
         Raises:
             OutsideDomainError: the log-Laplace transform of the prompt is not finite at the tilt;
                 NaN while jax traces.
         """
         require_prompt(self, prompt)
-        point = as_query(self, query)
+        point = as_queries(self, query)
         output = _output(self, prompt, point)
         if not prompt.finite_everywhere and has_nan(output):
             with jax.default_matmul_precision("highest"):
-                self.attend(prompt, point)  # not compiled: the tilt that is read says why
+                for one in point.reshape(-1, self.query_dim):
+                    self.attend(prompt, one)  # not compiled, so that the error names the tilt
                 require_moments(prompt)
         return output
 
     def affine_limit(
         self, prompt: Gaussian
-    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
         r"""Return $(M, b)$ with $T[\mu](z) = Mz + b$ for every query, $\mu=N(m,\Gamma)$.
 
-        Softmax: $M = V\Gamma U$, $b = Vm$ (Lemma 2.1). Linear: $M = V(\Gamma+mm^\top)U$, $b = 0$.
+        The default is the sum over `as_heads`, with `residual_matrix` added to $M$, and None for an
+        attention without heads. Softmax: $M = V\Gamma U$, $b = Vm$ (Lemma 2.1). Linear:
+        $M = V(\Gamma+mm^\top)U$, $b = 0$.
         """
-        require_prompt(self, prompt)
-        if not isinstance(prompt, Gaussian):
-            raise ValueError(
-                f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
-                "Call the attention itself: it takes any measure."
-            )
-        return _affine(self, prompt)
+        require_gaussian_prompt(self, prompt)
+        heads = self.as_heads()
+        return None if heads is None else _sum_of_limits(heads, self.residual_matrix(), prompt)
 
     def push_forward(self, prompt: Gaussian) -> Gaussian:
         r"""Return the law of $T[\mu](z)$ when the query is itself a token, $z\sim\mu=N(m,\Gamma)$.
@@ -111,7 +117,7 @@ class AbstractAttention(eqx.Module):
         >>> print(image.mean, image.cov)
         [3.] [[4.]]
         """
-        matrix, shift = self.affine_limit(prompt)
+        matrix, shift = require_affine_limit(self, prompt)
         if self.query_dim != self.token_dim:
             raise ValueError(
                 f"`push_forward` must feed tokens of dimension {self.token_dim} back as queries, "
@@ -214,8 +220,13 @@ def array_names(attention: AbstractAttention) -> list[str]:
 
 
 @compiled
-def _affine(attention: AbstractAttention, prompt: Gaussian) -> tuple[Array, Array]:
-    return attention._affine_limit(prompt)
+def _sum_of_limits(
+    heads: "tuple[AbstractHead, ...]", residual: Array | None, prompt: Gaussian
+) -> tuple[Array, Array]:
+    """Return the sums of the heads' matrices and shifts, with the residual among the matrices."""
+    matrices, shifts = zip(*(head.affine_limit(prompt) for head in heads), strict=True)
+    matrix, shift = sum(matrices[1:], matrices[0]), sum(shifts[1:], shifts[0])
+    return matrix if residual is None else residual + matrix, shift
 
 
 @compiled
@@ -227,7 +238,9 @@ def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]
 
 @compiled
 def _output(attention: AbstractAttention, prompt: AbstractMeasure, query: Array) -> Array:
-    return attention.attend(prompt, query)
+    if query.ndim == 1:
+        return attention.attend(prompt, query)
+    return jax.vmap(attention.attend, in_axes=(None, 0))(prompt, query)
 
 
 @compiled
@@ -252,9 +265,48 @@ def require_prompt(attention: AbstractAttention, prompt: object) -> None:
         )
 
 
+def require_gaussian_prompt(attention: AbstractAttention, prompt: object) -> None:
+    """Require a Gaussian prompt of the attention's dimension."""
+    require_prompt(attention, prompt)
+    if not isinstance(prompt, Gaussian):
+        raise ValueError(
+            f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
+            "Call the attention itself: it takes any measure."
+        )
+
+
+def require_affine_limit(
+    attention: AbstractAttention, prompt: Gaussian
+) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+    """Return the affine limit of an attention that must have one."""
+    limit = attention.affine_limit(prompt)
+    if limit is None:
+        raise ValueError(
+            "`attention` must have an affine limit over Gaussian tokens, but "
+            f"{type(attention).__name__} implements neither `as_heads` nor `affine_limit`."
+        )
+    return limit
+
+
 def as_query(attention: AbstractAttention, query: object) -> Float[Array, " query_dim"]:
-    """Return a query as an array that fits, or say why it does not."""
+    """Return one query as an array of the attention's dimension."""
     array = float_array("query", query, rank=1)
     reason = "what the attention's parameters take"
     require_shape("query", array, (attention.query_dim,), reason)
+    return array
+
+
+def as_queries(attention: AbstractAttention, query: object) -> Float[Array, "*queries query_dim"]:
+    """Return one query or a batch of queries as an array of the attention's dimension."""
+    (array,) = float_arrays(query=query)
+    if array.ndim < 2:
+        return as_query(attention, array)
+    if array.ndim > 2:
+        raise ValueError(
+            "`query` must be a vector, or a matrix with one query per row, got shape "
+            f"{array.shape}."
+        )
+    require_finite("query", array)
+    reason = "what the attention's parameters take"
+    require_shape("query", array, (array.shape[0], attention.query_dim), reason)
     return array

@@ -25,7 +25,7 @@ from promptlimit.attention._heads import (
     require_scale,
 )
 from promptlimit.attention._kernels import KERNELS, KernelName, kernel_named
-from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
+from promptlimit.measures import AbstractMeasure, full_precision
 
 
 class Factored(AbstractAttention):
@@ -113,12 +113,6 @@ class Factored(AbstractAttention):
         tilt = self.scale * (self.key_weight.T @ (self.query_weight @ query))
         value = self.value_weight @ kernel_named(self.kernel).read(prompt, tilt)
         return value if self.output is None else self.output @ value
-
-    def _affine_limit(
-        self, prompt: Gaussian
-    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return the limit of the merged head."""
-        return self.merged().affine_limit(prompt)
 
     def as_heads(self) -> tuple[AbstractHead, ...]:
         """Return the merged head."""

@@ -16,9 +16,9 @@ from promptlimit._inputs import (
     require_shape,
     to_device,
 )
-from promptlimit.attention._abstract import AbstractAttention
+from promptlimit.attention._abstract import AbstractAttention, require_gaussian_prompt
 from promptlimit.attention._kernels import KernelName, kernel_named
-from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
+from promptlimit.measures import AbstractMeasure, Gaussian, compiled, full_precision
 
 HeadT = TypeVar("HeadT", bound=AbstractAttention)
 
@@ -98,12 +98,12 @@ class AbstractHead(AbstractAttention):
         r"""Return $V\,r(\mu, Uz)$."""
         return self.value @ kernel_named(self.kernel).read(prompt, self.key_query @ query)
 
-    def _affine_limit(
+    def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
         r"""Return $(VGU, Vc)$ when the head reads $Gt + c$ at tilt $t$."""
-        matrix, shift = kernel_named(self.kernel).affine(prompt)
-        return self.value @ matrix @ self.key_query, self.value @ shift
+        require_gaussian_prompt(self, prompt)
+        return _limit_of_head(self, prompt)
 
     def as_heads(self) -> "tuple[AbstractHead, ...]":
         """Return the head itself."""
@@ -125,6 +125,12 @@ class AbstractHead(AbstractAttention):
             left, factor = (to_device(np.eye(size), dtype) for size in self.key_query.shape)
             return GradientStructure(self, left=left, factor=factor)
         return None
+
+
+@compiled
+def _limit_of_head(head: AbstractHead, prompt: Gaussian) -> tuple[Array, Array]:
+    matrix, shift = kernel_named(head.kernel).affine(prompt)
+    return head.value @ matrix @ head.key_query, head.value @ shift
 
 
 class SoftmaxAttention(AbstractHead):

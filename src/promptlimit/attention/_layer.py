@@ -80,12 +80,12 @@ class Layer(AbstractAttention):
         r"""Return $Cz+\sum_hT_h[\mu](z)$."""
         return self.residual_matrix() @ query + MultiHead(self.heads).attend(prompt, query)
 
-    def _affine_limit(
+    def affine_limit(
         self, prompt: Gaussian
-    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
         r"""Return the sums of the heads' matrices and shifts, with $C$ among the matrices."""
-        matrix, shift = MultiHead(self.heads)._affine_limit(prompt)
-        return self.residual_matrix() + matrix, shift
+        limit = MultiHead(self.heads).affine_limit(prompt)
+        return None if limit is None else (self.residual_matrix() + limit[0], limit[1])
 
     def as_heads(self) -> tuple[AbstractHead, ...] | None:
         """Return the heads of every part."""

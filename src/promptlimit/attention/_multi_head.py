@@ -73,11 +73,16 @@ class MultiHead(AbstractAttention):
         total = jnp.sum(jnp.stack([head(prompt, query) for head in self.heads]), axis=0)
         return total if self.output is None else self.output @ total
 
-    def _affine_limit(
+    @full_precision
+    def affine_limit(
         self, prompt: Gaussian
-    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
-        r"""Return the sums of the heads' matrices and shifts, after $O$."""
-        matrices, shifts = zip(*(head.affine_limit(prompt) for head in self.heads), strict=True)
+    ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]] | None:
+        r"""Return the sums of the heads' matrices and shifts, after $O$; None if one is None."""
+        limits = [head.affine_limit(prompt) for head in self.heads]
+        known = [limit for limit in limits if limit is not None]
+        if len(known) < len(limits):
+            return None
+        matrices, shifts = zip(*known, strict=True)
         matrix = jnp.sum(jnp.stack(matrices), axis=0)
         shift = jnp.sum(jnp.stack(shifts), axis=0)
         if self.output is None:

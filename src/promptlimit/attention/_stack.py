@@ -10,7 +10,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import ArrayLike, promoted
-from promptlimit.attention._abstract import AbstractAttention, as_query, require_prompt
+from promptlimit.attention._abstract import (
+    AbstractAttention,
+    as_query,
+    require_affine_limit,
+    require_gaussian_prompt,
+    require_prompt,
+)
 from promptlimit.attention._heads import AbstractHead
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, compiled
 
@@ -137,7 +143,7 @@ class Stack(AbstractAttention):
         if isinstance(prompt, Empirical):
             return attend_through(self.layers, prompt, query)
         if isinstance(prompt, Gaussian):
-            matrix, shift = self._affine_limit(prompt)
+            matrix, shift = self.affine_limit(prompt)
             return matrix @ query + shift
         raise ValueError(
             f"`prompt` must be tokens or Gaussian for a stack of {len(self.layers)} layers, got "
@@ -145,10 +151,11 @@ class Stack(AbstractAttention):
             "prompt_moments(stack, law, query, math.inf), or pass Empirical(law.sample(...))."
         )
 
-    def _affine_limit(
+    def affine_limit(
         self, prompt: Gaussian
     ) -> tuple[Float[Array, "output_dim query_dim"], Float[Array, " output_dim"]]:
         r"""Return $(P_K, p_K)$: the layers' maps at the images of the prompt, one after another."""
+        require_gaussian_prompt(self, prompt)
         return _composed_limit(self.layers, prompt)
 
 
@@ -179,11 +186,11 @@ def _composed_limit(layers: tuple[AbstractAttention, ...], prompt: Gaussian) -> 
     def step(layer: AbstractAttention, so_far: Affine) -> Affine:
         p, shift = so_far
         image = Gaussian(p @ prompt.location + shift, p @ prompt.covariance @ p.T)
-        m, c = layer._affine_limit(image)
+        m, c = require_affine_limit(layer, image)
         return m @ p, m @ shift + c
 
     first, *rest = layers
-    return _through(rest, step, first._affine_limit(prompt))
+    return _through(rest, step, require_affine_limit(first, prompt))
 
 
 @compiled

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
-from promptlimit.attention import AbstractAttention
+from promptlimit.attention import AbstractAttention, require_affine_limit
 from promptlimit.depth import bartlett_factors, sobol_normals
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
@@ -65,7 +65,7 @@ class StackObjective(AbstractObjective):
         centre = jnp.zeros_like(self.second_moments[0, 0])
 
         def square(moment: Array, weights: Array, covariance: Array) -> Array:
-            matrix, _ = attention.affine_limit(Gaussian(centre, moment))
+            matrix, _ = require_affine_limit(attention, Gaussian(centre, moment))
             missed = matrix[-1, :-1] - weights
             return missed @ (covariance @ missed)
 

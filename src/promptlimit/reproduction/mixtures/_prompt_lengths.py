@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.measures import AbstractMeasure
 from promptlimit.tasks import Denoising
 from promptlimit.weights import selection
 
@@ -61,10 +61,6 @@ class ScalarLayer(AbstractAttention):
 
     def attend(self, prompt: AbstractMeasure, query: Float[Array, " d"]) -> Float[Array, " d"]:
         return self.as_heads()[0].attend(prompt, query) + self.numbers[2] * query
-
-    def _affine_limit(self, prompt: Gaussian) -> tuple[Float[Array, "d d"], Float[Array, " d"]]:
-        matrix, shift = self.as_heads()[0].affine_limit(prompt)
-        return matrix + self.residual_matrix(), shift
 
     def as_heads(self) -> tuple[AbstractHead, ...]:
         """Return the head of the first two numbers."""
