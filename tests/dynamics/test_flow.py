@@ -65,7 +65,9 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
     solver: StabilisedRungeKutta | None, error: float
 ) -> None:
     times = [0.0, 0.3, 1.0, 3.0, 6.0]
-    flow = pl.gradient_flow(pl.block_start(TASK, 0.5), TASK, math.inf, times, solver=solver)
+    flow = pl.gradient_flow(
+        pl.block_start(TASK, 0.5), TASK, math.inf, pl.dynamics.FlowPlan(times, solver=solver)
+    )
     assert flow.kind == "limit"
     np.testing.assert_allclose(blocks(flow), textbook(0.5, times), atol=error)
     assert block_defect(flow).max() == 0.0
@@ -76,7 +78,9 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
 def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> None:
     theta = np.array([[1.0, 0.3], [-0.2, 0.5]])
     start = pl.block_start(TASK, 0.3, theta)
-    flow = pl.gradient_flow(start, TASK, math.inf, [0.0, 1.0, math.inf], tolerance=1e-11)
+    flow = pl.gradient_flow(
+        start, TASK, math.inf, pl.dynamics.FlowPlan([0.0, 1.0, math.inf], rtol=1e-11)
+    )
     inverse = np.linalg.inv(SIGMA)
     c = np.trace(inverse @ inverse) ** 0.25
     np.testing.assert_allclose(flow.key_query[-1, :2, :2], inverse / c, atol=1e-9)
@@ -92,7 +96,7 @@ def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
     task = pl.LinearRegression(np.diag([2.0, 0.0]))
     theta = np.array([[1.0, 0.0], [1.0, 1.0]])
     start = pl.block_start(task, 0.4, theta)
-    flow = pl.gradient_flow(start, task, math.inf, [math.inf], tolerance=1e-11)
+    flow = pl.gradient_flow(start, task, math.inf, pl.dynamics.FlowPlan([math.inf], rtol=1e-11))
     limit = block_limit(task, 0.4, theta)
     np.testing.assert_allclose(flow.key_query[-1], limit.key_query, atol=1e-8)
     np.testing.assert_allclose(flow.value_matrix[-1], limit.value, atol=1e-8)
@@ -105,7 +109,7 @@ def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
 def test_linear_attention_over_few_tokens_ends_at_its_optimum() -> None:
     task = pl.LinearRegression(SIGMA, noise_variance=0.3)
     start = pl.block_start(task, 0.4, kernel="linear")
-    flow = pl.gradient_flow(start, task, 7, [math.inf], tolerance=1e-11)
+    flow = pl.gradient_flow(start, task, 7, pl.dynamics.FlowPlan([math.inf], rtol=1e-11))
     best = pl.linear_optimum(task, 7)
     assert isinstance(best.attention, pl.LinearAttention)
     np.testing.assert_allclose(flow.key_query[-1], best.attention.key_query, atol=1e-8)
@@ -133,7 +137,7 @@ def objective(head: pl.AbstractAttention, length: float) -> AbstractObjective:
 @pytest.fixture(scope="module")
 def finite() -> pl.Trajectory:
     """A flow over 20 tokens, at the nodes of a quadrature rule."""
-    return pl.gradient_flow(random_head(), TASK, 20, TIMES, points=POINTS)
+    return pl.gradient_flow(random_head(), TASK, 20, pl.dynamics.FlowPlan(TIMES, points=POINTS))
 
 
 def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
@@ -173,7 +177,9 @@ def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.T
 
 
 def test_a_finer_tolerance_changes_little(finite: pl.Trajectory) -> None:
-    fine = pl.gradient_flow(random_head(), TASK, 20, TIMES, points=POINTS, tolerance=1e-7)
+    fine = pl.gradient_flow(
+        random_head(), TASK, 20, pl.dynamics.FlowPlan(TIMES, points=POINTS, rtol=1e-7)
+    )
     assert 0 < pl.trajectory_gap(finite, fine).merged.max() < 1e-6
 
 
@@ -211,14 +217,17 @@ def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
     monkeypatch.setattr(RiskOfState, "gradient", lambda *a: calls.append(0) or right(*a))
     noisy = pl.LinearRegression(SIGMA, noise_variance=0.3, prior_variance=0.5)
     for task, times in ((TASK, [0.5, 1.0]), (noisy, [0.5, math.inf])):
-        settings: dict[str, Any] = {"points": POINTS, "tolerance": 1e-5, "arrival": 0.3}
-        pl.gradient_flow(random_head(), task, 30, times, **settings)
+        settings: dict[str, Any] = {"points": POINTS, "rtol": 1e-5, "arrival": 0.3}
+        plan = pl.dynamics.FlowPlan(times, **settings)
+        pl.gradient_flow(random_head(), task, 30, plan)
     assert not calls
 
 
 def test_times_after_the_arrival_repeat_it() -> None:
     start = pl.block_start(TASK, 0.5)
-    flow = pl.gradient_flow(start, TASK, math.inf, [1.0, 500.0, 501.0, math.inf], arrival=1e-4)
+    flow = pl.gradient_flow(
+        start, TASK, math.inf, pl.dynamics.FlowPlan([1.0, 500.0, 501.0, math.inf], arrival=1e-4)
+    )
     assert flow.arrived is not None
     assert 1.0 < flow.arrived < 500.0
     assert flow.gradient_norms[0] > 1e-4 >= flow.gradient_norms[1] > 1e-6
@@ -270,16 +279,16 @@ def simulated(reward: float, times: list[float]) -> pl.Trajectory:
         pl.block_start(TASK, 0.5),
         Copied(TASK, jnp.asarray(reward)),
         5,
-        times,
+        pl.dynamics.FlowPlan(times, samples=512, rtol=1e-4),
         key=jax.random.key(0),
-        samples=512,
-        tolerance=1e-4,
     )
 
 
 def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     times = [0.0, 0.5, 1.0]
-    exact = pl.gradient_flow(pl.block_start(TASK, 0.5), TASK, 5, times, points=POINTS)
+    exact = pl.gradient_flow(
+        pl.block_start(TASK, 0.5), TASK, 5, pl.dynamics.FlowPlan(times, points=POINTS)
+    )
     found = simulated(0.0, times)
     assert found.kind == "estimate"
     assert (found.error > 0).all()
@@ -300,7 +309,8 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
 def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
     start, times = pl.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
     finite, infinite = (
-        pl.gradient_flow(start, TASK, length, times, points=POINTS) for length in (30, math.inf)
+        pl.gradient_flow(start, TASK, length, pl.dynamics.FlowPlan(times, points=POINTS))
+        for length in (30, math.inf)
     )
     gap = ball_gap(TASK, 30, 0.9, key=jax.random.key(0), points=POINTS)
     band = limit_band(finite, infinite, gap)
@@ -366,7 +376,7 @@ class Fixed(pl.AbstractAttention):
             {"start": Fixed()},
             "`start` must hold an array, got Fixed without any. Its arrays are what moves.",
         ),
-        ({"tolerance": 0.0}, "`tolerance` must be positive and finite, got 0.0."),
+        ({"rtol": 0.0}, "`rtol` must be positive and finite, got 0.0."),
         (
             {"task": Copied(TASK, jnp.zeros(()))},
             "`key` must be given to simulate prompts of Copied, got None. "
@@ -387,8 +397,10 @@ def test_bad_requests_are_refused_in_one_sentence(change: dict, message: str) ->
         "times": [1.0],
         **change,
     }
+    planned = request.keys() & {"times", "rtol", "samples", "replicate"}
+    options = {name: request.pop(name) for name in planned}
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        pl.gradient_flow(**request)
+        pl.gradient_flow(**request, plan=pl.dynamics.FlowPlan(**options))
 
 
 def test_starts_outside_the_theorem_warn_and_are_made() -> None:
@@ -450,7 +462,7 @@ def test_a_flow_that_follows_its_points_is_warned_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_flow, "_attempt", lambda *a: tried.append(a[1]) or right(*a))
     start = pl.SoftmaxAttention(np.diag([3.0, 3.0, 0.0]), np.diag([0.0, 0.0, 2.0]))
     with pytest.warns(UnreliableErrorWarning, match="Raise `points`"):
-        flow = pl.gradient_flow(start, TASK, 5, [0.0, 0.01], points=64)
+        flow = pl.gradient_flow(start, TASK, 5, pl.dynamics.FlowPlan([0.0, 0.01], points=64))
     assert tried == [4.0, 16.0]
     assert (flow.error > 0).all()
 
@@ -473,7 +485,12 @@ def test_a_run_with_a_part_without_a_name_is_not_kept(tmp_path) -> None:
     task = Linked(TASK, lambda x: x)
     with pytest.raises(ValueError, match=r"^`folder` must be None for this run, because its part"):
         pl.gradient_flow(
-            START, task, 5, [0.0, 0.1], key=jax.random.key(0), samples=4, folder=tmp_path
+            START,
+            task,
+            5,
+            pl.dynamics.FlowPlan([0.0, 0.1], samples=4),
+            key=jax.random.key(0),
+            folder=tmp_path,
         )
 
 

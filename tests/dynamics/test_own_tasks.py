@@ -25,7 +25,9 @@ def descended(length, time):
 
 def test_a_flow_on_a_formula_needs_no_key_and_ends_at_the_posterior_mean(x64):
     times = [0.0, 0.4, 1.5, math.inf]
-    flows = pl.gradient_flow(START, KnownMean(SCATTER), [3, math.inf], times, tolerance=1e-9)
+    flows = pl.gradient_flow(
+        START, KnownMean(SCATTER), [3, math.inf], pl.dynamics.FlowPlan(times, rtol=1e-9)
+    )
     assert [flow.kind for flow in flows] == ["exact", "limit"]
     for flow, length in zip(flows, (3, math.inf), strict=True):
         for place, time in enumerate(times[:-1]):
@@ -40,7 +42,9 @@ def test_a_flow_on_a_formula_needs_no_key_and_ends_at_the_posterior_mean(x64):
 
 
 def test_a_flow_over_points_of_the_tasks_own_says_how_far_they_are_off(x64):
-    flow = pl.gradient_flow(START, PointedMean(SCATTER), 3, [0.0, 0.4], points=4096)
+    flow = pl.gradient_flow(
+        START, PointedMean(SCATTER), 3, pl.dynamics.FlowPlan([0.0, 0.4], points=4096)
+    )
     exact = [textbook(descended(3, time), 3)[0] for time in (0.0, 0.4)]
     assert flow.kind == "exact"
     assert np.all(np.abs(flow.value - exact) > 0)
@@ -111,8 +115,8 @@ def test_an_attention_of_ones_own_flows_by_the_chain_rule(x64):
     )
     U, V = 0.6 * rng.normal(size=(2, 3, 3))
     own, head = Doubled(jnp.asarray(V), jnp.asarray(U / 2), "softmax"), pl.SoftmaxAttention(U, V)
-    flow = pl.gradient_flow(own, task, math.inf, [0.0, 1e-4], points=256)
-    by = pl.gradient_flow(head, task, math.inf, [0.0, 1e-4], points=256)
+    flow = pl.gradient_flow(own, task, math.inf, pl.dynamics.FlowPlan([0.0, 1e-4], points=256))
+    by = pl.gradient_flow(head, task, math.inf, pl.dynamics.FlowPlan([0.0, 1e-4], points=256))
     assert flow.kind == by.kind == "limit"
     assert_allclose(flow.value[0], by.value[0], rtol=1e-13)
     assert_allclose(flow.key_query[0], U, rtol=1e-13)

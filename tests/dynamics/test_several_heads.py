@@ -265,9 +265,9 @@ def gated(mask):
 
 def test_an_attention_that_is_no_sum_of_heads_flows_and_is_kept(tmp_path):
     """Its integers stay, and are not taken for those of another flow."""
-    settings: dict[str, Any] = {"key": KEY, "samples": 64, "tolerance": 1e-3}
+    plan = pl.dynamics.FlowPlan([0.0, 0.5], samples=64, rtol=1e-3)
     flows = [
-        pl.gradient_flow(gated(mask), Sided(), 3, [0.0, 0.5], folder=tmp_path, **settings)
+        pl.gradient_flow(gated(mask), Sided(), 3, plan, key=KEY, folder=tmp_path)
         for mask in ([1, 1], [1, 0])
     ]
     assert flows[0].parameters["shift"].shape == (2,)

@@ -243,7 +243,10 @@ def test_the_smaller_the_rate_the_closer_to_the_flow() -> None:
                 )
                 for kernel, run in zip(("softmax", "linear"), runs, strict=True)
             ]
-        flows = [pl.gradient_flow(head, task, length, found.times, points=256) for head in heads]
+        flows = [
+            pl.gradient_flow(head, task, length, pl.dynamics.FlowPlan(found.times, points=256))
+            for head in heads
+        ]
         apart = [pl.trajectory_gap(*pair) for pair in zip(runs, flows, strict=True)]
         assert [gap.times.size for gap in apart] == [2, 2]
         gaps.append([gap.merged[-1] for gap in apart])
@@ -374,7 +377,7 @@ def test_descent_and_flow_from_one_start_are_compared_in_two_lines() -> None:
     plan = pl.TrainingPlan(steps=40, learning_rate=0.02, record=[0, 20, 40], points=256)
     trained = pl.sgd(heads, task, 9, plan, key=KEY)
     for place, head in enumerate(heads):
-        flow = pl.gradient_flow(head, task, 9, plan.times, points=256)
+        flow = pl.gradient_flow(head, task, 9, pl.dynamics.FlowPlan(plan.times, points=256))
         gap = pl.trajectory_gap(trained.trajectory(9, place), flow)
         np.testing.assert_array_equal(gap.times, plan.times)
         assert gap.parameters is not None

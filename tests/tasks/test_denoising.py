@@ -296,7 +296,9 @@ def test_what_is_turned_and_what_is_not_agree_with_simulation():
 def test_one_head_flows_to_bayes_where_spread_and_noise_are_alike():
     task = pl.Denoising([[2.0], [-2.0]], [0.5, 0.5], within_variance=1, noise_variance=1)
     start = pl.SoftmaxAttention([[0.4]], [[0.4]])
-    flow = pl.gradient_flow(start, task, INF, [0.0, INF], points=128, tolerance=1e-8)
+    flow = pl.gradient_flow(
+        start, task, INF, pl.dynamics.FlowPlan([0.0, INF], points=128, rtol=1e-8)
+    )
     assert (flow.kind, flow.arrived is not None) == ("limit", True)
     assert_allclose(flow.value[-1], pl.bayes_risk(task, INF).value, rtol=1e-8)
     assert_allclose([flow.key_query[-1].item(), flow.value_matrix[-1].item()], 0.5, rtol=1e-4)

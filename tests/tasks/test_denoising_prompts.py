@@ -239,7 +239,7 @@ def test_turning_the_mixture_makes_no_difference_to_heads_that_are_numbers():
 def test_a_flow_at_finite_length_descends_the_exact_risk_and_leaves_bayes():
     start = pl.Layer(softmax(1 / 3, 2 / 3), [[-1 / 3]])
     task = pl.Denoising([[2.0], [-2.0]], [0.5, 0.5], within_variance=1, noise_variance=2)
-    flow = pl.gradient_flow(start, task, 50, [0.0, 5.0], points=64, tolerance=1e-4)
+    flow = pl.gradient_flow(start, task, 50, pl.dynamics.FlowPlan([0.0, 5.0], points=64, rtol=1e-4))
     ends = [flow.attention(start, place) for place in (0, -1)]
     exact = [pl.risk(end, task, 50, tolerance=1e-6).value for end in ends]
     assert flow.kind == "exact"

@@ -124,7 +124,7 @@ def test_the_flow_ends_at_bayes_in_any_dimension():
     task = pl.Discrimination([[1.0, 0, 0, 0, 0], [0, 1.0, 0, 0, 0]], [0.6, 0.4], np.eye(5))
     with jax.enable_x64(True):
         start = pl.SoftmaxAttention(0.3 * np.eye(6), 0.3 * np.eye(6) + 0.1)
-    flow = pl.gradient_flow(start, task, math.inf, [0.0, 1000.0], points=1024)
+    flow = pl.gradient_flow(start, task, math.inf, pl.dynamics.FlowPlan([0.0, 1000.0], points=1024))
     assert abs(flow.value[-1] - pl.bayes_risk(task, math.inf).value) < 1e-4
     assert flow.value[0] - flow.value[-1] > 0.05
 

@@ -86,7 +86,7 @@ def flow(
     with progress("flow") as shown:
         shown.at("starting")
         use_double_precision()
-        from promptlimit.dynamics import gradient_flow
+        from promptlimit.dynamics import FlowPlan, gradient_flow
 
         try:
             task = regression(covariance, dim, noise)
@@ -96,7 +96,7 @@ def flow(
 
         def follow(length: float) -> "Trajectory":
             return gradient_flow(
-                start, task, length, _times(end), tolerance=tolerance, folder=folder
+                start, task, length, FlowPlan(_times(end), rtol=tolerance), folder=folder
             )
 
         *finite, limit = _flows(sizes, follow, folder, kernel, end, shown)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
+from promptlimit.dynamics._plan import FlowPlan
 from promptlimit.results import OfOneHead, Trajectory
 from promptlimit.tasks import (
     SHARPNESS_RANGES,
@@ -217,7 +218,7 @@ def excess_risk(
     task: AbstractTask,
     length: Number,
     *,
-    tolerance: float = 1e-6,
+    rtol: float = 1e-6,
     points: int = 4096,
 ) -> float:
     r"""Return $\lim_tR_L(\theta_L(t))-\lim_tR_\infty(\theta_\infty(t))$, both flows from `start`.
@@ -226,11 +227,11 @@ def excess_risk(
         start: where both flows start.
         task: one with an exact risk, as `LinearRegression` has.
         length: $L$.
-        tolerance: as for `gradient_flow`.
-        points: as for `gradient_flow`.
+        rtol: as in `FlowPlan`.
+        points: as in `FlowPlan`.
     """
     both = [length, math.inf]
-    flows = gradient_flow(start, task, both, [math.inf], tolerance=tolerance, points=points)
+    flows = gradient_flow(start, task, both, FlowPlan([math.inf], rtol=rtol, points=points))
     return float(flows[0].value[-1] - flows[1].value[-1])
 
 
@@ -240,7 +241,7 @@ def smallest_length(
     excess: Number,
     *,
     ratio: Number = 1.0625,
-    tolerance: float = 1e-6,
+    rtol: float = 1e-6,
     points: int = 4096,
 ) -> int:
     r"""Return $L(\epsilon)$ of Theorem 4.3: the smallest length whose flow ends within $\epsilon$.
@@ -253,14 +254,14 @@ def smallest_length(
         task: one with an exact risk, as `LinearRegression` has.
         excess: $\epsilon$, above the limit of the infinite flow.
         ratio: of the length found to one that is too short, at most.
-        tolerance: as for `gradient_flow`.
-        points: as for `gradient_flow`.
+        rtol: as in `FlowPlan`.
+        points: as in `FlowPlan`.
     """
     if not excess > 0.0:
         raise ValueError(f"`excess` must be positive, got {excess}. Finite prompts cost something.")
 
     def excess_at(length: int) -> float:
-        return excess_risk(start, task, length, tolerance=tolerance, points=points)
+        return excess_risk(start, task, length, rtol=rtol, points=points)
 
     below, above = 0, _FIRST_LENGTH
     while (reached := excess_at(above)) > excess:

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -14,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._inputs import ArrayLike, Number, in_double, require_samples, to_device
+from promptlimit._inputs import ArrayLike, Number, in_double, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
-from promptlimit.dynamics._plan import require_positive
+from promptlimit.dynamics._plan import FlowPlan
 from promptlimit.dynamics._requests import (
     FlowRequest,
     require_key,
     require_start,
-    require_times,
 )
 from promptlimit.dynamics._risks import (
     OTHER_SETS,
@@ -42,7 +40,6 @@ from promptlimit.tasks import (
     AbstractTask,
     Lengths,
     require_lengths,
-    require_points,
 )
 
 _STABILISED_FROM = 1e-7
@@ -58,16 +55,9 @@ def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Number,
-    times: ArrayLike,
+    plan: FlowPlan | ArrayLike,
     *,
-    tolerance: float = ...,
-    arrival: float | None = ...,
-    radius: Number = ...,
-    solver: diffrax.AbstractSolver | None = ...,
-    points: int = ...,
-    replicate: int = ...,
     key: PRNGKeyArray | None = ...,
-    samples: int = ...,
     folder: str | Path | None = ...,
 ) -> Trajectory: ...
 @overload
@@ -75,60 +65,35 @@ def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Sequence[Number] | np.ndarray,
-    times: ArrayLike,
+    plan: FlowPlan | ArrayLike,
     *,
-    tolerance: float = ...,
-    arrival: float | None = ...,
-    radius: Number = ...,
-    solver: diffrax.AbstractSolver | None = ...,
-    points: int = ...,
-    replicate: int = ...,
     key: PRNGKeyArray | None = ...,
-    samples: int = ...,
     folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
 def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,
     lengths: Lengths,
-    times: ArrayLike,
+    plan: FlowPlan | ArrayLike,
     *,
-    tolerance: float = 1e-6,
-    arrival: float | None = None,
-    radius: Number = 1e4,
-    solver: diffrax.AbstractSolver | None = None,
-    points: int = 4096,
-    replicate: int = 0,
     key: PRNGKeyArray | None = None,
-    samples: int = 4096,
     folder: str | Path | None = None,
 ) -> Trajectory | tuple[Trajectory, ...]:
     r"""Return the trajectory of $\theta'=-\nabla R_L(\theta)$, $\theta$ the arrays of `start`.
 
-    Where the task knows its `exact_risk`, no prompt is simulated: on `LinearRegression`, at every
-    length, the risk is the closed form of linear heads and of $L=\infty$, or for one softmax head
-    the exact risk of `risk_function`. Otherwise it is the mean loss over `samples` prompts, drawn
-    once from `key`. The flow stops where the gradient says that it has arrived; later times repeat
-    that state.
+    Where the risk is exact, no prompt is simulated: on `LinearRegression`, at every length, the
+    risk is the closed form of linear heads and of $L=\infty$, or for one softmax head that of
+    `risk_function`. Otherwise it is the mean loss over simulated prompts, drawn once from `key`.
+    The flow stops where the gradient norm falls below `arrival`; later times repeat that state.
 
     Args:
         start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead`, a
             `Layer` or a `Stack`.
         task: the law of prompts and queries, and the loss.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. For many, one trajectory a length
-            comes back, as a tuple.
-        times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
-        tolerance: of each step, absolute and relative.
-        arrival: the gradient norm at which the flow has arrived, `tolerance` when None; at most a
-            hundredth of that at the start, so that a start near a saddle has not arrived.
-        radius: of the ball about 0 that the parameters must not leave.
-        solver: how to step; by default a stabilised method of order 2, and `diffrax.Dopri8` where
-            the risk is a closed form or the tolerance is below 1e-7.
-        points: of quadrature for exact risks, a power of two. The `error` of the trajectory covers
-            the risks at its parameters, its `parameter_error` what the points do to the parameters.
-        replicate: which of the independent point sets.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. Many lengths give a tuple with
+            one trajectory per length.
+        plan: times at which to record the flow, or a `FlowPlan` with times, tolerances and points.
         key: randomness, where prompts are simulated.
-        samples: how many prompts then.
         folder: where to keep finished trajectories; the same flow is then computed once.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
@@ -138,30 +103,26 @@ def gradient_flow(
     limit [0.5466 0.2012 0.    ] True
     """
     require_start(start, task)
-    if not (isinstance(replicate, Integral) and replicate >= 0):
-        raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
-    require_samples(samples)
-    threshold = tolerance if arrival is None else arrival
-    require_positive(tolerance=tolerance, arrival=threshold, radius=float(radius))
-    tokens, when, count = require_lengths(lengths), require_times(times), require_points(points)
+    chosen = plan if isinstance(plan, FlowPlan) else FlowPlan(plan)
+    tokens = require_lengths(lengths)
     with jax.enable_x64(True):
         head, law = in_double(start), in_double(task)
         requests = []
         for length in tokens.ravel().tolist():
-            usual = _usual_solver(law.smooth_risk(head, length), tolerance)
+            usual = _usual_solver(law.smooth_risk(head, length), chosen.rtol)
             request = FlowRequest(
                 task=law,
                 start=head,
                 length=length,
-                times=when,
-                tolerance=float(tolerance),
-                arrival=float(threshold),
-                radius=float(radius),
-                solver=usual if solver is None else solver,
-                points=count,
-                replicate=int(replicate),
+                times=chosen.times,
+                tolerance=chosen.rtol,
+                arrival=chosen.arrival,
+                radius=chosen.radius,
+                solver=usual if chosen.solver is None else chosen.solver,
+                points=chosen.points,
+                replicate=chosen.replicate,
                 key=key,
-                samples=int(samples),
+                samples=chosen.samples,
             )
             require_key(request)
             requests.append(request)
@@ -266,7 +227,7 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
             f"stopped at time {end:.4g} with parameters of norm "
-            f"{jnp.linalg.norm(descent.last):.3g}. Ask for earlier times, a larger `tolerance` or "
+            f"{jnp.linalg.norm(descent.last):.3g}. Ask for earlier times, a larger `rtol` or "
             "a larger `arrival`."
         )
 

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+import diffrax
 import numpy as np
 import optax
 from numpy.typing import NDArray
 
 from promptlimit._arrays import require_unmasked
-from promptlimit._inputs import Number, require_choice, require_samples
+from promptlimit._inputs import ArrayLike, Number, require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.tasks import require_points
 
@@ -102,6 +103,67 @@ class TrainingPlan:
         return "sgd" if self.optimiser is None else "given"
 
 
+@dataclass(frozen=True, init=False)
+class FlowPlan:
+    """How to follow a gradient flow, and at which times to record it.
+
+    Attributes:
+        times: increasing, from 0 on; the last may be `math.inf`, the limit of the flow.
+        rtol: tolerance of each step, absolute and relative.
+        arrival: gradient norm at which the flow has arrived, `rtol` by default; at most a hundredth
+            of the norm at the start, so that a start near a saddle has not arrived.
+        radius: of the ball about 0 that the parameters must not leave.
+        solver: of diffrax; by default a stabilised method of order 2, and `diffrax.Dopri8` where
+            the risk is a closed form or `rtol` is below 1e-7.
+        points: of quadrature for exact risks, a power of two. The `error` of the trajectory covers
+            the risks at its parameters, its `parameter_error` what the points do to the parameters.
+        replicate: which of the independent point sets.
+        samples: number of prompts where risks are simulated.
+
+    >>> FlowPlan([0.0, 1.0, float("inf")], rtol=1e-10).arrival
+    1e-10
+    """
+
+    times: NDArray[np.float64]
+    rtol: float
+    arrival: float
+    radius: float
+    solver: diffrax.AbstractSolver | None
+    points: int
+    replicate: int
+    samples: int
+
+    def __init__(
+        self,
+        times: ArrayLike,
+        *,
+        rtol: Number = 1e-6,
+        arrival: Number | None = None,
+        radius: Number = 1e4,
+        solver: diffrax.AbstractSolver | None = None,
+        points: int = 4096,
+        replicate: int = 0,
+        samples: int = 4096,
+    ):
+        threshold = rtol if arrival is None else arrival
+        require_positive(rtol=rtol, arrival=threshold, radius=radius)
+        if not (isinstance(replicate, Integral) and replicate >= 0):
+            raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
+        require_samples(samples)
+        checked: dict[str, object] = {
+            "times": _require_times(times),
+            "rtol": float(rtol),
+            "arrival": float(threshold),
+            "radius": float(radius),
+            "solver": solver,
+            "points": require_points(points),
+            "replicate": int(replicate),
+            "samples": int(samples),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
 @functools.cache
 def _plain_descent(rate: float) -> optax.GradientTransformation:
     """Return the same rule for the same rate: another one would be compiled anew."""
@@ -154,3 +216,20 @@ def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
         raise ValueError(
             f"`record` must be increasing whole numbers from 0 to {steps}, got {record}."
         )
+
+
+def _require_times(times: ArrayLike) -> NDArray[np.float64]:
+    """Return the times as a vector, or say what is wrong with them."""
+    require_unmasked("times", times)
+    when = np.asarray(times, dtype=np.float64)
+    if when.ndim != 1 or when.size == 0:
+        raise ValueError(f"`times` must be a list of at least one number, got shape {when.shape}.")
+    if np.isnan(when).any() or when[0] < 0:
+        bad = float(when[np.isnan(when) | (when < 0)][0])
+        raise ValueError(f"`times` must not be negative, got {bad}. A flow starts at time 0.")
+    if (np.diff(when) <= 0).any():
+        place = int(np.argmax(np.diff(when) <= 0))
+        raise ValueError(
+            f"`times` must increase, got {when[place]:g} before {when[place + 1]:g}. Sort them."
+        )
+    return when

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
-from promptlimit._inputs import ArrayLike, in_double
+from promptlimit._inputs import in_double
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName, array_names
 from promptlimit.dynamics._plan import TrainingPlan
@@ -336,23 +336,6 @@ def require_law(request: TrainingRequest) -> None:
             f"`sampling` must be 'tokens' for {type(request.task).__name__}, got 'law'. "
             "Its `batch_gradient` does not know that law."
         )
-
-
-def require_times(times: ArrayLike) -> NDArray[np.float64]:
-    """Return the times as a vector, or say what is wrong with them."""
-    require_unmasked("times", times)
-    when = np.asarray(times, dtype=np.float64)
-    if when.ndim != 1 or when.size == 0:
-        raise ValueError(f"`times` must be a list of at least one number, got shape {when.shape}.")
-    if np.isnan(when).any() or when[0] < 0:
-        bad = float(when[np.isnan(when) | (when < 0)][0])
-        raise ValueError(f"`times` must not be negative, got {bad}. A flow starts at time 0.")
-    if (np.diff(when) <= 0).any():
-        place = int(np.argmax(np.diff(when) <= 0))
-        raise ValueError(
-            f"`times` must increase, got {when[place]:g} before {when[place + 1]:g}. Sort them."
-        )
-    return when
 
 
 def require_start(start: AbstractAttention, task: AbstractTask) -> None:

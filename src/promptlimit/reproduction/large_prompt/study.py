@@ -22,6 +22,7 @@ import numpy as np
 
 from promptlimit.attention import Factored
 from promptlimit.dynamics import (
+    FlowPlan,
     StabilisedRungeKutta,
     TrainingPlan,
     gradient_flow,
@@ -202,22 +203,18 @@ def flow_from(
     usual = min(points, 1024) if setting.quick else points
     coarse = setting.quick or times.size < TIMES.size
     finer = 1e-2 if first.kernel == "linear" else 1.0
-    along = functools.partial(
-        gradient_flow,
-        first,
-        task,
-        length,
-        times,
-        tolerance=finer * (tolerance or (1e-5 if coarse else 1e-6)),
-        solver=StabilisedRungeKutta(),
-        folder=setting.folder,
-    )
+    rtol = finer * (tolerance or (1e-5 if coarse else 1e-6))
+
+    def along(points: int) -> Trajectory:
+        plan = FlowPlan(times, rtol=rtol, solver=StabilisedRungeKutta(), points=points)
+        return gradient_flow(first, task, length, plan, folder=setting.folder)
+
     for count in (usual, 4 * usual):
         try:
-            return along(points=count)
+            return along(count)
         except ArithmeticError:
             setting.tell(f"flow at L = {length}: more points")
-    return along(points=16 * usual)
+    return along(16 * usual)
 
 
 @dataclass(frozen=True)

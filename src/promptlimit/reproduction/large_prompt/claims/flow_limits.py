@@ -6,6 +6,7 @@ import numpy as np
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics import (
+    FlowPlan,
     block_defect,
     block_limit,
     gradient_flow,
@@ -49,16 +50,18 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
     task, noisy = regression(), regression(noise=_NOISE)
     flat = regression(FLAT @ FLAT.T)
     limit, noisy_limit, flat_limit = (
-        gradient_flow(start(case, theta), case, np.inf, TIMES, tolerance=TIGHT)
+        gradient_flow(start(case, theta), case, np.inf, FlowPlan(TIMES, rtol=TIGHT))
         for case in (task, noisy, flat)
     )
     at_once, flat_end = block_limit(task, ALPHA, theta), block_limit(flat, ALPHA, theta)
     inverse_only = block_limit(flat, 0.0, theta)
     length = LENGTHS[0]
-    linear = gradient_flow(start(noisy, kernel="linear"), noisy, length, TIMES, tolerance=TIGHT)
+    linear = gradient_flow(
+        start(noisy, kernel="linear"), noisy, length, FlowPlan(TIMES, rtol=TIGHT)
+    )
     best = linear_optimum(noisy, length).attention
     without = linear_optimum(task, length).attention
-    finite = gradient_flow(start(task), task, length, TIMES, points=POINTS)
+    finite = gradient_flow(start(task), task, length, FlowPlan(TIMES, points=POINTS))
     shift = noisy_limit.value - limit.value - _NOISE / 2
     drift = float(np.ptp(imbalance(limit)))
     return [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit.dynamics import ball_gap, gradient_flow, limit_band, trajectory_gap
+from promptlimit.dynamics import FlowPlan, ball_gap, gradient_flow, limit_band, trajectory_gap
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     LENGTHS,
@@ -29,7 +29,9 @@ def decide(setting: Setting) -> Sequence[Check]:
     first = start(task)
     tables_at_hand()
     limit = gradient_flow(first, task, np.inf, TIMES)
-    flows = [gradient_flow(first, task, length, TIMES, points=POINTS) for length in lengths]
+    flows = [
+        gradient_flow(first, task, length, FlowPlan(TIMES, points=POINTS)) for length in lengths
+    ]
     gaps = np.array([trajectory_gap(flow, limit).value for flow in flows])
     farthest = gaps[:, :-1].max(axis=1)
     U, V = limit.merged()

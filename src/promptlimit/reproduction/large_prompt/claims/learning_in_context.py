@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
-from promptlimit.dynamics import OutsideTheoremWarning, block_start, gradient_flow
+from promptlimit.dynamics import FlowPlan, OutsideTheoremWarning, block_start, gradient_flow
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
@@ -29,7 +29,9 @@ _COMPARED = (LENGTHS[0], *LENGTHS[-2:])
 def _ends(task: LinearRegression, first: SoftmaxAttention | LinearAttention) -> np.ndarray:
     """Return how far above the least possible risk the flows end, one for each length."""
     floor = bayes_risk(task, np.inf).value
-    ends = [gradient_flow(first, task, n, TIMES, points=POINTS).value[-1] for n in _COMPARED]
+    ends = [
+        gradient_flow(first, task, n, FlowPlan(TIMES, points=POINTS)).value[-1] for n in _COMPARED
+    ]
     return np.array(ends) - floor
 
 
@@ -72,7 +74,7 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
         warnings.simplefilter("ignore", OutsideTheoremWarning)
         outside, saddle = block_start(task, 4 * ALPHA), block_start(task, 0.0)
     large, stuck = (
-        gradient_flow(first, task, LENGTHS[-1], TIMES, points=POINTS).value[-1] - floor
+        gradient_flow(first, task, LENGTHS[-1], FlowPlan(TIMES, points=POINTS)).value[-1] - floor
         for first in (outside, saddle)
     )
     return [

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import optax
 
-from promptlimit.dynamics import TrainingPlan, gradient_flow, sgd
+from promptlimit.dynamics import FlowPlan, TrainingPlan, gradient_flow, sgd
 from promptlimit.reproduction import Figure, Setting
 from promptlimit.reproduction.mixtures._denoising import figure_law
 from promptlimit.reproduction.mixtures._prompt_lengths import scalar_layer
@@ -43,7 +43,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     for name, start in zip(names, starts, strict=True):
         if not setting.quick:
             setting.tell(f"flow from the {name} start")
-            flow = gradient_flow(start, task, _LENGTH, times, points=1024, tolerance=1e-4)
+            flow = gradient_flow(start, task, _LENGTH, FlowPlan(times, points=1024, rtol=1e-4))
             arrays[f"{name}_flow"] = flow.parameters["numbers"]
     if not setting.quick:
         setting.tell("the best layer")
