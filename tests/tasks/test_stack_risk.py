@@ -161,3 +161,28 @@ def test_a_spectrum_must_be_one():
             "`spectrum` must hold eigenvalues that are not negative, one of them positive, "
             f"got {bad}. They are variances of the covariates."
         )
+
+
+def test_covariates_that_move_in_each_of_three_layers(x64):
+    """Second moments through plain matrices, one weight vector at a time."""
+    dim, prior, noise = 2, 0.7, 0.3
+    sigma = np.diag([1.5, 0.5])
+    blocks = [(0.2, 0.3, 0.4), (-0.1, 0.25, 0.5), (0.15, -0.2, 0.6)]  # alpha, u, b of a layer
+    layers, numbers = [], []
+    for alpha, u, b in blocks:
+        key_query, value = np.diag([u, u, 0.0]), np.diag([alpha, alpha, b])
+        numbers.append((key_query, value))
+        layers.append(pl.Layer(pl.LinearAttention(key_query, value), residual=np.eye(3)))
+    total = 0.0
+    for w in np.eye(dim):  # the error is linear in the weights
+        token = np.vstack([np.eye(dim), w])  # (x, <w, x>)
+        moment, query = token @ sigma @ token.T, np.vstack([np.eye(dim), np.zeros(dim)])
+        for key_query, value in numbers:
+            step = np.eye(dim + 1) + value @ moment @ key_query
+            moment, query = step @ moment @ step.T, step @ query
+        missed = query[-1] - w
+        total += missed @ sigma @ missed
+    task = pl.LinearRegression(sigma, noise_variance=noise, prior_variance=prior)
+    found = pl.risk(pl.Stack(layers), task, math.inf)
+    assert found.kind == "limit"
+    np.testing.assert_allclose(found.value, (noise + prior * total) / 2, rtol=1e-12)
