@@ -1,10 +1,14 @@
 """Arrays that come from users and those computed here, and lengths of prompts; without jax."""
 
+import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from promptlimit._errors import ArgumentError
 
 Array: TypeAlias = NDArray[np.float64]
 """What is computed here: NumPy, double precision."""
@@ -31,10 +35,22 @@ def require_unmasked(name: str, value: object) -> None:
         for part in value:
             require_unmasked(name, part)
     elif isinstance(value, np.ma.MaskedArray):
-        raise ValueError(
-            f"`{name}` must be a plain array, got a masked array, whose mask would be lost. Drop "
-            "or fill the masked entries and pass the `.data` of what is left."
+        raise ArgumentError(
+            name,
+            "must be a plain array, got a masked array, whose mask would be lost. Drop "
+            "or fill the masked entries and pass the `.data` of what is left.",
         )
+
+
+def require_whole(
+    name: str, value: object, least: int, most: int | None = None, *, note: str = ""
+) -> int:
+    """Return a whole number of at least `least`, and at most `most` where it is given."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (whole and least <= int(value) <= (math.inf if most is None else most)):
+        reach = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ArgumentError(name, f"must be a whole number {reach}, got {value}.{note}")
+    return int(value)
 
 
 def as_float64(array: object) -> Array:
@@ -65,8 +81,8 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
     try:
         array = np.asarray(length)
     except ValueError:
-        raise ValueError(
-            f"`{name}` must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
+        raise ArgumentError(
+            name, "must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
         ) from None
     try:
         # whole numbers beyond 64 bits make an object array
@@ -74,16 +90,18 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
             raise TypeError
         values = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"`{name}` must hold numbers, got {type(length).__name__} of dtype {array.dtype}. "
-            "It counts the tokens of a prompt."
+        raise ArgumentError(
+            name,
+            f"must hold numbers, got {type(length).__name__} of dtype {array.dtype}. "
+            "It counts the tokens of a prompt.",
         ) from None
     whole = values == np.floor(values)
     allowed = whole & (values >= 1) & ((values <= LARGEST_LENGTH) | np.isposinf(values))
     if not allowed.all():
-        raise ValueError(
-            f"`{name}` must be a whole number from 1 to 1e30 or math.inf, "
-            f"got {values[~allowed][0]}. It counts the tokens of a prompt."
+        raise ArgumentError(
+            name,
+            "must be a whole number from 1 to 1e30 or math.inf, "
+            f"got {values[~allowed][0]}. It counts the tokens of a prompt.",
         )
     return values
 
@@ -91,16 +109,16 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
 def increasing_lengths(lengths: ArrayLike) -> Array:
     """Return one or several lengths as a vector, or refuse what does not increase."""
     if lengths is None:
-        raise ValueError("`lengths` must be a list of numbers, got None.")
+        raise ArgumentError("lengths", "must be a list of numbers, got None.")
     values = np.atleast_1d(checked_lengths(lengths, name="lengths"))
     if values.ndim != 1 or not values.size:
-        raise ValueError(
-            f"`lengths` must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
+        raise ArgumentError(
+            "lengths", f"must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
         )
     falls = np.flatnonzero(np.diff(values) <= 0)
     if falls.size:
         first, second = values[falls[0] : falls[0] + 2]
-        raise ValueError(
-            f"`lengths` must increase, got {second:g} after {first:g}. Sort them, each once."
+        raise ArgumentError(
+            "lengths", f"must increase, got {second:g} after {first:g}. Sort them, each once."
         )
     return values

@@ -10,6 +10,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape, to_device
 from promptlimit.measures import (
     AbstractMeasure,
@@ -94,9 +95,10 @@ class AbstractAttention(eqx.Module):
         """
         require_prompt(self, prompt)
         if not isinstance(prompt, Gaussian):
-            raise ValueError(
-                f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
-                "Call the attention itself: it takes any measure."
+            raise ArgumentError(
+                "prompt",
+                f"must be Gaussian for an affine limit, got {type(prompt).__name__}. "
+                "Call the attention itself: it takes any measure.",
             )
         return _affine(self, prompt)
 
@@ -113,9 +115,10 @@ class AbstractAttention(eqx.Module):
         """
         matrix, shift = self.affine_limit(prompt)
         if self.query_dim != self.token_dim:
-            raise ValueError(
-                f"`push_forward` must feed tokens of dimension {self.token_dim} back as queries, "
-                f"got an attention that takes queries of dimension {self.query_dim}."
+            raise ArgumentError(
+                "push_forward",
+                f"must feed tokens of dimension {self.token_dim} back as queries, "
+                f"got an attention that takes queries of dimension {self.query_dim}.",
             )
         return Gaussian(*_image(matrix, shift, prompt))
 
@@ -133,9 +136,10 @@ class AbstractAttention(eqx.Module):
             wrt: the name of a matrix of this attention, such as "key_query" or "value".
         """
         if not (matrices := self.matrices()):
-            raise ValueError(
-                f"`wrt` must name a matrix of this {type(self).__name__}, which has none of its "
-                f"own, got '{wrt}'. Ask one of its heads."
+            raise ArgumentError(
+                "wrt",
+                f"must name a matrix of this {type(self).__name__}, which has none of its "
+                f"own, got '{wrt}'. Ask one of its heads.",
             )
         require_choice("wrt", wrt, matrices)
         require_prompt(self, prompt)
@@ -246,9 +250,10 @@ def require_prompt(attention: AbstractAttention, prompt: object) -> None:
     """Refuse what is no measure, or one of tokens of another dimension."""
     measure = require_measure("prompt", prompt)
     if measure.dim != attention.token_dim:
-        raise ValueError(
-            f"`prompt` must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {measure.dim}."
+        raise ArgumentError(
+            "prompt",
+            f"must have tokens of dimension {attention.token_dim} (what the attention's "
+            f"parameters take), got {measure.dim}.",
         )
 
 

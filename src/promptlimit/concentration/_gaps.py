@@ -283,16 +283,18 @@ def _require_limits(problem: Problem, squares: Array) -> None:
     missing = int(np.isnan(squares).sum())
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
-            f"`measure` must have a log-Laplace transform, got {type(problem.measure).__name__} "
+            "measure",
+            f"must have a log-Laplace transform, got {type(problem.measure).__name__} "
             "tokens, whose transform is finite at zero alone: no limit exists. Simulate finite "
-            "prompts: prompt_moments(..., kind='estimate', key=key)."
+            "prompts: prompt_moments(..., kind='estimate', key=key).",
         )
     if missing and not problem.measure.finite_everywhere:
         raise OutsideDomainError(
-            f"`queries` must ask for tilts at which the log-Laplace transform of "
+            "queries",
+            "must ask for tilts at which the log-Laplace transform of "
             f"{type(problem.measure).__name__} tokens is finite, got {problem.queries.name} of "
             f"which {missing} of {squares.size} do not. Scale the queries or the key-query matrix "
-            "down."
+            "down.",
         )
 
 
@@ -377,5 +379,5 @@ def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:
     """Return the gaps at finite lengths, of a kind without simulation."""
     rule = GAPS.first(problem, kind)
     if not isinstance(rule, Rule):
-        raise KindUnavailableError(f"`kind` must be another for {problem.subject}: {rule}.")
+        raise KindUnavailableError("kind", f"must be another for {problem.subject}: {rule}.")
     return rule.compute(problem, Effort(tolerance=tolerance)).value

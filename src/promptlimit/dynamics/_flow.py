@@ -4,7 +4,6 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import require_whole
 from promptlimit._inputs import ArrayLike, Number, in_double, require_samples, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
@@ -138,8 +138,7 @@ def gradient_flow(
     limit [0.5466 0.2012 0.    ] True
     """
     require_start(start, task)
-    if not (isinstance(replicate, Integral) and replicate >= 0):
-        raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
+    require_whole("replicate", replicate, 0)
     require_samples(samples)
     threshold = tolerance if arrival is None else arrival
     require_positive(tolerance=tolerance, arrival=threshold, radius=float(radius))

@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import require_unmasked, require_whole
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number, require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.tasks import require_points
@@ -55,14 +56,16 @@ class TrainingPlan:
         require_samples(self.samples)
         require_positive(learning_rate=self.learning_rate)
         if self.optimiser is not None and not hasattr(self.optimiser, "update"):
-            raise ValueError(
-                "`optimiser` must be a rule of optax, called with its numbers as in "
-                f"optax.adam(1e-3), got {self.optimiser!r}."
+            raise ArgumentError(
+                "optimiser",
+                "must be a rule of optax, called with its numbers as in "
+                f"optax.adam(1e-3), got {self.optimiser!r}.",
             )
         if self.label is not None and (self.optimiser is None or self.label == "sgd"):
-            raise ValueError(
-                "`label` must name another rule than plain descent, which is 'sgd', and come with "
-                f"its `optimiser`, got '{self.label}'."
+            raise ArgumentError(
+                "label",
+                "must name another rule than plain descent, which is 'sgd', and come with "
+                f"its `optimiser`, got '{self.label}'.",
             )
         require_points(self.points)
         if self.record is not None:
@@ -122,9 +125,10 @@ def flow_time(steps: Number, learning_rate: float) -> float:
     600.0
     """
     if steps < 0 or learning_rate <= 0:
-        raise ValueError(
-            "`steps` must not be negative and `learning_rate` must be positive, "
-            f"got {steps} and {learning_rate}."
+        raise ArgumentError(
+            "steps",
+            "must not be negative and `learning_rate` must be positive, "
+            f"got {steps} and {learning_rate}.",
         )
     return 2.0 * steps * learning_rate
 
@@ -132,9 +136,7 @@ def flow_time(steps: Number, learning_rate: float) -> float:
 def require_count(**counts: int) -> None:
     """Refuse numbers that do not count anything, or more than a counter counts."""
     for name, value in counts.items():
-        counts_any = isinstance(value, Integral) and not isinstance(value, bool)
-        if not (counts_any and 1 <= value <= LAST_STEP):
-            raise ValueError(f"`{name}` must be a whole number from 1 to {LAST_STEP}, got {value}.")
+        require_whole(name, value, 1, LAST_STEP)
 
 
 def require_positive(**numbers: Number) -> None:
@@ -142,7 +144,7 @@ def require_positive(**numbers: Number) -> None:
     for name, value in numbers.items():
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not (is_number and 0.0 < value < np.inf):
-            raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+            raise ArgumentError(name, f"must be positive and finite, got {value}.")
 
 
 def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
@@ -151,6 +153,6 @@ def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
     whole = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iu"
     increasing = whole and (np.diff(array.astype(np.int64)) > 0).all()
     if not increasing or array[0] < 0 or array[-1] > steps:
-        raise ValueError(
-            f"`record` must be increasing whole numbers from 0 to {steps}, got {record}."
+        raise ArgumentError(
+            "record", f"must be increasing whole numbers from 0 to {steps}, got {record}."
         )

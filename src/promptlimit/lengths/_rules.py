@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
+from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import (
@@ -180,7 +181,7 @@ def temperature_table(
     start = one_number("base", checked_lengths(base, name="base"))
     sharpness = one_number("sharpness", sharpness)
     if start < 2.0 or not math.isfinite(start):
-        raise ValueError(f"`base` must be a finite length from 2, got {base}.")
+        raise ArgumentError("base", f"must be a finite length from 2, got {base}.")
     if margin is None:
         margin = needle_margin(sharpness, start, 0.5)
     else:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors
 from promptlimit.results import Risk
@@ -38,14 +39,16 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     known = [risk for risk in risks if risk is not None]
     if len(known) < len(risks):
         if known or task.least_risk(math.inf, points=count) is not None:
-            raise ValueError(
-                f"`lengths` must be infinite for {type(task).__name__}, got "
+            raise ArgumentError(
+                "lengths",
+                f"must be infinite for {type(task).__name__}, got "
                 f"{min(tokens.ravel()):g}. What the best predictor makes of a finite prompt is not "
-                "known; that of the infinite one is a lower bound."
+                "known; that of the infinite one is a lower bound.",
             )
-        raise ValueError(
-            f"`task` must know its least risk, got {type(task).__name__}, which does not. "
-            "Give it a method `least_risk`."
+        raise ArgumentError(
+            "task",
+            f"must know its least risk, got {type(task).__name__}, which does not. "
+            "Give it a method `least_risk`.",
         )
     return risk_at_lengths(known, tokens, simulated=False)
 
@@ -85,9 +88,10 @@ def bayes_excess(
         ]
     known = [part for part in parts if part is not None]
     if len(known) < request.lengths.size:
-        raise ValueError(
-            f"`task` must know the excess of {type(attention).__name__} over Bayes, got "
-            f"{type(task).__name__}, which does not. Subtract `bayes_risk` from `risk`."
+        raise ArgumentError(
+            "task",
+            f"must know the excess of {type(attention).__name__} over Bayes, got "
+            f"{type(task).__name__}, which does not. Subtract `bayes_risk` from `risk`.",
         )
     return risk_at_lengths(known, request.lengths, simulated=False)
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit.results import AccuracyError
 from promptlimit.weights._partition_formulas import (
     Integrands,
@@ -180,9 +181,10 @@ def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(sharpness, dtype=np.float64)
     wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
     if wrong.size:
-        raise ValueError(
-            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
-            "It is the standard deviation of the scores, sqrt(t' Gamma t)."
+        raise ArgumentError(
+            "sharpness",
+            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            "It is the standard deviation of the scores, sqrt(t' Gamma t).",
         )
     return values
 
@@ -377,5 +379,6 @@ def _refuse_large(
         raise AccuracyError(
             f"`weight_statistics` must reach a relative error of {TOLERANCE:g}, "
             f"got {error[worst]:.1e} at sharpness {sharpnesses[row]:g}, "
-            f"length {lengths[column]:g}. Please report this point."
+            f"length {lengths[column]:g}. Please report this point.",
+            argument="sharpness",
         )
