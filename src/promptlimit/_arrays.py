@@ -1,9 +1,12 @@
 """Arrays that come from users and those computed here, and lengths of prompts; without jax."""
 
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +27,62 @@ class SupportsArray(Protocol):
 # NumPy's own ArrayLike takes numbers for instances of `complex`, which no checker at run time does.
 ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """What a user may pass for an array."""
+
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def is_traced(value: object) -> bool:
+    """Return whether jax is tracing the value, so that it has a shape but no numbers yet.
+
+    False while jax is not imported, which this function does not do.
+    """
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def numpy_only(
+    instead: str,
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Decorate a function that computes with NumPy, so that it cannot be called under jax.
+
+    An argument that `jit`, `vmap` or `grad` traces is refused in one sentence, and so is a call
+    that fails because the function to which `jit` applies made it.
+
+    Args:
+        instead: a sentence that names what to use.
+    """
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        names = list(inspect.signature(function).parameters)
+        called = getattr(function, "__qualname__", "this function").removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+            jax = sys.modules.get("jax")
+            if jax is None:
+                return function(*args, **kwargs)
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                if name != "self" and any(map(is_traced, jax.tree.leaves(value))):
+                    raise ArgumentError(
+                        name,
+                        f"must hold numbers for `{called}`, which computes with NumPy, got an "
+                        f"array that jax traces (jit, vmap or grad). {instead}",
+                    )
+            try:
+                return function(*args, **kwargs)
+            except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as e:
+                if not is_traced(jax.device_put(np.zeros(()))):
+                    raise  # not ours: no `jit` is around this call
+                raise TypeError(
+                    f"`{called}` must be called outside `jit`, for it computes with NumPy. "
+                    f"{instead}"
+                ) from e
+
+        return call
+
+    return decorate
 
 
 def require_unmasked(name: str, value: object) -> None:

@@ -13,11 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from promptlimit._arrays import require_unmasked, require_whole
+from promptlimit._arrays import is_traced, require_unmasked, require_whole
 from promptlimit._errors import ArgumentError
 
 # What a user may pass for an array: anything NumPy makes one of.
@@ -113,11 +112,6 @@ def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
 
 def _type_words(value: object, host: np.ndarray) -> str:
     return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-
-
-def is_traced(array: Array | np.ndarray) -> bool:
-    """Return whether jax is tracing, so that the array has a shape but no values yet."""
-    return isinstance(array, Tracer)
 
 
 def require_rank(name: str, array: Array, rank: int) -> None:

@@ -14,8 +14,7 @@ import math
 import jax
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike
-from promptlimit._errors import ArgumentError
+from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sharpness_law import (
@@ -301,6 +300,7 @@ def log_scale(sharpness: Array, lengths: Array) -> Array:
     return exponent * size + np.log1p(sharpness[:, None] ** 2)
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def gap_exponent(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -316,6 +316,9 @@ def gap_exponent(
     Rare sharp queries, at which few tokens hold all the weight, carry the gap once $\tau^2>1/2$.
     The broadest component decides for a mixture of Gaussian queries; for finitely many queries, and
     for linear attention, the rate is 1. Derived in docs/gaps.md.
+
+    Raises:
+        KindUnavailableError: no formula for the rate of this problem is known.
 
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
@@ -342,7 +345,7 @@ def _tau(problem: Problem) -> float:
         tilts = [read.at(query).tilt for query in problem.queries.points]
         reason = next(filter(None, map(problem.leading_obstacle, tilts)), None)
         if reason is not None:
-            raise ArgumentError(
+            raise KindUnavailableError(
                 "queries",
                 "must be such that the gap falls as 1/L for the rate to be known, got "
                 f"one where it does not: {reason}. Fit it: fit_rate(lengths, values) takes any gap "
@@ -350,13 +353,13 @@ def _tau(problem: Problem) -> float:
             )
         return 0.0
     if read is None or gaussian is None:
-        raise ArgumentError(
+        raise KindUnavailableError(
             "measure",
             "must be Gaussian and `attention` one head for the rate to be known, "
             f"got {problem.subject}. Fit it: fit_rate(lengths, values) takes any gap curve.",
         )
     if not problem.queries.is_known:
-        raise ArgumentError(
+        raise KindUnavailableError(
             "queries",
             "must be Gaussian, a mixture of Gaussians, or a list for the rate to be "
             f"known, got {problem.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "

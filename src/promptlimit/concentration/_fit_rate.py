@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
-from promptlimit._arrays import Array, ArrayLike, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
@@ -22,6 +22,7 @@ _BAD_FIT = 0.2
 """The line is rejected at this share of 1 - level, 1% at the usual level."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def fit_rate(
     lengths: ArrayLike, values: ArrayLike, *, cov: ArrayLike | None = None, level: float = 0.95
 ) -> RateFit:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths
+from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
@@ -42,6 +42,7 @@ _COPIES = 8
 _LARGEST_CHUNK = 256
 
 
+@numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -91,6 +92,7 @@ def output_gap(
     return _curve(problem, kind, Effort(key, samples))
 
 
+@numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,
     measure: AbstractMeasure,

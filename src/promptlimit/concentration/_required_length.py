@@ -10,7 +10,7 @@ import numpy as np
 from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 
-from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike
+from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
@@ -35,6 +35,7 @@ GapOfLengths = Callable[[Array, float], Array]
 """From lengths and a relative tolerance to the gaps there."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def required_length(
     attention: AbstractAttention,
     measure: AbstractMeasure,

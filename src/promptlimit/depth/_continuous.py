@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, in_double, require_choice
 from promptlimit.attention import AbstractAttention
@@ -37,6 +38,7 @@ _FINEST, _COARSEST = 1e-13, 1e-3
 """Tolerances between which the solver takes its steps, and 100 times as large ones still steps."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def depth_flow(
     attention: AbstractAttention,
     prompt: AbstractMeasure,

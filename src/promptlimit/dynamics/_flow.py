@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import require_whole
+from promptlimit._arrays import numpy_only, require_whole
 from promptlimit._inputs import ArrayLike, Number, in_double, require_samples, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
@@ -87,6 +87,7 @@ def gradient_flow(
     samples: int = ...,
     folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
+@numpy_only("Use `risk_function`, which is differentiable.")
 def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,

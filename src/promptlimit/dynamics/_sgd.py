@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, array_names
@@ -32,6 +33,7 @@ _CURVES = ("value", "gradient_norms", "error")
 _MOMENTS = ("key_query", "value_matrix", *_CURVES)
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def sgd(
     start: Start | Sequence[Start],
     task: AbstractTask,

@@ -10,7 +10,14 @@ from numbers import Integral
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, require_unmasked
+from promptlimit._arrays import (
+    Array,
+    ArrayLike,
+    as_float64,
+    checked_lengths,
+    numpy_only,
+    require_unmasked,
+)
 from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
@@ -56,6 +63,7 @@ ReadLaws = Callable[[int], AbstractScalarLaws]
 """From a coordinate of the output to its laws."""
 
 
+@numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_law(
     attention: AbstractAttention,
     measure: AbstractMeasure,

@@ -6,7 +6,14 @@ One function for every law of the scores: what differs between laws is the mean 
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers, require_unmasked
+from promptlimit._arrays import (
+    Array,
+    ArrayLike,
+    checked_lengths,
+    numpy_only,
+    real_numbers,
+    require_unmasked,
+)
 from promptlimit._errors import ArgumentError
 from promptlimit.lengths._integrals import prompt_integrals
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
@@ -39,6 +46,7 @@ _COLUMNS = (
 Columns = dict[str, Array]
 
 
+@numpy_only("Use `weight_interpolant`, which is differentiable.")
 def length_statistics(
     sharpness: ArrayLike | AbstractScores, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> LengthStatistics:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import checked_fixed, length_statistics
 from promptlimit.lengths._scores import ListedScores
@@ -13,6 +13,7 @@ from promptlimit.results import EntropyPrediction
 _GROUPS = 16
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def entropy_prediction(
     scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> EntropyPrediction:

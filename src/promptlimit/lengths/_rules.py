@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
@@ -150,6 +150,7 @@ def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> f
     return math.exp(crossing(beyond, before, float(after[0])))
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def temperature_table(
     sharpness: Number, base: Number, lengths: ArrayLike, *, margin: Number | None = None
 ) -> TemperatureTable:

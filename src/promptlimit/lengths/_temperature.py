@@ -19,6 +19,7 @@ from promptlimit._arrays import (
     ArrayLike,
     as_float64,
     checked_lengths,
+    numpy_only,
     real_numbers,
     require_unmasked,
 )
@@ -41,6 +42,7 @@ _ROOT = 1e-13
 _NUDGE = 1e-4
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def inverse_temperature(
     sharpness: ArrayLike,
     lengths: ArrayLike,

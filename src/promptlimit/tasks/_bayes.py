@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors
@@ -16,6 +17,7 @@ from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths, risk_request
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
     r"""Return the risk of the best predictor there is given the prompt, the least possible.
 
@@ -53,6 +55,7 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     return risk_at_lengths(known, tokens, simulated=False)
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def bayes_excess(
     attention: AbstractAttention,
     task: AbstractTask,

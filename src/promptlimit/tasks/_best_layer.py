@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from scipy.optimize import fminbound
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
@@ -36,6 +36,7 @@ _NEAR = 0.004
 """Width of the parabola that ends the search."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedLayers:
     r"""Return the best $cz+vA_L$ at each length, A read at tilt $(u/s)z$: its u, v, c and excess.
 

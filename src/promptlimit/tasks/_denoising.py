@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
@@ -55,6 +55,7 @@ class Denoising(AbstractTask):
     noise_variance: float = eqx.field(static=True)
     clean_prompt: bool = eqx.field(static=True)
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         means: ArrayLike,
@@ -231,6 +232,7 @@ class InContextDenoising(AbstractTask):
 
     fixed: Denoising
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         means: ArrayLike,

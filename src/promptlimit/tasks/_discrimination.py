@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
@@ -91,6 +91,7 @@ class Discrimination(AbstractTask):
     weights: Float[np.ndarray, "2"]
     cov: Float[np.ndarray, "d d"]
 
+    @numpy_only("Build the task outside.")
     def __init__(self, means: ArrayLike, weights: ArrayLike, cov: ArrayLike):
         with jax.enable_x64(True):
             centres = float_array("means", means, rank=2)

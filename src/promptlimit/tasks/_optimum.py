@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number, to_device
 from promptlimit.attention import Layer, LinearAttention, Stack
@@ -71,6 +72,7 @@ def linear_optimum(
     *,
     moving_covariates: bool = False,
 ) -> tuple[LinearOptimum, ...]: ...
+@numpy_only("Call it outside and pass what it returns.")
 def linear_optimum(
     task: LinearRegression | RotatedRegression,
     lengths: Lengths,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from promptlimit._arrays import numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, to_device
 from promptlimit.attention import AbstractAttention
@@ -103,6 +104,7 @@ class LinearRegression(AbstractGaussianRegression):
     noise_variance: float
     prior_variance: float
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         covariance: ArrayLike,
@@ -185,6 +187,7 @@ class RotatedRegression(AbstractGaussianRegression):
     noise_variance: float = eqx.field(static=True)
     prior_variance: float = eqx.field(static=True)
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         spectrum: ArrayLike,

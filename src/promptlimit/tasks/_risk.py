@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import checked_lengths
+from promptlimit._arrays import checked_lengths, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double, require_choice, require_samples
 from promptlimit.attention import AbstractAttention, array_names
@@ -33,6 +33,7 @@ from promptlimit.tasks._simulation import (
 )
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def risk(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -101,6 +102,7 @@ def risk(
     return risk_at_lengths(risks, request.lengths, simulated=request.exact is None)
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
+from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.weights._interpolant_table import interpolation_table
@@ -111,6 +111,7 @@ def _piecewise_jvp(
     return _piecewise(table, place), slope * tangents[1]
 
 
+@numpy_only("Build the interpolant outside: what it returns can be traced.")
 def weight_interpolant(
     length: ArrayLike,
     *,

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
+from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit.results import AccuracyError
 from promptlimit.weights._partition_formulas import (
@@ -114,6 +114,7 @@ class WeightStatistics:
             return np.asarray(1.0 / self.participation)
 
 
+@numpy_only("Use `weight_interpolant`, which is differentiable.")
 def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 
