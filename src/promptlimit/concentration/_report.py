@@ -76,7 +76,7 @@ def _exponent(
 ) -> GapExponent | None:
     try:
         return gap_exponent(attention, measure, queries)
-    except ValueError:
+    except KindUnavailableError:
         return None
 
 
