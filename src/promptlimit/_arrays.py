@@ -1,10 +1,17 @@
 """Arrays that come from users and those computed here, and lengths of prompts; without jax."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from promptlimit._errors import ArgumentError
 
 Array: TypeAlias = NDArray[np.float64]
 """What is computed here: NumPy, double precision."""
@@ -22,6 +29,62 @@ ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """What a user may pass for an array."""
 
 
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def is_traced(value: object) -> bool:
+    """Return whether jax is tracing the value, so that it has a shape but no numbers yet.
+
+    False while jax is not imported, which this function does not do.
+    """
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+def numpy_only(
+    instead: str,
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
+    """Decorate a function that computes with NumPy, so that it cannot be called under jax.
+
+    An argument that `jit`, `vmap` or `grad` traces is refused in one sentence, and so is a call
+    that fails because the function to which `jit` applies made it.
+
+    Args:
+        instead: a sentence that names what to use.
+    """
+
+    def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+        names = list(inspect.signature(function).parameters)
+        called = getattr(function, "__qualname__", "this function").removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+            jax = sys.modules.get("jax")
+            if jax is None:
+                return function(*args, **kwargs)
+            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+                if name != "self" and any(map(is_traced, jax.tree.leaves(value))):
+                    raise ArgumentError(
+                        name,
+                        f"must hold numbers for `{called}`, which computes with NumPy, got an "
+                        f"array that jax traces (jit, vmap or grad). {instead}",
+                    )
+            try:
+                return function(*args, **kwargs)
+            except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError) as e:
+                if not is_traced(jax.device_put(np.zeros(()))):
+                    raise  # not ours: no `jit` is around this call
+                raise TypeError(
+                    f"`{called}` must be called outside `jit`, for it computes with NumPy. "
+                    f"{instead}"
+                ) from e
+
+        return call
+
+    return decorate
+
+
 def require_unmasked(name: str, value: object) -> None:
     """Refuse a masked array, also inside lists and tuples: NumPy would drop its mask silently.
 
@@ -31,10 +94,22 @@ def require_unmasked(name: str, value: object) -> None:
         for part in value:
             require_unmasked(name, part)
     elif isinstance(value, np.ma.MaskedArray):
-        raise ValueError(
-            f"`{name}` must be a plain array, got a masked array, whose mask would be lost. Drop "
-            "or fill the masked entries and pass the `.data` of what is left."
+        raise ArgumentError(
+            name,
+            "must be a plain array, got a masked array, whose mask would be lost. Drop "
+            "or fill the masked entries and pass the `.data` of what is left.",
         )
+
+
+def require_whole(
+    name: str, value: object, least: int, most: int | None = None, *, note: str = ""
+) -> int:
+    """Return a whole number of at least `least`, and at most `most` where it is given."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not (whole and least <= int(value) <= (math.inf if most is None else most)):
+        reach = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ArgumentError(name, f"must be a whole number {reach}, got {value}.{note}")
+    return int(value)
 
 
 def as_float64(array: object) -> Array:
@@ -65,8 +140,8 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
     try:
         array = np.asarray(length)
     except ValueError:
-        raise ValueError(
-            f"`{name}` must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
+        raise ArgumentError(
+            name, "must hold numbers, got rows of different lengths. Pass [10, 100, 1000]."
         ) from None
     try:
         # whole numbers beyond 64 bits make an object array
@@ -74,16 +149,18 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
             raise TypeError
         values = array.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"`{name}` must hold numbers, got {type(length).__name__} of dtype {array.dtype}. "
-            "It counts the tokens of a prompt."
+        raise ArgumentError(
+            name,
+            f"must hold numbers, got {type(length).__name__} of dtype {array.dtype}. "
+            "It counts the tokens of a prompt.",
         ) from None
     whole = values == np.floor(values)
     allowed = whole & (values >= 1) & ((values <= LARGEST_LENGTH) | np.isposinf(values))
     if not allowed.all():
-        raise ValueError(
-            f"`{name}` must be a whole number from 1 to 1e30 or math.inf, "
-            f"got {values[~allowed][0]}. It counts the tokens of a prompt."
+        raise ArgumentError(
+            name,
+            "must be a whole number from 1 to 1e30 or math.inf, "
+            f"got {values[~allowed][0]}. It counts the tokens of a prompt.",
         )
     return values
 
@@ -91,16 +168,16 @@ def checked_lengths(length: ArrayLike, *, name: str = "length") -> Array:
 def increasing_lengths(lengths: ArrayLike) -> Array:
     """Return one or several lengths as a vector, or refuse what does not increase."""
     if lengths is None:
-        raise ValueError("`lengths` must be a list of numbers, got None.")
+        raise ArgumentError("lengths", "must be a list of numbers, got None.")
     values = np.atleast_1d(checked_lengths(lengths, name="lengths"))
     if values.ndim != 1 or not values.size:
-        raise ValueError(
-            f"`lengths` must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
+        raise ArgumentError(
+            "lengths", f"must be a list of numbers, got shape {values.shape}. Pass [10, 100, 1000]."
         )
     falls = np.flatnonzero(np.diff(values) <= 0)
     if falls.size:
         first, second = values[falls[0] : falls[0] + 2]
-        raise ValueError(
-            f"`lengths` must increase, got {second:g} after {first:g}. Sort them, each once."
+        raise ArgumentError(
+            "lengths", f"must increase, got {second:g} after {first:g}. Sort them, each once."
         )
     return values

@@ -7,18 +7,17 @@ they do not run.
 
 import difflib
 from collections.abc import Iterable, Sequence
-from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import is_traced, require_unmasked, require_whole
+from promptlimit._errors import ArgumentError
 
 # What a user may pass for an array: anything NumPy makes one of.
 ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
@@ -88,19 +87,19 @@ def in_double(module: ModuleT) -> ModuleT:
 def _as_array(name: str, value: object) -> Array:
     if isinstance(value, jax.Array):
         if jnp.issubdtype(value.dtype, jnp.complexfloating):
-            raise ValueError(f"`{name}` must hold real numbers, got dtype {value.dtype}.")
+            raise ArgumentError(name, f"must hold real numbers, got dtype {value.dtype}.")
         return cast(value, _float_dtype(value.dtype))
     require_unmasked(name, value)
     try:
         host = np.asarray(value)
     except ValueError:
-        raise ValueError(
-            f"`{name}` must be an array, got rows of different lengths. Make them equal."
+        raise ArgumentError(
+            name, "must be an array, got rows of different lengths. Make them equal."
         ) from None
     if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
-        raise ValueError(
-            f"`{name}` must hold real numbers, got {_type_words(value, host)}. "
-            "Pass an array of floats."
+        raise ArgumentError(
+            name,
+            f"must hold real numbers, got {_type_words(value, host)}. Pass an array of floats.",
         )
     return to_device(host, _float_dtype(host.dtype))
 
@@ -115,15 +114,10 @@ def _type_words(value: object, host: np.ndarray) -> str:
     return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-def is_traced(array: Array | np.ndarray) -> bool:
-    """Return whether jax is tracing, so that the array has a shape but no values yet."""
-    return isinstance(array, Tracer)
-
-
 def require_rank(name: str, array: Array, rank: int) -> None:
     """Refuse an array with the wrong number of axes."""
     if array.ndim != rank:
-        raise ValueError(f"`{name}` must be {_RANKS[rank]}, got shape {array.shape}.")
+        raise ArgumentError(name, f"must be {_RANKS[rank]}, got shape {array.shape}.")
 
 
 def require_finite(name: str, array: Array) -> None:
@@ -140,15 +134,15 @@ def require_finite(name: str, array: Array) -> None:
         return
     where = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
     position = f" at index {', '.join(map(str, where))}" if where else ""
-    raise ValueError(
-        f"`{name}` must be finite, got {float(host[where])}{position}. Replace that entry."
+    raise ArgumentError(
+        name, f"must be finite, got {float(host[where])}{position}. Replace that entry."
     )
 
 
 def require_shape(name: str, array: Array, shape: tuple[int, ...], reason: str) -> None:
     """Refuse an array whose shape does not fit the other arguments."""
     if array.shape != shape:
-        raise ValueError(f"`{name}` must have shape {shape} ({reason}), got {array.shape}.")
+        raise ArgumentError(name, f"must have shape {shape} ({reason}), got {array.shape}.")
 
 
 def require_weights(name: str, weights: Array) -> None:
@@ -158,11 +152,11 @@ def require_weights(name: str, weights: Array) -> None:
     host = np.asarray(weights, dtype=np.float64)
     if (host < 0).any():
         where = int(np.argmax(host < 0))
-        raise ValueError(f"`{name}` must not be negative, got {host[where]:.6g} at index {where}.")
+        raise ArgumentError(name, f"must not be negative, got {host[where]:.6g} at index {where}.")
     tolerance = 1e-10 if weights.dtype == jnp.float64 else 1e-5
     if abs(host.sum() - 1.0) > tolerance:
-        raise ValueError(
-            f"`{name}` must sum to one, got a sum of {host.sum():.10g}. Divide them by their sum."
+        raise ArgumentError(
+            name, f"must sum to one, got a sum of {host.sum():.10g}. Divide them by their sum."
         )
 
 
@@ -172,8 +166,8 @@ def require_random_key(key: object) -> None:
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
     if key is not None and not is_key:
-        raise ValueError(
-            f"`key` must be a random key, got {type(key).__name__}. Pass jax.random.key(0)."
+        raise ArgumentError(
+            "key", f"must be a random key, got {type(key).__name__}. Pass jax.random.key(0)."
         )
 
 
@@ -185,15 +179,13 @@ def require_choice(name: str, value: str, choices: Iterable[Choice]) -> Choice:
             return choice
     listing = ", ".join(f"'{choice}'" for choice in known)
     if not isinstance(value, str):
-        raise ValueError(f"`{name}` must be one of {listing}, got {value!r}.")
+        raise ArgumentError(name, f"must be one of {listing}, got {value!r}.")
     near = difflib.get_close_matches(value, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    raise ValueError(f"`{name}` must be one of {listing}, got '{value}'.{hint}")
+    raise ArgumentError(name, f"must be one of {listing}, got '{value}'.{hint}")
 
 
 def require_samples(samples: object) -> None:
     """Refuse a number of prompts that has no standard error; None passes."""
-    if samples is not None and not (isinstance(samples, Integral) and int(samples) >= 2):
-        raise ValueError(
-            f"`samples` must be a whole number of at least 2, got {samples}. It counts prompts."
-        )
+    if samples is not None:
+        require_whole("samples", samples, 2, note=" It counts prompts.")

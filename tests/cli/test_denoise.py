@@ -73,7 +73,7 @@ def test_what_theorems_do_not_give_is_a_note_and_no_column(here: Here, tmp_path:
     assert len(rows) == 4
     words = " ".join(done.stderr.split())
     for column, theorem in (("layer of Bayes", "Proposition 4.4"), ("two heads", "Theorem 4.1")):
-        note = f"it takes means of equal norms for {theorem}, got norms from 1 to 2."
+        note = f"the task must have means of equal norms for {theorem}, got norms from 1 to 2."
         assert f"note: there is no column '{column}': {note}" in words
     assert "note: --best finds the best layer of any mixture" in words
     done = here("denoise", "--means", "law.npz", "--weights", "0.5,0.5", "--json", "--lengths", "2")

@@ -386,7 +386,7 @@ class Fixed(pl.AbstractAttention):
             {"samples": 1},
             "`samples` must be a whole number of at least 2, got 1. It counts prompts.",
         ),
-        ({"replicate": -1}, "`replicate` must be a whole number from 0, got -1."),
+        ({"replicate": -1}, "`replicate` must be a whole number of at least 0, got -1."),
     ],
 )
 def test_bad_requests_are_refused_in_one_sentence(change: dict, message: str) -> None:

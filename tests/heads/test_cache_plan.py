@@ -168,7 +168,7 @@ def test_plans_that_cannot_be_made(group: list[pl.heads.Head]) -> None:
         (group, {"tokens": 90}, "`tokens` must be from the 10 that are always paid for to fewer than the 90 of the prompt, got 90."),
         (group, {"tokens": 12, "moments": "always"}, "`tokens` must be from the 14 that are always paid for to fewer than the 90 of the prompt, got 12."),
         (group, {"tokens": 20, "last": 9}, "`last` must be at most the 8 recent tokens, got 9: a query must not see tokens that come after it as moments."),
-        (group, {"tokens": 20, "sinks": -1}, "`sinks` must be a whole number from 0, got -1."),
+        (group, {"tokens": 20, "sinks": -1}, "`sinks` must be a whole number of at least 0, got -1."),
         (group, {"tokens": 20, "importance": np.ones(4)}, "`importance` must be one number for each of the 90 tokens, got shape (4,)."),
         ([group[0], other], {"tokens": 20}, "`heads` must share keys, values and scale, but they do not. Plan them one by one."),
         ([], {"tokens": 20}, "`heads` must be causal heads, one or several that share keys."),

@@ -191,9 +191,9 @@ def test_captured_heads_are_as_good_as_their_model(
 
 def test_causal_atlases_that_cannot_be_made(model: pl.heads.Model) -> None:
     for options, message in (
-        ({"recent": 0}, "`recent` must be a whole number from 1, got 0."),
-        ({"sinks": -1}, "`sinks` must be a whole number from 0, got -1."),
-        ({"every": True}, "`every` must be a whole number from 1, got True."),
+        ({"recent": 0}, "`recent` must be a whole number of at least 1, got 0."),
+        ({"sinks": -1}, "`sinks` must be a whole number of at least 0, got -1."),
+        ({"every": True}, "`every` must be a whole number of at least 1, got True."),
         ({"windows": 0}, "`windows` must be at least 1, got 0."),
         ({"window": 32, "recent": 6},
          "`window` must exceed twice the 18 tokens that are kept or paid for by moments, got 32. "

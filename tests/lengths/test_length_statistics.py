@@ -341,8 +341,8 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics([1.0, 2.0], [1, 2, 3]),
-            "`sharpness`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
-            "shapes (2,), (3,) and (0,).",
+            "`sharpness` must broadcast with `lengths` and `fixed_scores`, its last axis apart, "
+            "got shapes (2,), (3,) and (0,).",
         ),
         (
             lambda: pl.ListedScores([0.0, 3000.0]),

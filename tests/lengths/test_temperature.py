@@ -143,7 +143,7 @@ def test_needles_are_those_of_simulated_prompts():
         ),
         (
             {"margin": 5.0},
-            "one of `weight` and `base` must be given to keep 'needle', and only one.",
+            "`weight` or `base` must be given to keep 'needle', and only one of them.",
         ),
         (
             {"weight": 0.5},

@@ -114,6 +114,6 @@ def test_a_process_with_another_prompt_than_the_first_one_is_refused(
                 checked_request(_head(), _prompt(1), [[1.0, 0.0]], [7], **how)
             )
     assert str(refusal.value) == (
-        "`prompt`, and what is asked of it, must be the same in all processes, but process 2 has "
+        "`prompt` and what is asked of it must be the same in all processes, but process 2 has "
         "others than process 0. Give all the same options and tokens."
     )

@@ -233,7 +233,7 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk_function(TASK, 10, replicate=-1),
-            "`replicate` must be a whole number from 0, got -1.",
+            "`replicate` must be a whole number of at least 0, got -1.",
         ),
         (
             lambda: pl.linear_optimum(pl.LinearRegression([[0.0]]), 10),

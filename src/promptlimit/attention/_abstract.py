@@ -10,6 +10,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     float_array,
@@ -119,9 +120,10 @@ class AbstractAttention(eqx.Module):
         """
         matrix, shift = require_affine_limit(self, prompt)
         if self.query_dim != self.token_dim:
-            raise ValueError(
-                f"`push_forward` must feed tokens of dimension {self.token_dim} back as queries, "
-                f"got an attention that takes queries of dimension {self.query_dim}."
+            raise ArgumentError(
+                "push_forward",
+                f"must feed tokens of dimension {self.token_dim} back as queries, "
+                f"got an attention that takes queries of dimension {self.query_dim}.",
             )
         return Gaussian(*_image(matrix, shift, prompt))
 
@@ -139,9 +141,10 @@ class AbstractAttention(eqx.Module):
             wrt: the name of a matrix of this attention, such as "key_query" or "value".
         """
         if not (matrices := self.matrices()):
-            raise ValueError(
-                f"`wrt` must name a matrix of this {type(self).__name__}, which has none of its "
-                f"own, got '{wrt}'. Ask one of its heads."
+            raise ArgumentError(
+                "wrt",
+                f"must name a matrix of this {type(self).__name__}, which has none of its "
+                f"own, got '{wrt}'. Ask one of its heads.",
             )
         require_choice("wrt", wrt, matrices)
         require_prompt(self, prompt)
@@ -259,9 +262,10 @@ def require_prompt(attention: AbstractAttention, prompt: object) -> None:
     """Refuse what is no measure, or one of tokens of another dimension."""
     measure = require_measure("prompt", prompt)
     if measure.dim != attention.token_dim:
-        raise ValueError(
-            f"`prompt` must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {measure.dim}."
+        raise ArgumentError(
+            "prompt",
+            f"must have tokens of dimension {attention.token_dim} (what the attention's "
+            f"parameters take), got {measure.dim}.",
         )
 
 
@@ -269,9 +273,10 @@ def require_gaussian_prompt(attention: AbstractAttention, prompt: object) -> Non
     """Require a Gaussian prompt of the attention's dimension."""
     require_prompt(attention, prompt)
     if not isinstance(prompt, Gaussian):
-        raise ValueError(
-            f"`prompt` must be Gaussian for an affine limit, got {type(prompt).__name__}. "
-            "Call the attention itself: it takes any measure."
+        raise ArgumentError(
+            "prompt",
+            f"must be Gaussian for an affine limit, got {type(prompt).__name__}. "
+            "Call the attention itself: it takes any measure.",
         )
 
 
@@ -281,9 +286,10 @@ def require_affine_limit(
     """Return the affine limit of an attention that must have one."""
     limit = attention.affine_limit(prompt)
     if limit is None:
-        raise ValueError(
-            "`attention` must have an affine limit over Gaussian tokens, but "
-            f"{type(attention).__name__} implements neither `as_heads` nor `affine_limit`."
+        raise ArgumentError(
+            "attention",
+            "must have an affine limit over Gaussian tokens, but "
+            f"{type(attention).__name__} implements neither `as_heads` nor `affine_limit`.",
         )
     return limit
 
@@ -302,9 +308,9 @@ def as_queries(attention: AbstractAttention, query: object) -> Float[Array, "*qu
     if array.ndim < 2:
         return as_query(attention, array)
     if array.ndim > 2:
-        raise ValueError(
-            "`query` must be a vector, or a matrix with one query per row, got shape "
-            f"{array.shape}."
+        raise ArgumentError(
+            "query",
+            f"must be a vector, or a matrix with one query per row, got shape {array.shape}.",
         )
     require_finite("query", array)
     reason = "what the attention's parameters take"

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -216,5 +217,5 @@ def _product(scale: float | Array, key: Array, query: Array) -> Array:
 def require_scale(scale: float) -> float:
     """Return the factor on the scores, or say that it is not a number."""
     if not math.isfinite(scale):
-        raise ValueError(f"`scale` must be finite, got {scale}.")
+        raise ArgumentError("scale", f"must be finite, got {scale}.")
     return float(scale)

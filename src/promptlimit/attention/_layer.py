@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
@@ -42,16 +43,17 @@ class Layer(AbstractAttention):
         residual: ArrayLike | None = None,
     ):
         if not isinstance(heads, AbstractAttention | Sequence):
-            raise ValueError(f"`heads` must be attentions, got {type(heads).__name__}.")
+            raise ArgumentError("heads", f"must be attentions, got {type(heads).__name__}.")
         several = (heads,) if isinstance(heads, AbstractAttention) else tuple(heads)
         self.heads = MultiHead(several).heads
         shape = (self.output_dim, self.query_dim)
         if residual is None:
             if shape[0] != shape[1]:
-                raise ValueError(
-                    "`residual` must be a matrix where outputs and queries differ in dimension, "
+                raise ArgumentError(
+                    "residual",
+                    "must be a matrix where outputs and queries differ in dimension, "
                     f"got None for outputs of dimension {shape[0]} and queries of dimension "
-                    f"{shape[1]}."
+                    f"{shape[1]}.",
                 )
             self.residual = None
             return

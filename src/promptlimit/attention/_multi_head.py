@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, require_shape
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
@@ -34,16 +35,16 @@ class MultiHead(AbstractAttention):
     def __init__(self, heads: Sequence[AbstractAttention], output: ArrayLike | None = None):
         self.heads = tuple(heads)
         if not self.heads:
-            raise ValueError("`heads` must hold at least one attention, got none.")
+            raise ArgumentError("heads", "must hold at least one attention, got none.")
         for index, head in enumerate(self.heads):
             if not isinstance(head, AbstractAttention):
-                raise ValueError(
-                    f"`heads[{index}]` must be an attention, got {type(head).__name__}."
+                raise ArgumentError(
+                    f"heads[{index}]", f"must be an attention, got {type(head).__name__}."
                 )
         shapes = [(head.token_dim, head.query_dim, head.output_dim) for head in self.heads]
         if len(set(shapes)) > 1:
-            raise ValueError(
-                f"`heads` must agree on the dimensions of token, query and output, got {shapes}."
+            raise ArgumentError(
+                "heads", f"must agree on the dimensions of token, query and output, got {shapes}."
             )
         if output is not None:
             output = float_array("output", output, rank=2)

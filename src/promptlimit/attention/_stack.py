@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, promoted
 from promptlimit.attention._abstract import (
     AbstractAttention,
@@ -67,20 +68,21 @@ class Stack(AbstractAttention):
 
     def __init__(self, layers: Sequence[AbstractAttention]):
         if isinstance(layers, AbstractAttention) or not isinstance(layers, Iterable):
-            raise ValueError(
-                f"`layers` must be a list of layers, got {type(layers).__name__}. Pass "
-                "[promptlimit.Layer(heads), ...]."
+            raise ArgumentError(
+                "layers",
+                f"must be a list of layers, got {type(layers).__name__}. Pass "
+                "[promptlimit.Layer(heads), ...].",
             )
         flat: list[AbstractAttention] = []
         for index, layer in enumerate(layers):
             if not isinstance(layer, AbstractAttention):
-                raise ValueError(
-                    f"`layers[{index}]` must be a layer, got {type(layer).__name__}. "
-                    "Pass promptlimit.Layer(heads)."
+                raise ArgumentError(
+                    f"layers[{index}]",
+                    f"must be a layer, got {type(layer).__name__}. Pass promptlimit.Layer(heads).",
                 )
             flat += layer.as_layers() or (layer,)
         if not flat:
-            raise ValueError("`layers` must hold at least one layer, got none.")
+            raise ArgumentError("layers", "must hold at least one layer, got none.")
         _require_chain(flat)
         self.layers = tuple(flat)
 
@@ -111,10 +113,11 @@ class Stack(AbstractAttention):
         require_prompt(self, prompt)
         if not isinstance(prompt, Empirical) or prompt.weights is not None:
             thing = "tokens with weights" if isinstance(prompt, Empirical) else type(prompt)
-            raise ValueError(
-                "`prompt` must be tokens in their order for a causal mask, got "
+            raise ArgumentError(
+                "prompt",
+                "must be tokens in their order for a causal mask, got "
                 f"{thing if isinstance(thing, str) else thing.__name__}. Call the stack itself "
-                "for a law: its limit does not feel the mask."
+                "for a law: its limit does not feel the mask.",
             )
         return _causal_output(self.layers, prompt, as_query(self, query))
 
@@ -145,10 +148,11 @@ class Stack(AbstractAttention):
         if isinstance(prompt, Gaussian):
             matrix, shift = self.affine_limit(prompt)
             return matrix @ query + shift
-        raise ValueError(
-            f"`prompt` must be tokens or Gaussian for a stack of {len(self.layers)} layers, got "
+        raise ArgumentError(
+            "prompt",
+            f"must be tokens or Gaussian for a stack of {len(self.layers)} layers, got "
             f"{type(prompt).__name__}: a layer makes no law of it that has a closed form. Ask "
-            "prompt_moments(stack, law, query, math.inf), or pass Empirical(law.sample(...))."
+            "prompt_moments(stack, law, query, math.inf), or pass Empirical(law.sample(...)).",
         )
 
     def affine_limit(
@@ -163,16 +167,18 @@ def _require_chain(layers: Sequence[AbstractAttention]) -> None:
     """Refuse a layer that does not take what the one before it puts out, tokens and queries."""
     for index, (below, layer) in enumerate(itertools.pairwise(layers)):
         if below.query_dim != below.token_dim:
-            raise ValueError(
-                f"`layers[{index}]` must take tokens as queries, for the layer above reads what it "
+            raise ArgumentError(
+                f"layers[{index}]",
+                "must take tokens as queries, for the layer above reads what it "
                 f"makes of them, got tokens of dimension {below.token_dim} and queries of "
-                f"dimension {below.query_dim}."
+                f"dimension {below.query_dim}.",
             )
         if not below.output_dim == layer.token_dim == layer.query_dim:
-            raise ValueError(
-                f"`layers[{index + 1}]` must take tokens and queries of dimension "
+            raise ArgumentError(
+                f"layers[{index + 1}]",
+                "must take tokens and queries of dimension "
                 f"{below.output_dim}, which `layers[{index}]` puts out, got {layer.token_dim} and "
-                f"{layer.query_dim}."
+                f"{layer.query_dim}.",
             )
 
 

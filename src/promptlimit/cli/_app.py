@@ -144,6 +144,7 @@ def _as_command_error(problem: Exception) -> CommandError:
     words, where = str(problem).strip(), "promptlimit --debug ... shows where it happened"
     if isinstance(problem, CommandError):
         return problem
+    # XLA tells that memory ran out in its message alone.
     if isinstance(problem, MemoryError) or words.startswith("RESOURCE_EXHAUSTED"):
         reason = words.partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ")
         return CommandError(

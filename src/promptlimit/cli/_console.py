@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from promptlimit._cores import usable_cores
+from promptlimit._errors import ArgumentError
 
 OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -121,13 +122,12 @@ def ending_at_once(hint: str) -> Generator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def refusal(problem: ValueError, command: str, *options: str) -> CommandError:
-    """Return what the library refused; of an option that was typed, as wrong usage."""
-    words, hint = str(problem), f"promptlimit {command} --help"
-    for option in options:
-        if words.startswith(f"`{option}` "):
-            return UsageError(words.replace(f"`{option}`", f"--{option}", 1), hint)
-    return CommandError(words, hint)
+def as_usage_error(problem: ValueError, command: str, *options: str) -> CommandError:
+    """Return a refusal of the library; wrong usage where an option of its name was typed."""
+    hint = f"promptlimit {command} --help"
+    if isinstance(problem, ArgumentError) and problem.argument in options:
+        return UsageError(f"--{problem.argument} {problem.requirement}", hint)
+    return CommandError(str(problem), hint)
 
 
 def print_note(message: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
@@ -36,10 +37,10 @@ _HINTS = {
     "--noise": "--noise 4",
 }
 _OPTIONS = {
-    "`means`": "--means",
-    "`weights`": "--weights",
-    "`within_variance`": "--within",
-    "`noise_variance`": "--noise",
+    "means": "--means",
+    "weights": "--weights",
+    "within_variance": "--within",
+    "noise_variance": "--noise",
 }
 """What the library calls the numbers that the options hold."""
 
@@ -119,8 +120,8 @@ def denoise(
                 clean_prompt=clean_prompt,
             )
             report = _report(task, sizes, _asked(two_heads, best), shown)
-        except ValueError as problem:
-            raise _refusal(problem, in_file=_typed_means(means) is None) from None
+        except ArgumentError as problem:
+            raise _as_usage_error(problem, in_file=_typed_means(means) is None) from None
     for note in _notes(report, best):
         print_note(note)
     emit(
@@ -182,21 +183,19 @@ def _means_in_file(name: str) -> "dict[str, np.ndarray]":
     return arrays
 
 
-_LIBRARY_WAY_OUT = "Scale its key-query matrix down, or ask `risk` for kind='estimate' with a key."
-
-
-def _refusal(problem: ValueError, *, in_file: bool) -> CommandError:
-    """Return what the library refused, in the names of the options."""
-    words = str(problem).replace("`task` must have means near", "`means` must be near")
-    words = words.replace("`attention` must have scores", "`means` must make scores")
-    words = words.replace(_LIBRARY_WAY_OUT, "Take nearer means or larger variances.")
-    option = next((word for name, word in _OPTIONS.items() if words.startswith(name)), None)
-    for name, word in _OPTIONS.items():
-        words = words.replace(name, word)
-    if option is None:
-        return CommandError(words, "promptlimit denoise --help")
-    wrong = CommandError if in_file and option == "--means" else UsageError
-    return wrong(words, _HINTS[option])
+def _as_usage_error(problem: ArgumentError, *, in_file: bool) -> CommandError:
+    """Return a refusal of the library in the names of the options."""
+    of_means = CommandError if in_file else UsageError
+    if problem.argument in ("task", "attention"):
+        return of_means(
+            f"--means must be near enough for finite prompts, but {problem}",
+            "take nearer means or larger variances",
+        )
+    if problem.argument not in _OPTIONS:
+        return CommandError(str(problem), "promptlimit denoise --help")
+    option = _OPTIONS[problem.argument]
+    wrong = of_means if option == "--means" else UsageError
+    return wrong(f"{option} {problem.renamed(**_OPTIONS).requirement}", _HINTS[option])
 
 
 def _asked(two_heads: bool, best: bool) -> list[str]:
@@ -324,10 +323,10 @@ def _attentions(
         if name in makers:
             try:
                 attentions[name] = makers[name](task)
-            except ValueError as problem:
-                if not str(problem).startswith("`task` must have "):
+            except ArgumentError as problem:
+                if problem.argument != "task":
                     raise
-                missing[name] = str(problem).replace("`task` must have", "it takes", 1)
+                missing[name] = f"the task {problem.requirement}"
     return attentions, missing
 
 

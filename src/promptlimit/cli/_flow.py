@@ -11,10 +11,10 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
+    as_usage_error,
     emit,
     print_json,
     print_table,
-    refusal,
     require_folder,
     use_double_precision,
 )
@@ -92,7 +92,7 @@ def flow(
             task = regression(covariance, dim, noise)
             start = _start(task, kernel, alpha, seed)
         except ValueError as problem:
-            raise refusal(problem, "flow", "alpha") from None
+            raise as_usage_error(problem, "flow", "alpha") from None
 
         def follow(length: float) -> "Trajectory":
             return gradient_flow(

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
+    as_usage_error,
     emit,
     print_json,
     print_note,
     print_table,
-    refusal,
     require_folder,
 )
 from promptlimit.cli._drawing import write_figure
@@ -84,10 +85,10 @@ def gap(
                     samples=samples or None,
                 )
         except ValueError as problem:
-            if "can only be simulated" in str(problem):
+            if isinstance(problem, ArgumentError) and problem.argument == "key":
                 words = "--samples must be positive for a problem that can only be simulated, got 0"
                 raise UsageError(words, "--samples 512") from None
-            raise refusal(problem, "gap", "wrt") from None
+            raise as_usage_error(problem, "gap", "wrt") from None
         for note in _notes(report):
             print_note(note)
         emit(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import CommandError, UsageError
 from promptlimit.cli._progress import AbstractProgress
 
@@ -78,11 +79,10 @@ def prompts_of(model: "Model", name: str, content: str, window: int | None) -> "
         )
     try:
         return windows_of(model, content, window=window)
-    except ValueError as refusal:
-        words = str(refusal).replace("`text_or_ids`", f"the text '{name}'")
-        raise CommandError(
-            words.replace("`window`", "--window"), "promptlimit heads --help"
-        ) from None
+    except ArgumentError as problem:
+        subject = {"text_or_ids": f"the text '{name}'", "window": "--window"}[problem.argument]
+        words = f"{subject} {problem.requirement}"
+        raise CommandError(words, "promptlimit heads --help") from None
 
 
 def require_no_text(texts: list[Path]) -> None:

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
+from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
+    as_usage_error,
     emit,
     print_json,
     print_table,
-    refusal,
     require_folder,
 )
 from promptlimit.cli._inputs import Source, Standard, WrtOption, problem_of
@@ -54,9 +55,9 @@ def length(
                 for gap in tolerance or [0.1, 0.01]
             ]
     except ValueError as problem:
-        if "`absolute`" in str(problem):
+        if isinstance(problem, ArgumentError) and problem.argument == "absolute":
             raise CommandError(str(problem), "--absolute") from None
-        raise refusal(problem, "length", "wrt", "tolerance") from None
+        raise as_usage_error(problem, "length", "wrt", "tolerance") from None
     document = {"lengths": [answer.as_json() for answer in answers]}
     rows = [
         (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice
 from promptlimit.attention import Factored, Layer, LinearAttention, SoftmaxAttention, Stack
 from promptlimit.cli._inputs import (
@@ -65,7 +66,7 @@ class ProblemSpec:
     def parts(self) -> tuple[SoftmaxAttention | Factored, AbstractMeasure, Queries]:
         """Head, law and queries, as gaps and lengths take them."""
         if self.law is None:
-            raise ValueError("`prompt` must be described for this command.")
+            raise ArgumentError("prompt", "must be described for this command.")
         return self.attention, self.law, self.queries
 
 
@@ -143,10 +144,10 @@ def _shaped(name: str, value: np.ndarray | str) -> np.ndarray | str:
 def _needed(arrays: Arrays, name: str, owner: str) -> np.ndarray:
     """Return an array that must be there."""
     if name not in arrays:
-        raise ValueError(f"`{name}` must be given for {owner}, got {_listing(arrays)}.")
+        raise ArgumentError(name, f"must be given for {owner}, got {_listing(arrays)}.")
     value = arrays[name]
     if isinstance(value, str):
-        raise ValueError(f"`{name}` must be an array, got the text '{value}'.")
+        raise ArgumentError(name, f"must be an array, got the text '{value}'.")
     return value
 
 
@@ -159,15 +160,16 @@ def _attention(arrays: Arrays) -> SoftmaxAttention | Factored:
     if not any(name in arrays for name in FACTORS):
         return SoftmaxAttention(*(_needed(arrays, name, "the attention") for name in MERGED))
     if both := [name for name in MERGED if name in arrays]:
-        raise ValueError(
-            f"`{both[0]}` must not be given together with factors such as `key_weight`. "
-            "Pass either the merged matrices or the factors."
+        raise ArgumentError(
+            both[0],
+            "must not be given together with factors such as `key_weight`. "
+            "Pass either the merged matrices or the factors.",
         )
     key, query, value = (_needed(arrays, name, "the factored attention") for name in FACTORS[:3])
     output = _needed(arrays, "output", "the head") if "output" in arrays else None
     scale = _needed(arrays, "scale", "the head") if "scale" in arrays else np.ones(())
     if scale.ndim != 0:
-        raise ValueError(f"`scale` must be a number, got shape {scale.shape}.")
+        raise ArgumentError("scale", f"must be a number, got shape {scale.shape}.")
     return Factored("softmax", key, query, value, output, scale=float(scale))
 
 
@@ -175,9 +177,10 @@ def _law(arrays: Arrays, dim: int) -> AbstractMeasure:
     """Return the prompt that the arrays describe."""
     kind = _prompt_kind(arrays)
     if stray := sorted((OF_PROMPTS - {*PROMPTS[kind]}) & set(arrays)):
-        raise ValueError(
-            f"`{stray[0]}` must not be given for a prompt of kind '{kind}'. "
-            "Leave it out, or name another prompt."
+        raise ArgumentError(
+            stray[0],
+            f"must not be given for a prompt of kind '{kind}'. "
+            "Leave it out, or name another prompt.",
         )
     if kind == "tokens":
         weights = _needed(arrays, "weights", "tokens") if "weights" in arrays else None
@@ -200,9 +203,10 @@ def _prompt_kind(arrays: Arrays) -> str:
         return "tokens"
     if "cov" in arrays:
         return "gaussian"
-    raise ValueError(
-        "`prompt` must be described by `cov` (with `mean`) or by `tokens`, or named as one of "
-        f"{', '.join(map(repr, PROMPTS))}, got {_listing(arrays)}."
+    raise ArgumentError(
+        "prompt",
+        "must be described by `cov` (with `mean`) or by `tokens`, or named as one of "
+        f"{', '.join(map(repr, PROMPTS))}, got {_listing(arrays)}.",
     )
 
 
@@ -211,20 +215,20 @@ def _queries(arrays: Arrays, dim: int) -> Queries:
     ways = [name for name in ("query", "queries", "query_cov") if name in arrays]
     if len(ways) != 1:
         names = " and ".join(f"`{name}`" for name in ways) if ways else "none of them"
-        raise ValueError(
-            "`query`, `queries` or `query_cov` must be given, and only one of them, "
-            f"got {names}. `query_cov` makes Gaussian queries."
+        raise ArgumentError(
+            "query",
+            "must be given, or `queries` or `query_cov`, and only one of them, "
+            f"got {names}. `query_cov` makes Gaussian queries.",
         )
     if "query_mean" in arrays and ways != ["query_cov"]:
-        raise ValueError("`query_mean` must be given with `query_cov` only.")
+        raise ArgumentError("query_mean", "must be given with `query_cov` only.")
     if ways == ["query_cov"]:
         mean = _needed(arrays, "query_mean", "queries") if "query_mean" in arrays else np.zeros(dim)
         cov = _needed(arrays, "query_cov", "Gaussian queries")
         try:
             return Gaussian(mean, cov)
-        except ValueError as refusal:
-            words = str(refusal).replace("`cov`", "`query_cov`")
-            raise ValueError(words.replace("`mean`", "`query_mean`")) from None
+        except ArgumentError as refusal:
+            raise refusal.renamed(mean="query_mean", cov="query_cov") from None
     array = _needed(arrays, ways[0], "the problem")
     return array[None] if ways == ["query"] else array
 
@@ -274,15 +278,16 @@ def stack_from_arrays(arrays: Arrays) -> StackSpec:
     require_choice("kernel", kernel, _KERNELS)
     scores, values = (_of_heads(arrays, name) for name in MERGED)
     if scores.shape[:2] != values.shape[:2]:
-        raise ValueError(
-            f"`value` must have as many layers and heads as `key_query`, {scores.shape[:2]}, got "
-            f"{values.shape[:2]}."
+        raise ArgumentError(
+            "value",
+            f"must have as many layers and heads as `key_query`, {scores.shape[:2]}, got "
+            f"{values.shape[:2]}.",
         )
     residual = _needed(arrays, "residual", "the stack") if "residual" in arrays else None
     if residual is not None and (residual.ndim != 3 or len(residual) != len(scores)):
-        raise ValueError(
-            f"`residual` must have shape [layers, d, d] with {len(scores)} layers, got "
-            f"{residual.shape}."
+        raise ArgumentError(
+            "residual",
+            f"must have shape [layers, d, d] with {len(scores)} layers, got {residual.shape}.",
         )
     shaped = {name: _shaped(name, value) for name, value in arrays.items()}
     with jax.enable_x64(True):
@@ -295,9 +300,8 @@ def _of_heads(arrays: Arrays, name: str) -> np.ndarray:
     """Return matrices as [layers, heads, rows, columns]."""
     matrices = _needed(arrays, name, "the stack")
     if matrices.ndim not in (3, 4):
-        raise ValueError(
-            f"`{name}` must have shape [layers, d, d] or [layers, heads, d, d], got "
-            f"{matrices.shape}."
+        raise ArgumentError(
+            name, f"must have shape [layers, d, d] or [layers, heads, d, d], got {matrices.shape}."
         )
     return matrices if matrices.ndim == 4 else matrices[:, None]
 

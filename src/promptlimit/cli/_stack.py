@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     SeedOption,
     UsageError,
+    as_usage_error,
     emit,
     print_json,
     print_note,
     print_table,
-    refusal,
     require_folder,
     use_double_precision,
 )
@@ -104,10 +105,10 @@ def stack(
         try:
             report = _report(asked, sizes, causal, samples, seed, shown)
         except ValueError as problem:
-            if str(problem).startswith("`key` must be given"):
+            if isinstance(problem, ArgumentError) and problem.argument == "key":
                 words = "--samples must be positive for a prompt that has no closed limit, got 0"
                 raise UsageError(words, "--samples 256") from None
-            raise refusal(problem, "stack") from None
+            raise as_usage_error(problem, "stack") from None
         except ArithmeticError as problem:
             raise CommandError(str(problem), "promptlimit stack --help") from None
     for note in _notes(report):

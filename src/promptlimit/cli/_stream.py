@@ -12,11 +12,11 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
+    as_usage_error,
     emit,
     print_json,
     print_note,
     print_table,
-    refusal,
     require_folder,
 )
 from promptlimit.cli._drawing import write_figure
@@ -122,7 +122,7 @@ def _as_command_error(problem: ValueError) -> CommandError:
         return CommandError(str(problem), "promptlimit stream --out ANOTHER")
     if isinstance(problem, InputFileError):
         return CommandError(str(problem), "numpy.save writes a file of tokens")
-    return refusal(problem, "stream", "length", "lengths")
+    return as_usage_error(problem, "stream", "length", "lengths")
 
 
 def _prompt(

@@ -11,10 +11,10 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     UsageError,
+    as_usage_error,
     emit,
     print_json,
     print_table,
-    refusal,
     require_folder,
     use_double_precision,
 )
@@ -64,7 +64,7 @@ def train(
                 return
             training = _train(plan, out, shown, writes=writes)
         except ValueError as problem:
-            raise refusal(problem, "train") from None
+            raise as_usage_error(problem, "train") from None
         shown.close()
         if not writes:
             return

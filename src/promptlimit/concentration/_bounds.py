@@ -9,12 +9,12 @@ $w=e^{\langle u,z\rangle-\Lambda(u)}$ the weight of a token, of mean one, and $m
 The softmax mean is $\hat m=m+G/D$ with $D=\frac1L\sum w_i$, $G=\frac1L\sum w_i(z_i-m)$.
 """
 
-from numbers import Integral
 from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, require_unmasked, require_whole
+from promptlimit._errors import ArgumentError
 
 # One number or an array of them; NumPy makes scalars of arrays without axes.
 Numbers: TypeAlias = Array | float
@@ -226,9 +226,7 @@ def _spread(dim: int, s: Numbers, x: Numbers) -> Numbers:
 
 def checked_dim(dim: SupportsIndex) -> int:
     """Return the dimension of a token."""
-    if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
-        raise ValueError(f"`dim` must be a whole number of at least 1, got {dim!r}.")
-    return int(dim)
+    return require_whole("dim", dim, 1)
 
 
 def checked_size(name: str, value: ArrayLike) -> Array:
@@ -237,12 +235,12 @@ def checked_size(name: str, value: ArrayLike) -> Array:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"`{name}` must be a number, got {type(value).__name__}.") from None
+        raise ArgumentError(name, f"must be a number, got {type(value).__name__}.") from None
     allowed = np.isfinite(array) & (array >= 0)
     if not allowed.all():
-        raise ValueError(
-            f"`{name}` must be finite and not negative, got {array[~allowed][0]}. "
-            "It is a norm or a scale."
+        raise ArgumentError(
+            name,
+            f"must be finite and not negative, got {array[~allowed][0]}. It is a norm or a scale.",
         )
     return array
 
@@ -251,9 +249,10 @@ def checked_sharpness(name: str, sub_gaussian: Array | float, norm: ArrayLike) -
     """Return $s|u|$, refused where a bound, of its fourth power, would leave double precision."""
     sharpness = np.asarray(sub_gaussian * checked_size(name, norm))
     if not np.all(sharpness <= _LARGEST):
-        raise ValueError(
-            f"`{name}` times `sub_gaussian` must be at most {_LARGEST:g} for a bound in double "
-            f"precision, got {np.max(sharpness):g}."
+        raise ArgumentError(
+            name,
+            f"times `sub_gaussian` must be at most {_LARGEST:g} for a bound in double "
+            f"precision, got {np.max(sharpness):g}.",
         )
     return sharpness
 
@@ -262,5 +261,5 @@ def checked_number(name: str, value: ArrayLike) -> float:
     """Return one norm."""
     array = checked_size(name, value)
     if array.ndim:
-        raise ValueError(f"`{name}` must be one number, got shape {array.shape}.")
+        raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
     return float(array)

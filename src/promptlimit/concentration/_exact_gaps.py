@@ -14,7 +14,7 @@ import math
 import jax
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike
+from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sharpness_law import (
@@ -241,9 +241,10 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     inside = sharpness <= MAX_SHARPNESS
     if not inside.all() and "spread_error" in names:
         raise KindUnavailableError(
-            f"`queries` must keep the sharpness of the scores below {MAX_SHARPNESS:g} for an exact "
+            "queries",
+            f"must keep the sharpness of the scores below {MAX_SHARPNESS:g} for an exact "
             f"gradient of a score matrix, got {sharpness.max():.4g} (in their tail, if they have "
-            "one). Ask for kind='estimate' or 'bound', or scale the parameters down."
+            "one). Ask for kind='estimate' or 'bound', or scale the parameters down.",
         )
     few = sharpness.size * lengths.size <= _MOST_KEPT
     asked = names, tuple(sharpness[inside].tolist()), tuple(lengths.tolist())
@@ -276,9 +277,10 @@ def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
     """Return the statistics of outputs where the engine of all statistics does not reach."""
     if sharpness > _MOST_SHARP:
         raise KindUnavailableError(
-            f"`queries` must keep the scores within reach of the exact gap, got a sharpness of "
+            "queries",
+            "must keep the scores within reach of the exact gap, got a sharpness of "
             f"{sharpness:.4g} (in their tail, where they have one). Ask for kind='estimate' or "
-            "'bound', or scale the parameters down."
+            "'bound', or scale the parameters down.",
         )
     law = score_law(Gaussian([0.0], [[1.0]]), np.array([sharpness]))
     rows = softmax_moments(law, np.ones((1, 1)), lengths, None)
@@ -298,6 +300,7 @@ def log_scale(sharpness: Array, lengths: Array) -> Array:
     return exponent * size + np.log1p(sharpness[:, None] ** 2)
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def gap_exponent(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -313,6 +316,9 @@ def gap_exponent(
     Rare sharp queries, at which few tokens hold all the weight, carry the gap once $\tau^2>1/2$.
     The broadest component decides for a mixture of Gaussian queries; for finitely many queries, and
     for linear attention, the rate is 1. Derived in docs/gaps.md.
+
+    Raises:
+        KindUnavailableError: no formula for the rate of this problem is known.
 
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
@@ -339,22 +345,25 @@ def _tau(problem: Problem) -> float:
         tilts = [read.at(query).tilt for query in problem.queries.points]
         reason = next(filter(None, map(problem.leading_obstacle, tilts)), None)
         if reason is not None:
-            raise ValueError(
-                f"`queries` must be such that the gap falls as 1/L for the rate to be known, got "
+            raise KindUnavailableError(
+                "queries",
+                "must be such that the gap falls as 1/L for the rate to be known, got "
                 f"one where it does not: {reason}. Fit it: fit_rate(lengths, values) takes any gap "
-                "curve."
+                "curve.",
             )
         return 0.0
     if read is None or gaussian is None:
-        raise ValueError(
-            "`measure` must be Gaussian and `attention` one head for the rate to be known, "
-            f"got {problem.subject}. Fit it: fit_rate(lengths, values) takes any gap curve."
+        raise KindUnavailableError(
+            "measure",
+            "must be Gaussian and `attention` one head for the rate to be known, "
+            f"got {problem.subject}. Fit it: fit_rate(lengths, values) takes any gap curve.",
         )
     if not problem.queries.is_known:
-        raise ValueError(
-            "`queries` must be Gaussian, a mixture of Gaussians, or a list for the rate to be "
+        raise KindUnavailableError(
+            "queries",
+            "must be Gaussian, a mixture of Gaussians, or a list for the rate to be "
             f"known, got {problem.queries.name}. Fit it: fit_rate(lengths, values) takes any gap "
-            "curve."
+            "curve.",
         )
     transform = gaussian.root() @ read.key_query
     laws = [sharpness_law(transform, part.mean, part.cov) for part in problem.queries.gaussians]

@@ -11,7 +11,8 @@ import math
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
-from promptlimit._arrays import Array, ArrayLike, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, numpy_only, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
@@ -21,6 +22,7 @@ _BAD_FIT = 0.2
 """The line is rejected at this share of 1 - level, 1% at the usual level."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def fit_rate(
     lengths: ArrayLike, values: ArrayLike, *, cov: ArrayLike | None = None, level: float = 0.95
 ) -> RateFit:
@@ -60,7 +62,7 @@ def fit_rate(
     """
     where, what = _checked_curve(lengths, values)
     if not 0 < level < 1:
-        raise ValueError(f"`level` must be between 0 and 1, got {level}. Pass 0.95 for 95%.")
+        raise ArgumentError("level", f"must be between 0 and 1, got {level}. Pass 0.95 for 95%.")
     log_cov = _checked_log_cov(cov, what)
     x, y = np.log(where), np.log(what)
     if log_cov is None:
@@ -242,24 +244,26 @@ def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]
     """Return at least two increasing lengths from 1 on, and the positive values there."""
     where, what = _vector("lengths", lengths), _vector("values", values)
     if where.size < 2:
-        raise ValueError(f"`lengths` must hold at least two lengths, got {where.size}.")
+        raise ArgumentError("lengths", f"must hold at least two lengths, got {where.size}.")
     if what.size != where.size:
-        raise ValueError(
-            f"`values` must hold one value a length, got {what.size} for {where.size} lengths."
+        raise ArgumentError(
+            "values", f"must hold one value a length, got {what.size} for {where.size} lengths."
         )
     if where.min() < 1:
-        raise ValueError(f"`lengths` must be at least 1, got {where.min():.6g}.")
+        raise ArgumentError("lengths", f"must be at least 1, got {where.min():.6g}.")
     if not (np.diff(where) > 0).all():
         at = int(np.argmin(np.diff(where) > 0))
-        raise ValueError(
-            f"`lengths` must increase, got {where[at + 1]:.6g} after {where[at]:.6g}. "
-            "Sort them, and pass each once."
+        raise ArgumentError(
+            "lengths",
+            f"must increase, got {where[at + 1]:.6g} after {where[at]:.6g}. "
+            "Sort them, and pass each once.",
         )
     if what.min() <= 0:
         at = int(np.argmin(what))
-        raise ValueError(
-            f"`values` must be positive, got {what[at]:.6g} at length {where[at]:.6g}. "
-            "A power law has no zeros; drop what noise made negative only with care."
+        raise ArgumentError(
+            "values",
+            f"must be positive, got {what[at]:.6g} at length {where[at]:.6g}. "
+            "A power law has no zeros; drop what noise made negative only with care.",
         )
     return where, what
 
@@ -271,9 +275,9 @@ def _checked_log_cov(cov: ArrayLike | None, values: Array) -> Array | None:
     matrix = _floats("cov", cov)
     size = values.size
     if matrix.shape not in {(size,), (size, size)}:
-        raise ValueError(
-            f"`cov` must have shape ({size}, {size}), or ({size},) for variances, "
-            f"got {matrix.shape}."
+        raise ArgumentError(
+            "cov",
+            f"must have shape ({size}, {size}), or ({size},) for variances, got {matrix.shape}.",
         )
     _require_finite("cov", matrix)
     matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
@@ -290,23 +294,25 @@ def _require_covariance(relative: Array) -> None:
     asymmetry = np.abs(relative - relative.T)
     if asymmetry.max() > rounding:
         i, j = (int(k) for k in np.unravel_index(int(asymmetry.argmax()), relative.shape))
-        raise ValueError(
-            f"`cov` must be symmetric, got different entries at ({i}, {j}) and ({j}, {i}). "
-            "If only rounding parts them, pass (cov + cov.T) / 2."
+        raise ArgumentError(
+            "cov",
+            f"must be symmetric, got different entries at ({i}, {j}) and ({j}, {i}). "
+            "If only rounding parts them, pass (cov + cov.T) / 2.",
         )
     smallest = float(np.linalg.eigvalsh((relative + relative.T) / 2).min())
     if smallest < -rounding:
-        raise ValueError(
-            "`cov` must be positive semi-definite, got a smallest eigenvalue of "
+        raise ArgumentError(
+            "cov",
+            "must be positive semi-definite, got a smallest eigenvalue of "
             f"{smallest:.3g} in relative units. If it holds standard errors, square them; if it "
-            "was estimated, clip its eigenvalues at zero."
+            "was estimated, clip its eigenvalues at zero.",
         )
 
 
 def _vector(name: str, value: ArrayLike) -> Array:
     array = _floats(name, value)
     if array.ndim != 1:
-        raise ValueError(f"`{name}` must be a vector, got shape {array.shape}.")
+        raise ArgumentError(name, f"must be a vector, got shape {array.shape}.")
     _require_finite(name, array)
     return array
 
@@ -316,12 +322,12 @@ def _floats(name: str, value: ArrayLike) -> Array:
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"`{name}` must hold real numbers, got {type(value).__name__}. Pass an array of floats."
+        raise ArgumentError(
+            name, f"must hold real numbers, got {type(value).__name__}. Pass an array of floats."
         ) from None
 
 
 def _require_finite(name: str, array: Array) -> None:
     if not np.isfinite(array).all():
         bad = array[~np.isfinite(array)][0]
-        raise ValueError(f"`{name}` must be finite, got {bad}. Drop that entry.")
+        raise ArgumentError(name, f"must be finite, got {bad}. Drop that entry.")

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths
+from promptlimit._arrays import Array, ArrayLike, as_float64, increasing_lengths, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
@@ -42,6 +42,7 @@ _COPIES = 8
 _LARGEST_CHUNK = 256
 
 
+@numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -91,6 +92,7 @@ def output_gap(
     return _curve(problem, kind, Effort(key, samples))
 
 
+@numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -283,16 +285,18 @@ def _require_limits(problem: Problem, squares: Array) -> None:
     missing = int(np.isnan(squares).sum())
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
-            f"`measure` must have a log-Laplace transform, got {type(problem.measure).__name__} "
+            "measure",
+            f"must have a log-Laplace transform, got {type(problem.measure).__name__} "
             "tokens, whose transform is finite at zero alone: no limit exists. Simulate finite "
-            "prompts: prompt_moments(..., kind='estimate', key=key)."
+            "prompts: prompt_moments(..., kind='estimate', key=key).",
         )
     if missing and not problem.measure.finite_everywhere:
         raise OutsideDomainError(
-            f"`queries` must ask for tilts at which the log-Laplace transform of "
+            "queries",
+            "must ask for tilts at which the log-Laplace transform of "
             f"{type(problem.measure).__name__} tokens is finite, got {problem.queries.name} of "
             f"which {missing} of {squares.size} do not. Scale the queries or the key-query matrix "
-            "down."
+            "down.",
         )
 
 
@@ -377,5 +381,5 @@ def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:
     """Return the gaps at finite lengths, of a kind without simulation."""
     rule = GAPS.first(problem, kind)
     if not isinstance(rule, Rule):
-        raise KindUnavailableError(f"`kind` must be another for {problem.subject}: {rule}.")
+        raise KindUnavailableError("kind", f"must be another for {problem.subject}: {rule}.")
     return rule.compute(problem, Effort(tolerance=tolerance)).value

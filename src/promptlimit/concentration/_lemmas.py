@@ -9,6 +9,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._errors import ArgumentError
 from promptlimit.concentration._bounds import (
     checked_dim,
     checked_number,
@@ -46,15 +47,16 @@ def error_quantile(
     0.082
     """
     if not 0 < delta < 1:
-        raise ValueError(f"`delta` must be between 0 and 1, got {delta}. Pass 0.01 for 98%.")
+        raise ArgumentError("delta", f"must be between 0 and 1, got {delta}. Pass 0.01 for 98%.")
     sizes = checked_lengths(length)
     s, x = _scale(sub_gaussian, tilt_norm)
     with np.errstate(over="ignore"):
         needed = float(8 * np.exp(2 * x) * np.log(1 / delta))
     if sizes.size and sizes.min() < needed:
-        raise ValueError(
-            f"`length` must be at least {needed:.6g} for this query and `delta`, got "
-            f"{sizes.min():.6g}. Use `error_tail`, which holds for every length."
+        raise ArgumentError(
+            "length",
+            f"must be at least {needed:.6g} for this query and `delta`, got "
+            f"{sizes.min():.6g}. Use `error_tail`, which holds for every length.",
         )
     norm = token_norm(2, 1, checked_dim(dim), s, x)
     return np.asarray(2 * checked_number("value_norm", value_norm) * norm / np.sqrt(delta * sizes))
@@ -88,7 +90,7 @@ def error_tail(
     """
     sizes, t = checked_lengths(length), checked_size("level", level)
     if not (t > 0).all():
-        raise ValueError("`level` must be positive, got 0. Every error is at least zero.")
+        raise ArgumentError("level", "must be positive, got 0. Every error is at least zero.")
     s, x = _scale(sub_gaussian, tilt_norm)
     norm = token_norm(2, 1, checked_dim(dim), s, x)
     reach = 2 * checked_number("value_norm", value_norm) * norm / (np.sqrt(sizes) * t)

@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, increasing_lengths
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._exact_gaps import gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate
@@ -59,9 +60,10 @@ def gap_report(
         except KindUnavailableError as refusal:
             missing[kind] = str(refusal)
     if not curves:
-        raise ValueError(
-            "`key` must be given for a problem that can only be simulated, got None. "
-            "Pass key=jax.random.key(0)."
+        raise ArgumentError(
+            "key",
+            "must be given for a problem that can only be simulated, got None. "
+            "Pass key=jax.random.key(0).",
         )
     exponent = _exponent(attention, measure, queries)
     return GapReport(tuple(curves), exponent, *_fit(curves), missing)
@@ -74,7 +76,7 @@ def _exponent(
 ) -> GapExponent | None:
     try:
         return gap_exponent(attention, measure, queries)
-    except ValueError:
+    except KindUnavailableError:
         return None
 
 

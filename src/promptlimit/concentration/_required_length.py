@@ -10,7 +10,8 @@ import numpy as np
 from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 
-from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike
+from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
 from promptlimit.finite import Problem, checked_problem
@@ -34,6 +35,7 @@ GapOfLengths = Callable[[Array, float], Array]
 """From lengths and a relative tolerance to the gaps there."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def required_length(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -85,10 +87,11 @@ def required_length(
 
     answers = {kind: answer(kind) for kind in ("exact", "asymptotic", "bound")}
     if not any(value is not None for value in answers.values()):
-        raise ValueError(
-            f"`attention` must have a gap that is known without simulation, got {problem.subject}: "
+        raise ArgumentError(
+            "attention",
+            f"must have a gap that is known without simulation, got {problem.subject}: "
             f"{GAPS.first(problem, 'exact')}. {_way_out(problem)} gap curves with "
-            "output_gap(..., kind='estimate')."
+            "output_gap(..., kind='estimate').",
         )
     return RequiredLength(tolerance, absolute, wrt, **answers)
 
@@ -109,18 +112,20 @@ def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
         allowed = "positive" if absolute else "between 0 and 1"
-        raise ValueError(
-            f"`tolerance` must be {allowed}, got {tolerance}. "
-            + ("It is a distance." if absolute else "It is relative: 0.01 is one per cent.")
+        raise ArgumentError(
+            "tolerance",
+            f"must be {allowed}, got {tolerance}. "
+            + ("It is a distance." if absolute else "It is relative: 0.01 is one per cent."),
         )
     if absolute:
         return tolerance**2
     size = limit_square(problem)
     if size is None or size <= 0.0:
         reason = "is zero" if size is not None else "is not known in closed form"
-        raise ValueError(
-            f"`absolute` must be True when the limit {reason} ({problem.subject}), got False. "
-            "The tolerance is then a distance."
+        raise ArgumentError(
+            "absolute",
+            f"must be True when the limit {reason} ({problem.subject}), got False. "
+            "The tolerance is then a distance.",
         )
     return tolerance**2 * size
 

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit._errors import ArgumentError
 from promptlimit.results import AccuracyError
 
 _NEGLIGIBLE = 1e-14
@@ -240,7 +241,8 @@ def _refuse_cancellation(summed: Complex) -> None:
     if not worst <= _CONDITION:
         raise AccuracyError(
             f"A density of the sharpness must not cancel by more than {_CONDITION:g}, got "
-            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
+            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it.",
+            argument="queries",
         )
 
 
@@ -248,9 +250,10 @@ def require_within_reach(sharpness: Array) -> None:
     """Refuse sharpnesses whose fourth powers leave double precision: they would count as none."""
     largest = float(np.max(np.nan_to_num(sharpness, nan=np.inf), initial=0.0))
     if largest > _LARGEST:
-        raise ValueError(
-            f"`queries` must keep the standard deviation of scores below {_LARGEST:g}, got "
-            f"{largest:.4g}. Rescale the parameters, the tokens or the queries."
+        raise ArgumentError(
+            "queries",
+            f"must keep the standard deviation of scores below {_LARGEST:g}, got "
+            f"{largest:.4g}. Rescale the parameters, the tokens or the queries.",
         )
 
 
@@ -391,7 +394,8 @@ def _refuse_large(error: Array, size: Array, largest: float) -> None:
     if not worst <= largest:
         raise AccuracyError(
             f"An average over queries must reach a relative error of {largest:g}, got "
-            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it."
+            f"{worst:.1e}. Please report these queries; kind='estimate' does not need it.",
+            argument="queries",
         )
 
 

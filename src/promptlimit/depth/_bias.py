@@ -49,8 +49,9 @@ def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
     """
     if stack.depth != 2:
         raise KindUnavailableError(
-            f"`stack` must have two layers for its bias to grow as ln L under a mask, got "
-            f"{stack.depth}. Simulate prompts."
+            "stack",
+            "must have two layers for its bias to grow as ln L under a mask, got "
+            f"{stack.depth}. Simulate prompts.",
         )
     _require_expansion(stack)
     return _own_error_bias(stack, query)
@@ -59,7 +60,8 @@ def masked_bias_slope(stack: GaussianStack, query: Array) -> Array:
 def _require_expansion(stack: GaussianStack) -> None:
     if (obstacle := stack.sharp_layer()) is not None:
         raise KindUnavailableError(
-            f"`stack` must have a bias of order 1/L, got one in which {obstacle}. Simulate prompts."
+            "stack",
+            f"must have a bias of order 1/L, got one in which {obstacle}. Simulate prompts.",
         )
 
 

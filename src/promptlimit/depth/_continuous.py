@@ -20,6 +20,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, in_double, require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian
@@ -36,6 +38,7 @@ _FINEST, _COARSEST = 1e-13, 1e-3
 """Tolerances between which the solver takes its steps, and 100 times as large ones still steps."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def depth_flow(
     attention: AbstractAttention,
     prompt: AbstractMeasure,
@@ -70,9 +73,10 @@ def depth_flow(
     """
     require_choice("method", method, _METHODS)
     if not _FINEST <= tolerance <= _COARSEST:
-        raise ValueError(
-            f"`tolerance` must be between {_FINEST:g} and {_COARSEST:g}, got {tolerance}. It is "
-            "the relative error of the solver's steps."
+        raise ArgumentError(
+            "tolerance",
+            f"must be between {_FINEST:g} and {_COARSEST:g}, got {tolerance}. It is "
+            "the relative error of the solver's steps.",
         )
     with jax.enable_x64(True):
         head = in_double(attention)
@@ -85,9 +89,10 @@ def depth_flow(
     symmetric = _closed_matrix(heads)
     if symmetric is None or method == "ode":
         if method == "closed":
-            raise ValueError(
-                "`attention` must have softmax heads with multiples of the identity for values to "
-                "have a closed form of depth, got other ones. Ask for method='ode'."
+            raise ArgumentError(
+                "attention",
+                "must have softmax heads with multiples of the identity for values to "
+                "have a closed form of depth, got other ones. Ask for method='ode'.",
             )
         return _solved_flow(heads, start, when, tolerance)
     return _closed_flow(heads, start, symmetric, when, tolerance)
@@ -114,17 +119,19 @@ def _require_problem(
     """Return the prompt, or say what does not fit."""
     dims = (attention.token_dim, attention.query_dim, attention.output_dim)
     if not isinstance(prompt, Gaussian | Empirical):
-        raise ValueError(
-            f"`prompt` must be Gaussian or tokens in continuous depth, got "
-            f"{type(prompt).__name__}. Pass Empirical(law.sample(...)) for another law."
+        raise ArgumentError(
+            "prompt",
+            "must be Gaussian or tokens in continuous depth, got "
+            f"{type(prompt).__name__}. Pass Empirical(law.sample(...)) for another law.",
         )
     if set(dims) != {prompt.dim}:
-        raise ValueError(
-            f"`attention` must take and make tokens of dimension {prompt.dim} (that of `prompt`), "
-            f"got tokens, queries and outputs of dimensions {dims}."
+        raise ArgumentError(
+            "attention",
+            f"must take and make tokens of dimension {prompt.dim} (that of `prompt`), "
+            f"got tokens, queries and outputs of dimensions {dims}.",
         )
     if times.size == 0 or times[0] < 0 or (np.diff(times) <= 0).any():
-        raise ValueError(f"`times` must increase from 0 on, got {times.tolist()}.")
+        raise ArgumentError("times", f"must increase from 0 on, got {times.tolist()}.")
     return prompt
 
 
@@ -132,10 +139,11 @@ def _heads(attention: AbstractAttention) -> list[_Head]:
     """Return the heads, or refuse what is not a sum of heads, or has a residual."""
     heads = attention.as_heads()
     if heads is None or attention.residual_matrix() is not None:
-        raise ValueError(
-            "`attention` must be heads without a residual in continuous depth, got "
+        raise ArgumentError(
+            "attention",
+            "must be heads without a residual in continuous depth, got "
             f"{type(attention).__name__}. Pass a head, or a MultiHead of them: the residual is the "
-            "step itself."
+            "step itself.",
         )
     return [
         _Head(np.asarray(one.key_query), np.asarray(one.value), one.kernel == "softmax")

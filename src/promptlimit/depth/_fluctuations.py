@@ -126,8 +126,9 @@ def _require_finite_square(stack: GaussianStack, descent: Descent) -> None:
     largest = float(np.max(np.linalg.eigvalsh(spread)))
     if largest >= 1.0:
         raise KindUnavailableError(
-            "`stack` must have a finite covariance to order 1/L, got a path to layer "
-            f"{descent.layer} whose tilt has variance {largest:.4g}, not below 1. Simulate prompts."
+            "stack",
+            f"must have a finite covariance to order 1/L, got a path to layer {descent.layer} "
+            f"whose tilt has variance {largest:.4g}, not below 1. Simulate prompts.",
         )
 
 
@@ -148,8 +149,9 @@ def require_few_terms(stack: GaussianStack) -> None:
     """Refuse a stack with more terms than one has time for."""
     if (obstacle := too_many_terms(stack)) is not None:
         raise KindUnavailableError(
-            f"`stack` must have few paths, got one in which {obstacle}. Simulate prompts, or take "
-            "`influence` of one long prompt."
+            "stack",
+            f"must have few paths, got one in which {obstacle}. Simulate prompts, or take "
+            "`influence` of one long prompt.",
         )
 
 

@@ -40,8 +40,9 @@ def semi_exact_bias(stack: GaussianStack, query: Array, length: float) -> Array:
     if stack.depth != 2 or len(stack.layers[0].heads) != 1:
         heads = len(stack.layers[0].heads)
         raise KindUnavailableError(
-            "`stack` must have two layers, the first of one head, for its tokens' own errors to be "
-            f"exact, got {stack.depth} layers and {heads} heads. Simulate prompts."
+            "stack",
+            "must have two layers, the first of one head, for its tokens' own errors to be "
+            f"exact, got {stack.depth} layers and {heads} heads. Simulate prompts.",
         )
     total = reading_bias(stack, query)
     for head, (_, value) in enumerate(stack.layers[1].heads):

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
@@ -58,7 +59,7 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     """
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
-        raise ValueError("`b` must share a time with `a`, got none. Ask for the same times.")
+        raise ArgumentError("b", "must share a time with `a`, got none. Ask for the same times.")
 
     def squared(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         difference = one[in_a] - other[in_b]
@@ -73,9 +74,10 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     moved = [{name: x.shape[1:] for name, x in path.parameters.items()} for path in (a, b)]
     if moved[0] != moved[1]:
         if merged is None:
-            raise ValueError(
-                f"`b` must move the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
-                f"where one of the two is not one head, got {', '.join(moved[1])}."
+            raise ArgumentError(
+                "b",
+                f"must move the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
+                f"where one of the two is not one head, got {', '.join(moved[1])}.",
             )
         return TrajectoryGap(times, merged, None, merged)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
@@ -87,10 +89,11 @@ def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
     """Refuse to compare heads whose matrices differ in shape."""
     shapes = [tuple(matrix.shape[1:] for matrix in path.merged()) for path in (a, b)]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            "`b` must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
+        raise ArgumentError(
+            "b",
+            "must move a head of the same shapes as `a`, U {} and V {}, got {} and {}.".format(
                 *shapes[0], *shapes[1]
-            )
+            ),
         )
 
 
@@ -142,9 +145,10 @@ def ball_gap(
         lengths = require_lengths([length, math.inf]).tolist()
         risks = [risk for tokens in lengths if (risk := task.smooth_risk(head, tokens)) is not None]
         if len(risks) < len(lengths):
-            raise ValueError(
-                f"`task` must know the exact risk of one head, got {type(task).__name__}, which "
-                "does not. Give it a method `closed_risk` or `exact_risk`."
+            raise ArgumentError(
+                "task",
+                f"must know the exact risk of one head, got {type(task).__name__}, which "
+                "does not. Give it a method `closed_risk` or `exact_risk`.",
             )
         for max_sharpness in SHARPNESS_RANGES:
             finite, limit = (
@@ -154,9 +158,10 @@ def ball_gap(
             largest = [float(jnp.max(gaps)) for gaps in _ball_gaps(finite, limit, where)]
             if np.isfinite(largest).all():
                 return BallGap(float(radius), *largest)
-    raise ValueError(
-        f"`radius` must keep the sharpness below {SHARPNESS_RANGES[-1]:g}, got {radius:g}. "
-        "Take a smaller ball."
+    raise ArgumentError(
+        "radius",
+        f"must keep the sharpness below {SHARPNESS_RANGES[-1]:g}, got {radius:g}. "
+        "Take a smaller ball.",
     )
 
 
@@ -205,7 +210,7 @@ def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitB
     """
     apart = trajectory_gap(finite, infinite)
     if apart.parameters is None:
-        raise ValueError("`finite` must move the same matrices as `infinite`, got others.")
+        raise ArgumentError("finite", "must move the same matrices as `infinite`, got others.")
     times = apart.times[np.isfinite(apart.times)]
     distance = np.sqrt(apart.parameters[: times.size])
     with np.errstate(over="ignore"):  # an infinite bound is still a bound
@@ -258,7 +263,9 @@ def smallest_length(
         points: as in `FlowPlan`.
     """
     if not excess > 0.0:
-        raise ValueError(f"`excess` must be positive, got {excess}. Finite prompts cost something.")
+        raise ArgumentError(
+            "excess", f"must be positive, got {excess}. Finite prompts cost something."
+        )
 
     def excess_at(length: int) -> float:
         return excess_risk(start, task, length, rtol=rtol, points=points)

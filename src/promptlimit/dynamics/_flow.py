@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import numpy_only
 from promptlimit._inputs import ArrayLike, Number, in_double, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
@@ -70,6 +71,7 @@ def gradient_flow(
     key: PRNGKeyArray | None = ...,
     folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
+@numpy_only("Use `risk_function`, which is differentiable.")
 def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,

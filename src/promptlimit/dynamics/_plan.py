@@ -3,14 +3,15 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import diffrax
 import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import require_unmasked, require_whole
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, Number, require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.tasks import require_points
@@ -56,14 +57,16 @@ class TrainingPlan:
         require_samples(self.samples)
         require_positive(learning_rate=self.learning_rate)
         if self.optimiser is not None and not hasattr(self.optimiser, "update"):
-            raise ValueError(
-                "`optimiser` must be a rule of optax, called with its numbers as in "
-                f"optax.adam(1e-3), got {self.optimiser!r}."
+            raise ArgumentError(
+                "optimiser",
+                "must be a rule of optax, called with its numbers as in "
+                f"optax.adam(1e-3), got {self.optimiser!r}.",
             )
         if self.label is not None and (self.optimiser is None or self.label == "sgd"):
-            raise ValueError(
-                "`label` must name another rule than plain descent, which is 'sgd', and come with "
-                f"its `optimiser`, got '{self.label}'."
+            raise ArgumentError(
+                "label",
+                "must name another rule than plain descent, which is 'sgd', and come with "
+                f"its `optimiser`, got '{self.label}'.",
             )
         require_points(self.points)
         if self.record is not None:
@@ -147,8 +150,7 @@ class FlowPlan:
     ):
         threshold = rtol if arrival is None else arrival
         require_positive(rtol=rtol, arrival=threshold, radius=radius)
-        if not (isinstance(replicate, Integral) and replicate >= 0):
-            raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
+        require_whole("replicate", replicate, 0)
         require_samples(samples)
         checked: dict[str, object] = {
             "times": _require_times(times),
@@ -184,9 +186,10 @@ def flow_time(steps: Number, learning_rate: float) -> float:
     600.0
     """
     if steps < 0 or learning_rate <= 0:
-        raise ValueError(
-            "`steps` must not be negative and `learning_rate` must be positive, "
-            f"got {steps} and {learning_rate}."
+        raise ArgumentError(
+            "steps",
+            "must not be negative and `learning_rate` must be positive, "
+            f"got {steps} and {learning_rate}.",
         )
     return 2.0 * steps * learning_rate
 
@@ -194,9 +197,7 @@ def flow_time(steps: Number, learning_rate: float) -> float:
 def require_count(**counts: int) -> None:
     """Refuse numbers that do not count anything, or more than a counter counts."""
     for name, value in counts.items():
-        counts_any = isinstance(value, Integral) and not isinstance(value, bool)
-        if not (counts_any and 1 <= value <= LAST_STEP):
-            raise ValueError(f"`{name}` must be a whole number from 1 to {LAST_STEP}, got {value}.")
+        require_whole(name, value, 1, LAST_STEP)
 
 
 def require_positive(**numbers: Number) -> None:
@@ -204,7 +205,7 @@ def require_positive(**numbers: Number) -> None:
     for name, value in numbers.items():
         is_number = isinstance(value, Real) and not isinstance(value, bool)
         if not (is_number and 0.0 < value < np.inf):
-            raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+            raise ArgumentError(name, f"must be positive and finite, got {value}.")
 
 
 def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
@@ -213,8 +214,8 @@ def _require_record(record: Sequence[int] | np.ndarray, steps: int) -> None:
     whole = array.ndim == 1 and array.size > 0 and array.dtype.kind in "iu"
     increasing = whole and (np.diff(array.astype(np.int64)) > 0).all()
     if not increasing or array[0] < 0 or array[-1] > steps:
-        raise ValueError(
-            f"`record` must be increasing whole numbers from 0 to {steps}, got {record}."
+        raise ArgumentError(
+            "record", f"must be increasing whole numbers from 0 to {steps}, got {record}."
         )
 
 
@@ -223,13 +224,15 @@ def _require_times(times: ArrayLike) -> NDArray[np.float64]:
     require_unmasked("times", times)
     when = np.asarray(times, dtype=np.float64)
     if when.ndim != 1 or when.size == 0:
-        raise ValueError(f"`times` must be a list of at least one number, got shape {when.shape}.")
+        raise ArgumentError(
+            "times", f"must be a list of at least one number, got shape {when.shape}."
+        )
     if np.isnan(when).any() or when[0] < 0:
         bad = float(when[np.isnan(when) | (when < 0)][0])
-        raise ValueError(f"`times` must not be negative, got {bad}. A flow starts at time 0.")
+        raise ArgumentError("times", f"must not be negative, got {bad}. A flow starts at time 0.")
     if (np.diff(when) <= 0).any():
         place = int(np.argmax(np.diff(when) <= 0))
-        raise ValueError(
-            f"`times` must increase, got {when[place]:g} before {when[place + 1]:g}. Sort them."
+        raise ArgumentError(
+            "times", f"must increase, got {when[place]:g} before {when[place + 1]:g}. Sort them."
         )
     return when

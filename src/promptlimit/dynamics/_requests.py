@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName, array_names
@@ -237,13 +238,14 @@ def starts_of_seeds(
     """Return the attentions [start][seed]; functions get the same key for the same seed."""
     several = list(start) if isinstance(start, Sequence) else [start]
     if not several:
-        raise ValueError("`start` must hold at least one attention, got none.")
+        raise ArgumentError("start", "must hold at least one attention, got none.")
     keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
     for one in several:
         if not (isinstance(one, AbstractAttention) or callable(one)):
-            raise ValueError(
-                "`start` must be an attention, a function of a key that returns one, or a list of "
-                f"these, got {type(one).__name__}."
+            raise ArgumentError(
+                "start",
+                "must be an attention, a function of a key that returns one, or a list of "
+                f"these, got {type(one).__name__}.",
             )
     starts = tuple(
         tuple(one if isinstance(one, AbstractAttention) else one(seed_key) for seed_key in keys)
@@ -261,29 +263,33 @@ def _require_alike(starts: Starts) -> None:
     everyone = [attention for row in starts for attention in row]
     shapes = {_shapes(attention) for attention in everyone}
     if len(shapes) > 1:
-        raise ValueError(
-            "`start` must hold attentions whose arrays have the same names and shapes, got "
-            f"{len(shapes)} kinds. Train them in calls of their own, with the same key."
+        raise ArgumentError(
+            "start",
+            "must hold attentions whose arrays have the same names and shapes, got "
+            f"{len(shapes)} kinds. Train them in calls of their own, with the same key.",
         )
     different = _different(everyone)
     if not all(map(is_one_head, different)):
         # Each start has a program of its own; the seeds of one share it.
         if any(len(_different(row)) > 1 for row in starts):
-            raise ValueError(
-                "`start` must return attentions that differ in their arrays alone, got others for "
-                "other keys. Pass one function for each."
+            raise ArgumentError(
+                "start",
+                "must return attentions that differ in their arrays alone, got others for "
+                "other keys. Pass one function for each.",
             )
         return
     if len({StateReading(attention, np.float32) for attention in different}) > 1:
-        raise ValueError(
-            "`start` must hold attentions that make U and V of their arrays in one way, got "
+        raise ArgumentError(
+            "start",
+            "must hold attentions that make U and V of their arrays in one way, got "
             "several, such as two scales of the scores. Train them in calls of their own, with the "
-            "same key."
+            "same key.",
         )
     if any(len({kernel_of(attention) for attention in row}) > 1 for row in starts):
-        raise ValueError(
-            "`start` must return the same kernel for every key, got softmax and linear. Pass one "
-            "function for each kernel."
+        raise ArgumentError(
+            "start",
+            "must return the same kernel for every key, got softmax and linear. Pass one "
+            "function for each kernel.",
         )
 
 
@@ -309,8 +315,8 @@ def require_training_lengths(lengths: object) -> tuple[Length, ...]:
     bad = [length for length in several if not _counts_tokens(length)]
     if bad or not several or len(set(several)) < len(several):
         what = bad[0] if bad else several
-        raise ValueError(
-            f"`lengths` must be whole numbers from 1 or math.inf, each once, got {what}."
+        raise ArgumentError(
+            "lengths", f"must be whole numbers from 1 or math.inf, each once, got {what}."
         )
     return tuple(math.inf if length == math.inf else int(length) for length in several)
 
@@ -327,14 +333,16 @@ def require_law(request: TrainingRequest) -> None:
     batches = request.batches(request.cells[0])
     if batches is None:
         names = ", ".join(dict.fromkeys(request.kernels))
-        raise ValueError(
-            f"`sampling` must be 'tokens' where starts are not one head each or a length is "
-            f"infinite, got 'law' for {names} at lengths {list(request.lengths)}."
+        raise ArgumentError(
+            "sampling",
+            "must be 'tokens' where starts are not one head each or a length is "
+            f"infinite, got 'law' for {names} at lengths {list(request.lengths)}.",
         )
     if request.task.batch_gradient(batches) is None:
-        raise ValueError(
-            f"`sampling` must be 'tokens' for {type(request.task).__name__}, got 'law'. "
-            "Its `batch_gradient` does not know that law."
+        raise ArgumentError(
+            "sampling",
+            f"must be 'tokens' for {type(request.task).__name__}, got 'law'. "
+            "Its `batch_gradient` does not know that law.",
         )
 
 
@@ -343,16 +351,18 @@ def require_start(start: AbstractAttention, task: AbstractTask) -> None:
     require_task(task)
     require_fitting_task("start", start, task)
     if not array_names(start):
-        raise ValueError(
-            f"`start` must hold an array, got {type(start).__name__} without any. Its arrays are "
-            "what moves."
+        raise ArgumentError(
+            "start",
+            f"must hold an array, got {type(start).__name__} without any. Its arrays are "
+            "what moves.",
         )
 
 
 def require_key(request: FlowRequest) -> None:
     """Refuse to simulate prompts without randomness."""
     if request.key is None and request.exact is None:
-        raise ValueError(
-            f"`key` must be given to simulate prompts of {type(request.task).__name__}, got None. "
-            "Pass key=jax.random.key(0)."
+        raise ArgumentError(
+            "key",
+            f"must be given to simulate prompts of {type(request.task).__name__}, got None. "
+            "Pass key=jax.random.key(0).",
         )

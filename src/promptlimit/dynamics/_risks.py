@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double, to_device
 from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
@@ -164,9 +165,10 @@ def simulated_objective(
     """Return the mean loss over prompts drawn once from `key`."""
     if math.isfinite(length) and 8 * length * samples * task.token_dim > _LARGEST:
         most = int(_LARGEST // (8 * samples * task.token_dim))
-        raise ValueError(
-            f"`lengths` must be at most {most} with {samples} simulated prompts, got {length:g}. "
-            "Ask for fewer samples."
+        raise ArgumentError(
+            "lengths",
+            f"must be at most {most} with {samples} simulated prompts, got {length:g}. "
+            "Ask for fewer samples.",
         )
     return SimulatedObjective(task, *_prompts(task, length, row_keys(key, 0, samples, 3)))
 
@@ -261,7 +263,8 @@ def require_risks(
             raise AccuracyError(
                 f"The points give a risk of {risks[place]:.4g} with an error of "
                 f"{errors[place]:.2g}, where no risk is below {bound:.4g}: a few queries carry the "
-                "answer. Raise `points`."
+                "answer. Raise `points`.",
+                argument="points",
             )
     return np.where(errors > 0.0, np.maximum(risks, bound), risks)
 

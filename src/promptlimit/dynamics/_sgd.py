@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._arrays import numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
@@ -31,6 +33,7 @@ _CURVES = ("value", "gradient_norms", "error")
 _MOMENTS = ("key_query", "value_matrix", *_CURVES)
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def sgd(
     start: Start | Sequence[Start],
     task: AbstractTask,
@@ -88,9 +91,9 @@ def sgd(
     True
     """
     if not isinstance(plan, TrainingPlan):
-        raise ValueError(
-            f"`plan` must be a TrainingPlan, got {type(plan).__name__}. Pass "
-            "TrainingPlan(steps=1000)."
+        raise ArgumentError(
+            "plan",
+            f"must be a TrainingPlan, got {type(plan).__name__}. Pass TrainingPlan(steps=1000).",
         )
     require_count(seeds=seeds, every=every)
     tokens = require_training_lengths(lengths)
@@ -99,7 +102,7 @@ def sgd(
     if seeds > 1 and not independent_prompts:
         _require_different(start)
     if folder is not None and plan.optimiser is not None and plan.label is None:
-        raise ValueError("`label` must name the optimiser of a run in a folder, got None.")
+        raise ArgumentError("label", "must name the optimiser of a run in a folder, got None.")
     to_device = jax.default_backend() != "cpu" if packed is None else packed
     request = TrainingRequest(
         starts=starts,
@@ -122,9 +125,10 @@ def sgd(
 def _require_different(start: Start | Sequence[Start]) -> None:
     several = list(start) if isinstance(start, Sequence) else [start]
     if all(isinstance(one, AbstractAttention) for one in several):
-        raise ValueError(
-            "`start` must be a function of a key for several seeds on the same prompts, got an "
-            "attention: the runs would be one. Pass independent_prompts=True, or such a function."
+        raise ArgumentError(
+            "start",
+            "must be a function of a key for several seeds on the same prompts, got an "
+            "attention: the runs would be one. Pass independent_prompts=True, or such a function.",
         )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, Number, float_array, require_choice, require_shape
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
 from promptlimit.results import Trajectory
@@ -49,7 +50,7 @@ def block_start(
     require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
     if not math.isfinite(alpha):
-        raise ValueError(f"`alpha` must be finite, got {alpha}.")
+        raise ArgumentError("alpha", f"must be finite, got {alpha}.")
     square = _unit_square(task, theta)
     dim = square.shape[0]
     norm = float(np.linalg.norm(task.covariance, 2))
@@ -78,7 +79,7 @@ def _unit_square(task: LinearRegression, theta: ArrayLike | None) -> np.ndarray:
     square = factor @ factor.T
     size = np.linalg.norm(square)
     if size == 0.0:
-        raise ValueError("`theta` must not be zero, got zeros. The flow would never move.")
+        raise ArgumentError("theta", "must not be zero, got zeros. The flow would never move.")
     return square / size
 
 
@@ -99,7 +100,7 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
     1 6 0.1667
     """
     if dim < 1:
-        raise ValueError(f"`dim` must be at least 1, got {dim}. It counts covariates.")
+        raise ArgumentError("dim", f"must be at least 1, got {dim}. It counts covariates.")
     with jax.enable_x64(True):
         size = dim + 1
         bound = 1.0 / math.sqrt(size)
@@ -176,7 +177,8 @@ def _require_one_image(task: LinearRegression) -> None:
     covariances = (task.covariance, task.query_covariance)
     full = all(np.linalg.matrix_rank(S, tol=_RANK) == S.shape[0] for S in covariances)
     if not full and not np.array_equal(*covariances):
-        raise ValueError(
-            "`task` must have one covariance, or two that are invertible, for the end of its flow "
-            "to be known. Follow it: gradient_flow(start, task, math.inf, [math.inf])."
+        raise ArgumentError(
+            "task",
+            "must have one covariance, or two that are invertible, for the end of its flow "
+            "to be known. Follow it: gradient_flow(start, task, math.inf, [math.inf]).",
         )

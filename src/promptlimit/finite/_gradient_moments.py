@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._head_moments import (
     WhitenedTokens,
@@ -29,6 +29,7 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
 
 
+@numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_moments(
     attention: AbstractAttention,
     measure: AbstractMeasure,

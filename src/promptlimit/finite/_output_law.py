@@ -10,7 +10,15 @@ from numbers import Integral
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, require_unmasked
+from promptlimit._arrays import (
+    Array,
+    ArrayLike,
+    as_float64,
+    checked_lengths,
+    numpy_only,
+    require_unmasked,
+)
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import finite_length
@@ -55,6 +63,7 @@ ReadLaws = Callable[[int], AbstractScalarLaws]
 """From a coordinate of the output to its laws."""
 
 
+@numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_law(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -119,17 +128,18 @@ def _require_thresholds(thresholds: ArrayLike) -> Array:
     require_unmasked("thresholds", thresholds)
     values = np.atleast_1d(as_float64(thresholds))
     if values.ndim != 1 or not np.isfinite(values).all() or (np.diff(values) <= 0.0).any():
-        raise ValueError(
-            f"`thresholds` must be finite numbers that increase, got {values.tolist()}."
+        raise ArgumentError(
+            "thresholds", f"must be finite numbers that increase, got {values.tolist()}."
         )
     return values
 
 
 def _require_coordinate(coordinate: int, count: int) -> int:
     if not isinstance(coordinate, Integral) or not -count <= coordinate < count:
-        raise ValueError(
-            f"`coordinate` must be a whole number from {-count} to {count - 1} (the output has "
-            f"{count}), got {coordinate}."
+        raise ArgumentError(
+            "coordinate",
+            f"must be a whole number from {-count} to {count - 1} (the output has "
+            f"{count}), got {coordinate}.",
         )
     return int(coordinate)
 
@@ -255,9 +265,10 @@ def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> 
     def read(coordinate: int) -> AbstractScalarLaws:
         passed = problem.passed_by[coordinate]
         if not head.value[coordinate].any():
-            raise ValueError(
-                f"`coordinate` must be one that the prompt moves, got {coordinate}: its row of the "
-                f"value matrix is zero, and the output always {passed:g}."
+            raise ArgumentError(
+                "coordinate",
+                f"must be one that the prompt moves, got {coordinate}: its row of the "
+                f"value matrix is zero, and the output always {passed:g}.",
             )
         tokens = ScoredValues.along(parts, head.tilt, head.value[coordinate])
         moved = dataclasses.replace(tokens, values=tokens.values + passed)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array, ArrayLike, as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, in_double, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._queries import Queries, checked_queries
@@ -303,10 +304,10 @@ class Problem:
             yield
         except NotAnalyticError as error:
             raise KindUnavailableError(
-                f"`kind` must be 'estimate' for {self.subject}, got 'exact': {error}."
+                "kind", f"must be 'estimate' for {self.subject}, got 'exact': {error}."
             ) from error
         except AccuracyError as error:
-            raise AccuracyError(f"For {self.subject}, {error}") from error
+            raise AccuracyError(f"For {self.subject}, {error}", argument=error.argument) from error
 
 
 def checked_problem(
@@ -326,16 +327,18 @@ def checked_problem(
     if sub_gaussian is not None and not (
         isinstance(sub_gaussian, Real) and 0.0 < sub_gaussian < np.inf
     ):
-        raise ValueError(
-            f"`sub_gaussian` must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
-            "standard deviation is."
+        raise ArgumentError(
+            "sub_gaussian",
+            f"must be a positive number, got {sub_gaussian!r}. It is a scale, as a "
+            "standard deviation is.",
         )
     if not isinstance(including_query, bool | np.bool_):
-        raise ValueError(f"`including_query` must be True or False, got {including_query!r}.")
+        raise ArgumentError("including_query", f"must be True or False, got {including_query!r}.")
     if including_query and attention.query_dim != attention.token_dim:
-        raise ValueError(
-            f"`including_query` must be False when queries (dimension {attention.query_dim}) are "
-            f"not tokens (dimension {attention.token_dim}), got True."
+        raise ArgumentError(
+            "including_query",
+            f"must be False when queries (dimension {attention.query_dim}) are "
+            f"not tokens (dimension {attention.token_dim}), got True.",
         )
     _require_mask(attention, causal, including_query)
     if wrt is not None:
@@ -356,28 +359,31 @@ def checked_problem(
 def _require_mask(attention: AbstractAttention, causal: bool, including_query: bool) -> None:
     """Refuse a mask that is no truth value, over one layer, or with the query among the tokens."""
     if not isinstance(causal, bool | np.bool_):
-        raise ValueError(f"`causal` must be True or False, got {causal!r}.")
+        raise ArgumentError("causal", f"must be True or False, got {causal!r}.")
     if causal and attention.as_layers() is None:
-        raise ValueError(
-            f"`causal` must be False for {type(attention).__name__}, which is one layer: its query "
-            "sees all tokens, got True. Pass a promptlimit.Stack."
+        raise ArgumentError(
+            "causal",
+            f"must be False for {type(attention).__name__}, which is one layer: its query "
+            "sees all tokens, got True. Pass a promptlimit.Stack.",
         )
     if causal and including_query:
-        raise ValueError(
-            "`including_query` must be False under a causal mask, got True. The query stands at "
-            "the end and sees every token; let it be one of them without the mask."
+        raise ArgumentError(
+            "including_query",
+            "must be False under a causal mask, got True. The query stands at "
+            "the end and sees every token; let it be one of them without the mask.",
         )
 
 
 def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
     """Refuse what is no attention, no measure, or a measure of tokens of another dimension."""
     if not isinstance(attention, AbstractAttention):
-        raise ValueError(f"`attention` must be an attention, got {type(attention).__name__}.")
+        raise ArgumentError("attention", f"must be an attention, got {type(attention).__name__}.")
     require_measure("measure", measure)
     if measure.dim != attention.token_dim:
-        raise ValueError(
-            f"`measure` must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {measure.dim}."
+        raise ArgumentError(
+            "measure",
+            f"must have tokens of dimension {attention.token_dim} (what the attention's "
+            f"parameters take), got {measure.dim}.",
         )
 
 

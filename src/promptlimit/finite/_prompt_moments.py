@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.depth import MOST_NODES
 from promptlimit.finite._head_moments import (
@@ -42,6 +42,7 @@ from promptlimit.results import OutsideDomainError, PromptMoments
 from promptlimit.weights import MAX_SHARPNESS
 
 
+@numpy_only("Call the attention itself for the limit: it is differentiable.")
 def prompt_moments(
     attention: AbstractAttention,
     measure: AbstractMeasure,

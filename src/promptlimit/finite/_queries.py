@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_arrays, in_double, require_finite
 from promptlimit.measures import AbstractMeasure, Empirical, sqrtm_psd
 
@@ -106,20 +107,21 @@ def checked_queries(queries: AbstractMeasure | ArrayLike | None, dim: int) -> Qu
     """Return the queries taken apart, or say what does not fit; call inside `enable_x64`."""
     if isinstance(queries, AbstractMeasure):
         if queries.dim != dim:
-            raise ValueError(_wrong_dimension(dim, f"a measure of dimension {queries.dim}"))
+            raise _wrong_dimension(dim, f"a measure of dimension {queries.dim}")
         return _parts_of_law(in_double(queries))
     (array,) = float_arrays(queries=queries)
     if array.ndim != 2 or array.shape[1] != dim or not array.shape[0]:
-        raise ValueError(_wrong_dimension(dim, f"shape {array.shape}"))
+        raise _wrong_dimension(dim, f"shape {array.shape}")
     require_finite("queries", array)
     points = as_float64(array)
     return Queries(points, np.full(points.shape[0], 1.0 / points.shape[0]))
 
 
-def _wrong_dimension(dim: int, got: str) -> str:
-    return (
-        f"`queries` must be a measure of dimension {dim} or an array [n, {dim}] (what the "
-        f"attention's parameters take), got {got}."
+def _wrong_dimension(dim: int, got: str) -> ArgumentError:
+    return ArgumentError(
+        "queries",
+        f"must be a measure of dimension {dim} or an array [n, {dim}] (what the "
+        f"attention's parameters take), got {got}.",
     )
 
 

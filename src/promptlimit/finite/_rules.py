@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from jaxtyping import PRNGKeyArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice, require_random_key, require_samples
 from promptlimit.finite._problem import Problem
 from promptlimit.results import Kind, KindUnavailableError
@@ -41,8 +42,8 @@ class Effort:
     def __post_init__(self) -> None:
         rtol = self.rtol
         if rtol is not None and not 0.0 < rtol < math.inf:
-            raise ValueError(
-                f"`rtol` must be positive, got {rtol}. It is a relative standard error."
+            raise ArgumentError(
+                "rtol", f"must be positive, got {rtol}. It is a relative standard error."
             )
         require_samples(self.samples)
         require_random_key(self.key)
@@ -110,12 +111,13 @@ class Quantity(Generic[Computed]):
         if not isinstance(rule, Rule):
             allowed = " or ".join(f"'{name}'" for name in self.possible(problem) if name != "limit")
             raise KindUnavailableError(
-                f"`kind` must be {allowed} for {problem.subject}, got '{kind}': {rule}."
+                "kind", f"must be {allowed} for {problem.subject}, got '{kind}': {rule}."
             )
         if kind == "estimate" and effort.key is None:
-            raise ValueError(
-                "`key` must be given for kind='estimate', got None. "
-                "Pass key=jax.random.key(0) to simulate prompts."
+            raise ArgumentError(
+                "key",
+                "must be given for kind='estimate', got None. "
+                "Pass key=jax.random.key(0) to simulate prompts.",
             )
         return rule
 
@@ -126,10 +128,11 @@ class Quantity(Generic[Computed]):
         if effort.key is None:
             others = [name for name in self.possible(problem) if name not in ("exact", "estimate")]
             words = " or ".join(f"kind='{name}'" for name in others)
-            raise ValueError(
-                f"`key` must be given for {problem.subject}, which has no exact answer here "
+            raise ArgumentError(
+                "key",
+                f"must be given for {problem.subject}, which has no exact answer here "
                 f"({rule}), got None. Pass key=jax.random.key(0) to simulate prompts"
-                f"{f', or {words}' if words else ''}."
+                f"{f', or {words}' if words else ''}.",
             )
         return self.choose(problem, "estimate", effort)
 

@@ -14,6 +14,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.finite._problem import Problem, known
 from promptlimit.finite._rules import Effort
@@ -150,9 +151,10 @@ def tokens_that_fit(length: float, dim: int) -> int:
     """Return a length as a number of tokens, or refuse a prompt that memory will not hold."""
     most = LARGEST_PROMPT // (8 * dim * _COPIES)
     if length > most:
-        raise ValueError(
-            f"`length` must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for a kind that does not simulate."
+        raise ArgumentError(
+            "length",
+            f"must be at most {most} to simulate prompts of dimension {dim}, "
+            f"got {length:g}. Ask for a kind that does not simulate.",
         )
     return int(length)
 

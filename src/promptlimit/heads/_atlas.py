@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
@@ -73,8 +74,8 @@ def atlas(
     quarter = prompts.length // 4
     for name, value, least in (("clusters", clusters, 1), ("sinks", sinks, 0)):
         if isinstance(value, bool) or not least <= value <= quarter:
-            raise ValueError(
-                f"`{name}` must be from {least} to a quarter of the window, {quarter}, got {value}."
+            raise ArgumentError(
+                name, f"must be from {least} to a quarter of the window, {quarter}, got {value}."
             )
     report = progress or (lambda *_: None)
     shortest = max(4, prompts.length // 8) if prompts.causal else prompts.length
@@ -140,9 +141,10 @@ def _layer_by_layer(  # noqa: PLR0917 - what one window needs, in the order of i
         maps = CorpusMap(*(to_device(p, jnp.float32) for p in corpus.affine_maps(scales)))
         sums = layer_sums(heads, scales, maps, table, jax.random.fold_in(key, layer), settings)
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sums)):
-            raise ValueError(
-                f"`model` must have scores that are finite in single precision, but layer {layer} "
-                f"of {prompts.name} does not. Are its weights those of a trained model?"
+            raise ArgumentError(
+                "model",
+                f"must have scores that are finite in single precision, but layer {layer} "
+                f"of {prompts.name} does not. Are its weights those of a trained model?",
             )
         yield sums
 

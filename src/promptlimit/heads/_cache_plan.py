@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import require_unmasked, require_whole
+from promptlimit._errors import ArgumentError
 from promptlimit.heads._causal_atlas import moment_tokens
 from promptlimit.heads._head import Head
 
@@ -171,9 +172,10 @@ class CachePlanner:
         price = moment_tokens(self._keys.shape[1], self._values.shape[1])
         least = self._sinks + self._recent + (price if moments == "always" else 0)
         if isinstance(tokens, bool) or not least <= tokens < self._length:
-            raise ValueError(
-                f"`tokens` must be from the {least} that are always paid for to fewer than the "
-                f"{self._length} of the prompt, got {tokens}."
+            raise ArgumentError(
+                "tokens",
+                f"must be from the {least} that are always paid for to fewer than the "
+                f"{self._length} of the prompt, got {tokens}.",
             )
         ranked = self._ranked(importance)
         dropped = self._planned(ranked, tokens)
@@ -191,9 +193,10 @@ class CachePlanner:
                 self._importance[importance] = ranks
             importance = self._importance[importance]
         if np.shape(importance) != (self._length,):
-            raise ValueError(
-                f"`importance` must be one number for each of the {self._length} tokens, "
-                f"got shape {np.shape(importance)}."
+            raise ArgumentError(
+                "importance",
+                f"must be one number for each of the {self._length} tokens, "
+                f"got shape {np.shape(importance)}.",
             )
         require_unmasked("importance", importance)
         ranked = np.array(importance, np.float64)
@@ -282,8 +285,8 @@ def _one_importance(head: Head, how: Importance, last: int) -> np.ndarray:
         logs = keys @ tilts.mean(axis=0) + 0.5 * (spread**2).mean(axis=1)
         return np.exp(logs - logs.max()) * np.linalg.norm(head.values, axis=1)
     if how not in {"heavy", "window"}:
-        raise ValueError(
-            f"`importance` must be recent, heavy, window or expected, got {how!r:.40}."
+        raise ArgumentError(
+            "importance", f"must be recent, heavy, window or expected, got {how!r:.40}."
         )
     first = length - last if how == "window" else 0
     total = np.zeros(length)
@@ -358,23 +361,23 @@ def _joined(
 def _checked_group(heads: Head | Sequence[Head]) -> Sequence[Head]:
     group = [heads] if isinstance(heads, Head) else list(heads)
     if not group or not all(isinstance(head, Head) and head.causal for head in group):
-        raise ValueError("`heads` must be causal heads, one or several that share keys.")
+        raise ArgumentError("heads", "must be causal heads, one or several that share keys.")
     first = group[0]
     for head in group[1:]:
         same = np.array_equal(head.keys, first.keys) and np.array_equal(head.values, first.values)
         if not same or head.scale != first.scale:
-            raise ValueError(
-                "`heads` must share keys, values and scale, but they do not. Plan them one by one."
+            raise ArgumentError(
+                "heads", "must share keys, values and scale, but they do not. Plan them one by one."
             )
     return group
 
 
 def _require_counts(*, sinks: int, recent: int, last: int) -> None:
     for name, value, low in (("sinks", sinks, 0), ("recent", recent, 1), ("last", last, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ValueError(f"`{name}` must be a whole number from {low}, got {value}.")
+        require_whole(name, value, low)
     if last > recent:
-        raise ValueError(
-            f"`last` must be at most the {recent} recent tokens, got {last}: a query must not see "
-            "tokens that come after it as moments."
+        raise ArgumentError(
+            "last",
+            f"must be at most the {recent} recent tokens, got {last}: a query must not see "
+            "tokens that come after it as moments.",
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit.heads._extra import MissingExtraError
 from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads
@@ -49,7 +50,7 @@ def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) 
     """
     torch = _torch()
     if not isinstance(model, torch.nn.Module):
-        raise ValueError(f"`model` must be a torch.nn.Module, got {type(model).__name__}.")
+        raise ArgumentError("model", f"must be a torch.nn.Module, got {type(model).__name__}.")
     prompts: list[list[list[Head]]] = []
     parity: list[list[float]] = []
     names: list[str] = []
@@ -85,13 +86,14 @@ def _batches_of_one(torch: Any, model: Any, ids: Any) -> Iterator[Any]:
     try:
         tokens = torch.as_tensor(ids)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"`ids` must be token ids, got {type(ids).__name__}.") from None
+        raise ArgumentError("ids", f"must be token ids, got {type(ids).__name__}.") from None
     whole = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool)
     least = 1 if whole else 2
     if tokens.ndim not in {least, least + 1} or tokens.numel() == 0:
-        raise ValueError(
-            "`ids` must be token ids [n] or [prompts, n], or vectors [n, d] or [prompts, n, d], "
-            f"got shape {tuple(tokens.shape)}, {str(tokens.dtype).removeprefix('torch.')}."
+        raise ArgumentError(
+            "ids",
+            "must be token ids [n] or [prompts, n], or vectors [n, d] or [prompts, n, d], "
+            f"got shape {tuple(tokens.shape)}, {str(tokens.dtype).removeprefix('torch.')}.",
         )
     weight = next(iter(model.parameters()), torch.zeros(()))
     tokens = tokens.to(weight.device, torch.int64 if whole else weight.dtype)
@@ -127,9 +129,10 @@ def _heads(call: _Call) -> list[Head]:
     """Return the heads of one call, whose mask must be none or causal."""
     causal = np.tri(*call.seen.shape[1:], dtype=bool)
     if not call.seen.all() and not (call.seen == causal).all():
-        raise ValueError(
-            f"`model` must let a query see all tokens, or all up to its own, but {call.module} "
-            "hides others. Give prompts without padding, no longer than its sliding window."
+        raise ArgumentError(
+            "model",
+            f"must let a query see all tokens, or all up to its own, but {call.module} "
+            "hides others. Give prompts without padding, no longer than its sliding window.",
         )
     rows = zip(call.queries, call.keys, call.values, strict=True)
     return [Head(*row, scale=call.scale, causal=not call.seen.all()) for row in rows]
@@ -139,10 +142,11 @@ def _rebuilding_error(call: _Call, heads: Sequence[Head]) -> float:
     rebuilt = np.stack([head.outputs() for head in heads])
     error = np.linalg.norm(rebuilt - call.outputs) / max(np.linalg.norm(call.outputs), 1e-30)
     if not error < call.rounding:
-        raise ValueError(
-            f"`model` must attend by softmax of scaled products, but the output of {call.module} "
+        raise ArgumentError(
+            "model",
+            f"must attend by softmax of scaled products, but the output of {call.module} "
             f"differs from that by {error:.0%}. Position biases, caps on scores and learned sinks "
-            "are not of that form."
+            "are not of that form.",
         )
     return float(error)
 
@@ -170,10 +174,11 @@ def _calls(torch: Any, model: Any, tokens: Any, inputs: dict[str, object]) -> li
         stack.enter_context(_fused_calls_seen(torch, following, record))
         model(tokens, **inputs)
     if not calls:
-        raise ValueError(
-            "`model` must attend by scaled_dot_product_attention or by softmax of products, but "
+        raise ArgumentError(
+            "model",
+            "must attend by scaled_dot_product_attention or by softmax of products, but "
             f"{type(model).__name__} was not seen to. Load it with attn_implementation='eager' if "
-            f"it is of transformers. {_BY_HAND}"
+            f"it is of transformers. {_BY_HAND}",
         )
     return calls
 
@@ -237,9 +242,10 @@ def _seen(mask: Any, shape: tuple[int, int], *, causal: bool) -> np.ndarray:
     if mask.dtype.is_floating_point:
         shown = added > _HIDDEN
         if np.abs(added[shown]).max(initial=0.0) > 0:
-            raise ValueError(
-                "`model` must add nothing to its scores but a mask, got position biases. Scores "
-                "that are not of the form scale <q, k> have no limit here."
+            raise ArgumentError(
+                "model",
+                "must add nothing to its scores but a mask, got position biases. Scores "
+                "that are not of the form scale <q, k> have no limit here.",
             )
         return seen & shown
     return seen & (added > 0)
@@ -318,9 +324,10 @@ def _call(
     arrays = {"queries": queries, "keys": keys, "values": values, "outputs": outputs}
     for name, array in arrays.items():
         if array.ndim < 2 or any(size != 1 for size in array.shape[:-3]):
-            raise ValueError(
-                f"`model` must attend to one prompt at a time, [1, heads, n, d], but {module} "
-                f"has {name} of shape {array.shape}. {_BY_HAND}"
+            raise ArgumentError(
+                "model",
+                f"must attend to one prompt at a time, [1, heads, n, d], but {module} "
+                f"has {name} of shape {array.shape}. {_BY_HAND}",
             )
         arrays[name] = array.reshape(-1, *array.shape[-2:])
     heads = len(arrays["queries"])

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._arrays import require_whole
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.heads._atlas import Progress, share_error, share_of
 from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
@@ -58,12 +60,11 @@ def causal_atlas(
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
     ):  # fmt: skip
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"`{name}` must be a whole number from {least}, got {value}.")
+        require_whole(name, value, least)
     prompts = prompts_of(model, text_or_ids, window, windows, usual=LONG, readings=1)
     if not prompts.causal:
-        raise ValueError(
-            f"`model` must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
+        raise ArgumentError(
+            "model", f"must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
         )
     distances = Distances(sinks, recent, moment_tokens(*prompts.widths), band)
     positions = _positions(prompts.length, distances, every)
@@ -78,9 +79,10 @@ def causal_atlas(
         for layer, heads in enumerate(prompts.layers(index)):
             rows = query_rows(heads, prompts.scales[layer], positions, table, distances)
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(rows)):
-                raise ValueError(
-                    f"`model` must have scores that are finite in single precision, but layer "
-                    f"{layer} of {prompts.name} does not. Are its weights those of a trained model?"
+                raise ArgumentError(
+                    "model",
+                    f"must have scores that are finite in single precision, but layer {layer} "
+                    f"of {prompts.name} does not. Are its weights those of a trained model?",
                 )
             layers.append(rows)
             report("measuring by distance", index * len(prompts.scales) + len(layers), total)
@@ -112,9 +114,10 @@ def _positions(length: int, distances: Distances, every: int) -> np.ndarray:
     kept = distances.sinks + distances.recent + distances.equivalent
     first = max(length // 8, 2 * kept)
     if length <= first:
-        raise ValueError(
-            f"`window` must exceed twice the {kept} tokens that are kept or paid for by moments, "
-            f"got {length}. Give a longer window or a smaller `recent`."
+        raise ArgumentError(
+            "window",
+            f"must exceed twice the {kept} tokens that are kept or paid for by moments, "
+            f"got {length}. Give a longer window or a smaller `recent`.",
         )
     return np.arange(length - 1, first - 1, -every)[::-1]
 

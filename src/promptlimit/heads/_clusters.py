@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, to_device
 from promptlimit.measures import full_precision
 
@@ -18,8 +19,8 @@ def clusters_of(
     """Return 1 where a key belongs to a cluster and 0 elsewhere."""
     rows = to_device(keys, jnp.float32)
     if isinstance(clusters, bool) or not 1 <= clusters <= rows.shape[0]:
-        raise ValueError(
-            f"`clusters` must be from 1 to the {rows.shape[0]} tokens, got {clusters}."
+        raise ArgumentError(
+            "clusters", f"must be from 1 to the {rows.shape[0]} tokens, got {clusters}."
         )
     return _clustered(to_device(queries, jnp.float32), rows, jax.random.key(seed), clusters)
 
@@ -79,8 +80,8 @@ def sinks_of(
     """Return `sink_members` of a user's arrays."""
     rows = to_device(keys, jnp.float32)
     if isinstance(sinks, bool) or not 0 <= sinks < rows.shape[0]:
-        raise ValueError(
-            f"`sinks` must be from 0 to fewer than the {rows.shape[0]} tokens, got {sinks}."
+        raise ArgumentError(
+            "sinks", f"must be from 0 to fewer than the {rows.shape[0]} tokens, got {sinks}."
         )
     return sink_members(to_device(queries, jnp.float32), rows, jnp.float32(scale), sinks)
 

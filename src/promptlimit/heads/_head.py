@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from promptlimit._arrays import require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.heads._clusters import clusters_of, sinks_of
@@ -52,19 +53,20 @@ class Head:
         matrices = {name: _matrix(name, value) for name, value in arrays.items()}
         (n, d), (length, key_dim) = matrices["queries"].shape, matrices["keys"].shape
         if key_dim != d:
-            raise ValueError(f"`keys` must have the {d} columns of `queries`, got {key_dim}.")
+            raise ArgumentError("keys", f"must have the {d} columns of `queries`, got {key_dim}.")
         if matrices["values"].shape[0] != length:
-            raise ValueError(
-                f"`values` must have one row for each of the {length} keys, "
-                f"got {matrices['values'].shape[0]}."
+            raise ArgumentError(
+                "values",
+                f"must have one row for each of the {length} keys, "
+                f"got {matrices['values'].shape[0]}.",
             )
         if causal and n != length:
-            raise ValueError(
-                f"`queries` must be as many as the {length} keys of a causal head, got {n}."
+            raise ArgumentError(
+                "queries", f"must be as many as the {length} keys of a causal head, got {n}."
             )
         factor = d**-0.5 if scale is None else float(scale)
         if not 0 < factor < np.inf:
-            raise ValueError(f"`scale` must be positive, got {scale}.")
+            raise ArgumentError("scale", f"must be positive, got {scale}.")
         for name, array in matrices.items():
             object.__setattr__(self, name, array)
         object.__setattr__(self, "scale", factor)
@@ -120,12 +122,14 @@ class Head:
 
     def _prompt(self, position: int | None) -> np.ndarray:
         if position is None and self.causal:
-            raise ValueError(
-                "`position` must be given for a causal head, got None. Its prompt ends there."
+            raise ArgumentError(
+                "position", "must be given for a causal head, got None. Its prompt ends there."
             )
         end = len(self.keys) if position is None or not self.causal else position + 1
         if not 1 <= end <= len(self.keys):
-            raise ValueError(f"`position` must be from 0 to {len(self.keys) - 1}, got {position}.")
+            raise ArgumentError(
+                "position", f"must be from 0 to {len(self.keys) - 1}, got {position}."
+            )
         return np.concatenate([self.keys, self.values], axis=1)[:end].astype(np.float64)
 
 
@@ -139,11 +143,11 @@ def _matrix(name: str, value: object) -> np.ndarray:
     try:
         array = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"`{name}` must be a matrix of numbers, got {type(value).__name__}."
+        raise ArgumentError(
+            name, f"must be a matrix of numbers, got {type(value).__name__}."
         ) from None
     if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"`{name}` must be a matrix, one row a token, got shape {array.shape}.")
+        raise ArgumentError(name, f"must be a matrix, one row a token, got shape {array.shape}.")
     if not np.isfinite(array).all():
-        raise ValueError(f"`{name}` must be finite, got {array[~np.isfinite(array)][0]}.")
+        raise ArgumentError(name, f"must be finite, got {array[~np.isfinite(array)][0]}.")
     return array

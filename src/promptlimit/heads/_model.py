@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit._arrays import require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.heads._files import ModelFolder
 from promptlimit.heads._forward import (
@@ -100,14 +101,15 @@ class Model:
 
     def _require_next_token(self, what: str) -> None:
         if not self.shape.causal:
-            raise ValueError(
-                f"`model` must be causal to have {what}, got {self.shape.model_type}. "
-                "Compare embeddings."
+            raise ArgumentError(
+                "model",
+                f"must be causal to have {what}, got {self.shape.model_type}. Compare embeddings.",
             )
         if not self.predicts:
-            raise ValueError(
-                f"`model` must hold lm_head.weight to have {what}, but {self.name} does not. "
-                "Save the model with its head for causal language modelling."
+            raise ArgumentError(
+                "model",
+                f"must hold lm_head.weight to have {what}, but {self.name} does not. "
+                "Save the model with its head for causal language modelling.",
             )
 
     def heads(self, ids: np.ndarray) -> list[list[Head]]:
@@ -129,20 +131,22 @@ class Model:
         require_unmasked("ids", ids)
         array = np.asarray(ids)
         if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
-            raise ValueError(
-                f"`ids` must be a vector of token numbers, got shape {array.shape}, "
-                f"dtype {array.dtype}."
+            raise ArgumentError(
+                "ids",
+                f"must be a vector of token numbers, got shape {array.shape}, dtype {array.dtype}.",
             )
         if array.size > self.shape.positions:
-            raise ValueError(
-                f"`ids` must be at most the model's {self.shape.positions} positions, "
-                f"got {array.size}. Cut the text into windows."
+            raise ArgumentError(
+                "ids",
+                f"must be at most the model's {self.shape.positions} positions, "
+                f"got {array.size}. Cut the text into windows.",
             )
         if array.min() < 0 or array.max() >= self.shape.vocabulary:
             wrong = array.min() if array.min() < 0 else array.max()
-            raise ValueError(
-                f"`ids` must be from 0 to {self.shape.vocabulary - 1}, got {wrong}. "
-                "The tokenizer does not belong to this model."
+            raise ArgumentError(
+                "ids",
+                f"must be from 0 to {self.shape.vocabulary - 1}, got {wrong}. "
+                "The tokenizer does not belong to this model.",
             )
         return to_device(array.astype(np.int32))
 

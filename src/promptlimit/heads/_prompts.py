@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._head import Head
 from promptlimit.heads._model import Model
@@ -158,24 +159,25 @@ def prompts_of(
         readings: how often each prompt will be read.
     """
     if isinstance(windows, bool) or (windows is not None and windows < 1):
-        raise ValueError(f"`windows` must be at least 1, got {windows}.")
+        raise ArgumentError("windows", f"must be at least 1, got {windows}.")
     if isinstance(model, Model):
         if text_or_ids is None:
-            raise ValueError("`text_or_ids` must be given for a model to read, got None.")
+            raise ArgumentError("text_or_ids", "must be given for a model to read, got None.")
         length = min(usual, model.shape.positions) if window is None else window
         cut = windows_of(model, text_or_ids, window=length, at_most=windows)
         return prompts_of_model(model, cut, readings)
     prompts = prompts_of_heads(model)
     for name, value in (("text_or_ids", text_or_ids), ("window", window), ("windows", windows)):
         if value is not None:
-            raise ValueError(
-                f"`{name}` must be left out for heads, which hold their prompts, "
-                f"got {type(value).__name__}."
+            raise ArgumentError(
+                name,
+                "must be left out for heads, which hold their prompts, "
+                f"got {type(value).__name__}.",
             )
     if prompts.length < 8:
-        raise ValueError(
-            f"`model` must be heads over at least 8 tokens, got {prompts.length}. "
-            "Give a longer prompt."
+        raise ArgumentError(
+            "model",
+            f"must be heads over at least 8 tokens, got {prompts.length}. Give a longer prompt.",
         )
     return prompts
 
@@ -247,9 +249,10 @@ def _by_prompt(heads: object) -> Sequence[Sequence[Sequence[Head]]]:
     depths = _depths(heads)
     if len(depths) != 1 or not depths <= {1, 2, 3}:
         mixed = " of lists and heads side by side" if len(depths) > 1 else ""
-        raise ValueError(
-            "`model` must be a model from `load`, what `capture` returns, or a list of heads (of "
-            f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}{mixed}."
+        raise ArgumentError(
+            "model",
+            "must be a model from `load`, what `capture` returns, or a list of heads (of "
+            f"lists for layers, of lists of lists for prompts), got {type(heads).__name__}{mixed}.",
         )
     nested: Any = heads
     for _ in range(3 - min(depths)):
@@ -271,21 +274,24 @@ def _require_alike(prompts: Sequence[Sequence[Sequence[Head]]]) -> Head:
     first, counts = prompts[0][0][0], len(prompts[0][0])
     for number, prompt in enumerate(prompts):
         if len(prompt) != len(prompts[0]):
-            raise ValueError(
-                f"`heads` must have the {len(prompts[0])} layers of the first prompt in every "
-                f"prompt, got {len(prompt)} in prompt {number}."
+            raise ArgumentError(
+                "heads",
+                f"must have the {len(prompts[0])} layers of the first prompt in every "
+                f"prompt, got {len(prompt)} in prompt {number}.",
             )
         for place, layer in enumerate(prompt):
             if len(layer) != counts:
-                raise ValueError(
-                    f"`heads` must be {counts} in every layer, got {len(layer)} in layer {place}. "
-                    "Give the layers that agree as lists."
+                raise ArgumentError(
+                    "heads",
+                    f"must be {counts} in every layer, got {len(layer)} in layer {place}. "
+                    "Give the layers that agree as lists.",
                 )
             for head in layer:
                 if _form(head) != _form(first):
-                    raise ValueError(
-                        f"`heads` must be alike, got {_form(first)} in layer 0 and {_form(head)} "
-                        f"in layer {place} of prompt {number}. Give the layers that agree as lists."
+                    raise ArgumentError(
+                        "heads",
+                        f"must be alike, got {_form(first)} in layer 0 and {_form(head)} in layer "
+                        f"{place} of prompt {number}. Give the layers that agree as lists.",
                     )
     return first
 

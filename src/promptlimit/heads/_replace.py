@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.heads._forward import WAYS, Replacement, Replacements
 from promptlimit.heads._model import Model
@@ -59,18 +60,20 @@ def replacement_curve(
         progress: called as the work goes on.
     """
     if not isinstance(model, Model):
-        raise ValueError(
-            f"`model` must be a model from `load`, got {type(model).__name__}. Heads are replaced "
-            "in a model that runs: its weights are needed."
+        raise ArgumentError(
+            "model",
+            f"must be a model from `load`, got {type(model).__name__}. Heads are replaced "
+            "in a model that runs: its weights are needed.",
         )
     shape = model.shape
     if atlas.linear.shape != (shape.layers, shape.heads):
-        raise ValueError(
-            f"`atlas` must be of this model's {shape.layers} layers of {shape.heads} heads, "
-            f"got {atlas.linear.shape[0]} of {atlas.linear.shape[1]}."
+        raise ArgumentError(
+            "atlas",
+            f"must be of this model's {shape.layers} layers of {shape.heads} heads, "
+            f"got {atlas.linear.shape[0]} of {atlas.linear.shape[1]}.",
         )
     if isinstance(windows, bool) or windows < 1:
-        raise ValueError(f"`windows` must be at least 1, got {windows}.")
+        raise ArgumentError("windows", f"must be at least 1, got {windows}.")
     every = windows_of(model, text_or_ids, window=atlas.window)
     cut = every[-windows:]
     numbers = _checked_counts(counts, shape.layers * shape.heads)
@@ -109,7 +112,7 @@ def _checked_counts(counts: Sequence[int] | None, every: int) -> list[int]:
         return sorted({round(share * every) for share in np.linspace(0, 1, _POINTS)})
     for count in counts:
         if isinstance(count, bool) or not 0 <= count <= every:
-            raise ValueError(f"`counts` must be from 0 to all {every} heads, got {count}.")
+            raise ArgumentError("counts", f"must be from 0 to all {every} heads, got {count}.")
     return sorted(set(counts))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from promptlimit._arrays import require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit.heads._model import Model
 
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]
@@ -28,9 +29,10 @@ def windows_of(
         first, ids, last = _encoded(model.tokenizer, text_or_ids)
         room = window - len(first) - len(last)
         if room < 1:
-            raise ValueError(
-                f"`window` must exceed the tokenizer's {len(first) + len(last)} special tokens, "
-                f"got {window}."
+            raise ArgumentError(
+                "window",
+                f"must exceed the tokenizer's {len(first) + len(last)} special tokens, "
+                f"got {window}.",
             )
         cut = _cut(ids, room, window)
         ends = [np.tile(np.array(part, np.int64), (len(cut), 1)) for part in (first, last)]
@@ -39,14 +41,15 @@ def windows_of(
         require_unmasked("text_or_ids", text_or_ids)
         array = np.asarray(text_or_ids)
         if array.ndim not in {1, 2} or array.dtype.kind not in "iu" or array.size == 0:
-            raise ValueError(
-                "`text_or_ids` must be a text or whole numbers in one or two dimensions, got shape "
-                f"{array.shape}, dtype {array.dtype}."
+            raise ArgumentError(
+                "text_or_ids",
+                "must be a text or whole numbers in one or two dimensions, got shape "
+                f"{array.shape}, dtype {array.dtype}.",
             )
         if array.ndim == 2 and array.shape[1] != window:
-            raise ValueError(
-                f"`text_or_ids` must have rows of the window's {window} tokens, "
-                f"got {array.shape[1]}."
+            raise ArgumentError(
+                "text_or_ids",
+                f"must have rows of the window's {window} tokens, got {array.shape[1]}.",
             )
         windows = array if array.ndim == 2 else _cut(array, window, window)
     return windows if at_most is None else windows[:at_most]
@@ -55,17 +58,18 @@ def windows_of(
 def _require_window(model: Model, window: int) -> None:
     longest = model.shape.positions
     if isinstance(window, bool) or not isinstance(window, int) or not 8 <= window <= longest:
-        raise ValueError(
-            f"`window` must be from 8 to the model's {longest} positions, got {window}."
+        raise ArgumentError(
+            "window", f"must be from 8 to the model's {longest} positions, got {window}."
         )
 
 
 def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
     count = len(ids) // room
     if count == 0:
-        raise ValueError(
-            f"`text_or_ids` must fill a window of {window} tokens, got {len(ids)} tokens. "
-            "Give more text or a smaller window."
+        raise ArgumentError(
+            "text_or_ids",
+            f"must fill a window of {window} tokens, got {len(ids)} tokens. "
+            "Give more text or a smaller window.",
         )
     return np.asarray(ids[: count * room], np.int64).reshape(count, room)
 
@@ -73,16 +77,18 @@ def _cut(ids: np.ndarray, room: int, window: int) -> np.ndarray:
 def _encoded(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, list[int]]:
     """Return the special tokens before a text, its own tokens, and the special tokens after it."""
     if tokenizer is None:
-        raise ValueError(
-            "`text_or_ids` must be token ids, got a text, for a model without tokenizer.json, or "
-            "whose GGUF file has a tokenizer that is not known here."
+        raise ArgumentError(
+            "text_or_ids",
+            "must be token ids, got a text, for a model without tokenizer.json, or "
+            "whose GGUF file has a tokenizer that is not known here.",
         )
     try:
         whole = tokenizer.encode(text, add_special_tokens=True)
     except Exception as problem:  # the package raises Exception itself
-        raise ValueError(
-            f"`text_or_ids` must be a text that tokenizer.json can read, but {problem}. "
-            "Does the tokenizer belong to this model?"
+        raise ArgumentError(
+            "text_or_ids",
+            f"must be a text that tokenizer.json can read, but {problem}. "
+            "Does the tokenizer belong to this model?",
         ) from None
     own = [place for place, added in enumerate(whole.special_tokens_mask) if not added]
     start, end = (own[0], own[-1] + 1) if own else (len(whole.ids),) * 2

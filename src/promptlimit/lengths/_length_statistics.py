@@ -6,7 +6,15 @@ One function for every law of the scores: what differs between laws is the mean 
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, checked_lengths, real_numbers, require_unmasked
+from promptlimit._arrays import (
+    Array,
+    ArrayLike,
+    checked_lengths,
+    numpy_only,
+    real_numbers,
+    require_unmasked,
+)
+from promptlimit._errors import ArgumentError
 from promptlimit.lengths._integrals import prompt_integrals
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
 from promptlimit.results import AccuracyError, LengthStatistics
@@ -38,6 +46,7 @@ _COLUMNS = (
 Columns = dict[str, Array]
 
 
+@numpy_only("Use `weight_interpolant`, which is differentiable.")
 def length_statistics(
     sharpness: ArrayLike | AbstractScores, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> LengthStatistics:
@@ -69,9 +78,10 @@ def length_statistics(
     try:
         shape = np.broadcast_shapes(sigma.shape, counts.shape, fixed.shape[:-1])
     except ValueError:
-        raise ValueError(
-            "`sharpness`, `lengths` and `fixed_scores`, its last axis apart, must broadcast, got "
-            f"shapes {sigma.shape}, {counts.shape} and {fixed.shape}."
+        raise ArgumentError(
+            "sharpness",
+            "must broadcast with `lengths` and `fixed_scores`, its last axis apart, got "
+            f"shapes {sigma.shape}, {counts.shape} and {fixed.shape}.",
         ) from None
     count = fixed.shape[-1]
     flat_lengths = np.broadcast_to(counts, shape).ravel()
@@ -219,15 +229,17 @@ def _checked_sharpness(sharpness: ArrayLike) -> Array:
     try:
         values = real_numbers(sharpness)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"`sharpness` must be a number or a law of scores, got {type(sharpness).__name__}. "
-            "Pass a number, GaussianScores, ListedScores or TokenScores."
+        raise ArgumentError(
+            "sharpness",
+            f"must be a number or a law of scores, got {type(sharpness).__name__}. "
+            "Pass a number, GaussianScores, ListedScores or TokenScores.",
         ) from None
     wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
     if wrong.size:
-        raise ValueError(
-            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
-            "It is the standard deviation of the scores."
+        raise ArgumentError(
+            "sharpness",
+            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            "It is the standard deviation of the scores.",
         )
     return values
 
@@ -237,14 +249,15 @@ def checked_fixed(fixed_scores: ArrayLike) -> Array:
     try:
         fixed = np.atleast_1d(real_numbers(fixed_scores))
     except (TypeError, ValueError):
-        raise ValueError(
-            f"`fixed_scores` must be numbers, got {fixed_scores!r:.40}. Pass a list of scores."
+        raise ArgumentError(
+            "fixed_scores", f"must be numbers, got {fixed_scores!r:.40}. Pass a list of scores."
         ) from None
     if not (np.abs(fixed) <= LARGEST_FIXED).all():
         wrong = fixed[~(np.abs(fixed) <= LARGEST_FIXED)][0]
-        raise ValueError(
-            f"`fixed_scores` must lie between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
-            f"{wrong}. They count from the mean of the free scores."
+        raise ArgumentError(
+            "fixed_scores",
+            f"must lie between -{LARGEST_FIXED:g} and {LARGEST_FIXED:g}, got "
+            f"{wrong}. They count from the mean of the free scores.",
         )
     return fixed
 
@@ -265,5 +278,6 @@ def _refuse_large(columns: Columns, sigma: Array, lengths: Array, *, beside_fixe
         raise AccuracyError(
             f"`length_statistics` must reach a relative error of {TOLERANCE:g}, got "
             f"{error[worst]:.1e} at sharpness {sigma[worst]:g}, length {lengths[worst]:g}. Please "
-            "report this point."
+            "report this point.",
+            argument="sharpness",
         )

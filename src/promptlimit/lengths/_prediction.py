@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import checked_fixed, length_statistics
 from promptlimit.lengths._scores import ListedScores
 from promptlimit.results import EntropyPrediction
@@ -12,6 +13,7 @@ from promptlimit.results import EntropyPrediction
 _GROUPS = 16
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def entropy_prediction(
     scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> EntropyPrediction:
@@ -41,13 +43,14 @@ def entropy_prediction(
     law = ListedScores(scores)
     values = np.asarray(law.scores, np.float64)
     if values.size < 2 * _GROUPS:
-        raise ValueError(
-            f"`scores` must be at least {2 * _GROUPS} to guess from, got {values.size}. Take more "
-            "keys of the query."
+        raise ArgumentError(
+            "scores",
+            f"must be at least {2 * _GROUPS} to guess from, got {values.size}. Take more "
+            "keys of the query.",
         )
     counts = checked_lengths(lengths, name="lengths")
     if not np.isfinite(counts).all():
-        raise ValueError("`lengths` must be finite, got inf. The entropy grows as ln L.")
+        raise ArgumentError("lengths", "must be finite, got inf. The entropy grows as ln L.")
     fixed = checked_fixed(fixed_scores)
     listed = length_statistics(law, counts, fixed_scores=fixed).entropy
     bias, error = (

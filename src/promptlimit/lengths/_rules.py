@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths
+from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import (
@@ -149,6 +150,7 @@ def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> f
     return math.exp(crossing(beyond, before, float(after[0])))
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def temperature_table(
     sharpness: Number, base: Number, lengths: ArrayLike, *, margin: Number | None = None
 ) -> TemperatureTable:
@@ -180,7 +182,7 @@ def temperature_table(
     start = one_number("base", checked_lengths(base, name="base"))
     sharpness = one_number("sharpness", sharpness)
     if start < 2.0 or not math.isfinite(start):
-        raise ValueError(f"`base` must be a finite length from 2, got {base}.")
+        raise ArgumentError("base", f"must be a finite length from 2, got {base}.")
     if margin is None:
         margin = needle_margin(sharpness, start, 0.5)
     else:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,
@@ -71,7 +72,9 @@ class GaussianScores(AbstractScores):
         )
         if not np.all((sharpness >= 0.0) & (sharpness <= MAX_SHARPNESS)):
             wrong = sharpness[~((sharpness >= 0.0) & (sharpness <= MAX_SHARPNESS))][0]
-            raise ValueError(f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong:g}.")
+            raise ArgumentError(
+                "sharpness", f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong:g}."
+            )
         _require_near("means", means)
         object.__setattr__(self, "sharpness", sharpness)
         object.__setattr__(self, "means", means)
@@ -191,12 +194,12 @@ def _vector(name: str, values: ArrayLike) -> Array:
     try:
         vector = np.atleast_1d(real_numbers(values))
     except (TypeError, ValueError):
-        raise ValueError(f"`{name}` must be a list of numbers, got {values!r:.40}.") from None
+        raise ArgumentError(name, f"must be a list of numbers, got {values!r:.40}.") from None
     if vector.ndim != 1 or not vector.size:
-        raise ValueError(f"`{name}` must be a list of numbers, got shape {vector.shape}.")
+        raise ArgumentError(name, f"must be a list of numbers, got shape {vector.shape}.")
     if not np.isfinite(vector).all():
-        raise ValueError(
-            f"`{name}` must be finite, got {vector[~np.isfinite(vector)][0]}. Leave it out."
+        raise ArgumentError(
+            name, f"must be finite, got {vector[~np.isfinite(vector)][0]}. Leave it out."
         )
     return vector
 
@@ -204,9 +207,10 @@ def _vector(name: str, values: ArrayLike) -> Array:
 def _require_near(name: str, values: Array) -> None:
     reach = float(np.ptp(values))
     if reach > _FARTHEST:
-        raise ValueError(
-            f"`{name}` must lie within {_FARTHEST:g} of each other, got a range of {reach:g}. "
-            "Lower the inverse temperature."
+        raise ArgumentError(
+            name,
+            f"must lie within {_FARTHEST:g} of each other, got a range of {reach:g}. "
+            "Lower the inverse temperature.",
         )
 
 
@@ -215,8 +219,9 @@ def _shares(weights: ArrayLike | None, count: int) -> Array:
         return np.full(count, 1.0 / count)
     shares = _vector("weights", weights)
     if shares.shape != (count,) or not np.all(shares > 0.0) or abs(shares.sum() - 1.0) > 1e-10:
-        raise ValueError(
-            f"`weights` must be {count} positive numbers of sum one, got {shares.size} of sum "
-            f"{shares.sum():g}. Divide them by their sum."
+        raise ArgumentError(
+            "weights",
+            f"must be {count} positive numbers of sum one, got {shares.size} of sum "
+            f"{shares.sum():g}. Divide them by their sum.",
         )
     return shares

@@ -19,9 +19,11 @@ from promptlimit._arrays import (
     ArrayLike,
     as_float64,
     checked_lengths,
+    numpy_only,
     real_numbers,
     require_unmasked,
 )
+from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
 from promptlimit.lengths._scores import Number
 from promptlimit.results import InverseTemperatures
@@ -40,6 +42,7 @@ _ROOT = 1e-13
 _NUDGE = 1e-4
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def inverse_temperature(
     sharpness: ArrayLike,
     lengths: ArrayLike,
@@ -88,8 +91,8 @@ def inverse_temperature(
     try:
         sigma, margins, targets, counts, bases = np.broadcast_arrays(*numbers, counts, bases)
     except ValueError:
-        raise ValueError(
-            "`sharpness`, `lengths`, `margin`, the value to keep and `base` must broadcast."
+        raise ArgumentError(
+            "sharpness", "must broadcast with `lengths`, `margin`, the value to keep and `base`."
         ) from None
     _require_ranges(keep, sigma, counts, targets)
     _require_finite(margins)
@@ -257,17 +260,17 @@ def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target
 
 def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
     if keep not in get_args(Kept):
-        raise ValueError(f"`keep` must be one of {', '.join(get_args(Kept))}, got '{keep}'.")
+        raise ArgumentError("keep", f"must be one of {', '.join(get_args(Kept))}, got '{keep}'.")
     value = "weight" if keep == "needle" else "target"
     other = "target" if keep == "needle" else "weight"
     if (given[value] is None) == (given["base"] is None):
-        raise ValueError(
-            f"one of `{value}` and `base` must be given to keep '{keep}', and only one."
+        raise ArgumentError(
+            value, f"or `base` must be given to keep '{keep}', and only one of them."
         )
     if given[other] is not None or (given["margin"] is None) == (keep == "needle"):
-        raise ValueError(
-            "`margin` and `weight` must be given for a needle, and for nothing else; `target` for "
-            "the rest."
+        raise ArgumentError(
+            "margin",
+            "and `weight` must be given for a needle, and for nothing else; `target` for the rest.",
         )
 
 
@@ -276,44 +279,49 @@ def _numbers(name: str, value: ArrayLike) -> Array:
     try:
         return real_numbers(value)
     except (TypeError, ValueError):
-        raise ValueError(f"`{name}` must hold numbers, got {value!r:.40}.") from None
+        raise ArgumentError(name, f"must hold numbers, got {value!r:.40}.") from None
 
 
 def one_number(name: str, value: ArrayLike) -> float:
     """Return one number, or say which argument is none."""
     array = _numbers(name, value)
     if array.shape:
-        raise ValueError(f"`{name}` must be one number, got shape {array.shape}.")
+        raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
     return float(array)
 
 
 def _require_finite(margins: Array) -> None:
     if not np.isfinite(margins).all():
         wrong = margins[~np.isfinite(margins)].flat[0]
-        raise ValueError(f"`margin` must be finite, got {wrong}.")
+        raise ArgumentError("margin", f"must be finite, got {wrong}.")
 
 
 def _require_bases(keep: str, bases: Array) -> None:
     if not np.isfinite(bases).all():
-        raise ValueError("`base` must be finite, got inf. Pass the length of the prompts so far.")
+        raise ArgumentError(
+            "base", "must be finite, got inf. Pass the length of the prompts so far."
+        )
     if keep == "freezing" and (bases < 2.0).any():
-        raise ValueError(
-            "`base` must be at least 2 to keep 'freezing', got 1: one token is frozen."
+        raise ArgumentError(
+            "base", "must be at least 2 to keep 'freezing', got 1: one token is frozen."
         )
 
 
 def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> None:
     if not np.all((sigma >= 0.0) & (sigma <= MAX_SHARPNESS)):
         wrong = sigma[~((sigma >= 0.0) & (sigma <= MAX_SHARPNESS))].flat[0]
-        raise ValueError(
-            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong}. It is the standard "
-            "deviation of the scores."
+        raise ArgumentError(
+            "sharpness",
+            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong}. It is the standard "
+            "deviation of the scores.",
         )
     if not np.isfinite(lengths).all():
-        raise ValueError("`lengths` must be finite, got inf. No temperature keeps anything there.")
+        raise ArgumentError(
+            "lengths", "must be finite, got inf. No temperature keeps anything there."
+        )
     highest = 1.0 if keep == "needle" else np.inf
     name = "weight" if keep == "needle" else "target"
     if not np.all((targets > 0.0) & (targets < highest)):
         wrong = targets[~((targets > 0.0) & (targets < highest))].flat[0]
         between = "between 0 and 1" if keep == "needle" else "positive and finite"
-        raise ValueError(f"`{name}` must be {between}, got {wrong}.")
+        raise ArgumentError(name, f"must be {between}, got {wrong}.")

@@ -212,9 +212,10 @@ def require_moments(measure: AbstractMeasure) -> None:
         [np.asarray(_transform(measure, to_device(t))) for t in (point, -point)]
     ).all():
         raise OutsideDomainError(
-            f"`measure` must have a log-Laplace transform around zero for its moments, got "
+            "measure",
+            "must have a log-Laplace transform around zero for its moments, got "
             f"{type(measure).__name__} tokens, which have none. Override `mean` and `cov`, or "
-            "simulate finite prompts: prompt_moments(..., kind='estimate', key=key)."
+            "simulate finite prompts: prompt_moments(..., kind='estimate', key=key).",
         )
 
 
@@ -237,13 +238,15 @@ def outside_domain(
     smaller = _transform(measure, to_device(shrunk))
     if not np.isfinite(np.asarray(smaller)):
         return OutsideDomainError(
-            f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens "
+            "tilt",
+            f"must lie where the log-Laplace transform of {type(measure).__name__} tokens "
             f"is finite, got [{words}], and it is finite at no smaller multiple either: no limit "
             "exists over these tokens. Simulate finite prompts: "
-            "prompt_moments(..., kind='estimate', key=key)."
+            "prompt_moments(..., kind='estimate', key=key).",
         )
     return OutsideDomainError(
-        f"`tilt` must lie where the log-Laplace transform of {type(measure).__name__} tokens is "
+        "tilt",
+        f"must lie where the log-Laplace transform of {type(measure).__name__} tokens is "
         f"finite, got [{words}], where it is {transform:g}. Scale the query or the key-query "
-        "matrix down."
+        "matrix down.",
     )

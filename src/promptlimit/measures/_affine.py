@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -51,7 +52,7 @@ class Affine(AbstractMeasure):
         require_rank("matrix", matrix, 2)
         rows = matrix.shape[0]
         if rows == 0:
-            raise ValueError("`matrix` must have at least one row, got none.")
+            raise ArgumentError("matrix", "must have at least one row, got none.")
         require_shape("matrix", matrix, (rows, measure.dim), "as many columns as `measure` has")
         require_shape("shift", shift, (rows,), "one entry a row of `matrix`")
         require_finite("matrix", matrix)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from promptlimit._errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 
 
@@ -11,15 +12,16 @@ def require_components(components: Sequence[AbstractMeasure]) -> tuple[AbstractM
         require_measure(f"components[{index}]", value) for index, value in enumerate(components)
     )
     if not measures:
-        raise ValueError("`components` must hold at least one measure, got none.")
+        raise ArgumentError("components", "must hold at least one measure, got none.")
     return measures
 
 
 def require_measure(name: str, value: object) -> AbstractMeasure:
     """Return the measure, or say how to make one of an array of tokens."""
     if not isinstance(value, AbstractMeasure):
-        raise ValueError(
-            f"`{name}` must be a measure, got {type(value).__name__}. "
-            "Wrap an array of tokens as promptlimit.Empirical(tokens)."
+        raise ArgumentError(
+            name,
+            f"must be a measure, got {type(value).__name__}. "
+            "Wrap an array of tokens as promptlimit.Empirical(tokens).",
         )
     return value

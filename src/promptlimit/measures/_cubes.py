@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit._random import sample_matrix
 from promptlimit.measures._abstract import AbstractMeasure
@@ -121,9 +122,9 @@ def _points(half_widths: Array, length: int, key: PRNGKeyArray) -> Array:
 def _half_widths(value: ArrayLike) -> Array:
     array = float_array("half_widths", value, rank=1)
     if array.shape[0] == 0:
-        raise ValueError("`half_widths` must have at least one entry, got an empty vector.")
+        raise ArgumentError("half_widths", "must have at least one entry, got an empty vector.")
     if not is_traced(array) and (smallest := float(np.asarray(array).min())) < 0:
-        raise ValueError(
-            f"`half_widths` must not be negative, got {smallest:.6g}. Pass absolute values."
+        raise ArgumentError(
+            "half_widths", f"must not be negative, got {smallest:.6g}. Pass absolute values."
         )
     return array

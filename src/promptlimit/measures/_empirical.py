@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import Array as HostArray
 from promptlimit._arrays import as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     cast,
@@ -51,9 +52,10 @@ class Empirical(AbstractMeasure):
         require_rank("tokens", points, 2)
         length, dim = points.shape
         if length == 0 or dim == 0:
-            raise ValueError(
-                f"`tokens` must hold at least one token, got shape {points.shape}. "
-                "Attention over an empty prompt is not defined."
+            raise ArgumentError(
+                "tokens",
+                f"must hold at least one token, got shape {points.shape}. "
+                "Attention over an empty prompt is not defined.",
             )
         require_finite("tokens", points)
         if weights is not None:

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -45,7 +46,7 @@ class Gaussian(AbstractMeasure):
         require_rank("mean", location, 1)
         dim = location.shape[0]
         if dim == 0:
-            raise ValueError("`mean` must have at least one entry, got an empty vector.")
+            raise ArgumentError("mean", "must have at least one entry, got an empty vector.")
         require_rank("cov", covariance, 2)
         require_shape("cov", covariance, (dim, dim), "the length of `mean`, twice")
         require_finite("mean", location)
@@ -104,14 +105,16 @@ def require_covariance(name: str, covariance: Array) -> None:
     asymmetry = np.abs(host - host.T)
     if asymmetry.max() > rounding:
         i, j = np.unravel_index(int(asymmetry.argmax()), host.shape)
-        raise ValueError(
-            f"`{name}` must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and "
+        raise ArgumentError(
+            name,
+            f"must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and "
             f"{host[j, i]:.6g} at ({j}, {i}). If only rounding parts them, pass "
-            f"({name} + {name}.T) / 2."
+            f"({name} + {name}.T) / 2.",
         )
     smallest = np.linalg.eigvalsh((host + host.T) / 2).min()
     if smallest < -rounding:
-        raise ValueError(
-            f"`{name}` must be positive semi-definite, got smallest eigenvalue {smallest:.6g}. "
-            "If it was estimated, project it: clip its eigenvalues at zero."
+        raise ArgumentError(
+            name,
+            f"must be positive semi-definite, got smallest eigenvalue {smallest:.6g}. "
+            "If it was estimated, project it: clip its eigenvalues at zero.",
         )

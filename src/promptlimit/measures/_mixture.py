@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray
 
 from promptlimit._arrays import as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     float_arrays,
@@ -47,7 +48,9 @@ class Mixture(AbstractMeasure):
         measures = require_components(components)
         dims = [measure.dim for measure in measures]
         if len(set(dims)) > 1:
-            raise ValueError(f"`components` must all have one dimension, got dimensions {dims}.")
+            raise ArgumentError(
+                "components", f"must all have one dimension, got dimensions {dims}."
+            )
         (probabilities,) = float_arrays(weights=weights)
         require_rank("weights", probabilities, 1)
         require_shape("weights", probabilities, (len(measures),), "one weight a component")

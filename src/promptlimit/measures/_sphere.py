@@ -1,6 +1,5 @@
 """Tokens of one length and uniform direction, as layer normalisation makes them."""
 
-from numbers import Integral
 from typing import SupportsIndex
 
 import equinox as eqx
@@ -9,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import require_whole
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
 from promptlimit._random import sample_matrix
 from promptlimit.measures._abstract import AbstractMeasure
@@ -36,12 +37,10 @@ class UniformSphere(AbstractMeasure):
     radius: Float[Array, ""]
 
     def __init__(self, dim: SupportsIndex, radius: ArrayLike = 1.0):
-        if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
-            raise ValueError(f"`dim` must be a whole number of at least 1, got {dim!r}.")
+        self.space_dim = require_whole("dim", dim, 1)
         array = float_array("radius", radius, rank=0)
         if not is_traced(array) and float(array) < 0:
-            raise ValueError(f"`radius` must not be negative, got {float(array):.6g}.")
-        self.space_dim = int(dim)
+            raise ArgumentError("radius", f"must not be negative, got {float(array):.6g}.")
         self.radius = array
 
     @property

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from promptlimit._errors import ArgumentError
+
 AXIS = "crew"
 
 
@@ -103,20 +105,21 @@ def _chosen(devices: int | str) -> Crew | None:
     """Return the crew of so many devices; None for the default one, wherever that is."""
     wanted = devices != "all"
     if wanted and not (isinstance(devices, Integral) and int(devices) >= 1):
-        raise ValueError(f"`devices` must be 'all' or a whole number from 1, got {devices!r}.")
+        raise ArgumentError("devices", f"must be 'all' or a whole number from 1, got {devices!r}.")
     hosts = jax.process_count()
     if hosts > 1:
         if wanted:
-            raise ValueError(
-                f"`devices` must be 'all' in a run of {hosts} processes, got {devices}. Each "
-                "process brings the devices it sees."
+            raise ArgumentError(
+                "devices",
+                f"must be 'all' in a run of {hosts} processes, got {devices}. Each "
+                "process brings the devices it sees.",
             )
         return all_devices()
     there = jax.devices(_default_device().platform)
     count = int(devices) if wanted else len(there)
     if count > len(there):
-        raise ValueError(
-            f"`devices` must be at most {len(there)}, got {count}. {_way_out(there[0], count)}"
+        raise ArgumentError(
+            "devices", f"must be at most {len(there)}, got {count}. {_way_out(there[0], count)}"
         )
     return None if count == 1 else _of(tuple(there[:count]), 1, 0)
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 
+from promptlimit._errors import ArgumentError
+
 HEARTBEAT = 20
 """Seconds after which a silent process counts as gone."""
 
@@ -97,10 +99,10 @@ def join(
     """
     _require_address(coordinator)
     if processes is not None and processes < 1:
-        raise ValueError(f"`processes` must be a whole number from 1, got {processes}.")
+        raise ArgumentError("processes", f"must be a whole number from 1, got {processes}.")
     if process is not None and not 0 <= process < (processes or process + 1):
         most = "" if processes is None else f" to {processes - 1}"
-        raise ValueError(f"`process` must be a whole number from 0{most}, got {process}.")
+        raise ArgumentError("process", f"must be a whole number from 0{most}, got {process}.")
     if _Fate.joined:
         raise JoinError("A process must join a run once, but this one has joined already.")
     _Fate.words = (
@@ -121,9 +123,10 @@ def join(
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     except (ValueError, TypeError) as problem:
-        raise ValueError(
-            "`coordinator`, `processes` and `process` must be given where jax does not detect a "
-            f"cluster, but {_first_line(problem)}"
+        raise ArgumentError(
+            "coordinator",
+            "must be given, with `processes` and `process`, where jax does not detect a cluster, "
+            f"but {_first_line(problem)}",
         ) from None
     except RuntimeError as problem:
         raise JoinError(f"This process could not join the run: {_first_line(problem)}") from problem
@@ -136,8 +139,8 @@ def _require_address(coordinator: str | None) -> None:
         return
     host, _, port = coordinator.rpartition(":")
     if not (host and port.isdigit() and 0 < int(port) < 2**16):
-        raise ValueError(
-            f"`coordinator` must be HOST:PORT, got '{coordinator}'. For example 10.0.0.1:9876."
+        raise ArgumentError(
+            "coordinator", f"must be HOST:PORT, got '{coordinator}'. For example 10.0.0.1:9876."
         )
 
 

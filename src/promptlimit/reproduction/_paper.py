@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from promptlimit._errors import ArgumentError
 from promptlimit.results import Check, InputFileError, StoredPaper, Verdict
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class Claim:
     def __post_init__(self) -> None:
         _require_name("name", self.name)
         if not 1 <= self.number <= 999:
-            raise ValueError(f"`number` must be from 1 to 999, got {self.number} for {self.name}.")
+            raise ArgumentError(
+                "number", f"must be from 1 to 999, got {self.number} for {self.name}."
+            )
 
 
 @dataclass(frozen=True)
@@ -173,11 +176,11 @@ class Paper:
 
     def __post_init__(self) -> None:
         if self.name in _TAKEN:
-            raise ValueError(
-                f"`package` must not end in {self.name}, which is another folder of a report."
+            raise ArgumentError(
+                "package", f"must not end in {self.name}, which is another folder of a report."
             )
         if self.link and not self.link.startswith("https://"):
-            raise ValueError(f"`link` must start with https://, got '{self.link}'.")
+            raise ArgumentError("link", f"must start with https://, got '{self.link}'.")
 
     @property
     def name(self) -> str:
@@ -268,8 +271,8 @@ class Paper:
 
 def _require_name(argument: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"`{argument}` must be letters, digits, dots, dashes and underscores, got '{name}'."
+        raise ArgumentError(
+            argument, f"must be letters, digits, dots, dashes and underscores, got '{name}'."
         )
 
 

@@ -1,5 +1,6 @@
 """Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
 
+from promptlimit._errors import ArgumentError as ArgumentError
 from promptlimit.results._causal_heads import CausalAtlas as CausalAtlas
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult

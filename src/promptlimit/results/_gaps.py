@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
 from promptlimit.results._kinds import Kind
 from promptlimit.results._rates import RateFit
@@ -158,7 +159,9 @@ class RequiredLength:
         """
         answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         if kind not in answers:
-            raise ValueError(f"`kind` must be one of 'exact', 'asymptotic', 'bound', got {kind!r}.")
+            raise ArgumentError(
+                "kind", f"must be one of 'exact', 'asymptotic', 'bound', got {kind!r}."
+            )
         value = answers[kind]
         if value is None:
             return "not available"

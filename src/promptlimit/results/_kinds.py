@@ -2,6 +2,8 @@
 
 from typing import Literal, TypeAlias
 
+from promptlimit._errors import ArgumentError
+
 Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 """What a value is.
 
@@ -14,19 +16,36 @@ Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 
 
 class AccuracyError(ArithmeticError):
-    """A quadrature measured its own error and found it too large to return a number."""
+    """A quadrature measured its own error and found it too large to return a number.
+
+    Attributes:
+        argument: the name of the argument to change; None where no single one is responsible.
+    """
+
+    def __init__(self, message: str, *, argument: str | None = None):
+        super().__init__(message)
+        self.argument = argument
 
 
-class OutsideDomainError(ValueError):
+class OutsideDomainError(ArgumentError):
     """A tilt at which the log-Laplace transform of a law is not finite: it has no tilted law."""
 
 
-class KindUnavailableError(ValueError):
+class KindUnavailableError(ArgumentError):
     """A kind of number that cannot be had for a problem; others may."""
 
 
 class NotAnalyticError(KindUnavailableError):
-    """A log-Laplace transform that cannot be continued to complex tilts; says why."""
+    """A log-Laplace transform that cannot be continued to complex tilts; says why.
+
+    The message is the reason alone, so that whoever names the problem can put it into a sentence.
+    """
+
+    def __init__(self, reason: str):
+        super().__init__("measure", reason)
+
+    def __str__(self) -> str:
+        return self.requirement
 
 
 Length: TypeAlias = float | int

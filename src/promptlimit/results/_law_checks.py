@@ -2,8 +2,10 @@
 
 import dataclasses
 
+from promptlimit._errors import ArgumentError
 
-class LawMismatchError(ValueError):
+
+class LawMismatchError(ArgumentError):
     """A law whose methods contradict each other; the message names the check that failed."""
 
 

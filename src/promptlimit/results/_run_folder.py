@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from promptlimit._errors import ArgumentError
 from promptlimit._packages import package_versions
 from promptlimit.results._files import (
     InputFileError,
@@ -121,11 +122,11 @@ class RunFolder:
             return self.path
         for name, array in arrays.items():
             if array.dtype.kind not in "fiub":
-                raise ValueError(
-                    f"`arrays` must hold numbers, got dtype {array.dtype} in '{name}'."
+                raise ArgumentError(
+                    "arrays", f"must hold numbers, got dtype {array.dtype} in '{name}'."
                 )
             if not np.isfinite(array).all():
-                raise ValueError(f"`arrays` must be finite, got NaN or infinity in '{name}'.")
+                raise ArgumentError("arrays", f"must be finite, got NaN or infinity in '{name}'.")
         content = _archive(arrays)
         write_json(self.path / "config.json", self.config)
         write_json(self.path / "environment.json", environment())
@@ -196,10 +197,11 @@ def _require_named(config: Configuration) -> None:
     for key, value in config.items():
         if isinstance(value, Mapping):
             if OPAQUE in value:
-                raise ValueError(
-                    f"`folder` must be None for this run, because its part `{key}` "
+                raise ArgumentError(
+                    "folder",
+                    f"must be None for this run, because its part `{key}` "
                     f"({value[OPAQUE]}) cannot be told from another of its kind. Make it a named "
-                    "function or plain numbers."
+                    "function or plain numbers.",
                 )
             _require_named(value)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit.results._curves import (
     Variables,
     axes_for,
@@ -77,12 +78,12 @@ class Training:
         length = self.lengths[0] if length is None else length
         if length not in self.lengths:
             known = ", ".join(map(str, self.lengths))
-            raise ValueError(f"`length` must be one of {known}, got {length}.")
+            raise ArgumentError("length", f"must be one of {known}, got {length}.")
         _, starts, seeds = self.diverged.shape
         for name, index, count in (("start", start, starts), ("seed", seed, seeds)):
             if isinstance(index, bool) or not (isinstance(index, Integral) and 0 <= index < count):
-                raise ValueError(
-                    f"`{name}` must be a whole number from 0 to {count - 1}, got {index}."
+                raise ArgumentError(
+                    name, f"must be a whole number from 0 to {count - 1}, got {index}."
                 )
         place = (self.lengths.index(length), start, seed)
         which = {"length": _plain(length), "start": start, "seed": seed}

@@ -17,6 +17,7 @@ from typing import (
 
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit.results._curves import (
     Variables,
     axes_for,
@@ -93,9 +94,10 @@ class Trajectory:
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the merged U and V of one head at all times, or say that there are none."""
         if self.key_query is None or self.value_matrix is None:
-            raise ValueError(
-                "`key_query` and `value_matrix` must be those of one head, got a trajectory of "
-                f"{', '.join(self.parameters)}. Its arrays are in `parameters`."
+            raise ArgumentError(
+                "key_query",
+                "and `value_matrix` must be those of one head, got a trajectory of "
+                f"{', '.join(self.parameters)}. Its arrays are in `parameters`.",
             )
         return self.key_query, self.value_matrix
 
@@ -114,9 +116,9 @@ class Trajectory:
         0.000000000
         """
         if not -self.times.size <= place < self.times.size:
-            raise ValueError(
-                f"`place` must be one of {self.times.size} times, from 0 or from the end, "
-                f"got {place}."
+            raise ArgumentError(
+                "place",
+                f"must be one of {self.times.size} times, from 0 or from the end, got {place}.",
             )
         return start.with_arrays({name: array[place] for name, array in self.parameters.items()})
 

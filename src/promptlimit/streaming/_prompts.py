@@ -17,6 +17,7 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number, require_random_key, to_device
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
@@ -64,10 +65,10 @@ def _require_one_key(key: PRNGKeyArray) -> PRNGKeyArray:
     """Return a random key, a typed one for one of the older kind, or refuse none and several."""
     require_random_key(key)
     if key is None:
-        raise ValueError("`key` must be a random key, got None. Pass jax.random.key(0).")
+        raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
     typed = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
     if typed.shape:
-        raise ValueError(f"`key` must be one random key, got {list(typed.shape)} of them.")
+        raise ArgumentError("key", f"must be one random key, got {list(typed.shape)} of them.")
     return typed
 
 
@@ -76,9 +77,8 @@ def require_length(name: str, length: Number) -> int:
     real = isinstance(length, Real | np.ndarray | jax.Array) and np.ndim(length) == 0
     number = float(length if real else math.nan)
     if not (number.is_integer() and 1 <= number <= LONGEST):
-        raise ValueError(
-            f"`{name}` must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts "
-            "tokens."
+        raise ArgumentError(
+            name, f"must be a whole number from 1 to {LONGEST:.3g}, got {length}. It counts tokens."
         )
     return int(length)
 
@@ -123,14 +123,16 @@ def as_prompt(prompt: Any, hosts: int) -> AbstractPrompt:
         return _Held(_readable("prompt", _rows(prompt)))
     if isinstance(prompt, Iterable):
         if hosts > 1:
-            raise ValueError(
-                "`prompt` must be generated, an array or a file in a run of several processes, got "
-                f"{type(prompt).__name__}: blocks that come one after the other cannot be shared."
+            raise ArgumentError(
+                "prompt",
+                "must be generated, an array or a file in a run of several processes, got "
+                f"{type(prompt).__name__}: blocks that come one after the other cannot be shared.",
             )
         return _Arriving(iter(prompt))
-    raise ValueError(
-        "`prompt` must be a `Generated`, an array [length, dim], the path of a .npy file or an "
-        f"iterable of blocks of tokens, got {type(prompt).__name__}."
+    raise ArgumentError(
+        "prompt",
+        "must be a `Generated`, an array [length, dim], the path of a .npy file or an "
+        f"iterable of blocks of tokens, got {type(prompt).__name__}.",
     )
 
 
@@ -209,7 +211,7 @@ class _Arriving(AbstractPrompt):
         self._kept: list[np.ndarray] = []
         first = next((rows for rows in map(_rows, blocks) if rows.shape[:1] != (0,)), None)
         if first is None:
-            raise ValueError("`prompt` must hold at least one block of tokens, got none.")
+            raise ArgumentError("prompt", "must hold at least one block of tokens, got none.")
         _readable("prompt", first)
         self.length, self.dim, self.dtype = None, first.shape[1], _precision(first.dtype)
         _require_finite(first[:1], 0)
@@ -231,16 +233,18 @@ class _Arriving(AbstractPrompt):
                 break
             rows = _rows(block)
             if rows.ndim != 2 or rows.shape[1] != self.dim:
-                raise ValueError(
-                    f"`prompt` must hold blocks [n, {self.dim}], got one of shape "
-                    f"{list(rows.shape)} after {self._stop} tokens."
+                raise ArgumentError(
+                    "prompt",
+                    f"must hold blocks [n, {self.dim}], got one of shape "
+                    f"{list(rows.shape)} after {self._stop} tokens.",
                 )
             self._keep(_readable("prompt", rows) if len(rows) else rows)
             self._drop(start)
         if self._stop < start:
-            raise ValueError(
-                f"`prompt` must come again from its first token to go on at token {start}, but it "
-                f"ended after {self._stop}. Pass the same blocks again, or choose another folder."
+            raise ArgumentError(
+                "prompt",
+                f"must come again from its first token to go on at token {start}, but it "
+                f"ended after {self._stop}. Pass the same blocks again, or choose another folder.",
             )
         return min(stop, self._stop)
 
@@ -305,11 +309,11 @@ def _mapped(path: Path) -> np.ndarray:
 
 def _readable(name: str, tokens: np.ndarray) -> np.ndarray:
     if tokens.ndim != 2 or 0 in tokens.shape:
-        raise ValueError(
-            f"`{name}` must hold tokens, one a row, got an array of shape {list(tokens.shape)}."
+        raise ArgumentError(
+            name, f"must hold tokens, one a row, got an array of shape {list(tokens.shape)}."
         )
     if tokens.dtype.kind not in "fiub":
-        raise ValueError(f"`{name}` must hold real numbers, got dtype {tokens.dtype}.")
+        raise ArgumentError(name, f"must hold real numbers, got dtype {tokens.dtype}.")
     return tokens
 
 
@@ -326,7 +330,8 @@ def _require_finite(tokens: np.ndarray, start: int) -> None:
 
 def not_finite(start: int, stop: int) -> ValueError:
     """Return what to raise about tokens that are infinite or NaN, or too large for their scores."""
-    return ValueError(
-        f"`prompt` must hold finite tokens with finite scores, got others among tokens {start} to "
-        f"{stop - 1}. Remove them, or use a wider dtype."
+    return ArgumentError(
+        "prompt",
+        f"must hold finite tokens with finite scores, got others among tokens {start} to "
+        f"{stop - 1}. Remove them, or use a wider dtype.",
     )

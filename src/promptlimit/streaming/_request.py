@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit._arrays import as_float64, require_unmasked
+from promptlimit._arrays import as_float64, require_unmasked, require_whole
 from promptlimit._configuration import description
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, float_array, in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
@@ -109,29 +110,31 @@ def checked_request(
     """Return the request, or say in one sentence what is wrong with it; inside `enable_x64`."""
     head = in_double(attention).single_head()
     if head is None:
-        raise ValueError(
-            f"`attention` must be one head, got {type(attention).__name__}. Stream its heads one "
-            "by one: the output is their sum."
+        raise ArgumentError(
+            "attention",
+            f"must be one head, got {type(attention).__name__}. Stream its heads one "
+            "by one: the output is their sum.",
         )
     key_query, value = as_float64(head.key_query), as_float64(head.value)
     asked = np.asarray(float_array("queries", queries, rank=2), np.float64)
     if asked.shape[1] != attention.query_dim or not len(asked):
-        raise ValueError(
-            f"`queries` must have shape [n, {attention.query_dim}], one a row, got "
-            f"{list(asked.shape)}."
+        raise ArgumentError(
+            "queries",
+            f"must have shape [n, {attention.query_dim}], one a row, got {list(asked.shape)}.",
         )
     wanted = _increasing(lengths)
     platform = platform_at_work()
     tokens = as_prompt(prompt, crew().hosts)
     if tokens.dim != attention.token_dim:
-        raise ValueError(
-            f"`prompt` must have tokens of dimension {attention.token_dim} (what the attention's "
-            f"parameters take), got {tokens.dim}."
+        raise ArgumentError(
+            "prompt",
+            f"must have tokens of dimension {attention.token_dim} (what the attention's "
+            f"parameters take), got {tokens.dim}.",
         )
     if tokens.length is not None and wanted and wanted[-1] > tokens.length:
-        raise ValueError(
-            f"`lengths` must be at most {tokens.length}, the length of the prompt, got "
-            f"{wanted[-1]}."
+        raise ArgumentError(
+            "lengths",
+            f"must be at most {tokens.length}, the length of the prompt, got {wanted[-1]}.",
         )
     is_linear = head.kernel == "linear"
     linear = linear or is_linear
@@ -166,7 +169,7 @@ def _increasing(lengths: ArrayLike | None) -> tuple[int, ...]:
     listed = [] if lengths is None else np.atleast_1d(np.asarray(lengths)).tolist()
     wanted = tuple(require_length("lengths", length) for length in listed)
     if any(later <= earlier for earlier, later in pairwise(wanted)):
-        raise ValueError(f"`lengths` must increase, got {list(wanted)}. Sort them, each once.")
+        raise ArgumentError("lengths", f"must increase, got {list(wanted)}. Sort them, each once.")
     return wanted
 
 
@@ -176,9 +179,4 @@ def _chunk(chunk: int | None, platform: str, *, sent: bool) -> int:
         return 8
     if chunk is None:
         return 1 if sent else 16
-    most = most_blocks(platform)
-    if not (isinstance(chunk, int) and 1 <= chunk <= most):
-        raise ValueError(
-            f"`chunk` must be a whole number from 1 to {most}, got {chunk}. It counts blocks."
-        )
-    return chunk
+    return require_whole("chunk", chunk, 1, most_blocks(platform), note=" It counts blocks.")

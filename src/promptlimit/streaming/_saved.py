@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit.parallel import crew, from_writer
 from promptlimit.results import RunFolder
 from promptlimit.streaming._request import StreamRequest
@@ -35,7 +36,7 @@ class Saver:
 
     def __init__(self, folder: str | Path | None, request: StreamRequest, every: float):
         if not every > 0:
-            raise ValueError(f"`every` must be positive, got {every}. It is in seconds.")
+            raise ArgumentError("every", f"must be positive, got {every}. It is in seconds.")
         self._run = None if folder is None else RunFolder(folder, request.config())
         self._request, self._every = request, every
         self._saved = time.monotonic()

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention
 from promptlimit.parallel import agreed, crew
@@ -86,7 +87,8 @@ def _require_one_for_all(request: StreamRequest) -> None:
     asked = {name: value for name, value in request.config().items() if name != "queries"}
     own = np.frombuffer(run_name(asked).encode(), np.uint8)
     if not np.array_equal(agreed(own), own):
-        raise ValueError(
-            "`prompt`, and what is asked of it, must be the same in all processes, but process "
-            f"{crew().process} has others than process 0. Give all the same options and tokens."
+        raise ArgumentError(
+            "prompt",
+            "and what is asked of it must be the same in all processes, but process "
+            f"{crew().process} has others than process 0. Give all the same options and tokens.",
         )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, Number, to_device
 from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 from promptlimit.measures import AbstractMeasure
@@ -171,9 +172,9 @@ def merged(attention: AbstractAttention) -> AbstractHead:
     """Return the one head that an attention is; differentiable."""
     head = attention.single_head()
     if head is None:
-        raise ValueError(
-            f"`attention` must be one head, as its `single_head` says, got "
-            f"{type(attention).__name__}."
+        raise ArgumentError(
+            "attention",
+            f"must be one head, as its `single_head` says, got {type(attention).__name__}.",
         )
     return head
 
@@ -357,9 +358,10 @@ class _ClosedObjective(AbstractObjective):
         """Return the formula's value."""
         risk = self.task.closed_risk(attention, self.length)
         if risk is None:
-            raise ValueError(
-                f"`closed_risk` of {type(self.task).__name__} must return a risk at every length "
-                "or at none, got None. Override `exact_risk` to choose by the length."
+            raise ArgumentError(
+                "closed_risk",
+                f"of {type(self.task).__name__} must return a risk at every length "
+                "or at none, got None. Override `exact_risk` to choose by the length.",
             )
         return risk
 

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors
 from promptlimit.results import Risk
@@ -15,6 +17,7 @@ from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths, risk_request
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
     r"""Return the risk of the best predictor there is given the prompt, the least possible.
 
@@ -38,18 +41,21 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
     known = [risk for risk in risks if risk is not None]
     if len(known) < len(risks):
         if known or task.least_risk(math.inf, points=count) is not None:
-            raise ValueError(
-                f"`lengths` must be infinite for {type(task).__name__}, got "
+            raise ArgumentError(
+                "lengths",
+                f"must be infinite for {type(task).__name__}, got "
                 f"{min(tokens.ravel()):g}. What the best predictor makes of a finite prompt is not "
-                "known; that of the infinite one is a lower bound."
+                "known; that of the infinite one is a lower bound.",
             )
-        raise ValueError(
-            f"`task` must know its least risk, got {type(task).__name__}, which does not. "
-            "Give it a method `least_risk`."
+        raise ArgumentError(
+            "task",
+            f"must know its least risk, got {type(task).__name__}, which does not. "
+            "Give it a method `least_risk`.",
         )
     return risk_at_lengths(known, tokens, simulated=False)
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def bayes_excess(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -85,9 +91,10 @@ def bayes_excess(
         ]
     known = [part for part in parts if part is not None]
     if len(known) < request.lengths.size:
-        raise ValueError(
-            f"`task` must know the excess of {type(attention).__name__} over Bayes, got "
-            f"{type(task).__name__}, which does not. Subtract `bayes_risk` from `risk`."
+        raise ArgumentError(
+            "task",
+            f"must know the excess of {type(attention).__name__} over Bayes, got "
+            f"{type(task).__name__}, which does not. Subtract `bayes_risk` from `risk`.",
         )
     return risk_at_lengths(known, request.lengths, simulated=False)
 

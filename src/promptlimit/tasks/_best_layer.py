@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from scipy.optimize import fminbound
 
-from promptlimit._arrays import Array
+from promptlimit._arrays import Array, numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._denoising import Denoising, InContextDenoising
@@ -35,6 +36,7 @@ _NEAR = 0.004
 """Width of the parabola that ends the search."""
 
 
+@numpy_only("Call it outside and pass what it returns.")
 def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedLayers:
     r"""Return the best $cz+vA_L$ at each length, A read at tilt $(u/s)z$: its u, v, c and excess.
 
@@ -54,7 +56,7 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
     1.00 0.80 -0.60
     """
     if not isinstance(task, Denoising | InContextDenoising):
-        raise ValueError(f"`task` must be a denoising task, got {type(task).__name__}.")
+        raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
     fixed = task.fixed if isinstance(task, InContextDenoising) else task
     tokens = require_lengths(lengths)
     with jax.enable_x64(True):
@@ -104,10 +106,11 @@ def _gates_in_reach(task: Denoising, rule: QueryRule) -> tuple[float, ...]:
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
     gates = tuple(gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST)
     if gates[-1] < 1.0:
-        raise ValueError(
-            "`task` must have means within some fifteen standard deviations of a query, got one at "
+        raise ArgumentError(
+            "task",
+            "must have means within some fifteen standard deviations of a query, got one at "
             f"{np.linalg.norm(task.means, axis=1).max() / math.sqrt(task.query_variance):.3g}. "
-            "Such components are told apart without a tuned gate: take `bayes_layer`."
+            "Such components are told apart without a tuned gate: take `bayes_layer`.",
         )
     return gates
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import numpy_only, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     Number,
@@ -54,6 +55,7 @@ class Denoising(AbstractTask):
     noise_variance: float = eqx.field(static=True)
     clean_prompt: bool = eqx.field(static=True)
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         means: ArrayLike,
@@ -67,9 +69,10 @@ class Denoising(AbstractTask):
         self.within_variance = _variance("within_variance", within_variance)
         self.noise_variance = _variance("noise_variance", noise_variance)
         if self.query_variance == 0.0:
-            raise ValueError(
-                "`noise_variance` must be positive where `within_variance` is 0, got 0.0. Without "
-                "either there is nothing to remove."
+            raise ArgumentError(
+                "noise_variance",
+                "must be positive where `within_variance` is 0, got 0.0. Without "
+                "either there is nothing to remove.",
             )
         self.clean_prompt = bool(clean_prompt)
 
@@ -229,6 +232,7 @@ class InContextDenoising(AbstractTask):
 
     fixed: Denoising
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         means: ArrayLike,
@@ -294,9 +298,10 @@ class InContextDenoising(AbstractTask):
 def _require_outputs(attention: AbstractAttention, dim: int) -> None:
     """Refuse an attention whose outputs are no tokens."""
     if attention.output_dim != dim:
-        raise ValueError(
-            f"`attention` must have outputs of dimension {dim} (that of a clean token), got "
-            f"{attention.output_dim}."
+        raise ArgumentError(
+            "attention",
+            f"must have outputs of dimension {dim} (that of a clean token), got "
+            f"{attention.output_dim}.",
         )
 
 
@@ -305,23 +310,25 @@ def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, n
     with jax.enable_x64(True):
         centres = float_array("means", means, rank=2)
         if centres.shape[0] < 2:
-            raise ValueError(
-                f"`means` must have at least two rows, got {centres.shape[0]}. With one component "
-                "there is nothing to select: the best denoiser is affine."
+            raise ArgumentError(
+                "means",
+                f"must have at least two rows, got {centres.shape[0]}. With one component "
+                "there is nothing to select: the best denoiser is affine.",
             )
         if centres.shape[1] == 0:
-            raise ValueError("`means` must have at least one column, got none.")
+            raise ArgumentError("means", "must have at least one column, got none.")
         shares = float_array("weights", weights, rank=1)
         require_shape("weights", shares, centres.shape[:1], "one weight a row of `means`")
         require_weights("weights", shares)
     if (largest := float(np.abs(np.asarray(centres)).max())) > _LARGEST:
-        raise ValueError(
-            f"`means` must be at most {_LARGEST:g} in size, got {largest:g}. Measure tokens in "
-            "other units."
+        raise ArgumentError(
+            "means",
+            f"must be at most {_LARGEST:g} in size, got {largest:g}. Measure tokens in "
+            "other units.",
         )
     if (zero := np.flatnonzero(np.asarray(shares) == 0.0)).size:
-        raise ValueError(
-            f"`weights` must be positive, got 0 at index {zero[0]}. Leave that component out."
+        raise ArgumentError(
+            "weights", f"must be positive, got 0 at index {zero[0]}. Leave that component out."
         )
     return np.asarray(centres, np.float64), np.asarray(shares, np.float64)
 
@@ -330,13 +337,14 @@ def _variance(name: str, value: Number) -> float:
     require_unmasked(name, value)
     number = np.asarray(value)
     if number.ndim or number.dtype.kind not in "fiu":
-        raise ValueError(f"`{name}` must be a number, got {type(value).__name__}.")
+        raise ArgumentError(name, f"must be a number, got {type(value).__name__}.")
     variance = float(number)
     if not 0.0 <= variance < math.inf:
-        raise ValueError(f"`{name}` must be finite and not negative, got {value}.")
+        raise ArgumentError(name, f"must be finite and not negative, got {value}.")
     if variance != 0.0 and not 1.0 / _LARGEST <= variance <= _LARGEST:
-        raise ValueError(
-            f"`{name}` must be 0 or lie between {1.0 / _LARGEST:g} and {_LARGEST:g}, got {value}. "
-            "Measure tokens in other units."
+        raise ArgumentError(
+            name,
+            f"must be 0 or lie between {1.0 / _LARGEST:g} and {_LARGEST:g}, got {value}. "
+            "Measure tokens in other units.",
         )
     return variance

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
 from promptlimit.tasks._abstract import AbstractTask
 from promptlimit.tasks._denoising import Denoising, InContextDenoising
@@ -31,9 +32,10 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
     True
     """
     if not isinstance(task, Denoising):
-        raise ValueError(
-            f"`task` must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads "
-            "know the means; `bayes_layer` does not, and takes InContextDenoising too."
+        raise ArgumentError(
+            "task",
+            f"must be a Denoising for Theorem 4.1, got {type(task).__name__}. Its heads "
+            "know the means; `bayes_layer` does not, and takes InContextDenoising too.",
         )
     _require_equal_norms(task, "Theorem 4.1")
     _require_theorem(task)
@@ -96,7 +98,7 @@ def bayes_layer(task: AbstractTask) -> Layer:
     1.9496 1.9496
     """
     if not isinstance(task, Denoising | InContextDenoising):
-        raise ValueError(f"`task` must be a denoising task, got {type(task).__name__}.")
+        raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
     fixed = task.fixed if isinstance(task, InContextDenoising) else task
     _require_equal_norms(fixed, "Proposition 4.4")
     g, s, eye = fixed.within_variance, fixed.query_variance, np.eye(fixed.token_dim)
@@ -133,18 +135,20 @@ def _require_equal_norms(task: Denoising, theorem: str) -> None:
     """Refuse means of different norms: their offsets in the gate of Bayes no head supplies."""
     norms = np.linalg.norm(task.means, axis=1)
     if np.ptp(norms) > _EQUAL * norms.max():
-        raise ValueError(
-            f"`task` must have means of equal norms for {theorem}, got norms from "
-            f"{norms.min():.6g} to {norms.max():.6g}."
+        raise ArgumentError(
+            "task",
+            f"must have means of equal norms for {theorem}, got norms from "
+            f"{norms.min():.6g} to {norms.max():.6g}.",
         )
 
 
 def _require_theorem(task: Denoising) -> None:
     """Refuse what else Theorem 4.1 does not speak of."""
     if task.weights.size != 2:
-        raise ValueError(
-            f"`task` must have two components for Theorem 4.1, got {task.weights.size}. "
-            "`bayes_layer` takes any number of equal norm."
+        raise ArgumentError(
+            "task",
+            f"must have two components for Theorem 4.1, got {task.weights.size}. "
+            "`bayes_layer` takes any number of equal norm.",
         )
     if task.clean_prompt or task.noise_variance == 0.0 or task.token_dim == 1:
         wrong = (
@@ -152,9 +156,10 @@ def _require_theorem(task: Denoising) -> None:
             else "noise_variance 0" if task.noise_variance == 0.0
             else "dimension 1"
         )  # fmt: skip
-        raise ValueError(
-            "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
-            f"{wrong}. `bayes_layer` has a residual and takes it."
+        raise ArgumentError(
+            "task",
+            "must have noisy prompts in two dimensions or more for Theorem 4.1, got "
+            f"{wrong}. `bayes_layer` has a residual and takes it.",
         )
     if not np.any(task.means[0] != task.means[1]):
-        raise ValueError("`task` must have two different means for Theorem 4.1, got one twice.")
+        raise ArgumentError("task", "must have two different means for Theorem 4.1, got one twice.")

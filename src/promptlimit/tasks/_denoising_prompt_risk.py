@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.tasks._abstract import (
@@ -69,7 +70,7 @@ class PromptRisk(AbstractDenoisingRisk):
         """Return half the mean squared distance to the Bayes predictor, for all lengths at once."""
         heads = tilted_heads(attention)
         if heads is None:
-            raise ValueError("`attention` must be a sum of softmax heads that says so.")
+            raise ArgumentError("attention", "must be a sum of softmax heads that says so.")
         key = tolerance, points, *(array.tobytes() for array in heads)
         if key not in self.known:
             self.known[key] = _excesses(self.task, heads, self.together, tolerance, points)
@@ -225,7 +226,7 @@ class PromptObjective(AbstractObjective):
 def _only_head(attention: AbstractAttention) -> AbstractHead:
     heads = attention.as_heads()
     if heads is None or len(heads) != 1:
-        raise ValueError("`attention` must be one head, beside a residual or not.")
+        raise ArgumentError("attention", "must be one head, beside a residual or not.")
     return heads[0]
 
 

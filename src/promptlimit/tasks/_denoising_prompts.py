@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.tasks._denoising import Denoising
 from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
@@ -195,9 +196,10 @@ def _lattice(
 def _too_far(task: Denoising) -> ValueError:
     """Return the refusal of means whose scores have exponentials beyond double precision."""
     far = np.hypot.reduce(task.means / math.sqrt(task.query_variance), axis=1).max()
-    return ValueError(
-        "`task` must have means near enough for the attention scores of finite prompts, got one "
-        f"{far:.3g} standard deviations from 0. Infinite prompts take any."
+    return ArgumentError(
+        "task",
+        "must have means near enough for the attention scores of finite prompts, got one "
+        f"{far:.3g} standard deviations from 0. Infinite prompts take any.",
     )
 
 
@@ -349,10 +351,11 @@ def head_reading(
 def _require_mild(sharpness: float) -> None:
     """Refuse scores whose moments would take hours."""
     if sharpness > SHARPEST:
-        raise ValueError(
-            f"`attention` must have scores of standard deviation at most {SHARPEST:g}, got "
+        raise ArgumentError(
+            "attention",
+            f"must have scores of standard deviation at most {SHARPEST:g}, got "
             f"{sharpness:.3g} at some query. Scale its key-query matrix down, or ask `risk` for "
-            "kind='estimate' with a key."
+            "kind='estimate' with a key.",
         )
 
 

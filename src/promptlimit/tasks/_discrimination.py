@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import numpy_only, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     ArrayLike,
     Number,
@@ -90,14 +91,16 @@ class Discrimination(AbstractTask):
     weights: Float[np.ndarray, "2"]
     cov: Float[np.ndarray, "d d"]
 
+    @numpy_only("Build the task outside.")
     def __init__(self, means: ArrayLike, weights: ArrayLike, cov: ArrayLike):
         with jax.enable_x64(True):
             centres = float_array("means", means, rank=2)
             if centres.shape[0] != 2 or centres.shape[1] == 0:
-                raise ValueError(
-                    "`means` must be two rows, the mean of class +1 and that of class -1, got "
+                raise ArgumentError(
+                    "means",
+                    "must be two rows, the mean of class +1 and that of class -1, got "
                     f"shape {centres.shape}. This task tells two classes apart, no more and no "
-                    "fewer."
+                    "fewer.",
                 )
             dim = centres.shape[1]
             probabilities = float_array("weights", weights, rank=1)
@@ -114,19 +117,20 @@ class Discrimination(AbstractTask):
 
     def _require_two_classes(self) -> None:
         if self.weights.min() <= 0.0:
-            raise ValueError(
-                f"`weights` must be positive, got {self.weights.min():g}. Each class must occur."
+            raise ArgumentError(
+                "weights", f"must be positive, got {self.weights.min():g}. Each class must occur."
             )
         variances = np.linalg.eigvalsh(self.cov)
         if variances[0] <= 1e-12 * variances[-1]:
-            raise ValueError(
-                f"`cov` must be positive definite, got {variances[0]:.3g} for its smallest "
-                "eigenvalue. Without noise in some direction classes may be told apart for sure."
+            raise ArgumentError(
+                "cov",
+                f"must be positive definite, got {variances[0]:.3g} for its smallest "
+                "eigenvalue. Without noise in some direction classes may be told apart for sure.",
             )
         if np.array_equal(*self.means):
-            raise ValueError(
-                f"`means` must differ, got {self.means[0].tolist()} twice. There is nothing to "
-                "tell apart."
+            raise ArgumentError(
+                "means",
+                f"must differ, got {self.means[0].tolist()} twice. There is nothing to tell apart.",
             )
 
     @property
@@ -213,9 +217,10 @@ class Discrimination(AbstractTask):
         """
         head = attention.single_head()
         if head is None or head.token_dim != self.token_dim or head.query_dim != self.token_dim:
-            raise ValueError(
-                f"`attention` must be one head over tokens of dimension {self.token_dim}, got "
-                f"{type(attention).__name__} over {attention.token_dim}."
+            raise ArgumentError(
+                "attention",
+                f"must be one head over tokens of dimension {self.token_dim}, got "
+                f"{type(attention).__name__} over {attention.token_dim}.",
             )
         return _linear(self, head) if head.kernel == "linear" else _softmax(self, head)
 
@@ -284,9 +289,10 @@ class Discrimination(AbstractTask):
             require_fitting_task("attention", attention, self)
             head = attention.single_head()
             if head is None or head.kernel != "softmax":
-                raise ValueError(
-                    f"`attention` must be one softmax head, got {type(attention).__name__}. Ask "
-                    "`risk` with a key for others."
+                raise ArgumentError(
+                    "attention",
+                    f"must be one softmax head, got {type(attention).__name__}. Ask "
+                    "`risk` with a key for others.",
                 )
             count = None if points is None else require_points(points)
             tokens, double = require_lengths(lengths), in_double(attention)

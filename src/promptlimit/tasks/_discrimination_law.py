@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import GaussianParts
 from promptlimit.results import mean_under_tail, sinh_thresholds
@@ -77,9 +78,10 @@ class ScorePromptRisk(AbstractExactRisk):
 
     def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
         """Refuse: the law of a score is not differentiated."""
-        raise ValueError(
-            f"`lengths` must be infinite for the gradient of an exact risk on Discrimination, got "
-            f"{self.length:g}. Ask for kind='estimate' with a key, or train by `sgd`."
+        raise ArgumentError(
+            "lengths",
+            "must be infinite for the gradient of an exact risk on Discrimination, got "
+            f"{self.length:g}. Ask for kind='estimate' with a key, or train by `sgd`.",
         )
 
     def value(
@@ -237,10 +239,11 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
     seen = tilts[:, :-1]
     sharpest = math.sqrt(float(np.einsum("ni,ij,nj->n", seen, task.cov, seen).max()))
     if sharpest > _SHARPEST:
-        raise ValueError(
-            f"`attention` must have scores of standard deviation at most {_SHARPEST:g}, got "
+        raise ArgumentError(
+            "attention",
+            f"must have scores of standard deviation at most {_SHARPEST:g}, got "
             f"{sharpest:.3g} at some query. Scale its key-query matrix down, or ask for "
-            "kind='estimate' with a key."
+            "kind='estimate' with a key.",
         )
 
 

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._arrays import numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number, to_device
 from promptlimit.attention import Layer, LinearAttention, Stack
 from promptlimit.depth import (
@@ -70,6 +72,7 @@ def linear_optimum(
     *,
     moving_covariates: bool = False,
 ) -> tuple[LinearOptimum, ...]: ...
+@numpy_only("Call it outside and pass what it returns.")
 def linear_optimum(
     task: LinearRegression | RotatedRegression,
     lengths: Lengths,
@@ -114,7 +117,7 @@ def linear_optimum(
     if not isinstance(task, RotatedRegression):
         require_regression(task)
         if not task.covariance.any():
-            raise ValueError("`task` must have a covariance that is not zero, got zeros.")
+            raise ArgumentError("task", "must have a covariance that is not zero, got zeros.")
     tokens = require_lengths(lengths)
     _require_depth(depth, moving_covariates=moving_covariates)
     optima = tuple(
@@ -128,9 +131,10 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
     whole = isinstance(depth, int | np.integer) and not isinstance(depth, bool)
     if not (whole and 1 <= depth <= most):
         why = " where covariates move" if moving_covariates else ""
-        raise ValueError(
-            f"`depth` must be a whole number from 1 to {most}{why}, got {depth}. "
-            "Ask for the `risk` of a Stack of your own beyond."
+        raise ArgumentError(
+            "depth",
+            f"must be a whole number from 1 to {most}{why}, got {depth}. "
+            "Ask for the `risk` of a Stack of your own beyond.",
         )
 
 
@@ -144,10 +148,11 @@ def _optimum(
     if depth == 1 or math.isinf(length):
         return _one_layer(task, length, depth, scale if isotropic else None)
     if not isotropic:
-        raise ValueError(
-            f"`task` must have a covariance that is a multiple of the identity for {depth} layers "
+        raise ArgumentError(
+            "task",
+            f"must have a covariance that is a multiple of the identity for {depth} layers "
             f"over {length:g} tokens, got {task.covariance.tolist()}. Ask for depth=1, for "
-            "math.inf, or for the `risk` of a Stack of your own."
+            "math.inf, or for the `risk` of a Stack of your own.",
         )
     tokens = int(length)
     degree = moving_degree(depth) if moving else depth
@@ -191,9 +196,10 @@ def _rotated_optimum(
     task: RotatedRegression, length: float, depth: int, moving: bool
 ) -> LinearOptimum:
     if math.isfinite(length):
-        raise ValueError(
-            f"`lengths` must be infinite for RotatedRegression, got {length:g}. Ask for the `risk` "
-            "of a Stack over finitely many tokens."
+        raise ArgumentError(
+            "lengths",
+            f"must be infinite for RotatedRegression, got {length:g}. Ask for the `risk` "
+            "of a Stack over finitely many tokens.",
         )
     eigenvalues = [Fraction(value) for value in task.spectrum.tolist() if value > 0]
     scale = sum(eigenvalues, Fraction(0)) / len(eigenvalues)

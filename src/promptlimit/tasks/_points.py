@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit.tasks._regression import LinearRegression
 
 _SEED = 20_251_211
@@ -279,8 +280,9 @@ def require_points(points: int) -> int:
     """Return the number of points, or say that it is not a power of two."""
     whole = isinstance(points, int | np.integer) and not isinstance(points, bool)
     if not (whole and 4 <= points <= LARGEST and points & (points - 1) == 0):
-        raise ValueError(
-            f"`points` must be a power of two from 4 to {LARGEST}, got {points}. "
-            "A Sobol' sequence fills space evenly at those numbers only."
+        raise ArgumentError(
+            "points",
+            f"must be a power of two from 4 to {LARGEST}, got {points}. "
+            "A Sobol' sequence fills space evenly at those numbers only.",
         )
     return int(points)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import AccuracyError
@@ -64,7 +65,8 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
         raise AccuracyError(
             f"The points give {value:.4g} with an error of {error:.2g}, which is no risk to rely "
             f"on (at least {floor:.4g}, within {100 * _UNRELIABLE:.0f}%): a few queries carry the "
-            "answer. Raise `points`, or pass kind='estimate' with a key."
+            "answer. Raise `points`, or pass kind='estimate' with a key.",
+            argument="points",
         )
     return found._replace(value=max(value, floor))
 
@@ -114,10 +116,11 @@ def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
     """Refuse a risk of which the tables miss more than a small part."""
     if lost > _MISSED * abs(value):
         sharpness = math.sqrt(rows[:, PointMeans._fields.index("sharpness")].mean())
-        raise ValueError(
-            f"`attention` must have scores of standard deviation at most {_RANGES[-1]:g} at the "
+        raise ArgumentError(
+            "attention",
+            f"must have scores of standard deviation at most {_RANGES[-1]:g} at the "
             f"queries that the risk depends on, got {sharpness:.3g} on average. Scale its "
-            "key-query matrix down, or pass kind='estimate' with a key."
+            "key-query matrix down, or pass kind='estimate' with a key.",
         )
 
 

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from promptlimit._arrays import numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import (
@@ -102,6 +104,7 @@ class LinearRegression(AbstractGaussianRegression):
     noise_variance: float
     prior_variance: float
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         covariance: ArrayLike,
@@ -115,9 +118,10 @@ class LinearRegression(AbstractGaussianRegression):
         if query_covariance is not None:
             self.query_covariance = _covariance("query_covariance", query_covariance)
             if self.query_covariance.shape != self.covariance.shape:
-                raise ValueError(
-                    f"`query_covariance` must have shape {self.covariance.shape} (that of "
-                    f"`covariance`), got {self.query_covariance.shape}."
+                raise ArgumentError(
+                    "query_covariance",
+                    f"must have shape {self.covariance.shape} (that of "
+                    f"`covariance`), got {self.query_covariance.shape}.",
                 )
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
 
@@ -183,6 +187,7 @@ class RotatedRegression(AbstractGaussianRegression):
     noise_variance: float = eqx.field(static=True)
     prior_variance: float = eqx.field(static=True)
 
+    @numpy_only("Build the task outside.")
     def __init__(
         self,
         spectrum: ArrayLike,
@@ -193,9 +198,10 @@ class RotatedRegression(AbstractGaussianRegression):
         with jax.enable_x64(True):
             eigenvalues = np.asarray(float_array("spectrum", spectrum, rank=1), np.float64)
         if not ((eigenvalues >= 0).all() and eigenvalues.any()):
-            raise ValueError(
-                "`spectrum` must hold eigenvalues that are not negative, one of them positive, "
-                f"got {eigenvalues.tolist()}. They are variances of the covariates."
+            raise ArgumentError(
+                "spectrum",
+                "must hold eigenvalues that are not negative, one of them positive, "
+                f"got {eigenvalues.tolist()}. They are variances of the covariates.",
             )
         self.spectrum = eigenvalues
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
@@ -284,9 +290,10 @@ class CovariateRegression(AbstractRegression):
         if query_covariates is not None:
             self.query_covariates = require_measure("query_covariates", query_covariates)
         if self.query_covariates.dim != self.covariates.dim:
-            raise ValueError(
-                f"`query_covariates` must have dimension {self.covariates.dim} (that of "
-                f"`covariates`), got {self.query_covariates.dim}."
+            raise ArgumentError(
+                "query_covariates",
+                f"must have dimension {self.covariates.dim} (that of "
+                f"`covariates`), got {self.query_covariates.dim}.",
             )
         self.noise_variance, self.prior_variance = _variances(noise_variance, prior_variance)
 
@@ -318,7 +325,7 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
         array = float_array(name, value, rank=2)
         require_shape(name, array, (array.shape[0],) * 2, "a covariance is square")
         if array.size == 0:
-            raise ValueError(f"`{name}` must have at least one row, got an empty matrix.")
+            raise ArgumentError(name, "must have at least one row, got an empty matrix.")
         require_covariance(name, array)
     host = np.asarray(array, dtype=np.float64)
     return (host + host.T) / 2
@@ -326,14 +333,16 @@ def _covariance(name: str, value: ArrayLike) -> np.ndarray:
 
 def _variances(noise: Number, prior: Number) -> tuple[float, float]:
     if not 0.0 <= noise < math.inf:
-        raise ValueError(
-            f"`noise_variance` must be finite and not negative, got {noise}. "
-            "It is the variance of a label given its covariates."
+        raise ArgumentError(
+            "noise_variance",
+            f"must be finite and not negative, got {noise}. "
+            "It is the variance of a label given its covariates.",
         )
     if not 0.0 < prior < math.inf:
-        raise ValueError(
-            f"`prior_variance` must be finite and positive, got {prior}. "
-            "It is the variance of an entry of the weights."
+        raise ArgumentError(
+            "prior_variance",
+            f"must be finite and positive, got {prior}. "
+            "It is the variance of an entry of the weights.",
         )
     return float(noise), float(prior)
 
@@ -341,7 +350,8 @@ def _variances(noise: Number, prior: Number) -> tuple[float, float]:
 def require_regression(task: object) -> None:
     """Refuse a task that has no closed forms."""
     if not isinstance(task, LinearRegression):
-        raise ValueError(
-            f"`task` must be a LinearRegression, got {type(task).__name__}. "
-            "Other tasks are simulated: `risk` and `risk_gradient` take them with a key."
+        raise ArgumentError(
+            "task",
+            f"must be a LinearRegression, got {type(task).__name__}. "
+            "Other tasks are simulated: `risk` and `risk_gradient` take them with a key.",
         )

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import checked_lengths
+from promptlimit._arrays import checked_lengths, require_whole
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import Number, require_choice, to_device
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.tasks._abstract import (
@@ -100,8 +101,7 @@ def risk_function(
     require_choice("kernel", kernel, ("softmax", "linear"))
     tokens = _require_length(length)
     count = require_points(points)
-    if not (isinstance(replicate, int | np.integer) and replicate >= 0):
-        raise ValueError(f"`replicate` must be a whole number from 0, got {replicate}.")
+    require_whole("replicate", replicate, 0)
     if kernel == "linear" or np.isinf(tokens):
         return LinearRisk(task, tokens)
     statistics = risk_statistics(tokens, float(max_sharpness), folder)
@@ -112,7 +112,7 @@ def _require_length(length: Number) -> float:
     """Return one prompt length as a float."""
     lengths = checked_lengths(length)
     if lengths.ndim:
-        raise ValueError(f"`length` must be one number, got shape {lengths.shape}.")
+        raise ArgumentError("length", f"must be one number, got shape {lengths.shape}.")
     return float(lengths)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import checked_lengths
+from promptlimit._arrays import checked_lengths, numpy_only
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double, require_choice, require_samples
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.results import Kind, Risk, RiskGradient
@@ -32,6 +33,7 @@ from promptlimit.tasks._simulation import (
 )
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def risk(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -82,8 +84,8 @@ def risk(
     [0.709 0.379]
     """
     if not 0.0 < tolerance < 1.0:
-        raise ValueError(
-            f"`tolerance` must lie between 0 and 1, got {tolerance}. It is a relative error."
+        raise ArgumentError(
+            "tolerance", f"must lie between 0 and 1, got {tolerance}. It is a relative error."
         )
     with jax.enable_x64(True):
         request = risk_request(
@@ -100,6 +102,7 @@ def risk(
     return risk_at_lengths(risks, request.lengths, simulated=request.exact is None)
 
 
+@numpy_only("Use `risk_function`, which is differentiable.")
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -274,13 +277,14 @@ def risk_request(
             return RiskRequest(predictor, law, tokens, exact, None, count, prompts)
     subject = f"{type(attention).__name__} on {type(task).__name__}"
     if kind == "exact":
-        raise ValueError(
-            f"`kind` must be 'estimate' for {subject}, got 'exact'. "
-            "The task's `exact_risk` does not know this attention."
+        raise ArgumentError(
+            "kind",
+            f"must be 'estimate' for {subject}, got 'exact'. "
+            "The task's `exact_risk` does not know this attention.",
         )
     if key is None:
-        raise ValueError(
-            f"`key` must be given to simulate {subject}, got None. Pass key=jax.random.key(0)."
+        raise ArgumentError(
+            "key", f"must be given to simulate {subject}, got None. Pass key=jax.random.key(0)."
         )
     return RiskRequest(predictor, law, tokens, None, key, count, prompts)
 
@@ -302,30 +306,33 @@ def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
     """Return one or many prompt lengths as floats of their shape, or say what is wrong."""
     tokens = checked_lengths(lengths, name="lengths")
     if tokens.size == 0:
-        raise ValueError("`lengths` must hold at least one number, got none.")
+        raise ArgumentError("lengths", "must hold at least one number, got none.")
     return tokens
 
 
 def require_task(task: object) -> None:
     """Refuse what is no task."""
     if not isinstance(task, AbstractTask):
-        raise ValueError(
-            f"`task` must be an in-context task, got {type(task).__name__}. "
-            "Make one of LinearRegression, or of your own subclass of AbstractTask."
+        raise ArgumentError(
+            "task",
+            f"must be an in-context task, got {type(task).__name__}. "
+            "Make one of LinearRegression, or of your own subclass of AbstractTask.",
         )
 
 
 def require_fitting_task(name: str, attention: AbstractAttention, task: AbstractTask) -> None:
     """Refuse what is no attention, or one that does not fit the task's tokens and queries."""
     if not isinstance(attention, AbstractAttention):
-        raise ValueError(f"`{name}` must be an attention, got {type(attention).__name__}.")
+        raise ArgumentError(name, f"must be an attention, got {type(attention).__name__}.")
     if attention.token_dim != task.token_dim:
-        raise ValueError(
-            f"`{name}` must take tokens of dimension {task.token_dim} (what the task's prompts "
-            f"hold), got {attention.token_dim}."
+        raise ArgumentError(
+            name,
+            f"must take tokens of dimension {task.token_dim} (what the task's prompts "
+            f"hold), got {attention.token_dim}.",
         )
     if attention.query_dim != task.query_dim:
-        raise ValueError(
-            f"`{name}` must take queries of dimension {task.query_dim} (what the task's `query_of` "
-            f"leaves of a token), got {attention.query_dim}."
+        raise ArgumentError(
+            name,
+            f"must take queries of dimension {task.query_dim} (what the task's `query_of` "
+            f"leaves of a token), got {attention.query_dim}.",
         )

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Empirical
 from promptlimit.parallel import Program, in_chunks
@@ -69,9 +70,10 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
     if math.isinf(simulation.length) and any(np.isnan(mean).any() for mean in means):
         raise OutsideDomainError(
-            "`attention` must ask for tilts at which the log-Laplace transform of every prompt of "
+            "attention",
+            "must ask for tilts at which the log-Laplace transform of every prompt of "
             f"{type(simulation.task).__name__} is finite, got a loss that is not a number. Scale "
-            "its key-query matrix down, or ask for finite lengths."
+            "its key-query matrix down, or ask for finite lengths.",
         )
     errors = [
         np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
@@ -86,9 +88,10 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
     most = _LARGEST_PROMPT // (8 * dim * _COPIES)
     count = 1 if math.isinf(length) else length
     if count > most:
-        raise ValueError(
-            f"`lengths` must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for math.inf, the limit."
+        raise ArgumentError(
+            "lengths",
+            f"must be at most {most} to simulate prompts of dimension {dim}, "
+            f"got {length:g}. Ask for math.inf, the limit.",
         )
     entries = count * dim * _COPIES + simulation.attention.scratch_size(int(count))
     fitting = max(1, int(_MEMORY_BUDGET // (8 * entries)))

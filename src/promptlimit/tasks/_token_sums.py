@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit._normals import compute_once, normal_pairs
 
@@ -55,9 +56,10 @@ def prompt_stream(
     """Return the prompts of members with these lengths; the length is part of the key."""
     largest = (dim + 2) * batch * max(lengths)
     if largest >= 2**32:
-        raise ValueError(
-            f"`lengths` times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
-            f"{batch}. Ask for smaller batches."
+        raise ArgumentError(
+            "lengths",
+            f"times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
+            f"{batch}. Ask for smaller batches.",
         )
     words = np.stack(
         [

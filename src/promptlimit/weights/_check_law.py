@@ -16,6 +16,7 @@ from jaxtyping import PRNGKeyArray
 from scipy.stats import norm
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double, require_random_key, require_samples, to_device
 from promptlimit.measures import AbstractMeasure, require_measure
 from promptlimit.results import (
@@ -99,9 +100,11 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     require_random_key(key)
     require_samples(samples)
     if key is None:
-        raise ValueError("`key` must be a random key, got None. Pass jax.random.key(0).")
+        raise ArgumentError("key", "must be a random key, got None. Pass jax.random.key(0).")
     if samples is None or samples < _FEWEST:
-        raise ValueError(f"`samples` must be a whole number of at least {_FEWEST}, got {samples}.")
+        raise ArgumentError(
+            "samples", f"must be a whole number of at least {_FEWEST}, got {samples}."
+        )
     lenient = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), lenient[0], lenient[1]:
         return _Checks(in_double(law), int(samples)).run(key)
@@ -157,8 +160,9 @@ class _Checks:
 
     def _fail(self, check: str, words: str) -> LawMismatchError:
         return LawMismatchError(
-            f"`law` must have methods that describe one law, got {self.name} tokens that fail the "
-            f"check '{check}': {words}."
+            "law",
+            f"must have methods that describe one law, got {self.name} tokens that fail the "
+            f"check '{check}': {words}.",
         )
 
     def _pass(self, name: str, shares: Array | list[float], note: str = "") -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from promptlimit._arrays import Array
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice
 
 
@@ -150,10 +151,11 @@ class _HeadPair:
             for low, high in zip(seen.min(axis=0), seen.max(axis=0), strict=True)
         ]
         if math.prod(line.size for line in lines) > _MOST_NODES:
-            raise ValueError(
-                "`attention` must have milder scores where two of its heads read one prompt at "
+            raise ArgumentError(
+                "attention",
+                "must have milder scores where two of its heads read one prompt at "
                 f"different tilts, got standard deviation {sharpness:.3g}. Scale its key-query "
-                "matrices down, or ask `risk` for kind='estimate' with a key."
+                "matrices down, or ask `risk` for kind='estimate' with a key.",
             )
         grid: np.ndarray = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(
             -1, len(lines)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
+from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.weights._interpolant_table import interpolation_table
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
@@ -110,6 +111,7 @@ def _piecewise_jvp(
     return _piecewise(table, place), slope * tangents[1]
 
 
+@numpy_only("Build the interpolant outside: what it returns can be traced.")
 def weight_interpolant(
     length: ArrayLike,
     *,
@@ -137,15 +139,15 @@ def weight_interpolant(
     unknown = [name for name in statistics if name not in STATISTICS]
     if unknown or not statistics:
         got = repr(unknown[0]) if unknown else "none"
-        raise ValueError(f"`statistics` must name some of {', '.join(STATISTICS)}, got {got}.")
+        raise ArgumentError("statistics", f"must name some of {', '.join(STATISTICS)}, got {got}.")
     if not 0 < max_sharpness <= MAX_SHARPNESS:
-        raise ValueError(
-            f"`max_sharpness` must be above 0 and at most {MAX_SHARPNESS:g}, got {max_sharpness}."
+        raise ArgumentError(
+            "max_sharpness", f"must be above 0 and at most {MAX_SHARPNESS:g}, got {max_sharpness}."
         )
     scalar = np.ndim(length) == 0
     lengths = tuple(float(one) for one in np.ravel(checked_lengths(length)))
     if not lengths:
-        raise ValueError("`length` must hold at least one number, got none.")
+        raise ArgumentError("length", "must hold at least one number, got none.")
     smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
     place = None if folder is None else pathlib.Path(folder)
     table = interpolation_table(smooth, lengths, float(max_sharpness), place)

@@ -127,7 +127,8 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
     if not (error <= TOLERANCE and slope_error <= SLOPE_TOLERANCE):
         raise AccuracyError(
             f"An interpolant must reach a relative error of {TOLERANCE:g}, got {error:.1e} up to "
-            f"sharpness {max_sharpness:g}. Use `weight_statistics` for these lengths."
+            f"sharpness {max_sharpness:g}. Use `weight_statistics` for these lengths.",
+            argument="max_sharpness",
         )
     return Table(table.coefficients, table.width, error, slope_error)
 

@@ -365,7 +365,8 @@ def _line(power: int, real: float, log_size: float, period: float, start: float)
 def _too_far_apart(nodes: int) -> AccuracyError:
     return AccuracyError(
         "scores must lie within a few hundred of each other to be integrated over, got a law that "
-        f"needs {nodes} nodes a line. Scale the attention down, or simulate prompts."
+        f"needs {nodes} nodes a line. Scale the attention down, or simulate prompts.",
+        argument="attention",
     )
 
 

@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, checked_lengths, require_unmasked
+from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
+from promptlimit._errors import ArgumentError
 from promptlimit.results import AccuracyError
 from promptlimit.weights._partition_formulas import (
     Integrands,
@@ -113,6 +114,7 @@ class WeightStatistics:
             return np.asarray(1.0 / self.participation)
 
 
+@numpy_only("Use `weight_interpolant`, which is differentiable.")
 def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 
@@ -180,9 +182,10 @@ def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(sharpness, dtype=np.float64)
     wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
     if wrong.size:
-        raise ValueError(
-            f"`sharpness` must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
-            "It is the standard deviation of the scores, sqrt(t' Gamma t)."
+        raise ArgumentError(
+            "sharpness",
+            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            "It is the standard deviation of the scores, sqrt(t' Gamma t).",
         )
     return values
 
@@ -377,5 +380,6 @@ def _refuse_large(
         raise AccuracyError(
             f"`weight_statistics` must reach a relative error of {TOLERANCE:g}, "
             f"got {error[worst]:.1e} at sharpness {sharpnesses[row]:g}, "
-            f"length {lengths[column]:g}. Please report this point."
+            f"length {lengths[column]:g}. Please report this point.",
+            argument="sharpness",
         )

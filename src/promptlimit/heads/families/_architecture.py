@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jaxtyping import Array
 
+from promptlimit._errors import ArgumentError
 from promptlimit.heads.families._blocks import ACTIVATION, Weights
 from promptlimit.heads.families._config import WITHOUT_WEIGHTS, Config
 from promptlimit.results import InputFileError
@@ -126,14 +127,14 @@ def register(*model_types: str) -> Callable[[Class], Class]:
     another class reads is refused.
     """
     if not model_types or not all(isinstance(name, str) and name for name in model_types):
-        raise ValueError(f"`model_types` must be names of models, got {model_types}.")
+        raise ArgumentError("model_types", f"must be names of models, got {model_types}.")
 
     def decorator(family: Class) -> Class:
         for name in model_types:
             known = _FAMILIES.get(name, family)
             if (known.__module__, known.__qualname__) != (family.__module__, family.__qualname__):
-                raise ValueError(
-                    f"`model_types` must be free, got '{name}', which {known.__qualname__} reads."
+                raise ArgumentError(
+                    "model_types", f"must be free, got '{name}', which {known.__qualname__} reads."
                 )
         _FAMILIES.update(dict.fromkeys(model_types, family))
         return family
