@@ -14,10 +14,10 @@ from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, r
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import finite_length
-from promptlimit.finite._rules import Effort, Quantity, Rule
 from promptlimit.finite._simulation import output_errors, simulated_lengths
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import OutputLaw, sinh_thresholds
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
 from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
 
 _STEP = 0.15
@@ -55,6 +55,11 @@ ReadLaws = Callable[[int], AbstractScalarLaws]
 """From a coordinate of the output to its laws."""
 
 
+OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity("output_law")
+"""The rules of `output_law`."""
+
+
+@computes(OUTPUT_LAW)
 def output_law(
     attention: AbstractAttention,
     measure: AbstractMeasure,
@@ -281,8 +286,7 @@ def _estimate(problem: Problem, effort: Effort) -> ReadLaws:
     return lambda i: _SimulatedLaws.of([rows[:, i] for rows in outputs], float(limit[i]))
 
 
-OUTPUT_LAW: Quantity[ReadLaws] = Quantity(
-    "output_law",
+OUTPUT_LAW.rules.extend(
     [
         Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
         Rule(
@@ -299,7 +303,6 @@ OUTPUT_LAW: Quantity[ReadLaws] = Quantity(
             _obstacle,
             partial(_of_gaussians, _ThirdOrderLaws),
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
-    ],
+        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+    ]
 )
-"""The ways to have `output_law`."""
