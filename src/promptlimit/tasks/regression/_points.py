@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks.regression._task import LinearRegression
 
 _SEED = 20_251_211
 LARGEST = 2**20
