@@ -28,11 +28,12 @@ _PACKAGES = {
     "heads": "Heads of models",
     "parallel": "Several devices",
     "reproduction": "Papers and claims",
+    "rules": "Rules",
     "results": "Results and errors",
 }
 """Packages in the order a reader meets them, and what they are called there."""
 
-_OPEN = ("heads", "reproduction")
+_OPEN = ("heads", "reproduction", "rules")
 """Packages whose names are reached through them alone."""
 
 _FORMULA = re.compile(r"\$[^$]+\$")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from promptlimit import measures as measures
     from promptlimit import parallel as parallel
     from promptlimit import results as results
+    from promptlimit import rules as rules
     from promptlimit import streaming as streaming
     from promptlimit import tasks as tasks
     from promptlimit import weights as weights
@@ -55,11 +56,8 @@ if TYPE_CHECKING:
     from promptlimit.dynamics import sgd as sgd
     from promptlimit.dynamics import trajectory_gap as trajectory_gap
     from promptlimit.dynamics import uniform_factors as uniform_factors
-    from promptlimit.finite import Effort as Effort
     from promptlimit.finite import NoLimitWarning as NoLimitWarning
     from promptlimit.finite import Problem as Problem
-    from promptlimit.finite import Quantity as Quantity
-    from promptlimit.finite import Rule as Rule
     from promptlimit.finite import SlowExpansionWarning as SlowExpansionWarning
     from promptlimit.finite import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite import gradient_moments as gradient_moments
@@ -113,6 +111,7 @@ if TYPE_CHECKING:
     from promptlimit.results import StreamedAttention as StreamedAttention
     from promptlimit.results import TemperatureTable as TemperatureTable
     from promptlimit.results import TunedLayers as TunedLayers
+    from promptlimit.rules import explain as explain
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
@@ -150,7 +149,6 @@ _HOME = {
     "Denoising": "tasks",
     "DepthFlow": "results",
     "Discrimination": "tasks",
-    "Effort": "finite",
     "Empirical": "measures",
     "EntropyPrediction": "results",
     "Factored": "attention",
@@ -186,14 +184,12 @@ _HOME = {
     "Problem": "finite",
     "Product": "measures",
     "PromptMoments": "results",
-    "Quantity": "finite",
     "Rademacher": "measures",
     "RateFit": "results",
     "RequiredLength": "results",
     "Risk": "results",
     "RiskGradient": "results",
     "RotatedRegression": "tasks",
-    "Rule": "finite",
     "RunBusyError": "results",
     "SlowExpansionWarning": "finite",
     "SoftmaxAttention": "attention",
@@ -222,6 +218,7 @@ _HOME = {
     "check_law": "weights",
     "depth_flow": "depth",
     "entropy_prediction": "lengths",
+    "explain": "rules",
     "fit_rate": "concentration",
     "flow_time": "dynamics",
     "gap_exponent": "concentration",
@@ -261,6 +258,7 @@ _PACKAGES = (
     "measures",
     "parallel",
     "results",
+    "rules",
     "streaming",
     "tasks",
     "weights",

@@ -17,9 +17,18 @@ import promptlimit as pl
 from dynamics import training_reference as reference
 from promptlimit._normals import normal_pairs, threefry
 from promptlimit.dynamics._step import advancer, first_state
-from promptlimit.tasks import _regression_risk
-from promptlimit.tasks._regression_step import RegressionGradient, RegressionNumbers, questions
-from promptlimit.tasks._token_sums import coordinates, packed_sums, prompt_stream, token_sums
+from promptlimit.tasks.regression import _risk as regression_risk
+from promptlimit.tasks.regression._batch_gradient import (
+    RegressionGradient,
+    RegressionNumbers,
+    questions,
+)
+from promptlimit.tasks.regression._token_sums import (
+    coordinates,
+    packed_sums,
+    prompt_stream,
+    token_sums,
+)
 
 KEY = jax.random.key(7)
 KMS = 0.5 ** np.abs(np.subtract.outer(np.arange(3), np.arange(3)))
@@ -167,9 +176,9 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
 
 
 def test_neither_packing_nor_grouping_changes_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    tabulated, right = [], _regression_risk.tabulate_risks
+    tabulated, right = [], regression_risk.tabulate_risks
     monkeypatch.setattr(
-        _regression_risk, "tabulate_risks", lambda *a: tabulated.append(a) or right(*a)
+        regression_risk, "tabulate_risks", lambda *a: tabulated.append(a) or right(*a)
     )
     plan = pl.TrainingPlan(steps=20, batch=16, learning_rate=0.01, record=[0, 20], points=256)
     task = LAWS["kms"]

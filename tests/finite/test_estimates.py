@@ -89,7 +89,7 @@ def test_an_error_bar_that_a_few_prompts_decide_is_not_trusted():
     squares = np.full(300, 1e-12)
     squares[17] = 1.0
     with pytest.warns(UnreliableErrorWarning, match=f"^{re.escape(message)}$"):
-        warn_when_unreliable(squares, pl.Effort(samples=300))
+        warn_when_unreliable(squares, pl.rules.Effort(samples=300))
     head = pl.SoftmaxAttention([[0.0]], [[1.0]])
     with pytest.warns(UnreliableErrorWarning, match=r"^The squared errors of 300 prompts"):
         pl.prompt_moments(head, rare, [1.0], 100, kind="estimate", key=KEY, samples=300)

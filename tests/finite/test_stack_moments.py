@@ -175,7 +175,7 @@ def test_simulated_prompts_agree_with_numpy_with_and_without_a_mask() -> None:
 
 def test_the_mean_squared_error_is_known_better_for_its_first_order() -> None:
     problem = pl.finite.checked_problem(TWO, NORMAL, np.array([24.0]), query=[1.0])
-    effort = pl.Effort(KEY, 512)
+    effort = pl.rules.Effort(KEY, 512)
     plain = _stack_moments.simulated_moments(problem, effort, problem.limit())
     controlled = _stack_moments.controlled_moments(problem, effort)
     assert controlled.error[0] < plain.error[0] / 2.5

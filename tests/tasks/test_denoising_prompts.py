@@ -11,9 +11,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.tasks import _denoising_prompts as prompts
-from promptlimit.tasks._best_layer import _scalar_heads, _scalar_rule, _solved
-from promptlimit.tasks._denoising_prompts import prompt_excess
+from promptlimit.tasks.denoising import _prompts as prompts
+from promptlimit.tasks.denoising._best_layer import _scalar_heads, _scalar_rule, _solved
+from promptlimit.tasks.denoising._prompts import prompt_excess
 
 FIGURE = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
 LINE = pl.Denoising([[2.0], [-1.0]], [0.3, 0.7], within_variance=1, noise_variance=2)

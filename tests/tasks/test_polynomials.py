@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 
 import promptlimit as pl
-from promptlimit.tasks._polynomials import averages, linear_risk, score_averages
+from promptlimit.tasks.regression._polynomials import averages, linear_risk, score_averages
 from tasks.cases import ANISOTROPIC, TASKS, kms
 
 S = np.array([[1.0, 0.4], [0.4, 0.3]])

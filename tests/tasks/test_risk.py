@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 
 import promptlimit as pl
 from promptlimit.tasks._abstract import Estimate
-from promptlimit.tasks._quadrature import require_accuracy
+from promptlimit.tasks.regression._quadrature import require_accuracy
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 from tasks.simulated_regression import losses, within
 

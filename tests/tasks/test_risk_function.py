@@ -10,8 +10,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.tasks._points import node_sets, tail_node_sets
-from promptlimit.tasks._softmax_risk import SoftmaxRisk, scores
+from promptlimit.tasks.regression._points import node_sets, tail_node_sets
+from promptlimit.tasks.regression._softmax_risk import SoftmaxRisk, scores
 from promptlimit.weights import weight_statistics
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 

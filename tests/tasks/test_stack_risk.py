@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.tasks._stack_risk import StackRisk, stack_risk
+from promptlimit.tasks.regression._stack_risk import StackRisk, stack_risk
 from tasks.stacks import adjoint, limit_slopes, stack_of
 
 

@@ -233,10 +233,10 @@ def _report(
 
     from promptlimit.finite import (
         PROMPT_MOMENTS,
-        Rule,
         checked_problem,
         prompt_moments,
     )
+    from promptlimit.rules import Rule
 
     parts = asked.stack, asked.law, asked.query
     lengths = np.array(sizes, float)

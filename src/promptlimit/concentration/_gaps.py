@@ -19,11 +19,8 @@ from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leadi
 from promptlimit.finite import (
     GRADIENT_MOMENTS,
     PROMPT_MOMENTS,
-    Effort,
     Problem,
     PromptSimulation,
-    Quantity,
-    Rule,
     checked_problem,
     chunk_of_prompts,
     first_obstacle,
@@ -35,6 +32,7 @@ from promptlimit.finite import (
 )
 from promptlimit.measures import AbstractMeasure, has_transform
 from promptlimit.results import GapCurve, Kind, KindUnavailableError, OutsideDomainError
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
 
 DEFAULT_SAMPLES = 4096
 
@@ -42,6 +40,11 @@ _COPIES = 8
 _LARGEST_CHUNK = 256
 
 
+GAPS: "Quantity[Problem, GapValues]" = Quantity("output_gap")
+"""The rules of `output_gap` and `gradient_gap`."""
+
+
+@computes(GAPS)
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_gap(
     attention: AbstractAttention,
@@ -92,6 +95,7 @@ def output_gap(
     return _curve(problem, kind, Effort(key, samples))
 
 
+@computes(GAPS)
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_gap(
     attention: AbstractAttention,
@@ -167,7 +171,7 @@ def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
     finite = lengths[np.isfinite(lengths)]
     gaps = GapValues(np.zeros(0), np.zeros(0))
     if finite.size:
-        gaps = rule.compute(dataclasses.replace(problem, lengths=finite), effort)
+        gaps = rule.compute(problem.with_lengths(finite), effort)
     beyond = (0, lengths.size - finite.size)
     value, error = np.pad(gaps.value, beyond), np.pad(gaps.error, beyond)
     cov = None if gaps.cov is None else np.pad(gaps.cov, beyond)
@@ -211,7 +215,7 @@ def _as_quadratic(problem: Problem) -> str | None:
     )
 
 
-def _moments(problem: Problem) -> Quantity[Any]:
+def _moments(problem: Problem) -> Quantity[Problem, Any]:
     return PROMPT_MOMENTS if problem.wrt is None else GRADIENT_MOMENTS
 
 
@@ -319,8 +323,7 @@ def _squares(
     return jax.vmap(one)(keys)
 
 
-GAPS: Quantity[GapValues] = Quantity(
-    "output_gap",
+GAPS.rules.extend(
     [
         Rule(
             "exact",
@@ -371,10 +374,9 @@ GAPS: Quantity[GapValues] = Quantity(
             bound_obstacle,
             _bound,
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
-    ],
+        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+    ]
 )
-"""The ways to have `output_gap` and `gradient_gap`."""
 
 
 def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:

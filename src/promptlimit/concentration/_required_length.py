@@ -1,6 +1,5 @@
 """How long a prompt must be for its gap to stay below a tolerance."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -104,7 +103,7 @@ def _way_out(problem: Problem) -> str:
 
 
 def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array:
-    return gap_values(dataclasses.replace(problem, lengths=lengths), kind, tolerance=accuracy)
+    return gap_values(problem.with_lengths(lengths), kind, tolerance=accuracy)
 
 
 def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from promptlimit.finite._prompt_moments import NoLimitWarning as NoLimitWarning
     from promptlimit.finite._prompt_moments import prompt_moments as prompt_moments
     from promptlimit.finite._queries import Queries as Queries
-    from promptlimit.finite._rules import Effort as Effort
-    from promptlimit.finite._rules import Quantity as Quantity
-    from promptlimit.finite._rules import Rule as Rule
     from promptlimit.finite._simulation import PromptSimulation as PromptSimulation
     from promptlimit.finite._simulation import UnreliableErrorWarning as UnreliableErrorWarning
     from promptlimit.finite._simulation import chunk_of_prompts as chunk_of_prompts
@@ -32,17 +29,14 @@ if TYPE_CHECKING:
     from promptlimit.finite._stack_expansion import SlowExpansionWarning as SlowExpansionWarning
 
 _HOME = {
-    "Effort": "_rules",
     "GRADIENT_MOMENTS": "_gradient_moments",
     "OUTPUT_LAW": "_output_law",
     "NoLimitWarning": "_prompt_moments",
     "PROMPT_MOMENTS": "_prompt_moments",
     "Problem": "_problem",
     "PromptSimulation": "_simulation",
-    "Quantity": "_rules",
     "Queries": "_queries",
     "HeadProblem": "_problem",
-    "Rule": "_rules",
     "SlowExpansionWarning": "_stack_expansion",
     "UnreliableErrorWarning": "_simulation",
     "checked_problem": "_problem",

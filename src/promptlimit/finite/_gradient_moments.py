@@ -23,12 +23,16 @@ from promptlimit.finite._head_moments import (
 )
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
-from promptlimit.finite._rules import Effort, Quantity, Rule
 from promptlimit.finite._simulation import gradient_errors, simulated_lengths, standard_error
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
+
+GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity("gradient_moments")
+"""The rules of `gradient_moments`."""
 
 
+@computes(GRADIENT_MOMENTS)
 @numpy_only("The attention's own `jacobian` at an infinite prompt is differentiable.")
 def gradient_moments(
     attention: AbstractAttention,
@@ -186,8 +190,7 @@ def _estimate(problem: Problem, effort: Effort) -> GradientRows:
     return GradientRows(value, error, samples)
 
 
-GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
-    "gradient_moments",
+GRADIENT_MOMENTS.rules.extend(
     [
         Rule("limit", "anything, all lengths infinite", "zero", finite_length, _zero),
         Rule(
@@ -232,7 +235,6 @@ GRADIENT_MOMENTS: Quantity[GradientRows] = Quantity(
             _leading_spread_obstacle,
             partial(_spread, _leading_softmax_spread),
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
-    ],
+        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+    ]
 )
-"""The ways to have `gradient_moments`."""

@@ -22,10 +22,10 @@ from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import finite_length
-from promptlimit.finite._rules import Effort, Quantity, Rule
 from promptlimit.finite._simulation import output_errors, simulated_lengths
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import OutputLaw, sinh_thresholds
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
 from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
 
 _STEP = 0.15
@@ -63,6 +63,11 @@ ReadLaws = Callable[[int], AbstractScalarLaws]
 """From a coordinate of the output to its laws."""
 
 
+OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity("output_law")
+"""The rules of `output_law`."""
+
+
+@computes(OUTPUT_LAW)
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def output_law(
     attention: AbstractAttention,
@@ -292,8 +297,7 @@ def _estimate(problem: Problem, effort: Effort) -> ReadLaws:
     return lambda i: _SimulatedLaws.of([rows[:, i] for rows in outputs], float(limit[i]))
 
 
-OUTPUT_LAW: Quantity[ReadLaws] = Quantity(
-    "output_law",
+OUTPUT_LAW.rules.extend(
     [
         Rule("limit", "anything, all lengths infinite", "$T[\\mu](z)$", finite_length, _limit),
         Rule(
@@ -310,7 +314,6 @@ OUTPUT_LAW: Quantity[ReadLaws] = Quantity(
             _obstacle,
             partial(_of_gaussians, _ThirdOrderLaws),
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
-    ],
+        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+    ]
 )
-"""The ways to have `output_law`."""

@@ -115,8 +115,10 @@ class Problem:
     including_query: bool = False
     sub_gaussian: float | None = None
     causal: bool = False
-    _known: dict[object, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    """What was asked before, of this problem and of the same at other queries and lengths."""
+    _known: dict[object, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Results of methods of the attention and the law, shared by other queries and lengths."""
 
     @property
     def subject(self) -> str:
@@ -139,8 +141,17 @@ class Problem:
         return self.query if self.including_query else None
 
     def at(self, query: Array) -> "Problem":
-        """Return the same at one query."""
-        return dataclasses.replace(self, queries=Queries.one(query))
+        """Return the problem at one query."""
+        return self._sharing(dataclasses.replace(self, queries=Queries.one(query)))
+
+    def with_lengths(self, lengths: Array) -> "Problem":
+        """Return the problem at other lengths."""
+        return self._sharing(dataclasses.replace(self, lengths=lengths))
+
+    def _sharing(self, other: "Problem") -> "Problem":
+        """Return a problem of the same attention, law and `wrt`, with the results known here."""
+        object.__setattr__(other, "_known", self._known)
+        return other
 
     def _once(self, name: object, ask: Callable[[], Known]) -> Known:
         if name not in self._known:

@@ -20,7 +20,6 @@ from promptlimit.finite._head_moments import (
     linear_rows,
 )
 from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle, known
-from promptlimit.finite._rules import Effort, Quantity, Rule
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
 from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
@@ -39,9 +38,14 @@ from promptlimit.finite._stack_moments import (
 )
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import OutsideDomainError, PromptMoments
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
 from promptlimit.weights import MAX_SHARPNESS
 
+PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity("prompt_moments")
+"""The rules of `prompt_moments`. "One head" includes heads that share their tilt."""
 
+
+@computes(PROMPT_MOMENTS)
 @numpy_only("Call the attention itself for the limit: it is differentiable.")
 def prompt_moments(
     attention: AbstractAttention,
@@ -289,8 +293,7 @@ def _of_heads(
     return moments
 
 
-PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
-    "prompt_moments",
+PROMPT_MOMENTS.rules.extend(
     [
         Rule(
             "limit",
@@ -376,7 +379,6 @@ PROMPT_MOMENTS: Quantity[MomentRows] = Quantity(
             without_particles,
             particle_moments,
         ),
-        Rule("estimate", "anything", "prompts simulated", lambda _: None, _estimate),
-    ],
+        Rule("estimate", "anything", "prompts simulated", applies_always, _estimate),
+    ]
 )
-"""The ways to have `prompt_moments`. "One head" are also heads that share their tilt."""

@@ -17,9 +17,9 @@ from promptlimit._arrays import Array
 from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.finite._problem import Problem, known
-from promptlimit.finite._rules import Effort
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, agreed, in_chunks
+from promptlimit.rules import Effort
 
 MEMORY_BUDGET = 2**26
 """Bytes that the prompts simulated at one time may take."""

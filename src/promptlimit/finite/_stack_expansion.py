@@ -29,7 +29,7 @@ from promptlimit.depth import (
 )
 from promptlimit.finite._head_moments import MomentRows, leading_error
 from promptlimit.finite._problem import Problem, first_obstacle, known
-from promptlimit.finite._rules import Effort
+from promptlimit.rules import Effort
 
 
 class SlowExpansionWarning(UserWarning):

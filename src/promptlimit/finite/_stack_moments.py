@@ -27,7 +27,6 @@ from promptlimit.depth import (
 )
 from promptlimit.finite._head_moments import MomentRows
 from promptlimit.finite._problem import Problem, first_obstacle, known
-from promptlimit.finite._rules import Effort
 from promptlimit.finite._simulation import (
     PromptSimulation,
     chunk_of_prompts,
@@ -44,6 +43,7 @@ from promptlimit.finite._simulation import (
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
 from promptlimit.measures import Empirical, GaussianParts, sqrtm_psd
 from promptlimit.results import AccuracyError, KindUnavailableError
+from promptlimit.rules import Effort
 
 _PARTICLES = 1024
 """Tokens that stand for a law in more than two dimensions; their error falls as 1/N^2."""

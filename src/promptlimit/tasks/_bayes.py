@@ -12,9 +12,9 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.depth import bartlett_factors
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import REPLICATES, AbstractTask, Estimate, Lengths, spread
-from promptlimit.tasks._points import require_points
-from promptlimit.tasks._regression import LinearRegression
 from promptlimit.tasks._risk import require_lengths, require_task, risk_at_lengths, risk_request
+from promptlimit.tasks.regression._points import require_points
+from promptlimit.tasks.regression._task import LinearRegression
 
 
 @numpy_only("Call it outside and pass what it returns.")

@@ -23,7 +23,6 @@ from promptlimit.tasks._abstract import (
     Estimate,
     Lengths,
 )
-from promptlimit.tasks._points import require_points
 from promptlimit.tasks._simulation import (
     DEFAULT_SAMPLES,
     ArrayMoments,
@@ -31,6 +30,7 @@ from promptlimit.tasks._simulation import (
     simulated_gradient,
     simulated_risk,
 )
+from promptlimit.tasks.regression._points import require_points
 
 
 @numpy_only("Use `risk_function`, which is differentiable.")

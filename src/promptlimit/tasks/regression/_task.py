@@ -133,7 +133,7 @@ class LinearRegression(AbstractGaussianRegression):
     def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
         """Return the risk of heads: a polynomial, or for one softmax head a mean over points."""
         # Its modules hold this class in their signatures.
-        from promptlimit.tasks._regression_risk import regression_risk  # noqa: PLC0415
+        from promptlimit.tasks.regression._risk import regression_risk  # noqa: PLC0415
 
         return regression_risk(attention, self, float(length))
 
@@ -145,7 +145,7 @@ class LinearRegression(AbstractGaussianRegression):
 
     def batch_gradient(self, batches: Batches) -> BatchGradient:
         """Return gradients over tokens that are drawn as normals, or over their sums in law."""
-        from promptlimit.tasks._regression_step import RegressionGradient  # noqa: PLC0415  # as above
+        from promptlimit.tasks.regression._batch_gradient import RegressionGradient  # noqa: PLC0415  # as above
 
         return RegressionGradient.of(self, batches)
 
@@ -213,7 +213,7 @@ class RotatedRegression(AbstractGaussianRegression):
 
     def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
         """Return the risk of heads and stacks that read a second moment: a mean over points."""
-        from promptlimit.tasks._stack_risk import stack_risk  # noqa: PLC0415  # as above
+        from promptlimit.tasks.regression._stack_risk import stack_risk  # noqa: PLC0415  # as above
 
         return stack_risk(attention, self, float(length))
 

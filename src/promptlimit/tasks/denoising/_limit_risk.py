@@ -30,8 +30,7 @@ from promptlimit.tasks._abstract import (
     Estimate,
     spread,
 )
-from promptlimit.tasks._denoising import Denoising
-from promptlimit.tasks._denoising_points import (
+from promptlimit.tasks.denoising._points import (
     bayes_denoising_risk,
     bayes_predictions,
     gates,
@@ -40,6 +39,7 @@ from promptlimit.tasks._denoising_points import (
     softmax_rows,
     span,
 )
+from promptlimit.tasks.denoising._task import Denoising
 
 _MOST_POINTS = 2**18
 _ROUNDING = 1e-12

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import to_device
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks.regression._task import LinearRegression
 
 
 class Averages(NamedTuple):

@@ -20,8 +20,8 @@ from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 from promptlimit._arrays import Array, as_float64
 from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
-from promptlimit.tasks._denoising import Denoising
-from promptlimit.tasks._denoising_points import bayes_predictions, query_points, softmax_rows, span
+from promptlimit.tasks.denoising._points import bayes_predictions, query_points, softmax_rows, span
+from promptlimit.tasks.denoising._task import Denoising
 from promptlimit.weights import SHARPEST, MixtureTokens, cross_moment, selection
 
 _REACH = 6.5

@@ -21,7 +21,7 @@ from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractObjective, Estimate
-from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
+from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 
 REACH = 8.5
 """Where a standard normal ends in double precision."""

@@ -15,9 +15,8 @@ from promptlimit._inputs import to_device
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import AccuracyError
 from promptlimit.tasks._abstract import REPLICATES, Estimate, spread
-from promptlimit.tasks._points import LARGEST, Nodes, node_sets, tail_node_sets
-from promptlimit.tasks._regression import LinearRegression
-from promptlimit.tasks._softmax_risk import (
+from promptlimit.tasks.regression._points import LARGEST, Nodes, node_sets, tail_node_sets
+from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
     Regressor,
     SoftmaxRisk,
@@ -28,6 +27,7 @@ from promptlimit.tasks._softmax_risk import (
     scores,
     with_arrays,
 )
+from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.weights import WeightInterpolant
 
 _SET = 4096

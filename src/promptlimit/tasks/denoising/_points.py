@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.tasks._abstract import REPLICATES, Estimate, spread
-from promptlimit.tasks._denoising import Denoising
+from promptlimit.tasks.denoising._task import Denoising
 
 _SEED = 20_261_001
 _RADIUS = 8.0

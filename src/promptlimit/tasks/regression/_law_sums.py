@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import compute_once, normal_pairs, threefry, uniform
-from promptlimit.tasks._token_sums import PredictionSlopes, PromptStream, largest_block
+from promptlimit.tasks.regression._token_sums import PredictionSlopes, PromptStream, largest_block
 
 ATTEMPTS = 8
 """How often a rejected number is drawn anew: one is left over in 1e10 draws, and is then taken."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._errors import ArgumentError
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks.regression._task import LinearRegression
 
 _SEED = 20_251_211
 LARGEST = 2**20

@@ -21,15 +21,15 @@ from promptlimit.tasks._abstract import (
     AbstractObjective,
     Estimate,
 )
-from promptlimit.tasks._denoising import Denoising
-from promptlimit.tasks._denoising_points import query_points
-from promptlimit.tasks._denoising_prompts import (
+from promptlimit.tasks.denoising._limit_risk import AbstractDenoisingRisk
+from promptlimit.tasks.denoising._points import query_points
+from promptlimit.tasks.denoising._prompts import (
     TiltedHeads,
     prompt_excess,
     query_rule,
     tilted_heads,
 )
-from promptlimit.tasks._denoising_risk import AbstractDenoisingRisk
+from promptlimit.tasks.denoising._task import Denoising
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)

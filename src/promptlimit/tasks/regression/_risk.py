@@ -23,17 +23,16 @@ from promptlimit.tasks._abstract import (
     Replicates,
     merged,
 )
-from promptlimit.tasks._points import node_sets, require_points
-from promptlimit.tasks._polynomials import linear_heads_risk, linear_risk
-from promptlimit.tasks._quadrature import (
+from promptlimit.tasks.regression._points import node_sets, require_points
+from promptlimit.tasks.regression._polynomials import linear_heads_risk, linear_risk
+from promptlimit.tasks.regression._quadrature import (
     first_range,
     replicate_risks,
     require_accuracy,
     softmax_risk,
 )
-from promptlimit.tasks._radial import is_radial, radial_risk
-from promptlimit.tasks._regression import LinearRegression, require_regression
-from promptlimit.tasks._softmax_risk import (
+from promptlimit.tasks.regression._radial import is_radial, radial_risk
+from promptlimit.tasks.regression._softmax_risk import (
     Regressor,
     SoftmaxRisk,
     of_any_length,
@@ -41,7 +40,8 @@ from promptlimit.tasks._softmax_risk import (
     tabulate_risks,
     with_arrays,
 )
-from promptlimit.tasks._stack_risk import stack_risk
+from promptlimit.tasks.regression._stack_risk import stack_risk
+from promptlimit.tasks.regression._task import LinearRegression, require_regression
 
 
 class LinearRisk(eqx.Module):

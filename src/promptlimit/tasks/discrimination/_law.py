@@ -25,7 +25,7 @@ from promptlimit.tasks._abstract import (
     merged,
     spread,
 )
-from promptlimit.tasks._discrimination import Discrimination, ScoreCoordinates
+from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
 
 _REACH = 5.0

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.tasks._abstract import Estimate
-from promptlimit.tasks._softmax_risk import Regressor
+from promptlimit.tasks.regression._softmax_risk import Regressor
 from promptlimit.weights import weight_statistics
 
 _STEP = 0.25

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from promptlimit._errors import ArgumentError
 from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
 from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks._denoising import Denoising, InContextDenoising
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising
 
 _EQUAL = 1e-10
 """How far norms may be apart, relatively, to be equal."""

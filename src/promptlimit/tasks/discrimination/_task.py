@@ -26,8 +26,8 @@ from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttent
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Estimate, Lengths
-from promptlimit.tasks._points import require_points
 from promptlimit.tasks._risk import require_fitting_task, require_lengths, risk_at_lengths
+from promptlimit.tasks.regression._points import require_points
 
 
 class ScoreCoordinates(NamedTuple):
@@ -227,8 +227,8 @@ class Discrimination(AbstractTask):
     def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
         """Return the risk of one head: at infinity by a double integral, else by its whole law."""
         # Their modules hold this class.
-        from promptlimit.tasks._discrimination_law import ScorePromptRisk  # noqa: PLC0415
-        from promptlimit.tasks._discrimination_risk import ScoreLimitRisk  # noqa: PLC0415
+        from promptlimit.tasks.discrimination._law import ScorePromptRisk  # noqa: PLC0415
+        from promptlimit.tasks.discrimination._limit_risk import ScoreLimitRisk  # noqa: PLC0415
 
         head = attention.single_head()
         if head is None or (math.isfinite(length) and head.kernel != "softmax"):
@@ -255,7 +255,7 @@ class Discrimination(AbstractTask):
         >>> print(f"{task.third_order_risk(task.bayes_head(), 100).value:.3f}")
         0.370
         """
-        from promptlimit.tasks._discrimination_law import third_order_risk  # noqa: PLC0415
+        from promptlimit.tasks.discrimination._law import third_order_risk  # noqa: PLC0415
 
         risk = self._over_lengths(third_order_risk, attention, lengths, points)
         return dataclasses.replace(risk, error=np.nan * risk.error, kind="asymptotic")
@@ -278,7 +278,7 @@ class Discrimination(AbstractTask):
         >>> print(f"{task.error_rate(task.bayes_head(), math.inf).value:.4f}")
         0.1587
         """
-        from promptlimit.tasks._discrimination_law import error_rate  # noqa: PLC0415
+        from promptlimit.tasks.discrimination._law import error_rate  # noqa: PLC0415
 
         return self._over_lengths(error_rate, attention, lengths, points)
 
@@ -301,7 +301,7 @@ class Discrimination(AbstractTask):
 
     def least_risk(self, length: Number, *, points: int) -> Estimate:  # noqa: ARG002
         """Return the risk of the Bayes score: a prompt of any length tells nothing more."""
-        from promptlimit.tasks._discrimination_risk import limit_risk  # noqa: PLC0415  # as above
+        from promptlimit.tasks.discrimination._limit_risk import limit_risk  # noqa: PLC0415  # as above
 
         return limit_risk(self, self.bayes, tolerance=1e-3, points=None)
 

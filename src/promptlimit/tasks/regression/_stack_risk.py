@@ -35,8 +35,8 @@ from promptlimit.tasks._abstract import (
     Estimate,
     spread,
 )
-from promptlimit.tasks._commuting import commuting_risk, scalar_layers
-from promptlimit.tasks._regression import AbstractGaussianRegression
+from promptlimit.tasks.regression._commuting import commuting_risk, scalar_layers
+from promptlimit.tasks.regression._task import AbstractGaussianRegression
 
 _FIRST, _LARGEST = 1024, 2**16
 _MOST_NODES = 4096

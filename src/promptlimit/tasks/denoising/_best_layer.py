@@ -16,16 +16,16 @@ from promptlimit._arrays import Array, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._denoising import Denoising, InContextDenoising
-from promptlimit.tasks._denoising_points import bayes_predictions
-from promptlimit.tasks._denoising_prompts import (
+from promptlimit.tasks._risk import require_lengths
+from promptlimit.tasks.denoising._points import bayes_predictions
+from promptlimit.tasks.denoising._prompts import (
     QueryRule,
     TiltedHeads,
     head_reading,
     prompt_excess,
     query_rule,
 )
-from promptlimit.tasks._risk import require_lengths
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising
 from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5

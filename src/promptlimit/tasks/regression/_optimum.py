@@ -24,14 +24,14 @@ from promptlimit.depth import (
 )
 from promptlimit.results import Risk
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._polynomials import linear_risk
-from promptlimit.tasks._regression import (
+from promptlimit.tasks._risk import kind_of, require_lengths
+from promptlimit.tasks.regression._polynomials import linear_risk
+from promptlimit.tasks.regression._task import (
     AbstractGaussianRegression,
     LinearRegression,
     RotatedRegression,
     require_regression,
 )
-from promptlimit.tasks._risk import kind_of, require_lengths
 
 _MOST_MOVING = 3
 

@@ -147,7 +147,7 @@ class Denoising(AbstractTask):
     ) -> Float[Array, ""] | None:
         """Return the risk of linear heads."""
         # Its modules hold this class in their signatures.
-        from promptlimit.tasks._denoising_prompt_risk import linear_denoising_risk  # noqa: PLC0415
+        from promptlimit.tasks.denoising._prompt_risk import linear_denoising_risk  # noqa: PLC0415
 
         heads = attention.as_heads()
         if heads is None or any(head.kernel != "linear" for head in heads):
@@ -158,11 +158,11 @@ class Denoising(AbstractTask):
         self, attention: AbstractAttention, lengths: Sequence[float]
     ) -> list[AbstractExactRisk | None]:
         """Return the risks of heads that say so: linear, or softmax."""
-        from promptlimit.tasks._denoising_prompt_risk import PromptRisk  # noqa: PLC0415
-        from promptlimit.tasks._denoising_risk import (  # noqa: PLC0415
+        from promptlimit.tasks.denoising._limit_risk import (  # noqa: PLC0415
             FixedLimitRisk,
             LinearDenoisingRisk,
         )
+        from promptlimit.tasks.denoising._prompt_risk import PromptRisk  # noqa: PLC0415
 
         _require_outputs(attention, self.token_dim)
         heads = attention.as_heads()
@@ -185,7 +185,7 @@ class Denoising(AbstractTask):
 
     def least_risk(self, length: Number, *, points: int) -> Estimate:  # noqa: ARG002
         """Return the risk of `bayes`, at every length: the law is known without the prompt."""
-        from promptlimit.tasks._denoising_points import bayes_denoising_risk  # noqa: PLC0415  # as above
+        from promptlimit.tasks.denoising._points import bayes_denoising_risk  # noqa: PLC0415  # as above
 
         return bayes_denoising_risk(self, points)
 
@@ -278,8 +278,8 @@ class InContextDenoising(AbstractTask):
         self, attention: AbstractAttention, lengths: Sequence[float]
     ) -> list[AbstractExactRisk | None]:
         """Return the risks: at finite lengths of heads that act alike in all directions."""
-        from promptlimit.tasks._denoising_prompt_risk import TurnedPromptRisk  # noqa: PLC0415
-        from promptlimit.tasks._denoising_risk import RotatedLimitRisk, is_rotation_invariant  # noqa: PLC0415
+        from promptlimit.tasks.denoising._limit_risk import RotatedLimitRisk, is_rotation_invariant  # noqa: PLC0415
+        from promptlimit.tasks.denoising._prompt_risk import TurnedPromptRisk  # noqa: PLC0415
 
         fixed = self.fixed.exact_risks(attention, lengths)
         free = is_rotation_invariant(attention)

@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, UInt32
 from promptlimit._inputs import to_device
 from promptlimit._normals import normal_pairs
 from promptlimit.tasks._abstract import Batches
-from promptlimit.tasks._law_sums import law_sums
-from promptlimit.tasks._regression import LinearRegression
-from promptlimit.tasks._token_sums import (
+from promptlimit.tasks.regression._law_sums import law_sums
+from promptlimit.tasks.regression._task import LinearRegression
+from promptlimit.tasks.regression._token_sums import (
     EXACT,
     PromptStream,
     TokenSums,

@@ -23,14 +23,14 @@ from jaxtyping import Array, Float
 
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import Number, to_device
-from promptlimit.tasks._points import Nodes
-from promptlimit.tasks._polynomials import (
+from promptlimit.tasks.regression._points import Nodes
+from promptlimit.tasks.regression._polynomials import (
     Averages,
     averages,
     query_averages,
     score_averages,
 )
-from promptlimit.tasks._regression import LinearRegression
+from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
 TreeT = TypeVar("TreeT")

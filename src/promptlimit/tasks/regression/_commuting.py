@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import MOST_STEPS, wishart_spectrum
-from promptlimit.tasks._regression import AbstractGaussianRegression
+from promptlimit.tasks.regression._task import AbstractGaussianRegression
 
 
 class ScalarLayer(NamedTuple):

@@ -1,0 +1,314 @@
+"""Quantities and the rules that compute them.
+
+The choice made by `kind="auto"`, the error that lists what is available, the tables of the
+documentation and `explain` all read one list of rules per quantity.
+"""
+
+import contextvars
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from promptlimit._errors import ArgumentError
+from promptlimit._inputs import require_choice
+from promptlimit.results import Kind, KindUnavailableError
+from promptlimit.rules._effort import Effort
+
+_KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")
+
+
+@runtime_checkable
+class Subject(Protocol):
+    """A problem: validated arguments of a quantity, with a name for messages."""
+
+    @property
+    def subject(self) -> str:
+        """The problem in words, for messages."""
+
+
+ProblemT = TypeVar("ProblemT", bound=Subject)
+Computed = TypeVar("Computed")
+ComputeT = TypeVar("ComputeT", bound=Callable[..., Any])
+
+
+class OutOfScope(str):
+    """The obstacle of a rule for another class of problems.
+
+    Messages show it only where no rule gives a more specific reason.
+    """
+
+    __slots__ = ()
+
+
+def applies_always(problem: object) -> None:  # noqa: ARG001
+    """Return no obstacle: the rule applies to every problem."""
+    return
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule(Generic[ProblemT, Computed]):
+    """One method for computing a quantity.
+
+    Attributes:
+        kind: the kind of the computed numbers.
+        scope: when the rule applies, in words.
+        method: how it computes, in words.
+        obstacle: a function of the problem that returns why the rule does not apply, or None.
+        compute: a function of the problem and an effort that returns the numbers.
+    """
+
+    kind: Kind
+    scope: str
+    method: str
+    obstacle: Callable[[ProblemT], str | None]
+    compute: Callable[[ProblemT, Effort], Computed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The rules of a quantity for one problem; `str` of it is a table.
+
+    Attributes:
+        quantity: the name of the quantity.
+        subject: the problem in words.
+        chosen: the rule that would run, None where the call would raise an error.
+        obstacles: each rule with the reason why it does not apply, None where it does, in order.
+        error: the message of the error that the call would raise, None where a rule would run.
+    """
+
+    quantity: str
+    subject: str
+    chosen: Rule[Any, Any] | None
+    obstacles: tuple[tuple[Rule[Any, Any], str | None], ...]
+    error: str | None
+
+    def __str__(self) -> str:
+        rows = [("", "kind", "rule", "method", "status")]
+        for rule, obstacle in self.obstacles:
+            mark = ">" if rule is self.chosen else ""
+            status = "applies" if obstacle is None else f"no: {obstacle}"
+            if mark:
+                status = "chosen"
+            rows.append((mark, rule.kind, rule.scope, rule.method, status))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        header = [f"{self.quantity}: {self.subject}"]
+        header += [] if self.error is None else [f"error: {self.error}"]
+        return "\n".join(header + lines)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _ExplainedError(BaseException):
+    """Ends a call inside `explain` where it would choose a rule."""
+
+    def __init__(self, explanation: Explanation):
+        super().__init__()
+        self.explanation = explanation
+
+
+_explained: contextvars.ContextVar[object] = contextvars.ContextVar("explained", default=None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Quantity(Generic[ProblemT, Computed]):
+    """A quantity and its rules, in the order in which the rules of one kind are tried.
+
+    Attributes:
+        name: the name of the public function.
+        rules: the rules; `rule` adds one, `remove` removes one.
+    """
+
+    name: str
+    rules: list[Rule[ProblemT, Computed]] = dataclasses.field(default_factory=list)
+
+    def rule(
+        self,
+        *,
+        kind: str,
+        scope: str,
+        method: str,
+        obstacle: Callable[[ProblemT], str | None] = applies_always,
+        first: bool = False,
+    ) -> Callable[[ComputeT], ComputeT]:
+        """Return a decorator that registers a function of problem and effort as a rule.
+
+        A function of the same module and name replaces the one registered before.
+
+        Args:
+            kind: the kind of the computed numbers.
+            scope: when the rule applies, in words.
+            method: how it computes, in words.
+            obstacle: a function of the problem that returns why the rule does not apply, or None.
+            first: whether to try the rule before those registered already.
+        """
+        own = require_choice("kind", kind, _KINDS)
+
+        def register(compute: ComputeT) -> ComputeT:
+            for other in [one for one in self.rules if _same_name(one.compute, compute)]:
+                if other.kind == own and other.scope == scope:
+                    self.rules.remove(other)
+            added = Rule(own, scope, method, obstacle, compute)
+            self.rules.insert(0 if first else len(self.rules), added)
+            return compute
+
+        return register
+
+    def remove(self, compute: Callable[..., Any]) -> None:
+        """Remove every rule that computes by this function."""
+        kept = [one for one in self.rules if one.compute is not compute]
+        if len(kept) == len(self.rules):
+            raise ArgumentError("compute", f"must be a rule of {self.name}, got {compute!r}.")
+        self.rules[:] = kept
+
+    def possible(self, problem: ProblemT) -> dict[Kind, Rule[ProblemT, Computed]]:
+        """Return the first rule that applies, for every available kind."""
+        rules = [self.first(problem, kind) for kind in _KINDS]
+        return {rule.kind: rule for rule in rules if isinstance(rule, Rule)}
+
+    def choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
+        """Return the rule for the requested kind, or for the best one available.
+
+        No kind is replaced by another: where the requested one is not available, the error gives
+        the reason and lists the available kinds.
+        """
+        if _explained.get() is self:
+            raise _ExplainedError(self._explanation(problem, kind, effort))
+        return self._choose(problem, kind, effort)
+
+    def _choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
+        kinds = {rule.kind for rule in self.rules} - {"limit"}
+        require_choice("kind", kind, ["auto", *(name for name in _KINDS if name in kinds)])
+        if kind != "estimate" and isinstance(limit := self.first(problem, "limit"), Rule):
+            return limit
+        if kind == "auto":
+            return self._best(problem, effort)
+        rule = self.first(problem, kind)
+        if not isinstance(rule, Rule):
+            raise self._unavailable(problem, kind, rule)
+        if kind == "estimate" and effort.key is None:
+            raise ArgumentError(
+                "key",
+                "must be given for kind='estimate', got None. "
+                "Pass key=jax.random.key(0) to simulate prompts.",
+            )
+        return rule
+
+    def _unavailable(self, problem: ProblemT, kind: str, reason: str) -> KindUnavailableError:
+        names = [f"'{name}'" for name in self.possible(problem) if name != "limit"]
+        if not names:
+            return KindUnavailableError(
+                "kind", f"is not available for {self.name} of {problem.subject}: {reason}."
+            )
+        return KindUnavailableError(
+            "kind",
+            f"must be {' or '.join(names)} for {problem.subject}, got '{kind}': {reason}.",
+        )
+
+    def _best(self, problem: ProblemT, effort: Effort) -> Rule[ProblemT, Computed]:
+        rule = self.first(problem, "exact")
+        if isinstance(rule, Rule):
+            return rule
+        if not any(one.kind == "estimate" for one in self.rules):
+            raise self._unavailable(problem, "auto", rule)
+        if effort.key is None:
+            others = [name for name in self.possible(problem) if name not in ("exact", "estimate")]
+            words = " or ".join(f"kind='{name}'" for name in others)
+            raise ArgumentError(
+                "key",
+                f"must be given for {problem.subject}, which has no exact answer here "
+                f"({rule}), got None. Pass key=jax.random.key(0) to simulate prompts"
+                f"{f', or {words}' if words else ''}.",
+            )
+        return self._choose(problem, "estimate", effort)
+
+    def first(self, problem: ProblemT, kind: str) -> Rule[ProblemT, Computed] | str:
+        """Return the first rule of a kind that applies, or the reason why none does.
+
+        The reason is that of the last rule in whose scope the problem is.
+        """
+        reasons = ["no rule computes it"]
+        for rule in self.rules:
+            if rule.kind == kind:
+                obstacle = rule.obstacle(problem)
+                if obstacle is None:
+                    return rule
+                reasons.append(obstacle)
+        near = [reason for reason in reasons[1:] if not isinstance(reason, OutOfScope)]
+        return (near or reasons)[-1]
+
+    def table(self) -> str:
+        """Return the rules as a table in Markdown."""
+        rows = [f"| `{rule.kind}` | {rule.scope} | {rule.method} |" for rule in self.rules]
+        return "\n".join(["| kind | for | how |", "|---|---|---|", *rows])
+
+    def _explanation(self, problem: ProblemT, kind: str, effort: Effort) -> Explanation:
+        obstacles = tuple((rule, rule.obstacle(problem)) for rule in self.rules)
+        chosen, error = None, None
+        try:
+            chosen = self._choose(problem, kind, effort)
+        except ValueError as raised:
+            error = str(raised)
+        return Explanation(self.name, problem.subject, chosen, obstacles, error)
+
+
+def _same_name(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    names = [
+        (getattr(function, "__module__", None), getattr(function, "__qualname__", None))
+        for function in (one, other)
+    ]
+    return names[0] == names[1] and None not in names[0]
+
+
+_QUANTITY = "__quantity__"
+
+
+def computes(quantity: Quantity[Any, Any]) -> Callable[[ComputeT], ComputeT]:
+    """Return a decorator that names the quantity of a public function, for `explain`."""
+
+    def mark(function: ComputeT) -> ComputeT:
+        setattr(function, _QUANTITY, quantity)
+        return function
+
+    return mark
+
+
+def explain(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Explanation:
+    """Return which rule a call would use, and why each other rule does not apply.
+
+    The arguments are validated as in the call itself, and nothing is computed.
+
+    Args:
+        function: a public function that has rules, such as `promptlimit.output_gap`.
+        *arguments: the positional arguments of the call.
+        **keywords: its keyword arguments.
+
+    >>> import promptlimit as pl
+    >>> head = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
+    >>> normal = pl.Gaussian([0.0], [[1.0]])
+    >>> found = pl.explain(pl.output_gap, head, normal, normal, [10, 1000])
+    >>> print(found.chosen.kind, found.chosen.method)
+    exact one integral over the sharpness
+    >>> print(found.obstacles[1][1])
+    it is no linear head
+    """
+    quantity = getattr(function, _QUANTITY, None)
+    if not isinstance(quantity, Quantity):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ArgumentError(
+            "function",
+            f"must be a function that has rules, got {name}. "
+            "Pass one such as promptlimit.prompt_moments, not its result.",
+        )
+    token = _explained.set(quantity)
+    try:
+        function(*arguments, **keywords)
+    except _ExplainedError as stopped:
+        return stopped.explanation
+    finally:
+        _explained.reset(token)
+    raise AssertionError(f"{quantity.name} returned without choosing a rule")

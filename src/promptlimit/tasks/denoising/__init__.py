@@ -1,0 +1,1 @@
+"""Denoising with a Gaussian mixture: the tasks, and the rules for their risks."""

@@ -1,0 +1,1 @@
+"""Discrimination in context: the task, and the rules for its risks."""

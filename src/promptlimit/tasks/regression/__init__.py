@@ -1,0 +1,1 @@
+"""In-context linear regression: the tasks, and the rules for their risks."""

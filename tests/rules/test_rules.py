@@ -1,0 +1,198 @@
+"""Quantities choose rules, report obstacles, and explain a call without running it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import promptlimit as pl
+from promptlimit.concentration import GAPS
+from promptlimit.finite import PROMPT_MOMENTS, checked_problem
+from promptlimit.rules import Effort, OutOfScope, Quantity, applies_always, computes
+
+HEAD = pl.SoftmaxAttention([[1.0, 0.5], [0.0, 1.0]], np.eye(2))
+NORMAL = pl.Gaussian(np.zeros(2), np.eye(2))
+POINTS = pl.Rademacher([1.0, 2.0])
+KEY = jax.random.key(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    value: int
+
+    @property
+    def subject(self) -> str:
+        return f"the number {self.value}"
+
+
+def odd(problem: Number) -> str | None:
+    return None if problem.value % 2 else "it is even"
+
+
+def small(problem: Number) -> str | None:
+    return None if problem.value < 10 else OutOfScope("it is large")
+
+
+@pytest.fixture
+def root() -> Quantity[Number, float]:
+    quantity: Quantity[Number, float] = Quantity("root")
+
+    @quantity.rule(kind="exact", scope="odd numbers", method="table", obstacle=odd)
+    def table(problem, effort):
+        return problem.value**0.5
+
+    @quantity.rule(kind="exact", scope="small numbers", method="fingers", obstacle=small)
+    def fingers(problem, effort):
+        return problem.value**0.5
+
+    @quantity.rule(kind="estimate", scope="anything", method="dice")
+    def dice(problem, effort):
+        return float(problem.value)
+
+    return quantity
+
+
+def test_rules_of_a_kind_are_tried_in_the_order_of_their_registration(root):
+    chosen = [root.choose(Number(n), "auto", Effort()).method for n in (3, 4, 13)]
+    assert chosen == ["table", "fingers", "table"]
+
+
+def test_a_rule_registered_first_precedes_the_others(root):
+    @root.rule(kind="exact", scope="anything", method="slide rule", first=True)
+    def slide(problem, effort):
+        return 0.0
+
+    assert root.choose(Number(3), "auto", Effort()).compute is slide
+    root.remove(slide)
+    assert root.choose(Number(3), "auto", Effort()).method == "table"
+
+
+def test_registering_a_function_again_replaces_its_rule(root):
+    def mine(problem, effort):
+        return 1.0
+
+    for _ in range(3):
+        root.rule(kind="bound", scope="anything", method="one", obstacle=applies_always)(mine)
+    assert len(root.rules) == 4
+
+
+def test_removing_an_unknown_rule_is_an_error(root):
+    with pytest.raises(ValueError, match=r"^`compute` must be a rule of root, got"):
+        root.remove(print)
+
+
+def test_a_kind_must_exist(root):
+    with pytest.raises(ValueError, match=r"^`kind` must be one of 'limit', .*Did you mean 'exact'"):
+        root.rule(kind="exactly", scope="", method="")
+
+
+def test_errors_prefer_the_reason_of_a_rule_whose_scope_holds(root):
+    with pytest.raises(
+        pl.KindUnavailableError,
+        match=r"^`kind` must be 'estimate' for the number 12, got 'exact': it is even\.$",
+    ):
+        root.choose(Number(12), "exact", Effort())
+
+
+def test_a_quantity_without_simulation_says_that_it_is_not_available():
+    quantity: Quantity[Number, float] = Quantity("half")
+    quantity.rule(kind="exact", scope="odd", method="by hand", obstacle=odd)(lambda *_: 0.5)
+    with pytest.raises(
+        pl.KindUnavailableError, match=r"^half is not available for the number 2: it is even\.$"
+    ):
+        quantity.choose(Number(2), "auto", Effort())
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "keywords"),
+    [
+        (pl.prompt_moments, (HEAD, NORMAL, [1.0, 0.0], [10, 20]), {}),
+        (pl.prompt_moments, (HEAD, POINTS, [1.0, 0.0], np.inf), {}),
+        (pl.output_gap, (HEAD, POINTS, np.eye(2), [10, 20]), {"kind": "asymptotic"}),
+        (pl.gradient_gap, (HEAD, NORMAL, np.eye(2), 10), {"wrt": "value"}),
+        (pl.gradient_moments, (HEAD, NORMAL, [1.0, 0.0], 10), {"wrt": "key_query"}),
+        (pl.output_law, (HEAD, NORMAL, [1.0, 0.0], 10), {}),
+        (pl.output_law, (HEAD, POINTS, [1.0, 0.0], 3), {"key": KEY, "samples": 16}),
+    ],
+)
+def test_the_explained_rule_is_the_one_that_computes(function, arguments, keywords):
+    explained = pl.explain(function, *arguments, **keywords)
+    assert explained.chosen is not None
+    assert function(*arguments, **keywords).kind == explained.chosen.kind
+    applying = [rule for rule, obstacle in explained.obstacles if obstacle is None]
+    assert next(rule for rule in applying if rule.kind == explained.chosen.kind) is explained.chosen
+
+
+def test_explaining_computes_nothing():
+    ran = []
+    rule = PROMPT_MOMENTS.rule(kind="exact", scope="anything", method="spy", first=True)
+    spy = rule(lambda *_: ran.append(1))
+    try:
+        found = pl.explain(pl.prompt_moments, HEAD, NORMAL, [1.0, 0.0], 10)
+    finally:
+        PROMPT_MOMENTS.remove(spy)
+    assert found.chosen is not None
+    assert (found.chosen.method, ran) == ("spy", [])
+
+
+def test_the_table_marks_the_chosen_rule_and_gives_reasons():
+    lines = str(pl.explain(pl.output_gap, HEAD, POINTS, np.eye(2), [10])).splitlines()
+    assert lines[0].startswith("output_gap: SoftmaxAttention over Rademacher tokens at ")
+    assert len(lines) == 2 + len(GAPS.rules)
+    marked = [line for line in lines if line.startswith(">")]
+    assert len(marked) == 1
+    assert marked[0].endswith("chosen")
+    assert "query by query" in marked[0]
+    assert lines[2].endswith("no: the tokens are not Gaussian")
+
+
+def test_an_explanation_shows_the_error_that_the_call_would_raise():
+    found = pl.explain(pl.output_gap, HEAD, POINTS, NORMAL, [10])
+    assert found.chosen is None
+    with pytest.raises(ValueError, match=r"^`key` must be given") as raised:
+        pl.output_gap(HEAD, POINTS, NORMAL, [10])
+    assert found.error == str(raised.value)
+    assert f"error: {raised.value}" in str(found)
+
+
+def test_invalid_arguments_are_errors_also_when_explained():
+    with pytest.raises(ValueError, match="`lengths`"):
+        pl.explain(pl.output_gap, HEAD, NORMAL, NORMAL, [10, 5])
+
+
+def test_after_an_explanation_calls_compute_again():
+    pl.explain(pl.output_gap, HEAD, NORMAL, NORMAL, [10])
+    assert pl.output_gap(HEAD, NORMAL, NORMAL, [10]).kind == "exact"
+
+
+def test_a_function_without_rules_is_an_error():
+    def plain():
+        pass
+
+    with pytest.raises(
+        ValueError, match=r"^`function` must be a function that has rules, got plain\."
+    ):
+        pl.explain(plain)
+
+
+def test_a_user_function_can_be_explained(root):
+    @computes(root)
+    def square_root(value):
+        problem = Number(value)
+        return root.choose(problem, "auto", Effort()).compute(problem, Effort())
+
+    found = pl.explain(square_root, 9)
+    assert found.chosen is not None
+    assert (found.chosen.method, square_root(9)) == ("table", 3.0)
+
+
+def test_replacing_the_parameter_gives_the_structure_of_the_new_one():
+    problem = checked_problem(HEAD, NORMAL, np.array([10.0]), query=[1.0, 0.0], wrt="value")
+    assert problem.reading is not None
+    assert problem.reading.left is None
+    other = dataclasses.replace(problem, wrt="key_query")
+    assert other.reading is not None
+    assert other.reading.left is not None
+    assert problem.at(np.ones(2)).reading is problem.reading
+    assert problem.with_lengths(np.array([3.0])).reading is problem.reading
