@@ -10,8 +10,9 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, float_array, require_choice, require_shape, to_device
+from promptlimit._inputs import float_array, require_choice, require_shape, to_device
 from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from promptlimit._arrays import require_unmasked, require_whole
+from promptlimit._arrays import Number, require_unmasked, require_whole
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import Number, require_choice, require_samples
+from promptlimit._inputs import require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.tasks import require_points
 

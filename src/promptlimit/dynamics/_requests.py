@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import ArrayLike, require_unmasked
 from promptlimit._configuration import description
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, in_double
+from promptlimit._inputs import in_double
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName, array_names
 from promptlimit.dynamics._plan import TrainingPlan
