@@ -29,6 +29,7 @@ _PACKAGES = {
     "heads": "Heads of models",
     "parallel": "Several devices",
     "reproduction": "Papers and claims",
+    "files": "Files",
     "results": "Results and errors",
 }
 """Packages in the order a reader meets them, and what they are called there."""

@@ -2,6 +2,7 @@ from . import attention as attention
 from . import concentration as concentration
 from . import depth as depth
 from . import dynamics as dynamics
+from . import files as files
 from . import finite as finite
 from . import heads as heads
 from . import lengths as lengths
@@ -38,6 +39,8 @@ from .dynamics import gradient_flow as gradient_flow
 from .dynamics import sgd as sgd
 from .dynamics import trajectory_gap as trajectory_gap
 from .dynamics import uniform_factors as uniform_factors
+from .files import load as load
+from .files import save as save
 from .finite import Effort as Effort
 from .finite import NoLimitWarning as NoLimitWarning
 from .finite import Problem as Problem
