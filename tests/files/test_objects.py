@@ -125,11 +125,12 @@ def test_registered_classes_are_saved_and_others_are_refused(tmp_path: Path) -> 
 
     with pytest.raises(ArgumentError, match=r"got Unknown \(object\)\. Decorate a class of your"):
         pl.save(tmp_path / "unknown.npz", Unknown(law.base, law.shift))
+
     class Gaussian(pl.Gaussian):
         """Has the name of a class of the library."""
 
     with pytest.raises(ArgumentError, match=r"got Gaussian \(object\)"):
-        pl.save(tmp_path / "unknown.npz", Gaussian([0.0], [[1.0]]))
+        pl.save(tmp_path / "unknown.npz", Gaussian(jnp.zeros(1), jnp.eye(1)))
     with pytest.raises(ArgumentError, match="must be a dataclass, got dict"):
         pl.files.savable(dict)
     assert not (tmp_path / "unknown.npz").exists()
