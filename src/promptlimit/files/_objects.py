@@ -140,7 +140,7 @@ def load(path: str | Path) -> Any:
     """
     place = Path(path)
     if not place.is_file():
-        raise InputFileError(f"{place} must be a file, but there is none of that name.")
+        raise InputFileError(f"{place} must be a file, but no such file exists.")
     try:
         with place.open("rb") as file:
             arrays = unpacked_arrays(file, place.stat().st_size)
@@ -302,4 +302,4 @@ _FORMS: dict[str, Callable[[Any], object]] = {
     "scalar": lambda array: array[()],
     "jax": to_device,
 }
-"""What makes a value of its parts or of its array."""
+"""How each form turns its parts, or its array, into a value."""
