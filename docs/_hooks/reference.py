@@ -4,6 +4,7 @@ Public is what `promptlimit` itself has, what the packages `heads` and `reproduc
 the guide takes from another package.
 """
 
+import ast
 import functools
 import importlib
 import re
@@ -29,6 +30,7 @@ _PACKAGES = {
     "parallel": "Several devices",
     "reproduction": "Papers and claims",
     "rules": "Rules",
+    "files": "Files",
     "results": "Results and errors",
 }
 """Packages in the order a reader meets them, and what they are called there."""
@@ -89,10 +91,11 @@ def _table(header: str, rows: list[str]) -> str:
 @functools.cache
 def _names(docs: Path) -> dict[str, list[str]]:
     """Return the public names by the package that is their home."""
-    if unknown := set(pl._HOME.values()) - set(_PACKAGES):
+    homes = _homes()
+    if unknown := set(homes.values()) - set(_PACKAGES):
         raise PluginError(f"the reference has no section for the packages {sorted(unknown)}")
     names = {package: set[str]() for package in _PACKAGES}
-    for name, package in pl._HOME.items():
+    for name, package in homes.items():
         names[package].add(name)
     for package in _OPEN:
         module = importlib.import_module(f"promptlimit.{package}")
@@ -101,6 +104,18 @@ def _names(docs: Path) -> dict[str, list[str]]:
         if package in names and _is_documented(package, name):
             names[package].add(name)
     return {package: sorted(inside) for package, inside in names.items() if inside}
+
+
+def _homes() -> dict[str, str]:
+    """Return the package that each name of the top level is from, as its stub says."""
+    stub = ast.parse(Path(pl.__file__).with_suffix(".pyi").read_text("utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {
+        alias.name: node.module
+        for node in imports
+        for alias in node.names
+        if node.module is not None and not node.module.startswith("_")
+    }
 
 
 def _mentions(docs: Path) -> set[tuple[str, str]]:

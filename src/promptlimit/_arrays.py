@@ -28,6 +28,9 @@ class SupportsArray(Protocol):
 ArrayLike: TypeAlias = SupportsArray | float | int | Sequence[Any]
 """What a user may pass for an array."""
 
+Number: TypeAlias = float | int | np.number
+"""What a user may pass for one number: checkers at run time do not take an int for a float."""
+
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")

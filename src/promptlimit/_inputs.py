@@ -6,8 +6,8 @@ they do not run.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterable
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -18,12 +18,6 @@ from jaxtyping import Array
 
 from promptlimit._arrays import is_traced, require_unmasked, require_whole
 from promptlimit._errors import ArgumentError
-
-# What a user may pass for an array: anything NumPy makes one of.
-ArrayLike: TypeAlias = Array | np.ndarray | np.generic | float | Sequence[Any]
-
-# What a user may pass for one number: checkers at run time do not take an int for a float.
-Number: TypeAlias = float | int | np.number
 
 Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)

@@ -10,9 +10,9 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
-    ArrayLike,
     float_array,
     float_arrays,
     require_choice,

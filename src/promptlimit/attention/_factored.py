@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import (
-    ArrayLike,
     float_array,
     float_arrays,
     require_choice,

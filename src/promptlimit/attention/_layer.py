@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, float_array, promoted, require_shape, to_device
+from promptlimit._inputs import float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
 from promptlimit.attention._multi_head import MultiHead

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, promoted
+from promptlimit._inputs import promoted
 from promptlimit.attention._abstract import (
     AbstractAttention,
     as_query,

@@ -20,9 +20,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import numpy_only
+from promptlimit._arrays import ArrayLike, numpy_only
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, float_array, in_double, require_choice
+from promptlimit._inputs import float_array, in_double, require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian
 from promptlimit.results import DepthFlow

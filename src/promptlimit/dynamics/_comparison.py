@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._arrays import Number
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
 from promptlimit.dynamics._plan import FlowPlan

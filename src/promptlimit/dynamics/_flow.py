@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import numpy_only
-from promptlimit._inputs import ArrayLike, Number, in_double, to_device
+from promptlimit._arrays import ArrayLike, Number, numpy_only
+from promptlimit._inputs import in_double, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
 from promptlimit.dynamics._plan import FlowPlan

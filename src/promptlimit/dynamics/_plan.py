@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from promptlimit._arrays import require_unmasked, require_whole
+from promptlimit._arrays import ArrayLike, Number, require_unmasked, require_whole
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, Number, require_choice, require_samples
+from promptlimit._inputs import require_choice, require_samples
 from promptlimit._normals import LAST_STEP
 from promptlimit.tasks import require_points
 

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import numpy_only
+from promptlimit._arrays import Number, numpy_only
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import Number
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
 from promptlimit.dynamics._requests import (

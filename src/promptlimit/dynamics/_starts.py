@@ -10,8 +10,9 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._arrays import ArrayLike, Number
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, Number, float_array, require_choice, require_shape
+from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
 from promptlimit.results import Trajectory
 from promptlimit.tasks import LinearRegression, require_regression

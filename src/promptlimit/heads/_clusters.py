@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, to_device
+from promptlimit._inputs import to_device
 from promptlimit.measures import full_precision
 
 _STEPS = 12

@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, numpy_only
+from promptlimit._arrays import Array, ArrayLike, Number, as_float64, checked_lengths, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import length_statistics
-from promptlimit.lengths._scores import Number
 from promptlimit.lengths._temperature import (
     crossing,
     inverse_temperature,

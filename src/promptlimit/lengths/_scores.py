@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import math
-from typing import TypeAlias
 
 import numpy as np
 
@@ -21,10 +20,6 @@ from promptlimit.weights import (
 _NEGLIGIBLE = 46.0
 _NARROWEST = 1e-3
 _FARTHEST = 2000.0
-
-
-Number: TypeAlias = float | int | np.number
-"""What a user may pass for one number: checkers at run time do not take an int for a float."""
 
 
 class AbstractScores(abc.ABC):

@@ -17,6 +17,7 @@ from scipy.optimize import brentq, minimize_scalar
 from promptlimit._arrays import (
     Array,
     ArrayLike,
+    Number,
     as_float64,
     checked_lengths,
     numpy_only,
@@ -25,7 +26,6 @@ from promptlimit._arrays import (
 )
 from promptlimit._errors import ArgumentError
 from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
-from promptlimit.lengths._scores import Number
 from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS
 

@@ -10,6 +10,7 @@ from promptlimit.measures._affine import Affine as Affine
 from promptlimit.measures._compiled import compiled as compiled
 from promptlimit.measures._compiled import full_precision as full_precision
 from promptlimit.measures._components import require_measure as require_measure
+from promptlimit.measures._covariances import ar1_covariance as ar1_covariance
 from promptlimit.measures._cubes import Rademacher as Rademacher
 from promptlimit.measures._cubes import UniformCube as UniformCube
 from promptlimit.measures._empirical import Empirical as Empirical

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._inputs import (
-    ArrayLike,
     cast,
     float_array,
     is_traced,

@@ -6,10 +6,9 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import Array as HostArray
-from promptlimit._arrays import as_float64
+from promptlimit._arrays import ArrayLike, as_float64
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
-    ArrayLike,
     cast,
     float_array,
     float_arrays,

@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray
 
-from promptlimit._arrays import as_float64
+from promptlimit._arrays import ArrayLike, as_float64
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
-    ArrayLike,
     float_arrays,
     require_finite,
     require_rank,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
-from promptlimit._arrays import require_whole
+from promptlimit._arrays import ArrayLike, require_whole
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, float_array, is_traced, require_shape
+from promptlimit._inputs import float_array, is_traced, require_shape
 from promptlimit._random import sample_matrix
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._bessel import log_0f1

@@ -16,6 +16,7 @@ from promptlimit.results._depth_flow import DepthFlow as DepthFlow
 from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
 from promptlimit.results._files import read_arrays as read_arrays
+from promptlimit.results._files import unpacked_arrays as unpacked_arrays
 from promptlimit.results._files import write_bytes as write_bytes
 from promptlimit.results._files import write_json as write_json
 from promptlimit.results._gaps import GapCurve as GapCurve

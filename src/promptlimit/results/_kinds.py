@@ -38,7 +38,7 @@ class KindUnavailableError(ArgumentError):
 class NotAnalyticError(KindUnavailableError):
     """A log-Laplace transform that cannot be continued to complex tilts; says why.
 
-    The message is the reason alone, so that whoever names the problem can put it into a sentence.
+    The message is the reason alone, so that a caller can put it into a sentence about the problem.
     """
 
     def __init__(self, reason: str):

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import require_unmasked
+from promptlimit._arrays import Number, require_unmasked
 from promptlimit._configuration import description
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import Number, require_random_key, to_device
+from promptlimit._inputs import require_random_key, to_device
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
 from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit._arrays import as_float64, require_unmasked, require_whole
+from promptlimit._arrays import ArrayLike, as_float64, require_unmasked, require_whole
 from promptlimit._configuration import description
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, float_array, in_double, to_device
+from promptlimit._inputs import float_array, in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
 from promptlimit.parallel import crew

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from promptlimit._arrays import ArrayLike
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike
 from promptlimit.attention import AbstractAttention
 from promptlimit.parallel import agreed, crew
 from promptlimit.results import StreamedAttention, Watcher, run_name

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
+from promptlimit._arrays import ArrayLike, Number
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, Number, to_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead, KernelName
 from promptlimit.measures import AbstractMeasure
 

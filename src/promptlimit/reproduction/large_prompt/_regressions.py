@@ -6,6 +6,7 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.dynamics import block_start
+from promptlimit.measures import ar1_covariance
 from promptlimit.reproduction import Setting
 from promptlimit.tasks import LinearRegression
 
@@ -24,12 +25,6 @@ FLAT = np.array([[1.0, 0.2], [0.4, -0.7], [-0.3, 0.9]]) / DIM**0.5
 """A factor of a covariance of rank 2, well conditioned."""
 
 
-def correlated(dim: int = DIM, correlation: float = 0.5) -> np.ndarray:
-    r"""Return the Kac-Murdock-Szegő covariance $\Sigma_{ij}=\rho^{|i-j|}$; the identity at 0."""
-    index = np.arange(dim)
-    return correlation ** np.abs(index[:, None] - index)
-
-
 def claim_lengths(setting: Setting) -> tuple[int, ...]:
     """Return the lengths at which the claims on training compare flows and risks."""
     return LENGTHS[::3] if setting.quick else LENGTHS
@@ -37,7 +32,7 @@ def claim_lengths(setting: Setting) -> tuple[int, ...]:
 
 def regression(covariance: np.ndarray | None = None, *, noise: float = 0.0) -> LinearRegression:
     """Return the regression of the claims; correlated covariates unless others are given."""
-    sigma = correlated() if covariance is None else covariance
+    sigma = ar1_covariance(DIM, 0.5) if covariance is None else covariance
     return LinearRegression(sigma, noise_variance=noise, prior_variance=1.0 / DIM)
 
 

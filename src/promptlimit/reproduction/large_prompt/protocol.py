@@ -5,8 +5,8 @@ import functools
 import numpy as np
 
 from promptlimit._inputs import require_choice
+from promptlimit.measures import ar1_covariance
 from promptlimit.reproduction.large_prompt._regressions import LENGTHS as CLAIM_LENGTHS
-from promptlimit.reproduction.large_prompt._regressions import correlated
 from promptlimit.tasks import LinearRegression, tabulate_risks
 
 LENGTHS = (*range(10, 100, 10), *range(100, 1001, 100))
@@ -40,7 +40,7 @@ def protocol_task(
     settings = {"noise_variance": noise, "prior_variance": 1.0 / dim}
     if name == "identity":
         return LinearRegression(np.eye(dim), **settings)
-    sigma = correlated(dim, correlation)
+    sigma = ar1_covariance(dim, correlation)
     if name == "kms":
         return LinearRegression(sigma, **settings)
     factor = np.linalg.cholesky(sigma)

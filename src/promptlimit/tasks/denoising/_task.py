@@ -9,17 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import numpy_only, require_unmasked
+from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import (
-    ArrayLike,
-    Number,
-    float_array,
-    is_traced,
-    require_shape,
-    require_weights,
-    to_device,
-)
+from promptlimit._inputs import float_array, is_traced, require_shape, require_weights, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Estimate

@@ -10,11 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import numpy_only, require_unmasked
+from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
-    ArrayLike,
-    Number,
     float_array,
     in_double,
     is_traced,

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import numpy_only
+from promptlimit._arrays import Number, numpy_only
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import Number, to_device
+from promptlimit._inputs import to_device
 from promptlimit.attention import Layer, LinearAttention, Stack
 from promptlimit.depth import (
     MOST_STEPS,

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import checked_lengths, require_whole
+from promptlimit._arrays import Number, checked_lengths, require_whole
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import Number, require_choice, to_device
+from promptlimit._inputs import require_choice, to_device
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.tasks._abstract import (
     SHARPNESS_RANGES,

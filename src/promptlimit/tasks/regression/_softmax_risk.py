@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import Number, to_device
+from promptlimit._arrays import Number, checked_lengths
+from promptlimit._inputs import to_device
 from promptlimit.tasks.regression._points import Nodes
 from promptlimit.tasks.regression._polynomials import (
     Averages,

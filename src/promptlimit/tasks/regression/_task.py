@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import numpy_only
+from promptlimit._arrays import ArrayLike, Number, numpy_only
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import ArrayLike, Number, float_array, require_shape, to_device
+from promptlimit._inputs import float_array, require_shape, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import (
     AbstractMeasure,

@@ -1,0 +1,305 @@
+"""One object, one .npz file: its arrays, and a JSON description of how to construct it.
+
+A file is not trusted. It names classes, which are looked up in a table and never imported by name;
+their constructors check the arrays; and an object that would not be written as the file has it is
+refused.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import io
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from promptlimit._arrays import is_traced
+from promptlimit._errors import ArgumentError
+from promptlimit._inputs import to_device
+from promptlimit.results import InputFileError, unpacked_arrays, write_bytes
+
+Class = TypeVar("Class", bound=type)
+
+_FORMAT, _VERSION = "promptlimit object", 1
+_DEEPEST = 50
+"""Objects, tuples and lists inside one another."""
+_LONGEST = 2**24
+"""Bytes of a description."""
+_DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DTYPES += ("float16", "float32", "float64")
+
+_TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
+    "Gaussian": ("measures", {"mean": "location", "cov": "covariance"}),
+    "UniformSphere": ("measures", {"dim": "space_dim", "radius": "radius"}),
+    **dict.fromkeys(
+        ("Affine", "Empirical", "Mixture", "Product", "Rademacher", "UniformCube"),
+        ("measures", None),
+    ),
+    **dict.fromkeys(
+        ("Factored", "Layer", "LinearAttention", "MultiHead", "SoftmaxAttention", "Stack"),
+        ("attention", None),
+    ),
+    "InContextDenoising": (
+        "tasks",
+        {
+            name: f"fixed.{name}"
+            for name in ("means", "weights", "within_variance", "noise_variance")
+        },
+    ),
+    **dict.fromkeys(
+        (
+            *("CovariateRegression", "LinearRegression", "RotatedRegression"),
+            *("Denoising", "Discrimination"),
+        ),
+        ("tasks", None),
+    ),
+    "TrainingPlan": ("dynamics", None),
+    "WeightStatistics": ("weights", None),
+    **dict.fromkeys(
+        (
+            *("GapCurve", "GapExponent", "GradientMoments", "LengthStatistics", "PromptMoments"),
+            *("RateFit", "RequiredLength", "Risk"),
+        ),
+        ("results", None),
+    ),
+}
+"""By the name of a class: its package, and the attribute that holds each argument of its
+constructor; None where the arguments are the fields."""
+
+_REGISTERED: dict[str, type] = {}
+
+
+def savable(cls: Class) -> Class:
+    """Register a user-defined class, so that `save` and `load` accept its objects.
+
+    Use it as a decorator of a dataclass or an `equinox.Module` whose constructor takes its fields
+    by their names. `load` requires that the module with the class has been imported.
+
+    >>> import equinox as eqx
+    >>> @savable
+    ... class Scale(eqx.Module):
+    ...     factor: float
+    """
+    if not dataclasses.is_dataclass(cls):
+        raise ArgumentError("cls", f"must be a dataclass, got {cls.__name__}.")
+    taken = set(inspect.signature(cls).parameters)
+    if missing := [name for name in _arguments_of(cls, None) if name not in taken]:
+        raise ArgumentError(
+            "cls",
+            f"must have a constructor that takes its fields, got {cls.__name__}, which does not "
+            f"take '{missing[0]}'.",
+        )
+    _REGISTERED[f"{cls.__module__}.{cls.__qualname__}"] = cls
+    return cls
+
+
+def save(path: str | Path, obj: object) -> None:
+    """Write a law, an attention, a task, a training plan or a result to a .npz file.
+
+    The file holds arrays and a JSON description, no pickle. It appears whole or not at all, and
+    `load` returns an object with the same bits.
+
+    Args:
+        path: ends in .npz.
+        obj: an object of this library, or of a class that was registered by `savable`.
+
+    >>> import tempfile, promptlimit as pl
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pl.save(f"{folder}/law.npz", pl.Gaussian([1.0], [[2.0]]))
+    ...     law = pl.load(f"{folder}/law.npz")
+    >>> print(law.mean, law.cov)
+    [1.] [[2.]]
+    """
+    place = Path(path)
+    if place.suffix != ".npz":
+        raise ArgumentError("path", f"must end in .npz, got '{place.name}'.")
+    written = _Written()
+    described = written.described(obj, "object", 0)
+    content = _json(described)
+    if len(content) > _LONGEST:
+        raise ArgumentError(
+            "obj", f"must have a description of at most {_LONGEST} bytes, got {len(content)}."
+        )
+    archive = io.BytesIO()
+    description = np.frombuffer(content, np.uint8)
+    np.savez(archive, description=description, **written.arrays)  # ty: ignore[invalid-argument-type]
+    write_bytes(place, archive.getvalue())
+
+
+def load(path: str | Path) -> Any:
+    """Return the object in a file that `save` wrote, with the same bits.
+
+    The file need not be trusted: nothing in it is executed, and a damaged one is refused in one
+    sentence (`InputFileError`).
+    """
+    place = Path(path)
+    if not place.is_file():
+        raise InputFileError(f"{place} must be a file, but no such file exists.")
+    try:
+        with place.open("rb") as file:
+            arrays = unpacked_arrays(file, place.stat().st_size)
+        return _loaded(arrays)
+    except Exception as problem:  # a damaged or hostile file may raise anything
+        reason = (str(problem) or type(problem).__name__).partition("\n")[0]
+        raise InputFileError(
+            f"{place} must hold an object that promptlimit.save wrote, but {reason}"
+        ) from None
+
+
+def _loaded(arrays: dict[str, np.ndarray]) -> object:
+    content = _content(arrays.pop("description", None))
+    for name, array in arrays.items():
+        if array.dtype.name not in _DTYPES:
+            raise ValueError(f"'{name}' has dtype {array.dtype}.")
+    with jax.enable_x64(True):  # arrays keep their precision
+        found = _read(content, arrays, 0)
+        again = _Written()
+        same = again.described(found, "object", 0) == content
+    if not same or set(again.arrays) != set(arrays):
+        raise ValueError("it does not describe the object that it makes.")
+    for name, array in again.arrays.items():
+        if not _same_bits(array, arrays[name]):
+            raise ValueError(f"'{name}' is not as {type(found).__name__} would have it.")
+    return found
+
+
+def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _json(described: object) -> bytes:
+    whole = {"format": _FORMAT, "version": _VERSION, "object": described}
+    return json.dumps(whole, allow_nan=False).encode()
+
+
+def _content(stored: np.ndarray | None) -> object:
+    """Return the description of the object."""
+    if stored is None or stored.dtype != np.uint8 or stored.ndim != 1 or stored.size > _LONGEST:
+        raise ValueError("it has no description.")
+    whole = json.loads(stored.tobytes())
+    if not isinstance(whole, dict) or whole.get("format") != _FORMAT:
+        raise ValueError("its description is of another format.")
+    if whole.get("version") != _VERSION:
+        raise ValueError(f"it is of version {whole.get('version')!r:.20}, not {_VERSION}.")
+    return whole.get("object")
+
+
+def _class_of(name: object) -> tuple[type, dict[str, str]]:
+    """Return the class of a name in the table, and where its arguments are found."""
+    if isinstance(name, str) and name in _TABLE:
+        package, attributes = _TABLE[name]
+        cls = getattr(importlib.import_module(f"promptlimit.{package}"), name)
+        return cls, _arguments_of(cls, attributes)
+    if isinstance(name, str) and name in _REGISTERED:
+        cls = _REGISTERED[name]
+        return cls, _arguments_of(cls, None)
+    raise ValueError(
+        f"its class {name!r:.60} is not known. Import the module that registers it by `savable`."
+    )
+
+
+def _arguments_of(cls: Any, attributes: dict[str, str] | None) -> dict[str, str]:
+    if attributes is not None:
+        return attributes
+    return {field.name: field.name for field in dataclasses.fields(cls) if field.init}
+
+
+class _Written:
+    """The arrays of an object by their paths, collected as it is described."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+
+    def described(self, value: object, where: str, depth: int) -> object:
+        """Return what JSON says of a value."""
+        if depth > _DEEPEST:
+            raise ArgumentError("obj", f"must not be nested deeper than {_DEEPEST}.")
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float) and not isinstance(value, np.generic):
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if isinstance(value, tuple | list):
+            parts = [
+                self.described(part, f"{where}.{index}", depth + 1)
+                for index, part in enumerate(value)
+            ]
+            return {type(value).__name__: parts}
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            return self._array(value, where)
+        return self._object(value, where, depth)
+
+    def _array(self, value: np.ndarray | np.generic | jax.Array, where: str) -> object:
+        if is_traced(value):
+            raise ArgumentError(
+                "obj", f"must hold numbers, got an array that jax traces ({where})."
+            )
+        array = np.asarray(value)
+        if array.dtype.name not in _DTYPES:
+            raise ArgumentError("obj", f"must hold numbers, got dtype {array.dtype} ({where}).")
+        self.arrays[where] = array
+        form = "jax" if isinstance(value, jax.Array) else "numpy"
+        return {"scalar" if isinstance(value, np.generic) else form: where}
+
+    def _object(self, value: object, where: str, depth: int) -> object:
+        cls = type(value)
+        name = cls.__name__
+        if name not in _TABLE or _class_of(name)[0] is not cls:
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            if _REGISTERED.get(name) is not cls:
+                raise ArgumentError(
+                    "obj",
+                    f"must be made of classes that can be saved, got {cls.__name__} ({where}). "
+                    "Decorate a class of your own with promptlimit.files.savable.",
+                )
+        arguments = {}
+        for argument, attribute in _class_of(name)[1].items():
+            part = operator.attrgetter(attribute)(value)
+            if name == "TrainingPlan" and argument == "optimiser" and part is not None:
+                raise ArgumentError(
+                    "obj",
+                    "must not hold an optimiser of optax, which is code and not saved. Save "
+                    "dataclasses.replace(plan, optimiser=None) and set it again.",
+                )
+            arguments[argument] = self.described(part, f"{where}.{argument}", depth + 1)
+        return {"class": name, "arguments": arguments}
+
+
+def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
+    """Return the value that a description stands for."""
+    if depth > _DEEPEST:
+        raise ValueError(f"its description is nested deeper than {_DEEPEST}.")
+    if isinstance(node, list):
+        raise ValueError("its description has a list without a name.")
+    if not isinstance(node, dict):
+        return node
+    if "class" in node:
+        cls, known = _class_of(node["class"])
+        arguments = node.get("arguments")
+        if not isinstance(arguments, dict) or len(node) != 2 or set(arguments) != set(known):
+            raise ValueError(f"it does not have the arguments of {cls.__name__}.")
+        return cls(**{name: _read(part, arrays, depth + 1) for name, part in arguments.items()})
+    ((form, content),) = node.items()
+    if form not in _FORMS:
+        raise ValueError(f"its description has {form!r:.20}, which means nothing.")
+    if form in ("tuple", "list"):
+        content = [_read(part, arrays, depth + 1) for part in content]
+    elif form != "float":
+        content = arrays[content]
+    return _FORMS[form](content)
+
+
+_FORMS: dict[str, Callable[[Any], object]] = {
+    "tuple": tuple,
+    "list": list,
+    "float": float,
+    "numpy": lambda array: array,
+    "scalar": lambda array: array[()],
+    "jax": to_device,
+}
+"""How each form turns its parts, or its array, into a value."""
