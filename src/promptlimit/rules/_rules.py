@@ -120,10 +120,12 @@ class Quantity(Generic[ProblemT, Computed]):
     Attributes:
         name: the name of the public function.
         rules: the rules; `rule` adds one, `remove` removes one.
+        hint: a suggestion for errors where no rule applies.
     """
 
     name: str
     rules: list[Rule[ProblemT, Computed]] = dataclasses.field(default_factory=list)
+    hint: str = ""
 
     def rule(
         self,
@@ -199,8 +201,10 @@ class Quantity(Generic[ProblemT, Computed]):
     def _unavailable(self, problem: ProblemT, kind: str, reason: str) -> KindUnavailableError:
         names = [f"'{name}'" for name in self.possible(problem) if name != "limit"]
         if not names:
+            why = "no rule covers it" if isinstance(reason, OutOfScope) else reason
+            hint = f" {self.hint}" if self.hint else ""
             return KindUnavailableError(
-                f"{self.name} is not available for {problem.subject}: {reason}."
+                f"{self.name} is not available for {problem.subject}: {why}.{hint}"
             )
         return KindUnavailableError(
             f"`kind` must be {' or '.join(names)} for {problem.subject}, got '{kind}': {reason}."
@@ -210,6 +214,9 @@ class Quantity(Generic[ProblemT, Computed]):
         rule = self.first(problem, "exact")
         if isinstance(rule, Rule):
             return rule
+        limit = self.first(problem, "limit")
+        if isinstance(rule, OutOfScope) and not isinstance(limit, OutOfScope | Rule):
+            rule = limit
         if not any(one.kind == "estimate" for one in self.rules):
             raise self._unavailable(problem, "auto", rule)
         if effort.key is None:
@@ -227,7 +234,7 @@ class Quantity(Generic[ProblemT, Computed]):
 
         The reason is that of the last rule in whose scope the problem is.
         """
-        reasons = ["no rule computes it"]
+        reasons: list[str] = [OutOfScope("no rule computes it")]
         for rule in self.rules:
             if rule.kind == kind:
                 obstacle = rule.obstacle(problem)

@@ -15,7 +15,7 @@ from scipy.optimize import fminbound
 from promptlimit._arrays import Array
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._risk import require_lengths
+from promptlimit.tasks._problem import require_lengths
 from promptlimit.tasks.denoising._points import bayes_predictions
 from promptlimit.tasks.denoising._prompts import (
     QueryRule,
