@@ -32,7 +32,7 @@ from promptlimit.dynamics._risks import (
     state_risks,
 )
 from promptlimit.finite import UnreliableErrorWarning
-from promptlimit.tasks import AbstractObjective
+from promptlimit.tasks import AbstractObjective, RiskProblem, exact_objectives
 
 SIGMA = np.array([[1.0, 0.4], [0.4, 0.7]])
 TASK = pl.LinearRegression(SIGMA)
@@ -129,9 +129,9 @@ def random_head() -> pl.SoftmaxAttention:
 
 def objective(head: pl.AbstractAttention, length: float) -> AbstractObjective:
     """What a flow of this head descends."""
-    exact = TASK.exact_risk(head, length)
+    exact = exact_objectives(RiskProblem(head, TASK, np.array([length])), POINTS)
     assert exact is not None
-    return exact.objective(points=POINTS, replicate=0, max_sharpness=16.0)
+    return exact(16.0)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from tasks.own_tasks import SCATTER, VALUE, HiddenMean, KnownMean, PointedMean, best, textbook
+from tasks.own_tasks import (
+    SCATTER,
+    VALUE,
+    HiddenMean,
+    KnownMean,
+    PointedMean,
+    best,
+    pointed_rule,
+    textbook,
+)
 
 START = pl.SoftmaxAttention(0.3 * np.eye(2), VALUE)
 KEY = jax.random.key(11)
@@ -41,6 +50,7 @@ def test_a_flow_on_a_formula_needs_no_key_and_ends_at_the_posterior_mean(x64):
         pl.gradient_flow(START, HiddenMean(SCATTER), 3, times)
 
 
+@pointed_rule()
 def test_a_flow_over_points_of_the_tasks_own_says_how_far_they_are_off(x64):
     flow = pl.gradient_flow(
         START, PointedMean(SCATTER), 3, pl.dynamics.FlowPlan([0.0, 0.4], points=4096)
@@ -68,8 +78,8 @@ def test_training_in_law_takes_the_steps_of_training_on_tokens():
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # compared in full
         pl.sgd(START, HiddenMean(SCATTER), 5, plans[1], key=KEY)
     assert str(caught.value) == (
-        "`sampling` must be 'tokens' for HiddenMean, got 'law'. Its `batch_gradient` does not know "
-        "that law."
+        "`sampling` must be 'tokens' for HiddenMean, got 'law'. No rule draws the sums of its "
+        "prompts in law."
     )
 
 

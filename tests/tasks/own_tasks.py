@@ -5,7 +5,7 @@ $R_L(V)=\frac12\{\mathrm{tr}\,VSV^\top/L+\|V-I\|^2\}$. The posterior mean is
 $(I+S/L)^{-1}\bar z$: some V attains the least risk there is.
 """
 
-import dataclasses
+import contextlib
 import math
 
 import equinox as eqx
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.tasks import AbstractExactRisk, AbstractObjective, Estimate
+from promptlimit.tasks import OBJECTIVE, AbstractObjective, Objectives, on
 
 SCATTER = np.array([[1.5, 0.4], [0.4, 0.6]])
 VALUE = np.array([[0.7, -0.2], [0.3, 0.5]])
@@ -50,9 +50,9 @@ class KnownMean(HiddenMean):
         V, missed = head.value, head.value - jnp.eye(self.token_dim)
         return 0.5 * (jnp.sum(V @ self.scatter * V) / length + jnp.sum(missed**2))
 
-    def least_risk(self, length, *, points):
+    def bayes_risk(self, length):
         spread = np.asarray(self.scatter, np.float64) / length
-        return Estimate(0.5 * np.trace(spread @ np.linalg.inv(np.eye(2) + spread)), 0.0, 0)
+        return 0.5 * np.trace(spread @ np.linalg.inv(np.eye(2) + spread))
 
     def batch_gradient(self, batches):
         """Return slopes over means of L tokens, $N(m,S/L)$: no token is ever drawn."""
@@ -88,27 +88,33 @@ class _Pointed(AbstractObjective):
         return 0.5 * (jnp.sum(V @ self.scatter * V) / self.length + jnp.mean(missed**2) * 2)
 
 
-@dataclasses.dataclass(frozen=True)
-class PointedRisk(AbstractExactRisk):
-    """The same risk, its hidden means averaged over points."""
-
-    task: HiddenMean
-    length: float
-
-    @property
-    def is_closed_form(self):
-        return False
-
-    def objective(self, *, points, replicate, max_sharpness):
-        means = np.random.default_rng(replicate).normal(size=(points, 2))
-        return _Pointed(jnp.asarray(means), self.task.scatter, jnp.asarray(self.length))
-
-
 class PointedMean(HiddenMean):
-    """The task whose exact risk is a mean over points."""
+    """The task whose exact risk is a mean over points, inside `pointed_rule`."""
 
-    def exact_risk(self, attention, length):
-        return PointedRisk(self, float(length))
+
+def _pointed(problem, effort):
+    def objectives(length):
+        def make(max_sharpness, replicate):
+            means = np.random.default_rng(replicate).normal(size=(effort.points, 2))
+            return _Pointed(jnp.asarray(means), problem.task.scatter, jnp.asarray(length))
+
+        return Objectives(make)
+
+    return [objectives(length) for length in problem.lengths.tolist()]
+
+
+@contextlib.contextmanager
+def pointed_rule():
+    """Register the rule of `PointedMean`, for one test."""
+    register = OBJECTIVE.rule(
+        kind="exact",
+        scope="`PointedMean`",
+        method="hidden means averaged over points",
+        obstacle=on(PointedMean),
+    )
+    register(_pointed)
+    yield
+    OBJECTIVE.remove(_pointed)
 
 
 def textbook(matrix, length):

@@ -426,8 +426,9 @@ def test_what_the_tasks_do_not_take_is_said():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.bayes_layer(pl.LinearRegression([[1.0]]))
     message = (
-        "`lengths` must be infinite for InContextDenoising, got 10. What the best predictor makes "
-        "of a finite prompt is not known; that of the infinite one is a lower bound."
+        "bayes_risk is not available for InContextDenoising: a length is finite; the best "
+        "predictor from a finite prompt is not known, and its risk over infinite prompts is a "
+        "lower bound. Give the task a method `bayes_risk`, or register a rule."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.bayes_risk(turned, 10)
@@ -436,8 +437,8 @@ def test_what_the_tasks_do_not_take_is_said():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.risk(narrow, FIGURE, INF)
     message = (
-        "`task` must know the excess of LinearAttention over Bayes, got LinearRegression, which "
-        "does not. Subtract `bayes_risk` from `risk`."
+        "bayes_excess is not available for LinearAttention on LinearRegression: no rule covers "
+        "it. Subtract `bayes_risk` from `risk`."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.bayes_excess(pl.LinearAttention(np.eye(2), np.eye(2)), pl.LinearRegression([[1.0]]), INF)

@@ -83,7 +83,7 @@ def test_components_of_one_mean_are_one_gaussian_in_every_dimension():
     slope, s = 0.1 - 0.5 / 1.2, 1.2
     expected = 3 * s * (slope**2 + 0.25) + (slope + 0.5 - 0.7 / 1.2) ** 2
     assert_allclose(excess.mse, expected, rtol=1e-3)
-    with pytest.raises(ValueError, match=r"^`key` must be given to simulate Layer on Denoising"):
+    with pytest.raises(ValueError, match=r"^`key` must be given for Layer on Denoising"):
         pl.risk_gradient(pl.Layer(head), task, 5)
 
 
@@ -232,7 +232,7 @@ def test_turning_the_mixture_makes_no_difference_to_heads_that_are_numbers():
     layer = pl.bayes_layer(FIGURE)
     assert pl.risk(layer, task, 50) == pl.risk(layer, FIGURE, 50)
     other = eqx.tree_at(lambda one: one.heads[0].value, layer, jnp.ones((2, 2)))
-    with pytest.raises(ValueError, match="`key` must be given to simulate Layer on InContext"):
+    with pytest.raises(ValueError, match="`key` must be given for Layer on InContext"):
         pl.risk(other, task, 50)
 
 
@@ -285,7 +285,7 @@ def test_the_best_layer_has_the_printed_numbers():
 
 def test_a_prompt_of_other_kinds_is_simulated():
     mixed = pl.Layer([softmax(0.5, 0.7), pl.LinearAttention([[0.1]], [[0.1]])], [[0.2]])
-    with pytest.raises(ValueError, match="`key` must be given to simulate Layer on Denoising"):
+    with pytest.raises(ValueError, match="`key` must be given for Layer on Denoising"):
         pl.risk(mixed, LINE, 5)
 
 

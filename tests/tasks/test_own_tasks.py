@@ -9,7 +9,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from tasks.own_tasks import SCATTER, VALUE, HiddenMean, KnownMean, PointedMean, best, textbook
+from tasks.own_tasks import (
+    SCATTER,
+    VALUE,
+    HiddenMean,
+    KnownMean,
+    PointedMean,
+    best,
+    pointed_rule,
+    textbook,
+)
 
 KEY = jax.random.key(5)
 HEAD = pl.SoftmaxAttention(0.3 * np.eye(2), VALUE)
@@ -41,7 +50,7 @@ def test_what_the_formula_says_is_what_prompts_say():
     assert np.all(off < 4 * slopes.error["value"])
 
 
-def test_the_posterior_mean_has_the_least_risk_that_the_task_says():
+def test_the_posterior_mean_has_the_bayes_risk_of_the_task():
     task = KnownMean(SCATTER)
     least = pl.bayes_risk(task, [1, 20, math.inf])
     reached = [textbook(best(length), length)[0] for length in (1, 20, math.inf)]
@@ -49,6 +58,7 @@ def test_the_posterior_mean_has_the_least_risk_that_the_task_says():
     assert (least.kind, pl.bayes_risk(task, math.inf).kind) == ("exact", "limit")
 
 
+@pointed_rule()
 def test_a_risk_over_points_of_its_own_comes_with_their_spread():
     found = pl.risk(HEAD, PointedMean(SCATTER), 7)
     value, slope = textbook(VALUE, 7)
@@ -67,14 +77,15 @@ def test_a_risk_over_points_of_its_own_comes_with_their_spread():
 def test_other_attentions_are_simulated_as_before():
     linear = pl.LinearAttention(0.3 * np.eye(2), VALUE)
     message = (
-        "`key` must be given to simulate LinearAttention on KnownMean, got None. Pass "
-        "key=jax.random.key(0)."
+        "`key` must be given for LinearAttention on KnownMean, which has no exact answer here "
+        "(`closed_risk` of KnownMean returns None for this attention), got None. Pass "
+        "key=jax.random.key(0) to simulate prompts."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.risk(linear, KnownMean(SCATTER), 7)
     message = (
-        "`task` must know its least risk, got HiddenMean, which does not. Give it a method "
-        "`least_risk`."
+        "bayes_risk is not available for HiddenMean: no rule covers it. Give the task a method "
+        "`bayes_risk`, or register a rule."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.bayes_risk(HiddenMean(SCATTER), 7)

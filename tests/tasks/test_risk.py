@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize_scalar
 
 import promptlimit as pl
-from promptlimit.tasks._abstract import Estimate
+from promptlimit.tasks import Estimate
 from promptlimit.tasks.regression._quadrature import require_accuracy
 from tasks.cases import ANISOTROPIC, KEY_QUERY, TASKS, VALUE, VALUE_ROW, block
 from tasks.simulated_regression import losses, within
@@ -205,13 +205,13 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, kind="estimate"),
-            "`key` must be given to simulate SoftmaxAttention on LinearRegression, got None. Pass "
-            "key=jax.random.key(0).",
+            "`key` must be given for kind='estimate', got None. Pass key=jax.random.key(0) to "
+            "simulate prompts.",
         ),
         (
             lambda: pl.risk(pl.MultiHead([HEAD, HEAD]), TASK, 10, kind="exact"),
-            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact'. The "
-            "task's `exact_risk` does not know this attention.",
+            "`kind` must be 'estimate' for MultiHead on LinearRegression, got 'exact': several "
+            "softmax heads over finite prompts need the joint law of their weights.",
         ),
         (
             lambda: pl.risk(pl.SoftmaxAttention(np.eye(3), np.eye(3)), TASK, 10),

@@ -104,6 +104,6 @@ def test_slopes_of_every_array_are_those_of_differences(x64):
 
 def test_softmax_heads_over_few_tokens_are_simulated(x64):
     attention = layer("softmax", "linear")
-    with pytest.raises(ValueError, match="`key` must be given to simulate Layer on LinearReg"):
+    with pytest.raises(ValueError, match="`key` must be given for Layer on LinearReg"):
         pl.risk(attention, TASK, 6)
     assert pl.risk(attention, TASK, 6, key=jax.random.key(0), samples=16).kind == "estimate"

@@ -8,8 +8,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.tasks.regression._stack_risk import StackRisk, stack_risk
+from promptlimit.tasks import RISK, RiskProblem
+from promptlimit.tasks.regression._stack_risk import _over_points
 from tasks.stacks import adjoint, limit_slopes, stack_of
+
+INFINITE = np.array([math.inf])
 
 
 def _matrices(depth, dim, seed, scale=0.3):
@@ -53,7 +56,7 @@ def test_the_isotropic_limit_is_the_anchor(x64):
     limit = pl.risk(stack, task, math.inf)
     assert_allclose(limit.mse - 0.1, 0.329872210292, atol=5e-13)
     # Points that know nothing of the symmetry agree within their spread.
-    points = StackRisk(task, math.inf, 2)._over(stack, 4096)
+    points = _over_points(RiskProblem(stack, task, INFINITE), math.inf, 4096)
     assert np.abs(points.value - limit.value) < max(3 * points.error, 1e-12)
 
 
@@ -126,7 +129,7 @@ def test_points_in_four_dimensions_agree_with_the_adjoint(x64):
     assert abs(limit.value - 0.05 - values.mean()) < 4 * values.std() / math.sqrt(values.size)
     # Layers that read labels by covariates alone are linear in w: exact whatever the points.
     block = _descent([0.5, 0.9], 4, kernel="softmax")
-    points = StackRisk(task, math.inf, 2)._over(block, 64)
+    points = _over_points(RiskProblem(block, task, INFINITE), math.inf, 64)
     assert_allclose(points.value, pl.risk(block, task, math.inf).value, rtol=1e-13)
 
 
@@ -147,9 +150,12 @@ def test_rotations_are_averaged_over(x64):
 def test_softmax_stacks_over_tokens_are_not_known_exactly():
     task = pl.LinearRegression(np.eye(2))
     softmax = _descent([0.5, 0.4], 2, kernel="softmax")
-    assert stack_risk(softmax, task, 10.0) is None
-    assert stack_risk(softmax, task, math.inf) is not None
-    with pytest.raises(ValueError, match="`key` must be given to simulate Stack on Linear"):
+    assert "exact" not in RISK.possible(RiskProblem(softmax, task, np.array([10.0])))
+    assert "exact" in RISK.possible(RiskProblem(softmax, task, INFINITE))
+    with pytest.raises(
+        ValueError,
+        match=r"^`key` must be given for Stack on LinearRegression.*a head is not linear",
+    ):
         pl.risk(softmax, task, 10)
 
 

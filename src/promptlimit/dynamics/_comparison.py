@@ -20,6 +20,8 @@ from promptlimit.tasks import (
     SHARPNESS_RANGES,
     AbstractObjective,
     AbstractTask,
+    RiskProblem,
+    exact_objectives,
     require_lengths,
 )
 
@@ -143,18 +145,18 @@ def ball_gap(
         where = radius * reach[:, None] * directions
         head = SoftmaxAttention(jnp.zeros((dim, dim)), jnp.zeros((1, dim)))
         lengths = require_lengths([length, math.inf]).tolist()
-        risks = [risk for tokens in lengths if (risk := task.smooth_risk(head, tokens)) is not None]
+        problems = [RiskProblem(head, task, np.array([tokens])) for tokens in lengths]
+        found = [exact_objectives(problem, points) for problem in problems]
+        risks = [risk for risk in found if risk is not None]
         if len(risks) < len(lengths):
             raise ArgumentError(
                 "task",
-                f"must know the exact risk of one head, got {type(task).__name__}, which "
-                "does not. Give it a method `closed_risk` or `exact_risk`.",
+                "must have an exact risk for one head at both lengths, got "
+                f"{type(task).__name__}. Give it a method `closed_risk`, or register a rule of "
+                "`tasks.OBJECTIVE`.",
             )
         for max_sharpness in SHARPNESS_RANGES:
-            finite, limit = (
-                risk.objective(points=points, replicate=0, max_sharpness=max_sharpness)
-                for risk in risks
-            )
+            finite, limit = (risk(max_sharpness) for risk in risks)
             largest = [float(jnp.max(gaps)) for gaps in _ball_gaps(finite, limit, where)]
             if np.isfinite(largest).all():
                 return BallGap(float(radius), *largest)

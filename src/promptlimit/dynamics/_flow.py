@@ -37,7 +37,6 @@ from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import RunFolder, Trajectory
 from promptlimit.tasks import (
     SHARPNESS_RANGES,
-    AbstractExactRisk,
     AbstractTask,
     Lengths,
     require_lengths,
@@ -111,7 +110,6 @@ def gradient_flow(
         head, law = in_double(start), in_double(task)
         requests = []
         for length in tokens.ravel().tolist():
-            usual = _usual_solver(law.smooth_risk(head, length), chosen.rtol)
             request = FlowRequest(
                 task=law,
                 start=head,
@@ -120,13 +118,15 @@ def gradient_flow(
                 tolerance=chosen.rtol,
                 arrival=chosen.arrival,
                 radius=chosen.radius,
-                solver=usual if chosen.solver is None else chosen.solver,
+                solver=StabilisedRungeKutta() if chosen.solver is None else chosen.solver,
                 points=chosen.points,
                 replicate=chosen.replicate,
                 key=key,
                 samples=chosen.samples,
             )
             require_key(request)
+            if chosen.solver is None:
+                request = dataclasses.replace(request, solver=_usual_solver(request))
             requests.append(request)
         flows = _trajectories(requests, folder)
     return flows if tokens.ndim else flows[0]
@@ -139,23 +139,22 @@ def _trajectories(
     runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
     stored = [run is not None and run.finished for run in runs]
     to_do = [one for one, there in zip(requests, stored, strict=True) if not there]
-    finite = [one for one in to_do if math.isfinite(one.length) and one.exact is not None]
-    if len(finite) > 1 and finite[0].exact is not None:
-        lengths = [one.length for one in finite]
-        finite[0].exact.tabulate(finite[0].start, lengths, SHARPNESS_RANGES[0])
+    lengths = tuple(one.length for one in to_do)
     flows = []
     for request, run, there in zip(requests, runs, stored, strict=True):
-        flow = Trajectory.load(run.path) if run is not None and there else _solution(request)
+        together = dataclasses.replace(request, together=lengths)
+        flow = Trajectory.load(run.path) if run is not None and there else _solution(together)
         if folder is not None and not there:
             flow.save(folder)
         flows.append(flow)
     return tuple(flows)
 
 
-def _usual_solver(exact: AbstractExactRisk | None, tolerance: float) -> diffrax.AbstractSolver:
+def _usual_solver(request: FlowRequest) -> diffrax.AbstractSolver:
     """Return a method of high order where steps are cheap or must be fine, else the stabilised."""
-    cheap = exact is not None and exact.is_closed_form
-    return diffrax.Dopri8() if cheap or tolerance < _STABILISED_FROM else StabilisedRungeKutta()
+    cheap = request.exact is not None and request.exact.is_closed_form
+    fine = request.tolerance < _STABILISED_FROM
+    return diffrax.Dopri8() if cheap or fine else StabilisedRungeKutta()
 
 
 class _Attempt(NamedTuple):

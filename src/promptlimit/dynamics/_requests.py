@@ -25,18 +25,20 @@ from promptlimit.dynamics._risks import (
     StateReading,
     is_one_head,
     kernel_of,
-    simulated_objective,
 )
 from promptlimit.results import Kind, Length
 from promptlimit.tasks import (
-    SHARPNESS_RANGES,
-    AbstractExactRisk,
     AbstractObjective,
     AbstractTask,
     Batches,
+    Objectives,
+    RiskProblem,
+    batch_gradient,
+    exact_objectives,
     kind_of,
     require_fitting_task,
     require_task,
+    simulated_objective,
 )
 
 Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
@@ -65,11 +67,14 @@ class FlowRequest:
     replicate: int
     key: PRNGKeyArray | None
     samples: int
+    together: tuple[float, ...] = ()
+    """Lengths of other flows, whose tables are computed together with those of this one."""
 
     @functools.cached_property
-    def exact(self) -> AbstractExactRisk | None:
-        """The risk, where it is had without simulation."""
-        return self.task.smooth_risk(self.start, self.length)
+    def exact(self) -> Objectives | None:
+        """The risk without simulation, where a rule computes it."""
+        problem = RiskProblem(self.start, self.task, np.array([self.length]))
+        return exact_objectives(problem, self.points, self.together)
 
     @functools.cached_property
     def reading(self) -> StateReading:
@@ -79,15 +84,13 @@ class FlowRequest:
     @property
     def kind(self) -> Kind:
         """What the risks will be."""
-        return kind_of(self.length, simulated=self.exact is None)
+        return kind_of("estimate" if self.exact is None else "exact", self.length)
 
     def objective(self, max_sharpness: float, shift: int = 0) -> AbstractObjective:
         """Return the risk, or for a `shift` the same risk on independent points or prompts."""
         replicate = self.replicate + shift
         if self.exact is not None:
-            return self.exact.objective(
-                points=self.points, replicate=replicate, max_sharpness=max_sharpness
-            )
+            return self.exact(max_sharpness, replicate)
         if self.key is None:
             raise AssertionError("prompts are simulated with a key")
         key = jax.random.fold_in(self.key, replicate)
@@ -97,7 +100,7 @@ class FlowRequest:
     def config(self) -> dict[str, object]:
         """The request as plain numbers and strings: its hash names the run."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        unused = ("points",) if self.kind != "exact" else ("samples", "key")
+        unused = ("together", *(("points",) if self.kind != "exact" else ("samples", "key")))
         plain = {name: description(value) for name, value in fields.items() if name not in unused}
         if self.key is not None and "key" in plain:
             plain["generator"] = str(jax.random.key_impl(self.key))
@@ -129,15 +132,20 @@ class TrainingRequest:
     @property
     def kind(self) -> Kind:
         """What the risks will be."""
-        return kind_of(self.lengths, simulated=not self.is_exact)
+        return kind_of("exact" if self.is_exact else "estimate", self.lengths)
 
     @functools.cached_property
     def is_exact(self) -> bool:
         """Whether the risks of all runs are had without simulation."""
         with jax.enable_x64(True):
-            task, starts = in_double(self.task), [in_double(start[0]) for start in self.starts]
-            risks = (task.smooth_risk(start, n) for start in starts for n in self.lengths)
+            risks = (self._exact(start[0], n) for start in self.starts for n in self.lengths)
             return all(risk is not None for risk in risks)
+
+    def _exact(self, start: AbstractAttention, length: Length) -> Objectives | None:
+        """Return the risk without simulation, where a rule computes it."""
+        lengths = np.array([float(length)])
+        problem = RiskProblem(in_double(start), in_double(self.task), lengths)
+        return exact_objectives(problem, self.plan.points, [float(n) for n in self.lengths])
 
     @property
     def members(self) -> Cell:
@@ -189,25 +197,11 @@ class TrainingRequest:
         self, start: AbstractAttention, length: Length, max_sharpness: float, shift: int
     ) -> AbstractObjective:
         """Return the risk, or for `shift` 1 the same risk on independent points or prompts."""
-        task, tokens, plan = in_double(self.task), float(length), self.plan
-        exact = task.smooth_risk(in_double(start), tokens) if self.is_exact else None
+        exact = self._exact(start, length) if self.is_exact else None
         if exact is not None:
-            return exact.objective(points=plan.points, replicate=shift, max_sharpness=max_sharpness)
-        key = jax.random.fold_in(self.key, 1 + shift)
-        return simulated_objective(task, tokens, samples=int(plan.samples), key=key)
-
-    def tabulate(self) -> None:
-        """Tabulate what risks need at all lengths, which takes as long as at one."""
-        finite = [float(length) for length in self.lengths if math.isfinite(length)]
-        if len(finite) < 2 or not self.is_exact:
-            return
-        with jax.enable_x64(True):
-            task = in_double(self.task)
-            for start in self.starts:
-                head = in_double(start[0])
-                exact = task.smooth_risk(head, finite[0])
-                if exact is not None:
-                    exact.tabulate(head, finite, SHARPNESS_RANGES[0])
+            return exact(max_sharpness, shift)
+        key, samples = jax.random.fold_in(self.key, 1 + shift), int(self.plan.samples)
+        return simulated_objective(in_double(self.task), float(length), samples=samples, key=key)
 
     def config(self, cell: Cell | None = None) -> dict[str, object]:
         """The request, or one cell of it, as plain numbers and strings."""
@@ -338,11 +332,11 @@ def require_law(request: TrainingRequest) -> None:
             "must be 'tokens' where starts are not one head each or a length is "
             f"infinite, got 'law' for {names} at lengths {list(request.lengths)}.",
         )
-    if request.task.batch_gradient(batches) is None:
+    if batch_gradient(request.task, batches) is None:
         raise ArgumentError(
             "sampling",
             f"must be 'tokens' for {type(request.task).__name__}, got 'law'. "
-            "Its `batch_gradient` does not know that law.",
+            "No rule draws the sums of its prompts in law.",
         )
 
 

@@ -8,17 +8,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double, to_device
-from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
-from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.results import AccuracyError
-from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, AbstractTask, merged
+from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, merged
 
-_LARGEST = 2**31  # bytes of simulated tokens
 _CHUNK = 16
 _ROUNDING = 1e-12
 OTHER_SETS = 4
@@ -135,59 +131,6 @@ def risk_of_state(
     """Return the risk as a function of the arrays of `start` in a vector."""
     rest = eqx.filter(start, eqx.is_inexact_array, inverse=True)
     return RiskOfState(objective, reading, rest if objective.of_matrices is None else None)
-
-
-class SimulatedObjective(AbstractObjective):
-    """The mean loss over fixed prompts: common random numbers make it a function of parameters.
-
-    Attributes:
-        task: whose loss.
-        prompts: the prompts, stacked along the first axis of every array.
-        tokens: what each prompt is asked about, [samples, token_dim].
-    """
-
-    task: AbstractTask
-    prompts: AbstractMeasure
-    tokens: Float[Array, "samples token_dim"]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        r"""Return $\frac1n\sum_i\ell(T[\mu_i](\text{masked }z_i), z_i)$."""
-
-        def loss(prompt: AbstractMeasure, token: Array) -> Array:
-            return self.task.loss(attention.attend(prompt, self.task.query_of(token)), token)
-
-        return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
-
-
-def simulated_objective(
-    task: AbstractTask, length: float, *, samples: int, key: PRNGKeyArray
-) -> SimulatedObjective:
-    """Return the mean loss over prompts drawn once from `key`."""
-    if math.isfinite(length) and 8 * length * samples * task.token_dim > _LARGEST:
-        most = int(_LARGEST // (8 * samples * task.token_dim))
-        raise ArgumentError(
-            "lengths",
-            f"must be at most {most} with {samples} simulated prompts, got {length:g}. "
-            "Ask for fewer samples.",
-        )
-    return SimulatedObjective(task, *_prompts(task, length, row_keys(key, 0, samples, 3)))
-
-
-@eqx.filter_jit
-def _prompts(
-    task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
-) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
-    """Return so many prompts of a task and the tokens they are asked about; one program for all."""
-
-    def one(own: Key[Array, " 3"]) -> tuple[AbstractMeasure, Array]:
-        law_key, tokens_key, query_key = own
-        law, queries = task.draw(key=law_key)
-        token = queries.sample(1, key=query_key)[0]
-        if math.isinf(length):
-            return law, token
-        return Empirical(law.sample(int(length), key=tokens_key)), token
-
-    return eqx.filter_vmap(one)(keys)
 
 
 class StateMoments(NamedTuple):

@@ -54,7 +54,7 @@ def sgd(
     seeds meet the same prompts: step k's batch is a function of (key, length, k) alone. One head on
     `LinearRegression` trains in a layout made for it, the task's `batch_gradient`, in single
     precision; other attentions and other tasks train on prompts that the task draws. At an infinite
-    length a prompt is its law, and the queries are what is drawn. Where a task has no `exact_risk`,
+    length a prompt is its law, and the queries are what is drawn. Where no rule computes the risk,
     risks are estimated on other prompts.
 
     Inside `use_devices` the seeds of a length are distributed over the devices; results agree with
@@ -163,7 +163,6 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
     seeds = records.diverged.shape[1] // len(request.starts)
     shape = (members, len(request.starts), seeds)
     leaves = [leaf.reshape(*shape, *leaf.shape[2:]) for leaf in records.leaves]
-    request.tabulate()
     rows = []
     for i, (length, _) in enumerate(cell):
         for j, (start, *_) in enumerate(request.starts):

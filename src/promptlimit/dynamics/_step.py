@@ -14,8 +14,9 @@ from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.dynamics._requests import Cell, TrainingRequest
-from promptlimit.dynamics._risks import StateReading, simulated_objective
-from promptlimit.tasks import AbstractTask, BatchGradient
+from promptlimit.dynamics._risks import StateReading
+from promptlimit.tasks import AbstractTask, BatchGradient, simulated_objective
+from promptlimit.tasks import batch_gradient as gradient_of_task
 
 _BLOCK = 64
 
@@ -70,7 +71,7 @@ def batch_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
     What varies between cells of one shape is arrays in it, so that they share a program.
     """
     batches = request.batches(cell)
-    own = None if batches is None else request.task.batch_gradient(batches)
+    own = None if batches is None else gradient_of_task(request.task, batches)
     if own is None:
         return _OverDrawnPrompts.of(request, cell)
     return _ThroughHeads(own, StateReading(request.starts[0][0], np.float32))

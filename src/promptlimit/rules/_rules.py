@@ -121,10 +121,12 @@ class Quantity(Generic[ProblemT, Computed]):
     Attributes:
         name: the name of the public function.
         rules: the rules; `rule` adds one, `remove` removes one.
+        hint: a suggestion for errors where no rule applies.
     """
 
     name: str
     rules: list[Rule[ProblemT, Computed]] = dataclasses.field(default_factory=list)
+    hint: str = ""
 
     def rule(
         self,
@@ -201,8 +203,10 @@ class Quantity(Generic[ProblemT, Computed]):
     def _unavailable(self, problem: ProblemT, kind: str, reason: str) -> KindUnavailableError:
         names = [f"'{name}'" for name in self.possible(problem) if name != "limit"]
         if not names:
+            why = "no rule covers it" if isinstance(reason, OutOfScope) else reason
+            hint = f" {self.hint}" if self.hint else ""
             return KindUnavailableError(
-                "kind", f"is not available for {self.name} of {problem.subject}: {reason}."
+                self.name, f"is not available for {problem.subject}: {why}.{hint}"
             )
         return KindUnavailableError(
             "kind",
@@ -213,6 +217,9 @@ class Quantity(Generic[ProblemT, Computed]):
         rule = self.first(problem, "exact")
         if isinstance(rule, Rule):
             return rule
+        limit = self.first(problem, "limit")
+        if isinstance(rule, OutOfScope) and not isinstance(limit, OutOfScope | Rule):
+            rule = limit
         if not any(one.kind == "estimate" for one in self.rules):
             raise self._unavailable(problem, "auto", rule)
         if effort.key is None:
@@ -231,7 +238,7 @@ class Quantity(Generic[ProblemT, Computed]):
 
         The reason is that of the last rule in whose scope the problem is.
         """
-        reasons = ["no rule computes it"]
+        reasons: list[str] = [OutOfScope("no rule computes it")]
         for rule in self.rules:
             if rule.kind == kind:
                 obstacle = rule.obstacle(problem)

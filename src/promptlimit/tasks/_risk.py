@@ -1,38 +1,53 @@
-"""The risk of an attention on an in-context task, and its gradient: asked, checked and found."""
+"""The risk of an attention on an in-context task, and its gradient."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
-from numpy.typing import NDArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from promptlimit._arrays import checked_lengths, numpy_only
+from promptlimit._arrays import numpy_only
 from promptlimit._errors import ArgumentError
-from promptlimit._inputs import in_double, require_choice, require_samples
+from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.results import Kind, Risk, RiskGradient
-from promptlimit.tasks._abstract import (
-    REPLICATES,
-    AbstractExactRisk,
+from promptlimit.rules import Effort, OutOfScope, Rule, computes
+from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
+from promptlimit.tasks._problem import (
+    BATCH_GRADIENT,
+    OBJECTIVE,
+    RISK,
+    RISK_GRADIENT,
+    USUAL_POINTS,
     AbstractObjective,
-    AbstractTask,
+    ArrayMoments,
+    BatchProblem,
     Estimate,
-    Lengths,
+    Objectives,
+    RiskProblem,
+    checked_risk_problem,
+    gradient_moments,
+    kind_of,
+    require_lengths,
+    require_points,
+    risk_at_lengths,
+    spread,
+    unwrap,
 )
 from promptlimit.tasks._simulation import (
-    DEFAULT_SAMPLES,
-    ArrayMoments,
     RiskSimulation,
     simulated_gradient,
+    simulated_objective,
     simulated_risk,
 )
-from promptlimit.tasks.regression._points import require_points
+
+_DEFAULT_SAMPLES = 2**14
 
 
+@computes(RISK)
 @numpy_only("Use `risk_function`, which is differentiable.")
 def risk(
     attention: AbstractAttention,
@@ -47,21 +62,11 @@ def risk(
 ) -> Risk:
     r"""Return the mean loss of an attention on a task over prompts of L tokens.
 
-    Where the task knows its `exact_risk`, no prompt is simulated. On `LinearRegression` it is half
-    the mean squared error of the last output coordinate:
-
-    | attention | length | how |
-    |---|---|---|
-    | linear | any | closed form |
-    | softmax | infinite | the same closed form |
-    | softmax | finite | mean over $(w, x_q)$; one integral where law and head are isotropic |
-    | several linear heads, a residual | any | closed form |
-    | heads of either kernel, a residual | infinite | the same closed form |
-    | a stack of linear layers | any | mean over Wishart matrices, or closed form (scalar layers) |
-    | a stack of either kernel | infinite | mean over $w$, or closed form (few dimensions) |
-
-    Other sums of heads, and tasks that know no more than how to draw, are simulated with a `key`.
-    For the risk as a function to differentiate, see `risk_function` and `risk_gradient`.
+    On `LinearRegression` it is half the mean squared error of the last output coordinate. Where a
+    rule computes the risk exactly, no prompt is simulated; `print(promptlimit.tasks.RISK.table())`
+    lists the rules, and `explain(risk, ...)` gives the one that applies. Other attentions and tasks
+    are simulated, which requires a `key`. For the risk as a function to differentiate, see
+    `risk_function` and `risk_gradient`.
 
     Args:
         attention: $T$; on regressions its last output coordinate predicts.
@@ -87,21 +92,17 @@ def risk(
         raise ArgumentError(
             "tolerance", f"must lie between 0 and 1, got {tolerance}. It is a relative error."
         )
+    tokens = require_lengths(lengths)
+    count = None if points is None else require_points(points)
+    effort = Effort(key, samples, tolerance=tolerance, points=count)
     with jax.enable_x64(True):
-        request = risk_request(
-            attention, task, lengths, kind=kind, key=key, points=points, samples=samples
-        )
-        if request.exact is None:
-            risks = [simulated_risk(one, request.samples) for one in request.simulations]
-        else:
-            request.tabulate(request.exact)
-            risks = [
-                exact.value(request.attention, tolerance=tolerance, points=request.points)
-                for exact in request.exact
-            ]
-    return risk_at_lengths(risks, request.lengths, simulated=request.exact is None)
+        problem = checked_risk_problem(attention, task, tokens)
+        rule = RISK.choose(problem, kind, effort)
+        risks = rule.compute(problem, effort)
+    return risk_at_lengths(risks, tokens, kind_of(rule.kind, tokens))
 
 
+@computes(RISK_GRADIENT)
 @numpy_only("Use `risk_function`, which is differentiable.")
 def risk_gradient(
     attention: AbstractAttention,
@@ -131,208 +132,169 @@ def risk_gradient(
     >>> print(found.kind, found.value["value"][-1])
     exact [0.  0.5]
     """
+    tokens, count = require_lengths(lengths), require_points(points)
+    effort = Effort(key, samples, points=count)
     with jax.enable_x64(True):
-        request = risk_request(
-            attention,
-            task,
-            lengths,
-            kind=kind,
-            key=key,
-            points=points,
-            samples=samples,
-            slopes=True,
-        )
-        if request.exact is None:
-            slopes = [simulated_gradient(one, request.samples) for one in request.simulations]
-            samples_used = [request.samples] * len(slopes)
-        else:
-            request.tabulate(request.exact)
-            slopes = [_exact_gradient(request.attention, exact, points) for exact in request.exact]
-            sets = [0 if exact.is_closed_form else REPLICATES for exact in request.exact]
-            samples_used = [points * count for count in sets]
-    shape = request.lengths.shape
-    names = array_names(request.attention)
+        problem = checked_risk_problem(attention, task, tokens)
+        rule = RISK_GRADIENT.choose(problem, kind, effort)
+        gradients = rule.compute(problem, effort)
+    shape, names = tokens.shape, array_names(problem.attention)
+    moments, counts = zip(*gradients, strict=True)
     value, error = (
         {
             name: np.stack(arrays).reshape(shape + arrays[0].shape)
             for name, *arrays in zip(names, *part, strict=True)
         }
-        for part in zip(*slopes, strict=True)
+        for part in zip(*moments, strict=True)
     )
+    found = kind_of(rule.kind, tokens)
     if not shape:
-        return RiskGradient(value, error, request.kind, request.lengths.item(), samples_used[0])
-    counts = np.array(samples_used).reshape(shape)
-    return RiskGradient(value, error, request.kind, request.lengths, counts)
+        return RiskGradient(value, error, found, tokens.item(), counts[0])
+    return RiskGradient(value, error, found, tokens, np.array(counts).reshape(shape))
 
 
-def _exact_gradient(
-    attention: AbstractAttention, exact: AbstractExactRisk, points: int
-) -> ArrayMoments:
-    risks = exact.replicates(attention, points)
-    stacked = _stacked_slopes(attention, risks.sets)
-    if exact.is_closed_form:
-        return [slopes[0] for slopes in stacked], [np.zeros_like(slopes[0]) for slopes in stacked]
-    errors = [2 * slopes.std(axis=0, ddof=1) / math.sqrt(len(slopes)) for slopes in stacked]
-    if risks.changed:
-        changed = _stacked_slopes(attention, risks.changed)
-        errors = [
-            error + np.abs(other - slopes[0]).sum(axis=0)
-            for error, other, slopes in zip(errors, changed, stacked, strict=True)
-        ]
-    return [slopes.mean(axis=0) for slopes in stacked], errors
+def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
+    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
 
-
-def _stacked_slopes(
-    attention: AbstractAttention, risks: Sequence[AbstractObjective]
-) -> list[np.ndarray]:
-    """Return the slopes of several risks, one array [risks, ...] per matrix."""
-    rows = zip(*(_slopes(attention, risk) for risk in risks), strict=True)
-    return [np.stack([np.asarray(slope) for slope in row]) for row in rows]
-
-
-@eqx.filter_jit
-def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
-    """Return the slopes of a risk in all matrices; its length is an array, or compiles anew."""
-    return jax.tree.leaves(eqx.filter_grad(risk)(attention))
-
-
-@dataclasses.dataclass(frozen=True)
-class RiskRequest:
-    """One attention on one task, how its risks are had, and the numbers that steer that.
-
-    Attributes:
-        attention: what predicts, in double precision.
-        task: what is asked.
-        lengths: the numbers of tokens of a prompt, of any shape.
-        exact: the risks, one a length, where they are had without simulation, else None.
-        key: randomness, where they are simulated, else None.
-        points: of quadrature, or None when a tolerance decides.
-        samples: prompts to simulate.
+    None where no rule of `BATCH_GRADIENT` applies.
     """
+    problem = BatchProblem(task, batches)
+    rule = BATCH_GRADIENT.first(problem, "estimate")
+    return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
-    attention: AbstractAttention
+
+class _ClosedObjective(AbstractObjective):
+    """The formula of a task at one length."""
+
     task: AbstractTask
-    lengths: NDArray[np.float64]
-    exact: Sequence[AbstractExactRisk] | None
-    key: PRNGKeyArray | None
-    points: int | None
-    samples: int
+    length: Float[Array, ""]
 
-    @property
-    def kind(self) -> Kind:
-        """What the risks will be."""
-        return kind_of(self.lengths, simulated=self.exact is None)
-
-    def tabulate(self, exact: Sequence[AbstractExactRisk]) -> None:
-        """Compute together what several lengths need."""
-        finite = self.lengths[np.isfinite(self.lengths)].tolist()
-        if len(finite) > 1:
-            exact[0].tabulate(self.attention, finite, None)
-
-    @property
-    def simulations(self) -> list[RiskSimulation]:
-        """What is simulated, one a length."""
-        if self.key is None:
-            raise AssertionError("prompts are simulated with a key")
-        lengths = self.lengths.ravel().tolist()
-        return [RiskSimulation(self.attention, self.task, n, self.key) for n in lengths]
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the value of the formula."""
+        risk = self.task.closed_risk(attention, self.length)
+        if risk is None:
+            raise ArgumentError(
+                "closed_risk",
+                f"of {type(self.task).__name__} must return a risk at every length "
+                "or at none, got None. Register a rule of `tasks.OBJECTIVE` that depends on the "
+                "length.",
+            )
+        return risk
 
 
-def kind_of(lengths: Lengths, *, simulated: bool) -> Kind:
-    """Return what risks at these lengths are; a curve that ends at infinity is exact."""
-    if simulated:
-        return "estimate"
-    return "limit" if np.isinf(lengths).all() else "exact"
+def _no_formula(problem: RiskProblem) -> str | None:
+    length = to_device(float(problem.lengths[0]))
+    formula = eqx.filter_eval_shape(problem.task.closed_risk, problem.attention, length)
+    if formula is not None:
+        return None
+    name = type(problem.task).__name__
+    if type(problem.task).closed_risk is AbstractTask.closed_risk:
+        return OutOfScope(f"{name} does not define `closed_risk`")
+    return f"`closed_risk` of {name} returns None for this attention"
 
 
-def risk_request(
-    attention: AbstractAttention,
-    task: AbstractTask,
-    lengths: Lengths,
-    *,
-    kind: str,
-    key: PRNGKeyArray | None,
-    points: int | None,
-    samples: int | None,
-    slopes: bool = False,
-) -> RiskRequest:
-    """Return the request, or say what does not fit; call inside `enable_x64`.
+@OBJECTIVE.rule(
+    kind="exact",
+    scope="a task with a formula, `closed_risk`",
+    method="the formula",
+    obstacle=_no_formula,
+)
+def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
+    def objectives(length: float) -> Objectives:
+        objective = _ClosedObjective(problem.task, to_device(length, jnp.float64))
+        return Objectives.closed(objective)
 
-    With `slopes`, exact risks that cannot be differentiated count as not known.
-    """
-    require_task(task)
-    require_fitting_task("attention", attention, task)
-    tokens = require_lengths(lengths)
-    count = None if points is None else require_points(points)
-    require_samples(samples)
-    prompts = DEFAULT_SAMPLES if samples is None else int(samples)
-    require_choice("kind", kind, ("auto", "exact", "estimate"))
-    predictor, law = in_double(attention), in_double(task)
-    if kind != "estimate":
-        risks = law.exact_risks(predictor, tokens.ravel().tolist())
-        if slopes:
-            risks = [one if one is not None and one.is_smooth(predictor) else None for one in risks]
-        exact = [risk for risk in risks if risk is not None]
-        if len(exact) == len(risks):
-            return RiskRequest(predictor, law, tokens, exact, None, count, prompts)
-    subject = f"{type(attention).__name__} on {type(task).__name__}"
-    if kind == "exact":
-        raise ArgumentError(
-            "kind",
-            f"must be 'estimate' for {subject}, got 'exact'. "
-            "The task's `exact_risk` does not know this attention.",
-        )
-    if key is None:
-        raise ArgumentError(
-            "key", f"must be given to simulate {subject}, got None. Pass key=jax.random.key(0)."
-        )
-    return RiskRequest(predictor, law, tokens, None, key, count, prompts)
+    return [objectives(length) for length in problem.lengths.tolist()]
 
 
-def risk_at_lengths(
-    risks: Sequence[Estimate], lengths: NDArray[np.float64], *, simulated: bool
-) -> Risk:
-    """Return one risk a length: arrays of the shape of the lengths, numbers for one number."""
-    kind = kind_of(lengths, simulated=simulated)
-    value, error, samples = (
-        np.array(column).reshape(lengths.shape) for column in zip(*risks, strict=True)
-    )
-    if lengths.ndim == 0:
-        return Risk(value.item(), error.item(), kind, lengths.item(), samples.item())
-    return Risk(value, error, kind, lengths, samples)
+@OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
+def _simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    def objectives(length: float) -> Objectives:
+        def make(_sharpness: float, replicate: int) -> AbstractObjective:
+            key = jax.random.fold_in(unwrap(effort.key), replicate)
+            samples = USUAL_POINTS if effort.samples is None else effort.samples
+            return simulated_objective(problem.task, length, samples=samples, key=key)
+
+        return Objectives(make)
+
+    return [objectives(length) for length in problem.lengths.tolist()]
 
 
-def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
-    """Return one or many prompt lengths as floats of their shape, or say what is wrong."""
-    tokens = checked_lengths(lengths, name="lengths")
-    if tokens.size == 0:
-        raise ArgumentError("lengths", "must hold at least one number, got none.")
-    return tokens
+def _no_objective(kind: Kind, problem: RiskProblem) -> str | None:
+    rule = OBJECTIVE.first(problem, kind)
+    return None if isinstance(rule, Rule) else rule
 
 
-def require_task(task: object) -> None:
-    """Refuse what is no task."""
-    if not isinstance(task, AbstractTask):
-        raise ArgumentError(
-            "task",
-            f"must be an in-context task, got {type(task).__name__}. "
-            "Make one of LinearRegression, or of your own subclass of AbstractTask.",
-        )
+def _objectives(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    rule = OBJECTIVE.first(problem, kind)
+    if not isinstance(rule, Rule):
+        raise TypeError(f"the rule must not compute where its obstacle holds: {rule}")
+    return rule.compute(problem, effort)
 
 
-def require_fitting_task(name: str, attention: AbstractAttention, task: AbstractTask) -> None:
-    """Refuse what is no attention, or one that does not fit the task's tokens and queries."""
-    if not isinstance(attention, AbstractAttention):
-        raise ArgumentError(name, f"must be an attention, got {type(attention).__name__}.")
-    if attention.token_dim != task.token_dim:
-        raise ArgumentError(
-            name,
-            f"must take tokens of dimension {task.token_dim} (what the task's prompts "
-            f"hold), got {attention.token_dim}.",
-        )
-    if attention.query_dim != task.query_dim:
-        raise ArgumentError(
-            name,
-            f"must take queries of dimension {task.query_dim} (what the task's `query_of` "
-            f"leaves of a token), got {attention.query_dim}.",
-        )
+def _over_sets(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    """Return the mean over independent point sets, and their spread as its error."""
+    points = USUAL_POINTS if effort.points is None else effort.points
+    sized = dataclasses.replace(effort, points=points)
+    risks = []
+    for objectives in _objectives(kind, problem, sized):
+        values = np.array([float(risk(problem.attention)) for risk in objectives.replicates()])
+        if objectives.is_closed_form:
+            risks.append(Estimate(float(values[0]), 0.0, 0))
+        else:
+            risks.append(Estimate(float(values.mean()), spread(values), points * values.size))
+    return risks
+
+
+def _slopes_over_sets(
+    kind: Kind, problem: RiskProblem, effort: Effort
+) -> list[tuple[ArrayMoments, int]]:
+    gradients = []
+    for objectives in _objectives(kind, problem, effort):
+        risks = objectives.replicates()
+        count = 0 if objectives.is_closed_form else unwrap(effort.points) * len(risks)
+        gradients.append((gradient_moments(problem.attention, risks), count))
+    return gradients
+
+
+for _kind in ("limit", "exact"):
+    _scope = f"where the risk as a function to descend has a rule of kind `{_kind}`"
+    for _quantity, _compute in ((RISK, _over_sets), (RISK_GRADIENT, _slopes_over_sets)):
+        _quantity.rule(
+            kind=_kind,
+            scope=_scope,
+            method="that function, averaged over eight point sets unless it is a closed form",
+            obstacle=partial(_no_objective, _kind),
+        )(partial(_compute, _kind))
+
+
+def _simulations(problem: RiskProblem, effort: Effort) -> list[RiskSimulation]:
+    key, lengths = unwrap(effort.key), problem.lengths.tolist()
+    return [RiskSimulation(problem.attention, problem.task, length, key) for length in lengths]
+
+
+@RISK.rule(kind="estimate", scope="anything", method="prompts simulated")
+def _simulated_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
+    return [simulated_risk(one, samples) for one in _simulations(problem, effort)]
+
+
+@RISK_GRADIENT.rule(kind="estimate", scope="anything", method="prompts simulated")
+def _simulated_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
+    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
+    return [(simulated_gradient(one, samples), samples) for one in _simulations(problem, effort)]
+
+
+def _no_method(problem: BatchProblem) -> str | None:
+    found = problem.task.batch_gradient(problem.batches)
+    return "its `batch_gradient` returns None" if found is None else None
+
+
+@BATCH_GRADIENT.rule(
+    kind="estimate",
+    scope="a task with a method `batch_gradient`",
+    method="that method",
+    obstacle=_no_method,
+)
+def _by_method(problem: BatchProblem, _effort: Effort) -> BatchGradient:
+    return unwrap(problem.task.batch_gradient(problem.batches))

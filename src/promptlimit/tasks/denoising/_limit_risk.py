@@ -4,7 +4,6 @@ $E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$: the first term, the excess, is ave
 that it keeps its digits where it is small beside the second.
 """
 
-import abc
 import dataclasses
 import math
 from collections.abc import Callable
@@ -21,14 +20,24 @@ from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Mixture
-from promptlimit.tasks._abstract import (
+from promptlimit.rules import Effort
+from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._problem import (
+    BAYES_EXCESS,
+    BAYES_RISK,
+    OBJECTIVE,
     REPLICATES,
+    RISK,
     USUAL_POINTS,
-    AbstractExactRisk,
     AbstractObjective,
-    ClosedRisk,
+    BayesProblem,
     Estimate,
+    Objectives,
+    RiskProblem,
+    on,
+    some_finite,
     spread,
+    unwrap,
 )
 from promptlimit.tasks.denoising._points import (
     bayes_denoising_risk,
@@ -39,7 +48,7 @@ from promptlimit.tasks.denoising._points import (
     softmax_rows,
     span,
 )
-from promptlimit.tasks.denoising._task import Denoising
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, require_outputs
 
 _MOST_POINTS = 2**18
 _ROUNDING = 1e-12
@@ -102,123 +111,158 @@ class TurnedObjective(AbstractObjective):
         return self.least + 0.5 * jnp.mean(jnp.sum(outputs**2, axis=1))
 
 
-@dataclasses.dataclass(frozen=True)
-class AbstractDenoisingRisk(AbstractExactRisk):
-    """A risk that is that of Bayes, plus the excess over it, a mean over queries.
-
-    Attributes:
-        task: the mixture, before it is turned where prompts turn it.
-    """
-
-    task: Denoising
-
-    @property
-    def is_closed_form(self) -> bool:
-        """False: it is a mean over queries."""
-        return False
-
-    @abc.abstractmethod
-    def excess(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return half the mean squared distance to the Bayes predictor."""
-
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return the risk of Bayes and the excess together."""
-        excess = self.excess(attention, tolerance=tolerance, points=points)
-        least = bayes_denoising_risk(self.task, USUAL_POINTS)
-        error = math.hypot(excess.error, least.error)
-        return Estimate(excess.value + least.value, error, excess.points)
-
-    @property
-    def least(self) -> Float[Array, ""]:
-        """The risk of Bayes."""
-        return to_device(bayes_denoising_risk(self.task, USUAL_POINTS).value)
+def mixture_of(task: AbstractTask) -> Denoising:
+    """Return the mixture of a denoising task, before it is turned where prompts turn it."""
+    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    if not isinstance(fixed, Denoising):
+        raise TypeError("a rule must not compute where its obstacle holds")
+    return fixed
 
 
-class AbstractLimitRisk(AbstractDenoisingRisk):
-    """The risk over infinite prompts."""
-
-    @abc.abstractmethod
-    def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
-        """Return half the mean squared distance to the Bayes predictor, over one point set."""
-
-    def excess(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return the excess over as many points as the tolerance asks for, or over so many."""
-        return _until(
-            lambda count, replicate: self.excess_on(attention, count, replicate),
-            tolerance,
-            points,
-            _ROUNDING * self.task.token_dim * self.task.query_variance,
-        )
+def plus_bayes(excess: Estimate, task: Denoising) -> Estimate:
+    """Return the risk of an excess over Bayes."""
+    least = bayes_denoising_risk(task, USUAL_POINTS)
+    error = math.hypot(excess.error, least.error)
+    return Estimate(excess.value + least.value, error, excess.points)
 
 
-class FixedLimitRisk(AbstractLimitRisk):
-    """The risk over infinite prompts of one known mixture."""
-
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> LimitObjective:  # noqa: ARG002
-        """Return the risk over one lattice or Sobol' set of queries."""
-        queries = query_points(self.task, points, replicate=replicate)
-        nodes, weights, bayes = (to_device(column) for column in queries)
-        return LimitObjective(self.task, nodes, weights, bayes, self.least)
-
-    def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
-        """Return the excess by the few directions that heads and Bayes see, else by calls."""
-        limit = limit_map(attention, self.task)
-        if limit is not None:
-            return projected_excess(limit, self.task, points, replicate)
-        objective = self.objective(points=points, replicate=replicate, max_sharpness=0.0)
-        return _excess_of(objective, attention)
+def least(task: Denoising) -> Float[Array, ""]:
+    """Return the Bayes risk, for objectives."""
+    return to_device(bayes_denoising_risk(task, USUAL_POINTS).value)
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearDenoisingRisk(ClosedRisk):
-    """The risk of linear heads at one length, in closed form, with its excess over Bayes.
-
-    Attributes:
-        task: the mixture.
-    """
-
-    task: Denoising
-
-    def excess(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return that over the infinite prompt, and what L tokens add, which is in 1/L."""
-        limit = FixedLimitRisk(self.task).excess(attention, tolerance=tolerance, points=points)
-        one, never = (
-            ClosedRisk(self.task, length).value(attention, tolerance=tolerance, points=points).value
-            for length in (1.0, math.inf)
-        )
-        return limit._replace(value=limit.value + (one - never) / self.length)
+def _no_limit(problem: RiskProblem) -> str | None:
+    require_outputs(problem.attention, problem.task.token_dim)
+    if isinstance(problem.task, Denoising) and problem.kernels == {"linear"}:
+        return "linear heads have a closed form at every length"
+    return some_finite(problem)
 
 
-class RotatedLimitRisk(AbstractLimitRisk):
-    """The risk over infinite prompts of a mixture that is turned anew for each."""
+_IN_THE_LIMIT = on(Denoising, InContextDenoising, obstacle=_no_limit)
 
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> TurnedObjective:  # noqa: ARG002
-        """Return the risk over Sobol' points for the query and the orthogonal matrix together."""
-        d, parts = self.task.token_dim, self.task.weights.size
-        normals, _ = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
-        turns, corners = np.linalg.qr(normals[:, d : d + d * d].reshape(-1, d, d))
-        turns *= np.sign(np.diagonal(corners, axis1=1, axis2=2))[:, None, :]
-        ranks = np.argsort(np.argsort(normals[:, -1])) / points
-        part = np.minimum(np.searchsorted(np.cumsum(self.task.weights), ranks, "right"), parts - 1)
-        queries = self.task.means[part] + math.sqrt(self.task.query_variance) * normals[:, :d]
-        bayes = bayes_predictions(self.task, queries)
-        law, least = self.task.token_law, self.least
-        return TurnedObjective(law, to_device(turns), to_device(queries), to_device(bayes), least)
 
-    def excess_on(self, attention: AbstractAttention, points: int, replicate: int) -> float:
-        """Return that of the fixed mixture where turning makes no difference, else a mean."""
-        if is_rotation_invariant(attention):
-            return FixedLimitRisk(self.task).excess_on(attention, points, replicate)
-        objective = self.objective(points=points, replicate=replicate, max_sharpness=0.0)
-        return _excess_of(objective, attention)
+def _limit_objectives(problem: RiskProblem, effort: Effort) -> Objectives:
+    task, points = mixture_of(problem.task), unwrap(effort.points)
+    if isinstance(problem.task, InContextDenoising):
+        return Objectives(lambda _, replicate: _turned_objective(task, points, replicate))
+    return limit_objectives(task, points)
+
+
+def limit_objectives(task: Denoising, points: int) -> Objectives:
+    """Return the risk over infinite prompts of one mixture, as a function to descend."""
+    return Objectives(lambda _, replicate: _fixed_objective(task, points, replicate))
+
+
+@OBJECTIVE.rule(
+    kind="limit",
+    scope="`Denoising` and `InContextDenoising`, all lengths infinite",
+    method="a mean over queries",
+    obstacle=_IN_THE_LIMIT,
+)
+def _all_limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    return [_limit_objectives(problem, effort)] * problem.lengths.size
+
+
+@BAYES_EXCESS.rule(
+    kind="limit",
+    scope="`Denoising` and `InContextDenoising`, all lengths infinite",
+    method="a mean over queries, in the few directions that gates see",
+    obstacle=_IN_THE_LIMIT,
+)
+def _limit_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    return [limit_excess(problem, effort)] * problem.lengths.size
+
+
+@RISK.rule(
+    kind="limit",
+    scope="`Denoising` and `InContextDenoising`, all lengths infinite",
+    method="the Bayes risk and the excess over it",
+    obstacle=_IN_THE_LIMIT,
+)
+def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    risk = plus_bayes(limit_excess(problem, effort), mixture_of(problem.task))
+    return [risk] * problem.lengths.size
+
+
+def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
+    """Return half the mean squared distance to the Bayes predictor over an infinite prompt."""
+    task, attention = mixture_of(problem.task), problem.attention
+    turned = isinstance(problem.task, InContextDenoising) and not is_rotation_invariant(attention)
+    excess_on = _turned_excess_on if turned else _fixed_excess_on
+    return _until(
+        lambda count, replicate: excess_on(task, attention, count, replicate),
+        effort.tolerance,
+        effort.points,
+        _ROUNDING * task.token_dim * task.query_variance,
+    )
+
+
+def _fixed_objective(task: Denoising, points: int, replicate: int) -> LimitObjective:
+    """Return the risk over one lattice or Sobol' set of queries."""
+    queries = query_points(task, points, replicate=replicate)
+    nodes, weights, bayes = (to_device(column) for column in queries)
+    return LimitObjective(task, nodes, weights, bayes, least(task))
+
+
+def _fixed_excess_on(
+    task: Denoising, attention: AbstractAttention, points: int, replicate: int
+) -> float:
+    """Return the excess by the few directions that heads and Bayes see, else by calls."""
+    limit = limit_map(attention, task)
+    if limit is not None:
+        return projected_excess(limit, task, points, replicate)
+    return _excess_of(_fixed_objective(task, points, replicate), attention)
+
+
+def _turned_objective(task: Denoising, points: int, replicate: int) -> TurnedObjective:
+    """Return the risk over Sobol' points for the query and the orthogonal matrix together."""
+    d, parts = task.token_dim, task.weights.size
+    normals, _ = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
+    turns, corners = np.linalg.qr(normals[:, d : d + d * d].reshape(-1, d, d))
+    turns *= np.sign(np.diagonal(corners, axis1=1, axis2=2))[:, None, :]
+    ranks = np.argsort(np.argsort(normals[:, -1])) / points
+    part = np.minimum(np.searchsorted(np.cumsum(task.weights), ranks, "right"), parts - 1)
+    queries = task.means[part] + math.sqrt(task.query_variance) * normals[:, :d]
+    bayes = bayes_predictions(task, queries)
+    numbers = (to_device(array) for array in (turns, queries, bayes))
+    return TurnedObjective(task.token_law, *numbers, least(task))
+
+
+def _turned_excess_on(
+    task: Denoising, attention: AbstractAttention, points: int, replicate: int
+) -> float:
+    return _excess_of(_turned_objective(task, points, replicate), attention)
+
+
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="`Denoising`",
+    method="a mean over queries; one integral for two components",
+    obstacle=on(Denoising),
+)
+def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
+    """Return the risk of `bayes`, at every length: the law is known without the prompt."""
+    risk = bayes_denoising_risk(mixture_of(problem.task), unwrap(effort.points))
+    return [risk] * problem.lengths.size
+
+
+def _finite_prompt(problem: BayesProblem) -> str | None:
+    if some_finite(problem) is None:
+        return None
+    return (
+        "a length is finite; the best predictor from a finite prompt is not known, and its risk "
+        "over infinite prompts is a lower bound"
+    )
+
+
+@BAYES_RISK.rule(
+    kind="limit",
+    scope="`InContextDenoising`, all lengths infinite",
+    method="that of a predictor that knows the means, which an infinite prompt determines",
+    obstacle=on(InContextDenoising, obstacle=_finite_prompt),
+)
+def _limit_bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
+    return _bayes_risks(problem, effort)
 
 
 def _excess_of(objective: LimitObjective | TurnedObjective, attention: AbstractAttention) -> float:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._abstract import REPLICATES, Estimate, spread
+from promptlimit.tasks._problem import REPLICATES, Estimate, spread
 from promptlimit.tasks.denoising._task import Denoising
 
 _SEED = 20_261_001

@@ -16,12 +16,26 @@ from jaxtyping import Array, Float
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
-from promptlimit.tasks._abstract import (
-    AbstractExactRisk,
+from promptlimit.rules import Effort, Quantity, Rule
+from promptlimit.tasks._problem import (
+    BAYES_EXCESS,
+    OBJECTIVE,
+    RISK,
     AbstractObjective,
     Estimate,
+    Objectives,
+    RiskProblem,
+    on,
+    task_of,
+    unwrap,
 )
-from promptlimit.tasks.denoising._limit_risk import AbstractDenoisingRisk
+from promptlimit.tasks.denoising._limit_risk import (
+    is_rotation_invariant,
+    least,
+    limit_excess,
+    limit_objectives,
+    plus_bayes,
+)
 from promptlimit.tasks.denoising._points import query_points
 from promptlimit.tasks.denoising._prompts import (
     TiltedHeads,
@@ -29,7 +43,7 @@ from promptlimit.tasks.denoising._prompts import (
     query_rule,
     tilted_heads,
 )
-from promptlimit.tasks.denoising._task import Denoising
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, require_outputs
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
@@ -48,97 +62,174 @@ _REACH_SHARE = 0.5
 """How far tables of selection go, as a share of those of one Gaussian: they have two axes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PromptRisk(AbstractDenoisingRisk):
-    """The risk of softmax heads over prompts of L tokens of one mixture.
+def _not_softmax(problem: RiskProblem) -> str | None:
+    require_outputs(problem.attention, problem.task.token_dim)
+    if problem.heads is None:
+        return "it does not implement `as_heads`"
+    return None if problem.kernels == {"softmax"} else "a head is not a softmax head"
 
-    Attributes:
-        length: L.
-        together: the lengths whose values are asked for together, this one among them.
-        known: those values, shared by the risks of these lengths.
-    """
 
-    length: float
-    together: tuple[float, ...]
-    known: dict[object, tuple[np.ndarray, np.ndarray, int]] = dataclasses.field(
-        default_factory=dict
-    )
+def _not_linear(problem: RiskProblem) -> str | None:
+    require_outputs(problem.attention, problem.task.token_dim)
+    return None if problem.kernels == {"linear"} else "a head is not linear"
 
-    def excess(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return half the mean squared distance to the Bayes predictor, for all lengths at once."""
-        heads = tilted_heads(attention)
-        if heads is None:
-            raise ArgumentError("attention", "must be a sum of softmax heads that says so.")
-        key = tolerance, points, *(array.tobytes() for array in heads)
-        if key not in self.known:
-            self.known[key] = _excesses(self.task, heads, self.together, tolerance, points)
-        values, errors, count = self.known[key]
-        place = self.together.index(self.length)
-        return Estimate(0.5 * float(values[place]), 0.5 * float(errors[place]), count)
 
-    def is_smooth(self, attention: AbstractAttention) -> bool:
-        """Return whether it is one head between two components apart, the case of the tables."""
-        heads, task = attention.as_heads(), self.task
-        if heads is None or len(heads) != 1 or task.weights.size != 2:
-            return False
-        apart = float(np.linalg.norm(task.means[0] - task.means[1]))
-        return 0.0 < apart <= _FARTHEST * math.sqrt(task.token_variance)
+def _not_tabulated(problem: RiskProblem) -> str | None:
+    """Return why tables do not apply: they are for one head and two distinct components."""
+    obstacle = _not_softmax(problem)
+    if obstacle is not None:
+        return obstacle
+    task = task_of(problem, Denoising)
+    if len(problem.heads or ()) != 1 or task.weights.size != 2:
+        return "gradients at finite lengths require one head and two components"
+    apart = float(np.linalg.norm(task.means[0] - task.means[1]))
+    if not 0.0 < apart <= _FARTHEST * math.sqrt(task.token_variance):
+        return "the means coincide or are too far apart for tables"
+    return None
 
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> "PromptObjective":
-        """Return the risk to descend: fixed queries, and selection from tables."""
-        task, reach = self.task, _REACH_SHARE * max_sharpness
-        queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
-        (table,) = _tables(task, (self.length,), reach)
-        return PromptObjective(
-            table=table,
-            points=to_device(queries.points),
-            weights=to_device(queries.weights),
-            bayes=to_device(queries.bayes),
-            means=to_device(task.means),
-            logit=to_device(math.log(task.weights[0] / task.weights[1])),
-            variance=to_device(task.token_variance),
-            least=self.least,
+
+@OBJECTIVE.rule(
+    kind="exact",
+    scope="`Denoising`, linear heads",
+    method="closed form",
+    obstacle=on(Denoising, obstacle=_not_linear),
+)
+def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
+    task = task_of(problem, Denoising)
+    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
+    return [Objectives.closed(LinearObjective(task, length)) for length in lengths]
+
+
+@OBJECTIVE.rule(
+    kind="exact",
+    scope="`Denoising` of two components, one softmax head and a residual",
+    method="a mean over queries, with tables of selection",
+    obstacle=on(Denoising, obstacle=_not_tabulated),
+)
+def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    task, points = task_of(problem, Denoising), unwrap(effort.points)
+
+    def objectives(length: float) -> Objectives:
+        if math.isinf(length):
+            return limit_objectives(task, points)
+        return Objectives(
+            lambda sharpness, replicate: _objective(task, length, points, sharpness, replicate)
         )
 
+    return [objectives(length) for length in problem.lengths.tolist()]
 
-@dataclasses.dataclass(frozen=True)
-class TurnedPromptRisk(AbstractExactRisk):
-    """The risk where each prompt turns the mixture, of heads to which that makes no difference.
 
-    It has a value and no slopes: a head moves to where turning does make one.
+def _objective(
+    task: Denoising, length: float, points: int, max_sharpness: float, replicate: int
+) -> "PromptObjective":
+    """Return the risk to descend: fixed queries, and selection from tables."""
+    queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
+    (table,) = _tables(task, (length,), _REACH_SHARE * max_sharpness)
+    return PromptObjective(
+        table=table,
+        points=to_device(queries.points),
+        weights=to_device(queries.weights),
+        bayes=to_device(queries.bayes),
+        means=to_device(task.means),
+        logit=to_device(math.log(task.weights[0] / task.weights[1])),
+        variance=to_device(task.token_variance),
+        least=least(task),
+    )
+
+
+@BAYES_EXCESS.rule(
+    kind="exact",
+    scope="`Denoising`, linear heads",
+    method="that of the limit and a closed form in $1/L$",
+    obstacle=on(Denoising, obstacle=_not_linear),
+)
+def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    limit, task = limit_excess(problem, effort), task_of(problem, Denoising)
+    one, never = (
+        float(LinearObjective(task, to_device(length, jnp.float64))(problem.attention))
+        for length in (1.0, math.inf)
+    )
+    return [
+        limit._replace(value=limit.value + (one - never) / length)
+        for length in problem.lengths.tolist()
+    ]
+
+
+@BAYES_EXCESS.rule(
+    kind="exact",
+    scope="`Denoising`, softmax heads and a residual",
+    method="a mean over a lattice of queries of the exact moments of selection",
+    obstacle=on(Denoising, obstacle=_not_softmax),
+)
+def _prompt_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    task, heads = task_of(problem, Denoising), unwrap(tilted_heads(problem.attention))
+    together = tuple(problem.finite)
+    known: dict[float, Estimate] = {}
+    if together:
+        values, errors, count = _excesses(task, heads, together, effort.tolerance, effort.points)
+        known = {
+            length: Estimate(0.5 * float(value), 0.5 * float(error), count)
+            for length, value, error in zip(together, values, errors, strict=True)
+        }
+    if len(together) < len(set(problem.lengths.tolist())):
+        known[math.inf] = limit_excess(problem, effort)
+    return [known[length] for length in problem.lengths.tolist()]
+
+
+@RISK.rule(
+    kind="exact",
+    scope="`Denoising`, softmax heads and a residual",
+    method="the Bayes risk and the excess over it",
+    obstacle=on(Denoising, obstacle=_not_softmax),
+)
+def _prompt_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    task = task_of(problem, Denoising)
+    return [plus_bayes(excess, task) for excess in _prompt_excesses(problem, effort)]
+
+
+def _turned(quantity: Quantity[RiskProblem, list[Estimate]]) -> None:
+    """Register the rule for mixtures that each prompt turns, where that changes nothing."""
+
+    def obstacle(problem: RiskProblem) -> str | None:
+        if not is_rotation_invariant(problem.attention):
+            return "its matrices are not all multiples of the identity"
+        rule = quantity.first(_fixed(problem), "exact")
+        return None if isinstance(rule, Rule) else rule
+
+    @quantity.rule(
+        kind="exact",
+        scope="`InContextDenoising`, heads whose matrices are multiples of the identity",
+        method="as on `Denoising`: turning the mixture changes nothing",
+        obstacle=on(InContextDenoising, obstacle=obstacle),
+    )
+    def compute(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+        fixed = _fixed(problem)
+        return quantity.choose(fixed, "exact", effort).compute(fixed, effort)
+
+
+def _fixed(problem: RiskProblem) -> RiskProblem:
+    return dataclasses.replace(problem, task=task_of(problem, InContextDenoising).fixed)
+
+
+_turned(RISK)
+_turned(BAYES_EXCESS)
+
+
+class LinearObjective(AbstractObjective):
+    """The risk of linear heads at one length, in closed form.
 
     Attributes:
-        fixed: the risk on the mixture that is not turned.
+        task: the mixture.
+        length: $L$, the number of tokens of a prompt.
     """
 
-    fixed: AbstractExactRisk
+    task: Denoising
+    length: Float[Array, ""]
 
-    @property
-    def is_closed_form(self) -> bool:
-        """Whether that of the fixed mixture is one."""
-        return self.fixed.is_closed_form
-
-    def is_smooth(self, attention: AbstractAttention) -> bool:  # noqa: ARG002
-        """Return False."""
-        return False
-
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
-        """Return the objective of the fixed mixture, for values alone."""
-        return self.fixed.objective(points=points, replicate=replicate, max_sharpness=max_sharpness)
-
-    def excess(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate | None:
-        """Return the excess on the fixed mixture."""
-        return self.fixed.excess(attention, tolerance=tolerance, points=points)
-
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return the risk on the fixed mixture."""
-        return self.fixed.value(attention, tolerance=tolerance, points=points)
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the risk of the heads that the attention is the sum of."""
+        heads = unwrap(attention.as_heads())
+        return linear_denoising_risk(self.task, heads, attention.residual_matrix(), self.length)
 
 
 def _tables(

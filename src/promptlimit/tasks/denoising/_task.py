@@ -1,7 +1,6 @@
 r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more of them to clean."""
 
 import math
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -14,7 +13,7 @@ from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, is_traced, require_shape, require_weights, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Estimate
+from promptlimit.tasks._abstract import AbstractTask
 
 _LARGEST = 1e60
 """Means and variances beyond it, whose squares and products would be no numbers, are refused."""
@@ -134,53 +133,6 @@ class Denoising(AbstractTask):
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
         return 0.5 * jnp.sum((output - token[self.token_dim :]) ** 2)
 
-    def closed_risk(
-        self, attention: AbstractAttention, length: Float[Array, ""]
-    ) -> Float[Array, ""] | None:
-        """Return the risk of linear heads."""
-        # Its modules hold this class in their signatures.
-        from promptlimit.tasks.denoising._prompt_risk import linear_denoising_risk  # noqa: PLC0415
-
-        heads = attention.as_heads()
-        if heads is None or any(head.kernel != "linear" for head in heads):
-            return None
-        return linear_denoising_risk(self, heads, attention.residual_matrix(), length)
-
-    def exact_risks(
-        self, attention: AbstractAttention, lengths: Sequence[float]
-    ) -> list[AbstractExactRisk | None]:
-        """Return the risks of heads that say so: linear, or softmax."""
-        from promptlimit.tasks.denoising._limit_risk import (  # noqa: PLC0415
-            FixedLimitRisk,
-            LinearDenoisingRisk,
-        )
-        from promptlimit.tasks.denoising._prompt_risk import PromptRisk  # noqa: PLC0415
-
-        _require_outputs(attention, self.token_dim)
-        heads = attention.as_heads()
-        kernels = {head.kernel for head in heads or ()}
-        if kernels == {"linear"}:
-            return [LinearDenoisingRisk(self, length) for length in lengths]
-        together = tuple(sorted({length for length in lengths if math.isfinite(length)}))
-        known: dict = {}
-        finite = kernels == {"softmax"}
-        return [
-            FixedLimitRisk(self)
-            if math.isinf(length)
-            else (PromptRisk(self, length, together, known) if finite else None)
-            for length in lengths
-        ]
-
-    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk at one length, as `exact_risks` does."""
-        return self.exact_risks(attention, [float(length)])[0]
-
-    def least_risk(self, length: Number, *, points: int) -> Estimate:  # noqa: ARG002
-        """Return the risk of `bayes`, at every length: the law is known without the prompt."""
-        from promptlimit.tasks.denoising._points import bayes_denoising_risk  # noqa: PLC0415  # as above
-
-        return bayes_denoising_risk(self, points)
-
     def _mixture(self, variance: float) -> Mixture:
         return _of_gaussians(self.weights, self.means, variance * np.eye(self.token_dim))
 
@@ -262,33 +214,9 @@ class InContextDenoising(AbstractTask):
         r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
         return self.fixed.loss(output, token)
 
-    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk at one length, as `exact_risks` does."""
-        return self.exact_risks(attention, [float(length)])[0]
 
-    def exact_risks(
-        self, attention: AbstractAttention, lengths: Sequence[float]
-    ) -> list[AbstractExactRisk | None]:
-        """Return the risks: at finite lengths of heads that act alike in all directions."""
-        from promptlimit.tasks.denoising._limit_risk import RotatedLimitRisk, is_rotation_invariant  # noqa: PLC0415
-        from promptlimit.tasks.denoising._prompt_risk import TurnedPromptRisk  # noqa: PLC0415
-
-        fixed = self.fixed.exact_risks(attention, lengths)
-        free = is_rotation_invariant(attention)
-        return [
-            RotatedLimitRisk(self.fixed)
-            if math.isinf(length)
-            else (None if one is None or not free else TurnedPromptRisk(one))
-            for one, length in zip(fixed, lengths, strict=True)
-        ]
-
-    def least_risk(self, length: Number, *, points: int) -> Estimate | None:
-        """Return the risk of a predictor that knows the means, which infinite prompts tell."""
-        return self.fixed.least_risk(length, points=points) if math.isinf(length) else None
-
-
-def _require_outputs(attention: AbstractAttention, dim: int) -> None:
-    """Refuse an attention whose outputs are no tokens."""
+def require_outputs(attention: AbstractAttention, dim: int) -> None:
+    """Raise an error for an attention whose outputs are not tokens."""
     if attention.output_dim != dim:
         raise ArgumentError(
             "attention",

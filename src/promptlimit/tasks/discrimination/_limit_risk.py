@@ -6,7 +6,6 @@ integral over the plane for every dimension. The trapezoid rule is exact to roun
 spread over a few units; shifted by a part of its step it measures its own error.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,22 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractObjective, Estimate
+from promptlimit.rules import Effort
+from promptlimit.tasks._problem import (
+    BAYES_RISK,
+    OBJECTIVE,
+    RISK,
+    AbstractObjective,
+    BayesProblem,
+    Estimate,
+    Objectives,
+    RiskProblem,
+    not_one_head,
+    on,
+    some_finite,
+    task_of,
+    unwrap,
+)
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 
 REACH = 8.5
@@ -115,28 +129,51 @@ class ScoreObjective(AbstractObjective):
         return to_device(self.task.weights) @ losses
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreLimitRisk(AbstractExactRisk):
-    """The risk of one head over the infinite prompt."""
+def _no_limit(problem: RiskProblem) -> str | None:
+    return not_one_head(problem) or some_finite(problem)
 
-    task: Discrimination
 
-    @property
-    def is_closed_form(self) -> bool:
-        """Whether it is without error: it is a quadrature, whose error is measured."""
-        return False
+@OBJECTIVE.rule(
+    kind="limit",
+    scope="`Discrimination`, one head, all lengths infinite",
+    method="a double integral",
+    obstacle=on(Discrimination, obstacle=_no_limit),
+)
+def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    """Return the risk to descend; replicates are shifted nodes."""
 
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
-        """Return the risk to descend; replicates are shifted nodes."""
-        nodes, weights = plane_nodes(points, replicate)
-        return ScoreObjective(self.task, (to_device(nodes), to_device(weights)))
+    def make(_sharpness: float, replicate: int) -> AbstractObjective:
+        nodes, weights = plane_nodes(unwrap(effort.points), replicate)
+        task = task_of(problem, Discrimination)
+        return ScoreObjective(task, (to_device(nodes), to_device(weights)))
 
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return the risk over as many nodes as it takes."""
-        coordinates = self.task.coordinates(attention)
-        return limit_risk(self.task, coordinates, tolerance=tolerance, points=points)
+    return [Objectives(make)] * problem.lengths.size
+
+
+@RISK.rule(
+    kind="limit",
+    scope="`Discrimination`, one head, all lengths infinite",
+    method="a double integral, in any dimension",
+    obstacle=on(Discrimination, obstacle=_no_limit),
+)
+def limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    """Return the risk over the infinite prompt, once per length."""
+    task = task_of(problem, Discrimination)
+    coordinates = task.coordinates(problem.attention)
+    risk = limit_risk(task, coordinates, tolerance=effort.tolerance, points=effort.points)
+    return [risk] * problem.lengths.size
+
+
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="`Discrimination`",
+    method="one integral: a prompt tells nothing about the score of the discriminant",
+    obstacle=on(Discrimination),
+)
+def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
+    task = task_of(problem, Discrimination)
+    risk = limit_risk(task, task.bayes, tolerance=1e-3, points=None)
+    return [risk] * problem.lengths.size
 
 
 def limit_risk(

@@ -1,8 +1,6 @@
 r"""Discrimination in context: tokens $(x, y)$ from two Gaussian classes, $y=\pm1$."""
 
-import dataclasses
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -14,7 +12,6 @@ from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     float_array,
-    in_double,
     is_traced,
     require_shape,
     require_weights,
@@ -22,10 +19,7 @@ from promptlimit._inputs import (
 )
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
-from promptlimit.results import Risk
-from promptlimit.tasks._abstract import AbstractExactRisk, AbstractTask, Estimate, Lengths
-from promptlimit.tasks._risk import require_fitting_task, require_lengths, risk_at_lengths
-from promptlimit.tasks.regression._points import require_points
+from promptlimit.tasks._abstract import AbstractTask
 
 
 class ScoreCoordinates(NamedTuple):
@@ -221,87 +215,6 @@ class Discrimination(AbstractTask):
                 f"{type(attention).__name__} over {attention.token_dim}.",
             )
         return _linear(self, head) if head.kernel == "linear" else _softmax(self, head)
-
-    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk of one head: at infinity by a double integral, else by its whole law."""
-        # Their modules hold this class.
-        from promptlimit.tasks.discrimination._law import ScorePromptRisk  # noqa: PLC0415
-        from promptlimit.tasks.discrimination._limit_risk import ScoreLimitRisk  # noqa: PLC0415
-
-        head = attention.single_head()
-        if head is None or (math.isfinite(length) and head.kernel != "softmax"):
-            return None
-        return ScoreLimitRisk(self) if math.isinf(length) else ScorePromptRisk(self, float(length))
-
-    def third_order_risk(
-        self, attention: AbstractAttention, lengths: Lengths, *, points: int | None = None
-    ) -> Risk:
-        r"""Return the logistic risk to third order in the score's cumulants, of kind "asymptotic".
-
-        $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$ at each query, G normal with the exact mean
-        and variance of the score and $\kappa_3$ its exact third cumulant: much cheaper than the
-        exact risk, and within a per cent or so of it. Derived here.
-
-        Args:
-            attention: one softmax head.
-            lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-            points: queries, a power of two in each of eight replicates; a lattice of them in one or
-                two dimensions when None.
-
-        >>> import promptlimit as pl
-        >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
-        >>> print(f"{task.third_order_risk(task.bayes_head(), 100).value:.3f}")
-        0.370
-        """
-        from promptlimit.tasks.discrimination._law import third_order_risk  # noqa: PLC0415
-
-        risk = self._over_lengths(third_order_risk, attention, lengths, points)
-        return dataclasses.replace(risk, error=np.nan * risk.error, kind="asymptotic")
-
-    def error_rate(
-        self, attention: AbstractAttention, lengths: Lengths, *, points: int | None = None
-    ) -> Risk:
-        r"""Return $P(yf_L\le0)$, how often one softmax head is wrong over prompts of L tokens.
-
-        Exact but for the quadrature over queries, whose error it states.
-
-        Args:
-            attention: one softmax head.
-            lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-            points: queries, a power of two in each of eight replicates; a lattice of them in one or
-                two dimensions when None.
-
-        >>> import math, promptlimit as pl
-        >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
-        >>> print(f"{task.error_rate(task.bayes_head(), math.inf).value:.4f}")
-        0.1587
-        """
-        from promptlimit.tasks.discrimination._law import error_rate  # noqa: PLC0415
-
-        return self._over_lengths(error_rate, attention, lengths, points)
-
-    def _over_lengths(
-        self, quantity: Callable, attention: AbstractAttention, lengths: Lengths, points: int | None
-    ) -> Risk:
-        with jax.enable_x64(True):
-            require_fitting_task("attention", attention, self)
-            head = attention.single_head()
-            if head is None or head.kernel != "softmax":
-                raise ArgumentError(
-                    "attention",
-                    f"must be one softmax head, got {type(attention).__name__}. Ask "
-                    "`risk` with a key for others.",
-                )
-            count = None if points is None else require_points(points)
-            tokens, double = require_lengths(lengths), in_double(attention)
-            means = [quantity(self, double, float(length), count) for length in tokens.ravel()]
-        return risk_at_lengths(means, tokens, simulated=False)
-
-    def least_risk(self, length: Number, *, points: int) -> Estimate:  # noqa: ARG002
-        """Return the risk of the Bayes score: a prompt of any length tells nothing more."""
-        from promptlimit.tasks.discrimination._limit_risk import limit_risk  # noqa: PLC0415  # as above
-
-        return limit_risk(self, self.bayes, tolerance=1e-3, points=None)
 
 
 def block_head(

@@ -17,7 +17,9 @@ from jaxtyping import Array, Float, UInt32
 
 from promptlimit._inputs import to_device
 from promptlimit._normals import normal_pairs
+from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import Batches
+from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on, task_of
 from promptlimit.tasks.regression._law_sums import law_sums
 from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.tasks.regression._token_sums import (
@@ -103,6 +105,16 @@ class RegressionGradient(eqx.Module):
         slope = jnp.concatenate([by_query, jnp.zeros_like(by_query[..., :1])], axis=-1)
         by_row = jnp.sum(scaled * from_normals(numbers, weights, slopes.by_value), axis=2)
         return slope, jnp.zeros_like(value).at[:, :, -1].set(by_row)
+
+
+@BATCH_GRADIENT.rule(
+    kind="estimate",
+    scope="`LinearRegression`",
+    method="tokens drawn as normals, or their sums in law",
+    obstacle=on(LinearRegression),
+)
+def _regression_gradient(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
+    return RegressionGradient.of(task_of(problem, LinearRegression), problem.batches)
 
 
 def _sums(batches: Batches) -> TokenSums:

@@ -1,5 +1,6 @@
 """What linear attention learns: its best parameters on Gaussian regression, one layer or many."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -23,8 +24,9 @@ from promptlimit.depth import (
     wishart_spectrum,
 )
 from promptlimit.results import Risk
+from promptlimit.rules import Effort, OutOfScope, Quantity, computes
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._risk import kind_of, require_lengths
+from promptlimit.tasks._problem import kind_of, require_lengths
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._task import (
     AbstractGaussianRegression,
@@ -56,6 +58,42 @@ class LinearOptimum(NamedTuple):
     bound: float
 
 
+@dataclasses.dataclass(frozen=True)
+class OptimumProblem:
+    """A validated problem: the best linear layers on a regression at one length.
+
+    Attributes:
+        task: the regression.
+        length: the number of tokens of a prompt.
+        depth: the number of layers.
+        moving: whether the layers move the covariates.
+    """
+
+    task: LinearRegression | RotatedRegression
+    length: float
+    depth: int
+    moving: bool
+
+    @property
+    def subject(self) -> str:
+        """The problem in words."""
+        layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
+        return f"{layers} on {type(self.task).__name__} over {self.length:g} tokens"
+
+    @property
+    def scale(self) -> float | None:
+        """The covariance where it is a multiple of the identity, as that multiple."""
+        if isinstance(self.task, RotatedRegression):
+            return None
+        scale = float(self.task.covariance[0, 0])
+        isotropic = np.array_equal(self.task.covariance, scale * np.eye(self.task.token_dim - 1))
+        return scale if isotropic else None
+
+
+LINEAR_OPTIMUM: Quantity[OptimumProblem, LinearOptimum] = Quantity("linear_optimum")
+"""The rules of `linear_optimum`."""
+
+
 @overload
 def linear_optimum(
     task: LinearRegression | RotatedRegression,
@@ -72,6 +110,7 @@ def linear_optimum(
     *,
     moving_covariates: bool = False,
 ) -> tuple[LinearOptimum, ...]: ...
+@computes(LINEAR_OPTIMUM)
 @numpy_only("Call it outside and pass what it returns.")
 def linear_optimum(
     task: LinearRegression | RotatedRegression,
@@ -120,8 +159,14 @@ def linear_optimum(
             raise ArgumentError("task", "must have a covariance that is not zero, got zeros.")
     tokens = require_lengths(lengths)
     _require_depth(depth, moving_covariates=moving_covariates)
+    effort = Effort()
+    problems = [
+        OptimumProblem(task, length, int(depth), bool(moving_covariates))
+        for length in tokens.ravel().tolist()
+    ]
+    rules = [LINEAR_OPTIMUM.choose(problem, "auto", effort) for problem in problems]
     optima = tuple(
-        _optimum(task, length, depth, moving_covariates) for length in tokens.ravel().tolist()
+        rule.compute(problem, effort) for rule, problem in zip(rules, problems, strict=True)
     )
     return optima if tokens.ndim else optima[0]
 
@@ -138,34 +183,45 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
         )
 
 
-def _optimum(
-    task: LinearRegression | RotatedRegression, length: float, depth: int, moving: bool
-) -> LinearOptimum:
-    if isinstance(task, RotatedRegression):
-        return _rotated_optimum(task, length, depth, moving)
-    scale = float(task.covariance[0, 0])
-    isotropic = np.array_equal(task.covariance, scale * np.eye(task.token_dim - 1))
-    if depth == 1 or math.isinf(length):
-        return _one_layer(task, length, depth, scale if isotropic else None)
-    if not isotropic:
-        raise ArgumentError(
-            "task",
-            f"must have a covariance that is a multiple of the identity for {depth} layers "
-            f"over {length:g} tokens, got {task.covariance.tolist()}. Ask for depth=1, for "
-            "math.inf, or for the `risk` of a Stack of your own.",
+def _not_solved(problem: OptimumProblem) -> str | None:
+    if isinstance(problem.task, RotatedRegression):
+        return OutOfScope("the covariance varies from prompt to prompt")
+    one = problem.depth == 1 or math.isinf(problem.length)
+    return None if one else "several layers read a finite prompt"
+
+
+def _not_wishart(problem: OptimumProblem) -> str | None:
+    if isinstance(problem.task, RotatedRegression):
+        return OutOfScope("the covariance varies from prompt to prompt")
+    if problem.scale is None:
+        return (
+            "the covariance is not a multiple of the identity (use depth=1, math.inf, or the "
+            "`risk` of a Stack)"
         )
-    tokens = int(length)
-    degree = moving_degree(depth) if moving else depth
-    spectrum = wishart_spectrum(task.token_dim - 1, tokens, degree)
-    ridge = Fraction(task.noise_variance) / Fraction(task.prior_variance) / Fraction(scale) / tokens
-    load = task.prior_variance * float(np.trace(task.query_covariance)) / (task.token_dim - 1)
-    return _deep_optimum(_Descent(task, length, scale, load), spectrum, ridge, depth, moving)
+    if problem.depth == 1 or math.isinf(problem.length):
+        return "one layer solves it in closed form"
+    return None
 
 
-def _one_layer(
-    task: LinearRegression, length: float, depth: int, scale: float | None
-) -> LinearOptimum:
+def _not_rotated(problem: OptimumProblem) -> str | None:
+    if not isinstance(problem.task, RotatedRegression):
+        return OutOfScope("the covariance is the same for all prompts")
+    if math.isfinite(problem.length):
+        return "the length is finite (use math.inf, or the `risk` of a Stack)"
+    return None
+
+
+@LINEAR_OPTIMUM.rule(
+    kind="exact",
+    scope="`LinearRegression`, one layer; any depth over infinite prompts",
+    method="closed form",
+    obstacle=_not_solved,
+)
+def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     """Return the best layer alone, or K times it over an infinite prompt, which it solves."""
+    task, length, depth, scale = problem.task, problem.length, problem.depth, problem.scale
+    if isinstance(task, RotatedRegression):
+        raise TypeError("a rule must not compute where its obstacle holds")
     S = task.covariance
     dim = S.shape[0]
     ridge = (np.trace(S) + task.noise_variance / task.prior_variance) / length
@@ -175,7 +231,7 @@ def _one_layer(
     key_query[:dim, :dim], value[dim, dim] = inverse / balance, balance
     with jax.enable_x64(True):
         least = float(linear_risk(task, length, to_device(key_query), to_device(value[dim])))
-    kind = kind_of(length, simulated=False)
+    kind = kind_of("exact", length)
     attention = LinearAttention(key_query, value)
     if depth > 1:
         attention = _stack([key_query] * depth, [-value] * depth)
@@ -192,15 +248,35 @@ class _Descent(NamedTuple):
     load: float
 
 
-def _rotated_optimum(
-    task: RotatedRegression, length: float, depth: int, moving: bool
-) -> LinearOptimum:
-    if math.isfinite(length):
-        raise ArgumentError(
-            "lengths",
-            f"must be infinite for RotatedRegression, got {length:g}. Ask for the `risk` "
-            "of a Stack over finitely many tokens.",
-        )
+@LINEAR_OPTIMUM.rule(
+    kind="exact",
+    scope="`LinearRegression` with $\\Sigma=\\lambda I$, several layers, finite prompts",
+    method="the best steps, from exact moments of Wishart matrices",
+    obstacle=_not_wishart,
+)
+def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
+    task, scale, depth = problem.task, problem.scale, problem.depth
+    if scale is None or isinstance(task, RotatedRegression):
+        raise TypeError("a rule must not compute where its obstacle holds")
+    tokens = int(problem.length)
+    degree = moving_degree(depth) if problem.moving else depth
+    spectrum = wishart_spectrum(task.token_dim - 1, tokens, degree)
+    ridge = Fraction(task.noise_variance) / Fraction(task.prior_variance) / Fraction(scale) / tokens
+    load = task.prior_variance * float(np.trace(task.query_covariance)) / (task.token_dim - 1)
+    descent = _Descent(task, problem.length, scale, load)
+    return _deep_optimum(descent, spectrum, ridge, depth, problem.moving)
+
+
+@LINEAR_OPTIMUM.rule(
+    kind="limit",
+    scope="`RotatedRegression`, infinite prompts",
+    method="the best steps, from the moments of the spectrum",
+    obstacle=_not_rotated,
+)
+def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
+    task, depth, moving = problem.task, problem.depth, problem.moving
+    if not isinstance(task, RotatedRegression):
+        raise TypeError("a rule must not compute where its obstacle holds")
     eigenvalues = [Fraction(value) for value in task.spectrum.tolist() if value > 0]
     scale = sum(eigenvalues, Fraction(0)) / len(eigenvalues)
     degree = moving_degree(depth) if moving else depth
@@ -210,7 +286,7 @@ def _rotated_optimum(
             for k in range(2 * degree + 1)
         ]
     )
-    descent = _Descent(task, length, float(scale), task.prior_variance)
+    descent = _Descent(task, problem.length, float(scale), task.prior_variance)
     return _deep_optimum(descent, spectrum, Fraction(0), depth, moving)
 
 
@@ -233,7 +309,7 @@ def _deep_optimum(
         value.append(-np.diag([shift] * dim + [step]) / balance)
     noise = descent.task.noise_variance
     risk, bound = ((noise + descent.load * mean) / 2 for mean in (best.mean, best.bound))
-    kind = kind_of(descent.length, simulated=False)
+    kind = kind_of("exact", descent.length)
     moved = None if covariate_steps is None else shifts
     result = Risk(risk, 0.0, kind, descent.length, 0)
     return LinearOptimum(_stack(key_query, value), result, steps, moved, bound)

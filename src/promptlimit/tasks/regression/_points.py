@@ -18,12 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._errors import ArgumentError
 from promptlimit.tasks.regression._task import LinearRegression
 
 _SEED = 20_251_211
-LARGEST = 2**20
-"""The most points of one set; the sequence itself ends at 2**30."""
 _LABEL_SCALES = 64
 _STRETCH = 1.8
 _RADIAL_STRETCH = 1.4
@@ -274,15 +271,3 @@ def _tilts(covariance: NDArray[np.float64], mean: NDArray[np.float64], length: f
     turned = np.einsum("lai,lci,lbi->lcab", axes, turn, axes)
     shift = np.einsum("lai,lci->lca", axes, beta[:, :, None] * inside / kept)
     return _Tilts(beta, log_norm, turned, shift)
-
-
-def require_points(points: int) -> int:
-    """Return the number of points, or say that it is not a power of two."""
-    whole = isinstance(points, int | np.integer) and not isinstance(points, bool)
-    if not (whole and 4 <= points <= LARGEST and points & (points - 1) == 0):
-        raise ArgumentError(
-            "points",
-            f"must be a power of two from 4 to {LARGEST}, got {points}. "
-            "A Sobol' sequence fills space evenly at those numbers only.",
-        )
-    return int(points)

@@ -14,8 +14,8 @@ from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import AccuracyError
-from promptlimit.tasks._abstract import REPLICATES, Estimate, spread
-from promptlimit.tasks.regression._points import LARGEST, Nodes, node_sets, tail_node_sets
+from promptlimit.tasks._problem import LARGEST_POINTS, REPLICATES, Estimate, spread
+from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
     Regressor,
@@ -151,7 +151,7 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
             return None
         _require_tables(lost, value, sums / done)
         enough = error <= tolerance * value
-        if points is None and not enough and lost < 0.5 * error and done < LARGEST:
+        if points is None and not enough and lost < 0.5 * error and done < LARGEST_POINTS:
             target = 4 * done
             continue
         found = require_accuracy(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._abstract import Estimate
+from promptlimit.tasks._problem import Estimate
 from promptlimit.tasks.regression._softmax_risk import Regressor
 from promptlimit.weights import weight_statistics
 

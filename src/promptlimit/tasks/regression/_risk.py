@@ -1,9 +1,7 @@
-"""The exact risk of heads on Gaussian regression: as a function, for values, and for flows."""
+"""The exact risk of heads on Gaussian regression: as a function, and the rules that use it."""
 
-import dataclasses
 import math
 import os
-from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,17 +11,28 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import Number, checked_lengths, require_whole
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice, to_device
-from promptlimit.attention import AbstractAttention, KernelName
-from promptlimit.tasks._abstract import (
+from promptlimit.attention import AbstractAttention
+from promptlimit.rules import Effort
+from promptlimit.tasks._problem import (
+    OBJECTIVE,
+    RISK,
+    RISK_GRADIENT,
     SHARPNESS_RANGES,
-    AbstractExactRisk,
     AbstractObjective,
+    ArrayMoments,
     Estimate,
     MatrixRisk,
-    Replicates,
+    Objectives,
+    RiskProblem,
+    gradient_moments,
     merged,
+    not_one_head,
+    on,
+    require_points,
+    task_of,
+    unwrap,
 )
-from promptlimit.tasks.regression._points import node_sets, require_points
+from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_heads_risk, linear_risk
 from promptlimit.tasks.regression._quadrature import (
     first_range,
@@ -40,7 +49,6 @@ from promptlimit.tasks.regression._softmax_risk import (
     tabulate_risks,
     with_arrays,
 )
-from promptlimit.tasks.regression._stack_risk import stack_risk
 from promptlimit.tasks.regression._task import LinearRegression, require_regression
 
 
@@ -151,72 +159,6 @@ def _objective(risk: LinearRisk | SoftmaxRisk) -> RegressionObjective:
     return RegressionObjective(with_arrays(risk))
 
 
-@dataclasses.dataclass(frozen=True)
-class RegressionRisk(AbstractExactRisk):
-    """The risk of a head of one kernel at one length.
-
-    Attributes:
-        task: the regression.
-        length: the number of tokens of a prompt.
-        kernel: "softmax" or "linear".
-    """
-
-    task: LinearRegression
-    length: float
-    kernel: KernelName
-
-    @property
-    def is_closed_form(self) -> bool:
-        """Whether the risk is a polynomial: that of linear attention, and of infinite prompts."""
-        return self.kernel == "linear" or math.isinf(self.length)
-
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:
-        """Return the risk to descend, over lines without slopes.
-
-        The widest tables are followed by their last values: few points reach so far.
-        """
-        if self.is_closed_form:
-            return _objective(LinearRisk(self.task, self.length))
-        statistics = of_any_length(risk_statistics(self.length, max_sharpness))
-        nodes = next(node_sets(self.task, points, replicate))
-        widest = max_sharpness >= SHARPNESS_RANGES[-1]
-        return _objective(
-            SoftmaxRisk(self.task, statistics, nodes, slope_share=None, clipped=widest)
-        )
-
-    def replicates(self, attention: AbstractAttention, points: int) -> Replicates:
-        """Return the risk over point sets made for the attention, and with its tables changed."""
-        if self.is_closed_form:
-            return Replicates([_objective(LinearRisk(self.task, self.length))])
-        versions = replicate_risks(self._regressor(attention), points)
-        return Replicates(*([_objective(risk) for risk in risks] for risks in versions))
-
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return the risk in closed form, by one integral, or over as many points as it takes."""
-        if self.is_closed_form:
-            return super().value(attention, tolerance=tolerance, points=points)
-        head = self._regressor(attention)
-        radial = radial_risk(head, tolerance) if points is None else None
-        if radial is not None:
-            return require_accuracy(radial, self.task.noise_variance)
-        return softmax_risk(head, tolerance=tolerance, points=points)
-
-    def tabulate(
-        self, attention: AbstractAttention, lengths: Sequence[float], max_sharpness: float | None
-    ) -> None:
-        """Tabulate weight statistics at all lengths, where points are to ask for them."""
-        head = self._regressor(attention)
-        if self.kernel == "linear" or (max_sharpness is None and is_radial(head)):
-            return
-        tabulate_risks(lengths, max_sharpness or first_range(self.task, head.key_query))
-
-    def _regressor(self, attention: AbstractAttention) -> Regressor:
-        head = merged(attention)
-        return Regressor(self.task, self.length, head.key_query, head.value[-1])
-
-
 class LinearHeadsObjective(AbstractObjective):
     """The risk of heads that read the prompt's second moment, beside a residual: a polynomial.
 
@@ -239,39 +181,119 @@ class LinearHeadsObjective(AbstractObjective):
         return linear_heads_risk(self.task, self.length, key_query, value_row, row)
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearHeadsRisk(AbstractExactRisk):
-    """The risk of several linear heads at one length, of softmax heads too at infinity.
+def _not_softmax(problem: RiskProblem) -> str | None:
+    if problem.head is None or problem.head.kernel != "softmax":
+        return "the attention is not one softmax head"
+    return "all lengths are infinite" if problem.is_limit else None
 
-    Attributes:
-        task: the regression.
-        length: the number of tokens of a prompt.
+
+def _not_heads(problem: RiskProblem) -> str | None:
+    if problem.heads is None:
+        return "it does not implement `as_heads`"
+    if problem.kernels == {"linear"} or problem.is_limit:
+        return None
+    return "several softmax heads over finite prompts need the joint law of their weights"
+
+
+def _regressor(problem: RiskProblem, length: float) -> Regressor:
+    head = unwrap(problem.head)
+    return Regressor(task_of(problem, LinearRegression), length, head.key_query, head.value[-1])
+
+
+def _polynomial(task: LinearRegression, length: float) -> Objectives:
+    return Objectives.closed(_objective(LinearRisk(task, length)))
+
+
+@OBJECTIVE.rule(
+    kind="exact",
+    scope="`LinearRegression`, one head",
+    method="a polynomial (linear heads and infinite prompts), or a mean over $(w, x_q)$",
+    obstacle=on(LinearRegression, obstacle=not_one_head),
+)
+def _head_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    """Return the risks over lines without slopes, tabulated together for all lengths.
+
+    The widest tables are followed by their last values: few points reach so far.
     """
+    task, linear = task_of(problem, LinearRegression), unwrap(problem.head).kernel == "linear"
 
-    task: LinearRegression
-    length: float
+    def objectives(length: float) -> Objectives:
+        if linear or math.isinf(length):
+            return _polynomial(task, length)
 
-    @property
-    def is_closed_form(self) -> bool:
-        """Whether the risk is a polynomial: always."""
-        return True
+        def make(max_sharpness: float, replicate: int) -> AbstractObjective:
+            if len(problem.finite) > 1 and max_sharpness == SHARPNESS_RANGES[0]:
+                tabulate_risks(problem.finite, max_sharpness)
+            statistics = of_any_length(risk_statistics(length, max_sharpness))
+            nodes = next(node_sets(task, unwrap(effort.points), replicate))
+            widest = max_sharpness >= SHARPNESS_RANGES[-1]
+            return _objective(
+                SoftmaxRisk(task, statistics, nodes, slope_share=None, clipped=widest)
+            )
 
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
-        """Return the risk to descend."""
-        return LinearHeadsObjective(self.task, to_device(self.length, jnp.float64))
+        return Objectives(make)
+
+    return [objectives(length) for length in problem.lengths.tolist()]
 
 
-def regression_risk(
-    attention: AbstractAttention, task: LinearRegression, length: float
-) -> AbstractExactRisk | None:
-    """Return the exact risk: of one head, of several where a polynomial is, of a stack; or None.
+@OBJECTIVE.rule(
+    kind="exact",
+    scope="`LinearRegression`, linear heads and a residual; softmax heads over infinite prompts",
+    method="a polynomial",
+    obstacle=on(LinearRegression, obstacle=_not_heads),
+)
+def _heads_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
+    task = task_of(problem, LinearRegression)
+    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
+    return [Objectives.closed(LinearHeadsObjective(task, length)) for length in lengths]
 
-    Several softmax heads over finitely many tokens need the joint law of their weights.
-    """
-    head, heads = attention.single_head(), attention.as_heads()
-    if head is not None:
-        return RegressionRisk(task, length, head.kernel)
-    if heads is None:
-        return None if attention.as_layers() is None else stack_risk(attention, task, length)
-    linear = all(one.kernel == "linear" for one in heads)
-    return LinearHeadsRisk(task, length) if linear or math.isinf(length) else None
+
+def _tabulate(problem: RiskProblem) -> None:
+    """Tabulate weight statistics at all finite lengths, where points need them."""
+    lengths = problem.finite
+    if len(lengths) > 1 and not is_radial(head := _regressor(problem, lengths[0])):
+        tabulate_risks(lengths, first_range(head.task, head.key_query))
+
+
+@RISK.rule(
+    kind="exact",
+    scope="`LinearRegression`, one softmax head",
+    method="a mean over $(w, x_q)$; one integral where law and head are isotropic",
+    obstacle=on(LinearRegression, obstacle=_not_softmax),
+)
+def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    _tabulate(problem)
+
+    def risk(length: float) -> Estimate:
+        head = _regressor(problem, length)
+        if math.isinf(length):
+            objective = _polynomial(head.task, length)(0.0)
+            return Estimate(float(objective(problem.attention)), 0.0, 0)
+        radial = radial_risk(head, effort.tolerance) if effort.points is None else None
+        if radial is not None:
+            return require_accuracy(radial, head.task.noise_variance)
+        return softmax_risk(head, tolerance=effort.tolerance, points=effort.points)
+
+    return [risk(length) for length in problem.lengths.tolist()]
+
+
+@RISK_GRADIENT.rule(
+    kind="exact",
+    scope="`LinearRegression`, one softmax head",
+    method="a mean over $(w, x_q)$, points made for the head",
+    obstacle=on(LinearRegression, obstacle=_not_softmax),
+)
+def _softmax_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
+    _tabulate(problem)
+    points = unwrap(effort.points)
+
+    def gradient(length: float) -> tuple[ArrayMoments, int]:
+        head = _regressor(problem, length)
+        if math.isinf(length):
+            risk = _objective(LinearRisk(head.task, length))
+            return gradient_moments(problem.attention, [risk]), 0
+        versions = replicate_risks(head, points)
+        sets, changed = ([_objective(risk) for risk in risks] for risks in versions)
+        return gradient_moments(problem.attention, sets, changed), points * len(sets)
+
+    return [gradient(length) for length in problem.lengths.tolist()]

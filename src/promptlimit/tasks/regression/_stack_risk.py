@@ -11,7 +11,6 @@ a mean over w, and over $L\hat\Gamma\sim\mathrm{Wishart}(L,\Gamma_w)$ where L is
 prompt is drawn makes the deep flow over an infinite prompt an ordinary differential equation.
 """
 
-import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
@@ -28,15 +27,21 @@ from promptlimit.attention import AbstractAttention, require_affine_limit
 from promptlimit.depth import bartlett_factors, sobol_normals
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
-from promptlimit.tasks._abstract import (
+from promptlimit.rules import Effort, OutOfScope
+from promptlimit.tasks._problem import (
+    OBJECTIVE,
     REPLICATES,
-    AbstractExactRisk,
+    RISK,
     AbstractObjective,
     Estimate,
+    Objectives,
+    RiskProblem,
+    on,
     spread,
+    task_of,
 )
 from promptlimit.tasks.regression._commuting import commuting_risk, scalar_layers
-from promptlimit.tasks.regression._task import AbstractGaussianRegression
+from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
 
 _FIRST, _LARGEST = 1024, 2**16
 _MOST_NODES = 4096
@@ -79,96 +84,106 @@ class StackObjective(AbstractObjective):
 _compiled = eqx.filter_jit(lambda objective, attention: objective(attention))
 
 
-@dataclasses.dataclass(frozen=True)
-class StackRisk(AbstractExactRisk):
-    """The risk at one length of layers whose heads read a second moment.
+def _no_second_moment(problem: RiskProblem) -> str | None:
+    """Return why the attention does not read prompts through second moments alone.
 
-    Attributes:
-        task: the regression.
-        length: the number of tokens of a prompt.
-        depth: how many layers the stack has.
+    Linear heads do at every length, softmax heads over an infinite prompt. The heads of one layer
+    on `LinearRegression` have rules of their own.
     """
-
-    task: AbstractGaussianRegression
-    length: float
-    depth: int
-
-    @property
-    def is_closed_form(self) -> bool:
-        r"""Whether Gauss-Hermite nodes integrate the polynomial in w without error.
-
-        Its degree is $2(3^K-1)$ at most, for which $3^K$ nodes an axis are enough.
-        """
-        fixed = self.task.turns == 0 and math.isinf(self.length)
-        return fixed and 3 ** (self.depth * (self.task.token_dim - 1)) <= _MOST_NODES
-
-    def objective(self, *, points: int, replicate: int, max_sharpness: float) -> AbstractObjective:  # noqa: ARG002
-        """Return the risk to descend."""
-        if self.is_closed_form:
-            return _hermite_objective(self.task, 3**self.depth)
-        if math.isinf(self.length):
-            return _limit_objective(self.task, points, replicate)
-        return _finite_objective(self.task, self.length, points, replicate)
-
-    def value(
-        self, attention: AbstractAttention, *, tolerance: float, points: int | None
-    ) -> Estimate:
-        """Return the risk in closed form where layers commute, or over as many points as needed."""
-        known = commuting_risk(attention, self.task, self.length)
-        if known is not None:
-            return Estimate(known, 0.0, 0)
-        if self._is_radial(attention):
-            risk = _radial_objective(self.task, self.depth)
-            return Estimate(float(_compiled(risk, attention)), 0.0, 0)
-        if self.is_closed_form or points is not None:
-            return self._over(attention, _FIRST if points is None else points)
-        count = _FIRST
-        while True:
-            average = self._over(attention, count)
-            if average.error <= tolerance * average.value:
-                return average
-            if count >= _LARGEST:
-                warnings.warn(
-                    f"{_LARGEST} points reach a relative error of "
-                    f"{average.error / average.value:.2g}, not the {tolerance:g} asked for: the "
-                    "risk hangs on rare prompts. Its error is reported.",
-                    UnreliableErrorWarning,
-                    stacklevel=2,
-                )
-                return average
-            count *= 4
-
-    def _is_radial(self, attention: AbstractAttention) -> bool:
-        """Return whether neither the law nor the layers of a limit tell directions apart."""
-        if self.task.turns or math.isfinite(self.length) or self.depth > _DEEPEST_RADIAL:
-            return False
-        laws = self.task.covariances(np.zeros((1, 0)))
-        isotropic = all(np.array_equal(law, law[0, 0] * np.eye(len(law))) for law in laws)
-        return isotropic and scalar_layers(attention) is not None
-
-    def _over(self, attention: AbstractAttention, points: int) -> Estimate:
-        risks: Sequence[AbstractObjective] = self.replicates(attention, points).sets
-        values = np.array([float(_compiled(risk, attention)) for risk in risks])
-        if self.is_closed_form:
-            return Estimate(float(values[0]), 0.0, 0)
-        return Estimate(float(values.mean()), spread(values), points * REPLICATES)
-
-
-def stack_risk(
-    attention: AbstractAttention, task: AbstractGaussianRegression, length: float
-) -> StackRisk | None:
-    """Return the risk of a stack, or of one layer, that reads second moments; None if it does not.
-
-    Linear heads do at every length, softmax heads over an infinite prompt.
-    """
-    layers = attention.as_layers() or (attention,)
-    heads = [layer.as_heads() for layer in layers]
+    if isinstance(problem.task, LinearRegression) and problem.attention.as_layers() is None:
+        return OutOfScope("the attention is not a stack")
+    heads = [layer.as_heads() for layer in _layers(problem)]
     known = [head for one in heads if one is not None for head in one]
     if any(one is None for one in heads):
-        return None
-    if math.isfinite(length) and any(head.kernel != "linear" for head in known):
-        return None
-    return StackRisk(task, length, len(layers))
+        return "a layer does not implement `as_heads`"
+    if not problem.is_limit and any(head.kernel != "linear" for head in known):
+        return "a length is finite and a head is not linear"
+    return None
+
+
+def _layers(problem: RiskProblem) -> Sequence[AbstractAttention]:
+    return problem.attention.as_layers() or (problem.attention,)
+
+
+@OBJECTIVE.rule(
+    kind="exact",
+    scope="Gaussian regression, a stack of linear layers; softmax layers over infinite prompts",
+    method="a mean over $w$ and Wishart matrices, or Gauss-Hermite nodes (few dimensions)",
+    obstacle=on(AbstractGaussianRegression, obstacle=_no_second_moment),
+)
+def _stack_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    points = _FIRST if effort.points is None else effort.points
+    return [stack_objectives(problem, length, points) for length in problem.lengths.tolist()]
+
+
+def stack_objectives(problem: RiskProblem, length: float, points: int) -> Objectives:
+    r"""Return the risk at one length as a function of the stack.
+
+    In closed form where Gauss-Hermite nodes integrate the polynomial in w without error: its degree
+    is $2(3^K-1)$ at most, for which $3^K$ nodes an axis are enough.
+    """
+    task, depth = task_of(problem, AbstractGaussianRegression), len(_layers(problem))
+    fixed = task.turns == 0 and math.isinf(length)
+    if fixed and 3 ** (depth * (task.token_dim - 1)) <= _MOST_NODES:
+        return Objectives.closed(_hermite_objective(task, 3**depth))
+    if math.isinf(length):
+        return Objectives(lambda _, replicate: _limit_objective(task, points, replicate))
+    return Objectives(lambda _, replicate: _finite_objective(task, length, points, replicate))
+
+
+@RISK.rule(
+    kind="exact",
+    scope="Gaussian regression, a stack of linear layers; softmax layers over infinite prompts",
+    method="closed form (layers that are scalars on the covariates), else a mean as for gradients",
+    obstacle=on(AbstractGaussianRegression, obstacle=_no_second_moment),
+)
+def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    return [_risk(problem, length, effort) for length in problem.lengths.tolist()]
+
+
+def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
+    """Return the risk in closed form where layers commute, or over as many points as needed."""
+    attention, task = problem.attention, task_of(problem, AbstractGaussianRegression)
+    known = commuting_risk(attention, task, length)
+    if known is not None:
+        return Estimate(known, 0.0, 0)
+    if _is_radial(problem, length):
+        risk = _radial_objective(task, len(_layers(problem)))
+        return Estimate(float(_compiled(risk, attention)), 0.0, 0)
+    count = _FIRST if effort.points is None else effort.points
+    while True:
+        average = _over_points(problem, length, count)
+        if effort.points is not None or average.error <= effort.tolerance * average.value:
+            return average
+        if count >= _LARGEST:
+            warnings.warn(
+                f"{_LARGEST} points reach a relative error of "
+                f"{average.error / average.value:.2g}, not the {effort.tolerance:g} asked for: the "
+                "risk hangs on rare prompts. Its error is reported.",
+                UnreliableErrorWarning,
+                stacklevel=2,
+            )
+            return average
+        count *= 4
+
+
+def _is_radial(problem: RiskProblem, length: float) -> bool:
+    """Return whether law and layers of a limit are the same in all directions."""
+    task = task_of(problem, AbstractGaussianRegression)
+    if task.turns or math.isfinite(length) or len(_layers(problem)) > _DEEPEST_RADIAL:
+        return False
+    laws = task.covariances(np.zeros((1, 0)))
+    isotropic = all(np.array_equal(law, law[0, 0] * np.eye(len(law))) for law in laws)
+    return isotropic and scalar_layers(problem.attention) is not None
+
+
+def _over_points(problem: RiskProblem, length: float, points: int) -> Estimate:
+    objectives = stack_objectives(problem, length, points)
+    risks = objectives.replicates()
+    values = np.array([float(_compiled(risk, problem.attention)) for risk in risks])
+    if objectives.is_closed_form:
+        return Estimate(float(values[0]), 0.0, 0)
+    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
 
 
 def _objective(

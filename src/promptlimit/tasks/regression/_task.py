@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from promptlimit._arrays import ArrayLike, Number, numpy_only
 from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, require_shape, to_device
-from promptlimit.attention import AbstractAttention
 from promptlimit.measures import (
     AbstractMeasure,
     Affine,
@@ -21,13 +20,7 @@ from promptlimit.measures import (
     require_covariance,
     require_measure,
 )
-from promptlimit.tasks._abstract import (
-    AbstractExactRisk,
-    AbstractTask,
-    Batches,
-    BatchGradient,
-    Estimate,
-)
+from promptlimit.tasks._abstract import AbstractTask
 
 
 class AbstractRegression(AbstractTask):
@@ -130,25 +123,6 @@ class LinearRegression(AbstractGaussianRegression):
         """The dimension of a token: the covariates' and one for the label."""
         return self.covariance.shape[0] + 1
 
-    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk of heads: a polynomial, or for one softmax head a mean over points."""
-        # Its modules hold this class in their signatures.
-        from promptlimit.tasks.regression._risk import regression_risk  # noqa: PLC0415
-
-        return regression_risk(attention, self, float(length))
-
-    def least_risk(self, length: Number, *, points: int) -> Estimate:
-        """Return the risk of the posterior mean of w."""
-        from promptlimit.tasks._bayes import ridge_risk  # noqa: PLC0415  # as above
-
-        return ridge_risk(self, float(length), points)
-
-    def batch_gradient(self, batches: Batches) -> BatchGradient:
-        """Return gradients over tokens that are drawn as normals, or over their sums in law."""
-        from promptlimit.tasks.regression._batch_gradient import RegressionGradient  # noqa: PLC0415  # as above
-
-        return RegressionGradient.of(self, batches)
-
     @property
     def turns(self) -> int:
         """None: the covariance is fixed."""
@@ -210,23 +184,6 @@ class RotatedRegression(AbstractGaussianRegression):
     def token_dim(self) -> int:
         """The dimension of a token: the covariates' and one for the label."""
         return self.spectrum.size + 1
-
-    def exact_risk(self, attention: AbstractAttention, length: Number) -> AbstractExactRisk | None:
-        """Return the risk of heads and stacks that read a second moment: a mean over points."""
-        from promptlimit.tasks.regression._stack_risk import stack_risk  # noqa: PLC0415  # as above
-
-        return stack_risk(attention, self, float(length))
-
-    def least_risk(self, length: Number, *, points: int) -> Estimate:
-        """Return the risk of the posterior mean of w, which asks for no covariance."""
-        from promptlimit.tasks._bayes import ridge_risk  # noqa: PLC0415  # as above
-
-        fixed = LinearRegression(
-            np.diag(self.spectrum),
-            noise_variance=self.noise_variance,
-            prior_variance=self.prior_variance,
-        )
-        return ridge_risk(fixed, float(length), points)
 
     @property
     def turns(self) -> int:

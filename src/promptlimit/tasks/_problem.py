@@ -1,0 +1,400 @@
+"""Problems of risk and their quantities, which the rules of each task compute."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import NDArray
+
+from promptlimit._arrays import checked_lengths
+from promptlimit._errors import ArgumentError
+from promptlimit._inputs import in_double
+from promptlimit.attention import AbstractAttention, AbstractHead
+from promptlimit.results import Kind, Risk
+from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
+from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
+
+Known = TypeVar("Known")
+TaskT = TypeVar("TaskT", bound=AbstractTask)
+
+REPLICATES = 8
+"""Independent point sets; their spread is the error."""
+
+USUAL_POINTS = 4096
+LARGEST_POINTS = 2**20
+"""The most points of one set; the sequence itself ends at 2**30."""
+
+SHARPNESS_RANGES = (16.0, 40.0)
+"""How far weight statistics are tabulated: as a rule, and when that is not enough."""
+
+
+class Estimate(NamedTuple):
+    """A mean over points: its value, its error, and the number of points, 0 in closed form."""
+
+    value: float
+    error: float
+    points: int
+
+
+ArrayMoments: TypeAlias = tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]
+"""Several arrays, such as the gradients of a risk, and their errors."""
+
+MatrixRisk: TypeAlias = Callable[
+    [Float[Array, "token_dim query_dim"], Float[Array, "output_dim token_dim"]], Float[Array, ""]
+]
+"""A risk as a function of $U$ and $V$."""
+
+
+class AbstractObjective(eqx.Module):
+    r"""A risk $R_L$ as a function of the attention: what gradients and flows descend.
+
+    An argument of compiled programs: keep as arrays what changes from call to call, such as $L$.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        r"""Return $R_L$, differentiable in the arrays of the attention; NaN where not known."""
+
+    @property
+    def of_matrices(self) -> MatrixRisk | None:
+        """The risk as a function of U and V, where it depends on nothing else; None by default.
+
+        One compiled program then serves both kernels.
+        """
+        return None
+
+    @property
+    def lower_bound(self) -> float:
+        """A number that no risk is below, 0 by default: losses are not negative."""
+        return 0.0
+
+    def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
+        """Return the largest sharpness that tables are used at, 0 without tables."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Objectives:
+    """The risk at one length as functions of the attention, one per point set.
+
+    Attributes:
+        make: a function of the largest sharpness of tables and of the replicate, the index of an
+            independent point set, that returns the risk.
+        is_closed_form: whether the risk has no error and all replicates are equal.
+    """
+
+    make: Callable[[float, int], AbstractObjective]
+    is_closed_form: bool = False
+
+    @classmethod
+    def closed(cls, objective: AbstractObjective) -> "Objectives":
+        """Return a risk in closed form."""
+        return cls(lambda _sharpness, _replicate: objective, is_closed_form=True)
+
+    def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
+        """Return the risk over one point set."""
+        return self.make(max_sharpness, replicate)
+
+    def replicates(self) -> list[AbstractObjective]:
+        """Return the risk over each of the independent point sets; one in closed form."""
+        count = 1 if self.is_closed_form else REPLICATES
+        return [self(SHARPNESS_RANGES[-1], replicate) for replicate in range(count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RiskProblem:
+    """A validated problem: an attention on a task, over prompts of some lengths.
+
+    Attributes:
+        attention: the attention that predicts, in double precision.
+        task: the law of prompts and queries, and the loss, in double precision.
+        lengths: the numbers of tokens of a prompt, [n].
+    """
+
+    attention: AbstractAttention
+    task: AbstractTask
+    lengths: NDArray[np.float64]
+
+    @property
+    def subject(self) -> str:
+        """The problem in words."""
+        return f"{type(self.attention).__name__} on {type(self.task).__name__}"
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether all lengths are infinite."""
+        return bool(np.isinf(self.lengths).all())
+
+    @property
+    def finite(self) -> list[float]:
+        """The finite lengths, each once, in increasing order."""
+        return sorted({length for length in self.lengths.tolist() if math.isfinite(length)})
+
+    @cached_property
+    def head(self) -> AbstractHead | None:
+        """The one head that the attention is, if it is one."""
+        return self.attention.single_head()
+
+    @cached_property
+    def heads(self) -> tuple[AbstractHead, ...] | None:
+        """The heads that the attention is the sum of, if it is such a sum."""
+        heads = self.attention.as_heads()
+        return None if heads is None else tuple(heads)
+
+    @property
+    def kernels(self) -> set[str]:
+        """The kernels of those heads."""
+        return {head.kernel for head in self.heads or ()}
+
+
+@dataclasses.dataclass(frozen=True)
+class BayesProblem:
+    """A validated problem: a task, over prompts of some lengths.
+
+    Attributes:
+        task: the law of prompts and queries, and the loss.
+        lengths: the numbers of tokens of a prompt, [n].
+    """
+
+    task: AbstractTask
+    lengths: NDArray[np.float64]
+
+    @property
+    def subject(self) -> str:
+        """The problem in words."""
+        return type(self.task).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchProblem:
+    """Batches of prompts of a task.
+
+    Attributes:
+        task: the law of prompts and queries, and the loss.
+        batches: the lengths, keys and kernels.
+    """
+
+    task: AbstractTask
+    batches: Batches
+
+    @property
+    def subject(self) -> str:
+        """The problem in words."""
+        return type(self.task).__name__
+
+
+RISK: Quantity[RiskProblem, list[Estimate]] = Quantity("risk")
+"""The rules of `risk`: one value per length."""
+
+OBJECTIVE: Quantity[RiskProblem, list[Objectives]] = Quantity("objective")
+"""The rules of the risk as a function to descend, for `gradient_flow`, `sgd` and gradients."""
+
+RISK_GRADIENT: Quantity[RiskProblem, list[tuple[ArrayMoments, int]]] = Quantity("risk_gradient")
+"""The rules of `risk_gradient`: gradients, errors and the number of points, per length."""
+
+BAYES_RISK: Quantity[BayesProblem, list[Estimate]] = Quantity(
+    "bayes_risk", hint="Give the task a method `bayes_risk`, or register a rule."
+)
+"""The rules of `bayes_risk`: one value per length."""
+
+BAYES_EXCESS: Quantity[RiskProblem, list[Estimate]] = Quantity(
+    "bayes_excess", hint="Subtract `bayes_risk` from `risk`."
+)
+"""The rules of `bayes_excess`: one value per length."""
+
+BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity("batch_gradient")
+"""The rules of the gradients of `sgd` whose prompts are not drawn by `AbstractTask.draw`."""
+
+
+def on(
+    *classes: type[AbstractTask], obstacle: Callable[[Any], str | None] = applies_always
+) -> Callable[[Any], str | None]:
+    """Return the obstacle of a rule for tasks of some classes.
+
+    Args:
+        *classes: the classes of tasks.
+        obstacle: the obstacle for such a task.
+    """
+    names = " and ".join(one.__name__ for one in classes)
+
+    def whole(problem: RiskProblem | BayesProblem | BatchProblem) -> str | None:
+        if not isinstance(problem.task, classes):
+            return OutOfScope(f"the rule is for {names}")
+        return obstacle(problem)
+
+    return whole
+
+
+def not_one_head(problem: RiskProblem) -> str | None:
+    """Return the obstacle of a rule for one head."""
+    return None if problem.head is not None else "the attention is not one head"
+
+
+def task_of(problem: RiskProblem | BayesProblem | BatchProblem, kind: type[TaskT]) -> TaskT:
+    """Return the task, which the obstacle of a rule guarantees to be of a class."""
+    if not isinstance(problem.task, kind):
+        raise TypeError("a rule must not compute where its obstacle holds")
+    return problem.task
+
+
+def exact_objectives(
+    problem: RiskProblem, points: int, together: Sequence[float] = ()
+) -> Objectives | None:
+    """Return the risk at the one length of a problem, without simulation; None if not available.
+
+    Args:
+        problem: the attention, the task and one length.
+        points: of quadrature.
+        together: lengths whose tables are computed together with those of this one.
+    """
+    rules = (OBJECTIVE.first(problem, kind) for kind in ("limit", "exact"))
+    rule = next((one for one in rules if isinstance(one, Rule)), None)
+    if rule is None:
+        return None
+    lengths = np.append(problem.lengths, np.array(together, np.float64))
+    return rule.compute(dataclasses.replace(problem, lengths=lengths), Effort(points=points))[0]
+
+
+def some_finite(problem: RiskProblem | BayesProblem) -> str | None:
+    """Return the obstacle of a rule for infinite prompts."""
+    return None if np.isinf(problem.lengths).all() else "a length is finite"
+
+
+def kind_of(kind: Kind, lengths: Lengths) -> Kind:
+    """Return the kind of results at these lengths; only infinite ones make it a limit."""
+    return "limit" if kind == "exact" and np.isinf(lengths).all() else kind
+
+
+def checked_risk_problem(
+    attention: AbstractAttention, task: AbstractTask, lengths: NDArray[np.float64]
+) -> RiskProblem:
+    """Return the problem in double precision, or raise an error; call inside `enable_x64`."""
+    require_task(task)
+    require_fitting_task("attention", attention, task)
+    return RiskProblem(in_double(attention), in_double(task), lengths.ravel())
+
+
+def risk_at_lengths(risks: Sequence[Estimate], lengths: NDArray[np.float64], kind: Kind) -> Risk:
+    """Return one risk per length: arrays of the shape of the lengths, numbers for one number."""
+    value, error, samples = (
+        np.array(column).reshape(lengths.shape) for column in zip(*risks, strict=True)
+    )
+    if lengths.ndim == 0:
+        return Risk(value.item(), error.item(), kind, lengths.item(), samples.item())
+    return Risk(value, error, kind, lengths, samples)
+
+
+def gradient_moments(
+    attention: AbstractAttention,
+    risks: Sequence[AbstractObjective],
+    changed: Sequence[AbstractObjective] = (),
+) -> ArrayMoments:
+    """Return the mean gradient of a risk over independent point sets, and its error.
+
+    Args:
+        attention: where to differentiate.
+        risks: the risk over independent point sets; one in closed form, without error.
+        changed: the risk over the first set with tables off by their error; the distance from the
+            first is an error that all sets share.
+    """
+    stacked = _stacked_slopes(attention, risks)
+    if len(risks) == 1:
+        return [slopes[0] for slopes in stacked], [np.zeros_like(slopes[0]) for slopes in stacked]
+    errors = [2 * slopes.std(axis=0, ddof=1) / math.sqrt(len(slopes)) for slopes in stacked]
+    if changed:
+        others = _stacked_slopes(attention, changed)
+        errors = [
+            error + np.abs(other - slopes[0]).sum(axis=0)
+            for error, other, slopes in zip(errors, others, stacked, strict=True)
+        ]
+    return [slopes.mean(axis=0) for slopes in stacked], errors
+
+
+def _stacked_slopes(
+    attention: AbstractAttention, risks: Sequence[AbstractObjective]
+) -> list[np.ndarray]:
+    """Return the slopes of several risks, one array [risks, ...] per matrix."""
+    rows = zip(*(_slopes(attention, risk) for risk in risks), strict=True)
+    return [np.stack([np.asarray(slope) for slope in row]) for row in rows]
+
+
+@eqx.filter_jit
+def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
+    """Return the slopes of a risk in all matrices; with an array for its length, compiled once."""
+    return jax.tree.leaves(eqx.filter_grad(risk)(attention))
+
+
+def spread(values: np.ndarray) -> float:
+    """Return twice the standard error of the mean of independent values."""
+    return 2 * float(values.std(ddof=1)) / math.sqrt(values.size)
+
+
+def unwrap(value: Known | None) -> Known:
+    """Return an optional value that the obstacle of a rule guarantees."""
+    if value is None:
+        raise TypeError("a rule must not compute where its obstacle holds")
+    return value
+
+
+def merged(attention: AbstractAttention) -> AbstractHead:
+    """Return the one head that an attention is; differentiable."""
+    head = attention.single_head()
+    if head is None:
+        raise ArgumentError(
+            "attention",
+            f"must be one head, as its `single_head` says, got {type(attention).__name__}.",
+        )
+    return head
+
+
+def require_lengths(lengths: Lengths) -> NDArray[np.float64]:
+    """Return one or many prompt lengths as floats of their shape, or raise an error."""
+    tokens = checked_lengths(lengths, name="lengths")
+    if tokens.size == 0:
+        raise ArgumentError("lengths", "must hold at least one number, got none.")
+    return tokens
+
+
+def require_task(task: object) -> None:
+    """Raise an error for an object that is not a task."""
+    if not isinstance(task, AbstractTask):
+        raise ArgumentError(
+            "task",
+            f"must be an in-context task, got {type(task).__name__}. "
+            "Make one of LinearRegression, or of your own subclass of AbstractTask.",
+        )
+
+
+def require_fitting_task(name: str, attention: AbstractAttention, task: AbstractTask) -> None:
+    """Raise an error for an attention that does not fit the tokens and queries of a task."""
+    if not isinstance(attention, AbstractAttention):
+        raise ValueError(f"`{name}` must be an attention, got {type(attention).__name__}.")
+    if attention.token_dim != task.token_dim:
+        raise ValueError(
+            f"`{name}` must take tokens of dimension {task.token_dim} (what the task's prompts "
+            f"hold), got {attention.token_dim}."
+        )
+    if attention.query_dim != task.query_dim:
+        raise ValueError(
+            f"`{name}` must take queries of dimension {task.query_dim} (what the task's `query_of` "
+            f"leaves of a token), got {attention.query_dim}."
+        )
+
+
+def require_points(points: int) -> int:
+    """Return the number of points, or raise an error where it is not a power of two."""
+    whole = isinstance(points, int | np.integer) and not isinstance(points, bool)
+    if not (whole and 4 <= points <= LARGEST_POINTS and points & (points - 1) == 0):
+        raise ArgumentError(
+            "points",
+            f"must be a power of two from 4 to {LARGEST_POINTS}, got {points}. "
+            "A Sobol' sequence fills space evenly at those numbers only.",
+        )
+    return int(points)

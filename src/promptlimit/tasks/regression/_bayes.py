@@ -1,0 +1,85 @@
+"""The Bayes risk of Gaussian regression: that of ridge regression."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from promptlimit.depth import bartlett_factors
+from promptlimit.rules import Effort
+from promptlimit.tasks._problem import (
+    BAYES_RISK,
+    REPLICATES,
+    BayesProblem,
+    Estimate,
+    on,
+    spread,
+    task_of,
+    unwrap,
+)
+from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression
+
+
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="`LinearRegression` and `RotatedRegression`",
+    method="ridge regression, a mean over Wishart matrices",
+    obstacle=on(LinearRegression, RotatedRegression),
+)
+def _ridge_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
+    task, points = _fixed(problem), unwrap(effort.points)
+    return [ridge_risk(task, length, points) for length in problem.lengths.tolist()]
+
+
+def _fixed(problem: BayesProblem) -> LinearRegression:
+    """Return the regression; one of the same spectrum, where a rotation changes no risk."""
+    rotated = problem.task
+    if not isinstance(rotated, RotatedRegression):
+        return task_of(problem, LinearRegression)
+    return LinearRegression(
+        np.diag(rotated.spectrum),
+        noise_variance=rotated.noise_variance,
+        prior_variance=rotated.prior_variance,
+    )
+
+
+def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
+    r"""Return the risk of the posterior mean of w given L labelled covariates.
+
+    The labels integrate out: with $M=X^\top X$ and $\lambda=s^2/\tau^2$ the posterior covariance is
+    $s^2(M+\lambda I)^{-1}$, so that $2R=s^2+s^2E\,\mathrm{tr}\,\Sigma_q(M+\lambda I)^{-1}$. M is a
+    Wishart matrix, drawn by its Bartlett factor: the cost does not depend on L.
+    """
+    noise, prior = task.noise_variance, task.prior_variance
+    variances, axes = np.linalg.eigh(task.covariance)
+    seen = variances > 1e-13 * max(variances[-1], 0.0)
+    inside = axes[:, seen].T @ task.query_covariance @ axes[:, seen]
+    unseen = np.trace(axes[:, ~seen].T @ task.query_covariance @ axes[:, ~seen])
+    never = noise + prior * max(float(unseen), 0.0)
+    rank = inside.shape[0]
+    if math.isinf(length) or rank == 0 or (noise == 0.0 and length >= rank):
+        return Estimate(never / 2, 0.0, 0)
+    values = np.zeros(REPLICATES)
+    for replicate in range(REPLICATES):
+        standard, _ = bartlett_factors(rank, length, points, replicate)
+        factor = np.sqrt(variances[seen])[:, None] * standard
+        values[replicate] = (never + _unexplained(factor, inside, noise, prior).mean()) / 2
+    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
+
+
+def _unexplained(
+    factor: NDArray[np.float64], query: NDArray[np.float64], noise: float, prior: float
+) -> NDArray[np.float64]:
+    r"""Return $\mathrm{tr}\,\Sigma_q\,\mathrm{Cov}(w\mid X)$ for $X^\top X=BB^\top$, B [n, d, m].
+
+    $s^2(BB^\top+\lambda I)^{-1}$ when B is square; $\tau^2(I-B(B^\top B+\lambda I)^{-1}B^\top)$
+    when the prompt has fewer tokens than directions, which also holds without noise.
+    """
+    dim, tokens = factor.shape[1:]
+    ridge = noise / prior
+    across = factor.transpose(0, 2, 1)
+    if tokens == dim:
+        inverse = np.linalg.inv(factor @ across + ridge * np.eye(dim))
+        return noise * np.einsum("ij,nji->n", query, inverse)
+    inner = np.linalg.solve(across @ factor + ridge * np.eye(tokens), across @ query)
+    return prior * (np.trace(query) - np.einsum("nij,nji->n", factor, inner))
