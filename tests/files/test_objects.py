@@ -205,6 +205,14 @@ def test_a_file_that_was_tampered_with_is_refused_in_one_sentence(change, words,
     assert "\n" not in sentence
 
 
+def test_an_array_that_the_constructor_would_change_is_refused(tmp_path: Path) -> None:
+    description, arrays = written(BUILT["regression"](), tmp_path)
+    arrays["object.covariance"][0, 1] = np.nextafter(THIRD, 1.0)  # symmetric up to rounding
+    path = bad(tmp_path / "bad.npz", description, arrays)
+    with pytest.raises(InputFileError, match=r"'object.covariance' is not as LinearRegression"):
+        pl.load(path)
+
+
 class Exploit:
     def __reduce__(self):
         return (pytest.fail, ("a pickle was loaded",))
