@@ -60,7 +60,7 @@ def met(well: bool) -> str:
 
 def timed(
     task: pl.LinearRegression, start: pl.Factored, length: float, times: np.ndarray
-) -> tuple[float, pl.Trajectory]:
+) -> tuple[float, pl.results.Trajectory]:
     """Return the seconds of one trajectory, and the trajectory."""
     begin = time.perf_counter()
     flow = pl.gradient_flow(start, task, length, times)

@@ -45,10 +45,7 @@ if TYPE_CHECKING:
     from promptlimit.concentration import required_length as required_length
     from promptlimit.depth import depth_flow as depth_flow
     from promptlimit.dynamics import OutsideTheoremWarning as OutsideTheoremWarning
-    from promptlimit.dynamics import Training as Training
     from promptlimit.dynamics import TrainingPlan as TrainingPlan
-    from promptlimit.dynamics import Trajectory as Trajectory
-    from promptlimit.dynamics import TrajectoryGap as TrajectoryGap
     from promptlimit.dynamics import block_start as block_start
     from promptlimit.dynamics import flow_time as flow_time
     from promptlimit.dynamics import gradient_flow as gradient_flow
@@ -89,30 +86,13 @@ if TYPE_CHECKING:
     from promptlimit.parallel import use_devices as use_devices
     from promptlimit.results import AccuracyError as AccuracyError
     from promptlimit.results import ConfigurationError as ConfigurationError
-    from promptlimit.results import DepthFlow as DepthFlow
-    from promptlimit.results import EntropyPrediction as EntropyPrediction
-    from promptlimit.results import GapCurve as GapCurve
-    from promptlimit.results import GapExponent as GapExponent
-    from promptlimit.results import GradientMoments as GradientMoments
     from promptlimit.results import InputFileError as InputFileError
-    from promptlimit.results import InverseTemperatures as InverseTemperatures
     from promptlimit.results import KindUnavailableError as KindUnavailableError
     from promptlimit.results import LawMismatchError as LawMismatchError
-    from promptlimit.results import LawReport as LawReport
-    from promptlimit.results import LengthStatistics as LengthStatistics
     from promptlimit.results import MissingPackageError as MissingPackageError
     from promptlimit.results import NotAnalyticError as NotAnalyticError
-    from promptlimit.results import OutputLaw as OutputLaw
     from promptlimit.results import OutsideDomainError as OutsideDomainError
-    from promptlimit.results import PromptMoments as PromptMoments
-    from promptlimit.results import RateFit as RateFit
-    from promptlimit.results import RequiredLength as RequiredLength
-    from promptlimit.results import Risk as Risk
-    from promptlimit.results import RiskGradient as RiskGradient
     from promptlimit.results import RunBusyError as RunBusyError
-    from promptlimit.results import StreamedAttention as StreamedAttention
-    from promptlimit.results import TemperatureTable as TemperatureTable
-    from promptlimit.results import TunedLayers as TunedLayers
     from promptlimit.streaming import Generated as Generated
     from promptlimit.streaming import stream as stream
     from promptlimit.tasks import AbstractTask as AbstractTask
@@ -133,7 +113,6 @@ if TYPE_CHECKING:
     from promptlimit.tasks import risk_function as risk_function
     from promptlimit.tasks import risk_gradient as risk_gradient
     from promptlimit.weights import WeightInterpolant as WeightInterpolant
-    from promptlimit.weights import WeightStatistics as WeightStatistics
     from promptlimit.weights import check_law as check_law
     from promptlimit.weights import weight_interpolant as weight_interpolant
     from promptlimit.weights import weight_statistics as weight_statistics
@@ -148,29 +127,21 @@ _HOME = {
     "ConfigurationError": "results",
     "CovariateRegression": "tasks",
     "Denoising": "tasks",
-    "DepthFlow": "results",
     "Discrimination": "tasks",
     "Effort": "finite",
     "Empirical": "measures",
-    "EntropyPrediction": "results",
     "Factored": "attention",
-    "GapCurve": "results",
-    "GapExponent": "results",
     "Gaussian": "measures",
     "GaussianParts": "measures",
     "GaussianScores": "lengths",
     "Generated": "streaming",
-    "GradientMoments": "results",
     "GradientStructure": "attention",
     "InContextDenoising": "tasks",
     "InputFileError": "results",
-    "InverseTemperatures": "results",
     "JoinError": "parallel",
     "KindUnavailableError": "results",
     "LawMismatchError": "results",
-    "LawReport": "results",
     "Layer": "attention",
-    "LengthStatistics": "results",
     "LinearAttention": "attention",
     "LinearRegression": "tasks",
     "ListedScores": "lengths",
@@ -180,38 +151,25 @@ _HOME = {
     "NoLimitWarning": "finite",
     "NotAnalyticError": "results",
     "OutsideDomainError": "results",
-    "OutputLaw": "results",
     "OutsideTheoremWarning": "dynamics",
     "PeerLostError": "parallel",
     "Problem": "finite",
     "Product": "measures",
-    "PromptMoments": "results",
     "Quantity": "finite",
     "Rademacher": "measures",
-    "RateFit": "results",
-    "RequiredLength": "results",
-    "Risk": "results",
-    "RiskGradient": "results",
     "RotatedRegression": "tasks",
     "Rule": "finite",
     "RunBusyError": "results",
     "SlowExpansionWarning": "finite",
     "SoftmaxAttention": "attention",
     "Stack": "attention",
-    "StreamedAttention": "results",
-    "TemperatureTable": "results",
     "TokenScores": "lengths",
-    "Training": "dynamics",
     "TrainingPlan": "dynamics",
-    "Trajectory": "dynamics",
-    "TrajectoryGap": "dynamics",
-    "TunedLayers": "results",
     "UniformCube": "measures",
     "UniformSphere": "measures",
     "UnreliableErrorWarning": "finite",
     "VarianceProxy": "measures",
     "WeightInterpolant": "weights",
-    "WeightStatistics": "weights",
     "WriterError": "parallel",
     "bayes_excess": "tasks",
     "bayes_heads": "tasks",

@@ -55,7 +55,7 @@ def textbook(alpha: float, times: list[float]) -> np.ndarray:
     return found.y.T
 
 
-def blocks(flow: pl.Trajectory) -> np.ndarray:
+def blocks(flow: pl.results.Trajectory) -> np.ndarray:
     A, b = flow.key_query[:, :2, :2], flow.value_matrix[:, 2, 2]
     return np.column_stack([A.reshape(len(b), 4), b])
 
@@ -131,12 +131,12 @@ def objective(head: pl.AbstractAttention, length: float) -> AbstractObjective:
 
 
 @pytest.fixture(scope="module")
-def finite() -> pl.Trajectory:
+def finite() -> pl.results.Trajectory:
     """A flow over 20 tokens, at the nodes of a quadrature rule."""
     return pl.gradient_flow(random_head(), TASK, 20, TIMES, points=POINTS)
 
 
-def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
+def test_a_finite_flow_descends_the_exact_risk(finite: pl.results.Trajectory) -> None:
     head = pl.SoftmaxAttention(finite.key_query[-1], finite.value_matrix[-1])
     # 512 points leave up to 3% here, growing along the flow: a coarse check of the law alone.
     assert abs(pl.risk(head, TASK, 20).value / finite.value[-1] - 1) < 0.05
@@ -146,12 +146,14 @@ def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
     assert (finite.error > 0).all()
 
 
-def test_the_risk_falls_at_the_rate_of_the_squared_gradient(finite: pl.Trajectory) -> None:
+def test_the_risk_falls_at_the_rate_of_the_squared_gradient(finite: pl.results.Trajectory) -> None:
     fall = END / 2 * WEIGHTS @ finite.gradient_norms[1:-1] ** 2
     assert abs(finite.value[0] - finite.value[-1] - fall) < 1e-4 * fall
 
 
-def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.Trajectory) -> None:
+def test_the_path_between_two_times_is_the_integral_of_the_gradient(
+    finite: pl.results.Trajectory,
+) -> None:
     """Central differences of the risk in every entry of U and v, at the quadrature's nodes."""
     step, moved = 1e-5, np.zeros((4, 3))
     with jax.enable_x64(True):
@@ -172,7 +174,7 @@ def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.T
     )
 
 
-def test_a_finer_tolerance_changes_little(finite: pl.Trajectory) -> None:
+def test_a_finer_tolerance_changes_little(finite: pl.results.Trajectory) -> None:
     fine = pl.gradient_flow(random_head(), TASK, 20, TIMES, points=POINTS, tolerance=1e-7)
     assert 0 < pl.trajectory_gap(finite, fine).merged.max() < 1e-6
 
@@ -205,7 +207,7 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
 
 
 def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
-    finite: pl.Trajectory, monkeypatch: pytest.MonkeyPatch
+    finite: pl.results.Trajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, right = [], RiskOfState.gradient
     monkeypatch.setattr(RiskOfState, "gradient", lambda *a: calls.append(0) or right(*a))
@@ -265,7 +267,7 @@ class Copied(Wrapped):
         return self.inner.loss(output, token) - self.reward * jnp.sum(output**2)
 
 
-def simulated(reward: float, times: list[float]) -> pl.Trajectory:
+def simulated(reward: float, times: list[float]) -> pl.results.Trajectory:
     return pl.gradient_flow(
         pl.block_start(TASK, 0.5),
         Copied(TASK, jnp.asarray(reward)),

@@ -28,7 +28,7 @@ def train(folder, watch):
 SLOW = CODE + "\ntrain(sys.argv[1], lambda progress: time.sleep(0.05))\n"
 
 
-def train(folder: Path | None, watch=None) -> pl.Training:
+def train(folder: Path | None, watch=None) -> pl.results.Training:
     names: dict = {}
     exec(CODE, names)  # noqa: S102  # the same function in this process and in the killed one
     return names["train"](folder, watch)

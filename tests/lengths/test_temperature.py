@@ -99,7 +99,10 @@ def test_the_table_of_rules_is_the_one_worked_out_beforehand():
     assert_allclose(table.entropy[rows["keep entropy"]], 7.029, atol=6e-4)
     assert_allclose(table.needle[rows["keep needle"]], 0.5, rtol=1e-11)
     assert table.kind == "exact"
-    assert table.error < 1e-10
+    assert table.relative_error < 1e-10
+    assert table.error.shape == table.value.shape
+    assert (table.error[:8] == 0.0).all()
+    assert (table.error[8:] > 0.0).all()
 
 
 def test_flat_heads_are_nearly_kept_by_log_n_and_sharp_ones_by_nothing():

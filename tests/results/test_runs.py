@@ -225,7 +225,7 @@ def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
 
 
 def test_json_has_no_infinities() -> None:
-    found = trajectory().as_json()
+    found = trajectory().to_dict()
     assert found["times"] == [0.0, None]
     json.dumps(found, allow_nan=False)
 

@@ -312,6 +312,6 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
 def test_the_numbers_go_to_json() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = pl.stream(_head(), _tokens(100), QUERIES, covariance=False).as_json()
+        found = pl.stream(_head(), _tokens(100), QUERIES, covariance=False).to_dict()
     assert found["cov"] is None
     assert found["lengths"] == [100]

@@ -111,13 +111,14 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
     assert (softmax.kind, softmax.error, softmax.samples) == ("limit", 0.0, 0)
     long = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, 1e15, tolerance=0.5)
     assert_allclose(long.value, softmax.value, rtol=1e-8)
-    assert softmax.as_json() == {
+    assert softmax.to_dict() == {
         "value": softmax.value,
         "mse": 2 * softmax.value,
         "error": 0.0,
         "kind": "limit",
         "lengths": None,
         "samples": 0,
+        "mse_error": 0.0,
     }
 
 

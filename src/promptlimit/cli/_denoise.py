@@ -124,7 +124,7 @@ def denoise(
     for note in _notes(report, best):
         print_note(note)
     emit(
-        lambda: print_json(report.as_json()) if as_json else _print(report),
+        lambda: print_json(report.to_dict()) if as_json else _print(report),
         None if out is None else lambda: _write(report, out),
     )
 
@@ -242,7 +242,7 @@ class _Report:
     tau: float
     exponent: float
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain numbers and lists; what is infinite is null."""
         task = self.task
         return {
@@ -266,7 +266,7 @@ class _Report:
             "exponent": {"value": self.exponent, "tau": self.tau},
         }
 
-    def as_arrays(self) -> "dict[str, np.ndarray]":
+    def to_arrays(self) -> "dict[str, np.ndarray]":
         """Return what the figure shows."""
         import numpy as np
 
@@ -347,7 +347,7 @@ def _predictors(
         risk = bayes_excess(attention, task, np.array(lengths))
         if not np.isfinite(risk.mse).all():
             raise OverflowError(f"the excess of the predictor '{_LABELS[name]}'")
-        yield name, _Predictor(np.asarray(risk.mse), 2.0 * np.asarray(risk.error))
+        yield name, _Predictor(np.asarray(risk.mse), np.asarray(risk.mse_error))
         outcome = f"excess {np.ravel(risk.mse)[0]:.4g} at L = {lengths[0]:g}"
         shown.end(_LABELS[name], outcome=outcome)
     if not best:
@@ -357,7 +357,7 @@ def _predictors(
         shown.at(_best_item(length))
         layers.append(layer := best_layer(task, length))
         shown.end(_best_item(length), outcome=f"excess {layer.mse:.4g}")
-    columns = ("mse", "error", "gate", "gain", "residual")
+    columns = ("mse", "mse_error", "gate", "gain", "residual")
     mse, error, gate, gain, residual = (
         np.array([getattr(layer, column) for layer in layers]) for column in columns
     )
@@ -418,5 +418,5 @@ def _rate(report: _Report) -> str:
 def _write(report: _Report, out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "denoise.json", report.as_json())
-    write_figure("denoise_curve", report.as_arrays(), out / "denoise")
+    write_json(out / "denoise.json", report.to_dict())
+    write_figure("denoise_curve", report.to_arrays(), out / "denoise")

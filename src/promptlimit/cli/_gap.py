@@ -91,7 +91,7 @@ def gap(
         for note in _notes(report):
             print_note(note)
         emit(
-            lambda: print_json(report.as_json()) if as_json else _print(report),
+            lambda: print_json(report.to_dict()) if as_json else _print(report),
             (lambda: _write(report, out)) if out is not None and writes else None,
         )
 
@@ -99,8 +99,8 @@ def gap(
 def _write(report: "GapReport", out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "gap.json", report.as_json())
-    write_figure("gap_curve", report.as_arrays(), out / "gap")
+    write_json(out / "gap.json", report.to_dict())
+    write_figure("gap_curve", report.to_arrays(), out / "gap")
 
 
 def _notes(report: "GapReport") -> list[str]:

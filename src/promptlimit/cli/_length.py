@@ -57,7 +57,7 @@ def length(
         if "`absolute`" in str(problem):
             raise CommandError(str(problem), "--absolute") from None
         raise refusal(problem, "length", "wrt", "tolerance") from None
-    document = {"lengths": [answer.as_json() for answer in answers]}
+    document = {"lengths": [answer.to_dict() for answer in answers]}
     rows = [
         (
             f"{answer.tolerance:g}" if absolute else f"{answer.tolerance:.3g} relative",

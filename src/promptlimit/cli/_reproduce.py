@@ -129,7 +129,7 @@ def reproduce(
     provenance = folder.record(stored, fresh, facts, whole=whole)
     results = [item.result for item in stored if isinstance(item, StoredClaim)]
     if as_json:
-        print_json({"seed": seed, "claims": [result.as_json() for result in results]})
+        print_json({"seed": seed, "claims": [result.to_dict() for result in results]})
     else:
         for result in results:
             _print_claim(result)
@@ -184,7 +184,7 @@ def _at_seeds(
         setting = reproduction.Setting(quick=quick, protocol=protocol)
         verdicts = reproduction.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
-        print_json({"seeds": list(seeds), "claims": [verdict.as_json() for verdict in verdicts]})
+        print_json({"seeds": list(seeds), "claims": [verdict.to_dict() for verdict in verdicts]})
     else:
         _print_seeds(verdicts, len(seeds))
     if any(verdict.differing for verdict in verdicts):

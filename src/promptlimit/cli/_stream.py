@@ -110,7 +110,7 @@ def stream(
             raise _as_command_error(problem) from None
         shown.close()
         emit(
-            lambda: print_json(report.as_json()) if as_json else _print(report),
+            lambda: print_json(report.to_dict()) if as_json else _print(report),
             None if out is None else lambda: by_writer(lambda: _write(report, out)),
         )
 
@@ -222,8 +222,8 @@ def _two_a_decade(length: int) -> list[int]:
 def _write(report: "StreamReport", out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "stream.json", report.as_json())
-    write_figure("stream_curve", report.as_arrays(), out / "stream")
+    write_json(out / "stream.json", report.to_dict())
+    write_figure("stream_curve", report.to_arrays(), out / "stream")
 
 
 def _print(report: "StreamReport") -> None:

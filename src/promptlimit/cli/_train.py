@@ -71,8 +71,8 @@ def train(
         from promptlimit.results import write_json
 
         emit(
-            lambda: print_json(training.as_json()) if as_json else _print(training),
-            lambda: write_json(out / "training.json", training.as_json()),
+            lambda: print_json(training.to_dict()) if as_json else _print(training),
+            lambda: write_json(out / "training.json", training.to_dict()),
         )
 
 

@@ -193,7 +193,7 @@ def _closed_flow(
             return _motion(heads, _State(mean, cov(time))).mean
 
         means[before] = _integrated(motion, start.mean, times[before], tolerance)
-    return DepthFlow(times, means, covs, np.zeros(times.size), "limit", float(blow_up))
+    return DepthFlow(times, means, covs, np.zeros_like(covs), "limit", float(blow_up))
 
 
 def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
@@ -220,7 +220,7 @@ def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: fl
         growth, size = motion(time, state)[dim:], float(np.linalg.norm(state[dim:]))
         blow_up = time + size**2 / float(growth @ state[dim:])
     covs = fine[:, dim:].reshape(-1, dim, dim)
-    error = np.abs(fine - rough)[:, dim:].max(axis=1)
+    error = np.abs(fine - rough)[:, dim:].reshape(covs.shape)
     return DepthFlow(times, fine[:, :dim], covs, error, "limit", blow_up)
 
 
@@ -241,7 +241,7 @@ def _token_flow(
     rough = _integrated(motion, tokens.ravel(), times, 100 * tolerance)
     path, other = (one.reshape(-1, *tokens.shape) for one in (fine, rough))
     means, covs = _token_moments(path, weights)
-    error = np.abs(covs - _token_moments(other, weights)[1]).max(axis=(1, 2))
+    error = np.abs(covs - _token_moments(other, weights)[1])
     bounded = all(head.softmax for head in heads)
     return DepthFlow(times, means, covs, error, "exact", math.inf if bounded else None, path)
 

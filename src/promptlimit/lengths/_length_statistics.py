@@ -82,13 +82,14 @@ def length_statistics(
         flat_sigma = np.broadcast_to(sigma, shape).ravel()
         columns, weights = _gaussian_columns(flat_sigma, flat_lengths, flat_fixed)
         _refuse_large(columns, flat_sigma, flat_lengths, beside_fixed=count > 0)
-    error = _whole_error(columns.pop("error"), columns.pop("variance_error"))
+    error, variance_error = columns.pop("error"), columns.pop("variance_error")
     return LengthStatistics(
         lengths=np.broadcast_to(counts, shape).copy(),
         **{name: column.reshape(shape) for name, column in columns.items()},
         fixed_weights=weights.reshape(*shape, count),
         kind="limit" if flat_lengths.size and np.isinf(flat_lengths).all() else "exact",
-        error=error.reshape(shape),
+        relative_error=_whole_error(error, 0.0 * error).reshape(shape),
+        variance_relative_error=_whole_error(error, variance_error).reshape(shape),
     )
 
 

@@ -188,10 +188,12 @@ def temperature_table(
     kept = [
         inverse_temperature(
             sharpness, counts, keep=keep, margin=margin if keep == "needle" else None, base=start
-        ).value
+        )
         for keep in ("needle", "entropy")
     ]
-    factor = np.stack([*(rule.factor(counts, start) for rule in RULES), *kept])
+    factor = np.stack(
+        [*(rule.factor(counts, start) for rule in RULES), *(one.value for one in kept)]
+    )
     known = factor * sharpness <= MAX_SHARPNESS  # not where there is no factor, either
     usable = np.where(known, factor, 0.0)
     plain = length_statistics(usable * sharpness, counts)
@@ -210,7 +212,8 @@ def temperature_table(
         needle=np.where(known, beside.fixed_weights[..., 0], np.nan),
         frozen_from=np.array([*frozen, *([math.nan] * len(kept))]),
         kind="exact",
-        error=float(max(plain.error.max(), beside.error.max())),
+        error=np.stack([*np.zeros((len(RULES), counts.size)), *(one.error for one in kept)]),
+        relative_error=float(max(plain.relative_error.max(), beside.relative_error.max())),
     )
 
 

@@ -61,7 +61,7 @@ class Setting:
     folder: Path | None = None
     tell: Callable[[str], object] = field(default=_silent, compare=False, repr=False)
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return what decides the numbers."""
         return {"seed": self.seed, "quick": self.quick, "protocol": self.protocol}
 

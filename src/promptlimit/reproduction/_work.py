@@ -365,7 +365,7 @@ def _stored(read: Any, paper: Paper, name: str, digest: str) -> tuple[Any, str]:
 
 def _origin(paper: Paper, name: str, setting: Setting, digest: str, began: float) -> Origin:
     seconds = round(time.monotonic() - began, 2)
-    return Origin(command(paper, name, setting), setting.as_json(), seconds, digest)
+    return Origin(command(paper, name, setting), setting.to_dict(), seconds, digest)
 
 
 def command(paper: Paper, name: str, setting: Setting) -> str:
@@ -387,7 +387,7 @@ def run_facts(setting: Setting, began: float) -> dict[str, Any]:
     return {
         "versions": environment(),
         "device": f"{device.platform}: {device.device_kind}, {os.cpu_count()} CPU cores",
-        "setting": setting.as_json(),
+        "setting": setting.to_dict(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
     }

@@ -10,7 +10,6 @@ from promptlimit.results._claims import StoredPaper as StoredPaper
 from promptlimit.results._claims import StoredReport as StoredReport
 from promptlimit.results._claims import Verdict as Verdict
 from promptlimit.results._claims import figure_numbers as figure_numbers
-from promptlimit.results._curves import MissingPackageError as MissingPackageError
 from promptlimit.results._depth_flow import DepthFlow as DepthFlow
 from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
@@ -51,6 +50,14 @@ from promptlimit.results._progress import Watcher as Watcher
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
 from promptlimit.results._report_folder import ReportFolder as ReportFolder
+from promptlimit.results._result import MissingPackageError as MissingPackageError
+from promptlimit.results._result import Result as Result
+from promptlimit.results._result import absolute as absolute
+from promptlimit.results._result import axis as axis
+from promptlimit.results._result import derived as derived
+from promptlimit.results._result import plain as plain
+from promptlimit.results._result import scalar as scalar
+from promptlimit.results._result import variable as variable
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._risks import TunedLayers as TunedLayers

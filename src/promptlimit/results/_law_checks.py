@@ -1,14 +1,13 @@
 """What was compared between the methods of a law."""
 
-import dataclasses
+from promptlimit.results._result import Result
 
 
 class LawMismatchError(ValueError):
     """A law whose methods contradict each other; the message names the check that failed."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LawCheck:
+class LawCheck(Result):
     """One check of a law that passed or does not apply.
 
     Attributes:
@@ -24,8 +23,7 @@ class LawCheck:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class LawReport:
+class LawReport(Result):
     """The checks that a law passed.
 
     Attributes:

@@ -69,7 +69,7 @@ class ReportFolder:
 
     def save_claim(self, claim: StoredClaim) -> None:
         """Write a claim with its numbers and its origin."""
-        content = {**claim.result.as_json(), **_origin_json(claim.origin)}
+        content = {**claim.result.to_dict(), **_origin_json(claim.origin)}
         write_json(self._file(claim.paper, "claims", claim.name), content)
 
     def save_figure(self, figure: StoredFigure) -> None:
