@@ -1,11 +1,10 @@
 """The law over prompts of one number that an attention says, as its upper tail."""
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from promptlimit.results._kinds import Kind
 from promptlimit.results._result import Result, axes_for, axis, variable
@@ -22,6 +21,7 @@ _LEFT = 1e-9
 _HALVINGS = 80
 
 Function = Callable[[np.ndarray], np.ndarray]
+Numbers: TypeAlias = np.ndarray | Sequence[Any] | float | int
 
 
 class OutputLaw(Result):
@@ -84,7 +84,7 @@ class OutputLaw(Result):
         ]
         return np.reshape(means, self.lengths.shape)
 
-    def cdf(self, x: ArrayLike) -> np.ndarray:
+    def cdf(self, x: Numbers) -> np.ndarray:
         r"""Return $P(f_L\le x)$, of shape `[*lengths.shape, *x.shape]`.
 
         Between thresholds a monotone cubic interpolates the normal quantile of the tail, which is
@@ -106,10 +106,10 @@ class OutputLaw(Result):
         points = np.asarray(x, dtype=np.float64)
         if not np.isfinite(points).all():
             raise ValueError(f"`x` must be finite numbers, got {x}.")
-        rows = [curve.cdf(points) for curve in self._curves()]
+        rows = [curve.cdf(points.ravel()) for curve in self._curves()]
         return np.reshape(rows, (*self.lengths.shape, *points.shape))
 
-    def quantile(self, p: ArrayLike) -> np.ndarray:
+    def quantile(self, p: Numbers) -> np.ndarray:
         r"""Return where `cdf` is p, of shape `[*lengths.shape, *p.shape]`.
 
         NaN where the thresholds do not reach.
@@ -126,7 +126,7 @@ class OutputLaw(Result):
         levels = np.asarray(p, dtype=np.float64)
         if not ((levels > 0.0) & (levels < 1.0)).all():
             raise ValueError(f"`p` must be probabilities between 0 and 1, got {p}.")
-        rows = [curve.quantile(levels) for curve in self._curves()]
+        rows = [curve.quantile(levels.ravel()) for curve in self._curves()]
         return np.reshape(rows, (*self.lengths.shape, *levels.shape))
 
     def _curves(self) -> "list[_Curve]":

@@ -31,7 +31,6 @@ from typing import (
 )
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -417,7 +416,7 @@ def plain(value: object) -> Any:
     return array.tolist()
 
 
-def absolute(relative: ArrayLike, value: ArrayLike) -> np.ndarray:
+def absolute(relative: Any, value: Any) -> np.ndarray:
     """Return an error in the units of a value: 0 where the relative one is, infinite values too."""
     with np.errstate(invalid="ignore"):
         return np.where(np.equal(relative, 0.0), 0.0, np.multiply(relative, np.abs(value)))
