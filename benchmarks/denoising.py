@@ -30,7 +30,7 @@ def main(smallest: bool = False) -> None:
     for dim in (2,) if smallest else (2, 10):
         task = law(dim)
         with jax.enable_x64(True):
-            layer = pl.bayes_layer(task)
+            layer = pl.tasks.bayes_layer(task)
         started, used = time.perf_counter(), time.process_time()
         excess = pl.bayes_excess(layer, task, lengths)
         report(f"exact excess, {len(lengths)} lengths, d = {dim}", started, used)
@@ -56,7 +56,7 @@ def main(smallest: bool = False) -> None:
 def excess_at(task: pl.Denoising, length: int) -> float | np.ndarray:
     """Return the excess of the layer of Bayes."""
     with jax.enable_x64(True):
-        layer = pl.bayes_layer(task)
+        layer = pl.tasks.bayes_layer(task)
     return pl.bayes_excess(layer, task, length).mse
 
 

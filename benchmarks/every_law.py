@@ -70,10 +70,10 @@ def main(smallest: bool = False) -> None:
         tilt *= 0.5 / np.sqrt(tilt @ np.asarray(law.cov) @ tilt)
         attention, query = pl.SoftmaxAttention(np.diag(tilt), np.eye(5)), np.ones(5)
 
-        def exact(given: tuple = (attention, law, query, lengths)) -> pl.PromptMoments:
+        def exact(given: tuple = (attention, law, query, lengths)) -> pl.results.PromptMoments:
             return pl.prompt_moments(*given)
 
-        def simulated(given: tuple = (attention, law, query, 1000)) -> pl.PromptMoments:
+        def simulated(given: tuple = (attention, law, query, 1000)) -> pl.results.PromptMoments:
             return pl.prompt_moments(*given, kind="estimate", key=jax.random.key(0))
 
         first = seconds(exact)

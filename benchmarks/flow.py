@@ -34,7 +34,7 @@ def main(smallest: bool = False) -> None:
     print(f"gradient flow to time {end:g} on {jax.devices()[0].device_kind}, seconds")
     total = 0.0
     for kernel in ("linear",) if smallest else ("softmax", "linear"):
-        start = pl.uniform_factors(DIM, key=jax.random.key(0), kernel=kernel)
+        start = pl.dynamics.uniform_factors(DIM, key=jax.random.key(0), kernel=kernel)
         seconds, _ = timed(task, start, 15, times)
         total += seconds
         print(f"  {kernel:8} compile and L = 15     {seconds:7.2f}")
@@ -60,7 +60,7 @@ def met(well: bool) -> str:
 
 def timed(
     task: pl.LinearRegression, start: pl.Factored, length: float, times: np.ndarray
-) -> tuple[float, pl.Trajectory]:
+) -> tuple[float, pl.results.Trajectory]:
     """Return the seconds of one trajectory, and the trajectory."""
     begin = time.perf_counter()
     flow = pl.gradient_flow(start, task, length, times)

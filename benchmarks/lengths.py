@@ -49,9 +49,13 @@ def tables(count: int, many: np.ndarray, repeats: int) -> None:
             many.size,
             lambda: pl.length_statistics(2.0, many, fixed_scores=[9]),
         ),
-        ("a list of 4096 scores, 2 lengths", 2, lambda: pl.entropy_prediction(scores, [64, 65536])),
+        (
+            "a list of 4096 scores, 2 lengths",
+            2,
+            lambda: pl.lengths.entropy_prediction(scores, [64, 65536]),
+        ),
         ("a needle's temperature", 1, lambda: pl.inverse_temperature(1, 1e6, margin=6, weight=0.5)),
-        ("what rules do to a head", 10, lambda: pl.temperature_table(2.0, 8192, 131072)),
+        ("what rules do to a head", 10, lambda: pl.lengths.temperature_table(2.0, 8192, 131072)),
     ):
         seconds = best_seconds(action, repeats)
         print(f"{label:<42} {seconds * 1e3:9.1f} ms {cells / seconds:9.0f} cells a second")

@@ -80,7 +80,7 @@ def training_seconds(size: int, sizes: Sizes) -> float:
 
     looks = []
     pl.sgd(
-        lambda key: pl.uniform_factors(5, key=key),
+        lambda key: pl.dynamics.uniform_factors(5, key=key),
         pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2),
         sizes.length,
         pl.TrainingPlan(steps=sizes.steps, batch=16, record=[0, sizes.steps], points=64),
@@ -101,7 +101,7 @@ def stream_seconds(size: int, sizes: Sizes) -> float:
 
     normal = pl.Gaussian(np.zeros(4), np.eye(4))
     head = pl.SoftmaxAttention(0.4 * np.eye(4), np.eye(4))
-    prompt = pl.Generated(normal, sizes.tokens * size, key=jax.random.key(0))
+    prompt = pl.streaming.Generated(normal, sizes.tokens * size, key=jax.random.key(0))
     seconds = []
     for _ in range(1 + sizes.repeats):
         started = time.perf_counter()

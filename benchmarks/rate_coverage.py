@@ -39,7 +39,7 @@ def covered(
     for _ in range(repeats):
         values = truth * (1 + root @ rng.standard_normal(LENGTHS.size))
         fit = fit_rate(LENGTHS, values, cov=relative * np.outer(truth, truth))
-        hits += fit.interval[0] <= 1.0 <= fit.interval[1]
+        hits += fit.exponent_interval[0] <= 1.0 <= fit.exponent_interval[1]
         verdicts[fit.status] += 1
     return hits / repeats, verdicts
 

@@ -68,11 +68,11 @@ def main(smallest: bool = False) -> None:
         U = jnp.asarray(0.15 * rng.normal(size=(DIM + 1, DIM + 1)))
         v = jnp.asarray(0.3 * rng.normal(size=DIM + 1))
         functions = {
-            "softmax, L = 10": pl.risk_function(task, 10, points=points, max_sharpness=8.0),
-            "linear, L = 10": pl.risk_function(task, 10, kernel="linear"),
+            "softmax, L = 10": pl.tasks.risk_function(task, 10, points=points, max_sharpness=8.0),
+            "linear, L = 10": pl.tasks.risk_function(task, 10, kernel="linear"),
         }
         if not smallest:
-            long = pl.risk_function(task, 1e9, points=points, max_sharpness=8.0)
+            long = pl.tasks.risk_function(task, 1e9, points=points, max_sharpness=8.0)
             functions["softmax, L = 1e9"] = long
         compiled = {
             name: jax.jit(jax.value_and_grad(function, argnums=(0, 1)))
@@ -88,7 +88,11 @@ def main(smallest: bool = False) -> None:
             print(f"{label:<40} {seconds * 1e3:8.2f} ms")
         each = medians({name: actions[name]}, max(repeats // 10, 1))[name] / prompts
         replicates = [
-            float(pl.risk_function(task, 10, points=points, replicate=n, max_sharpness=8.0)(U, v))
+            float(
+                pl.tasks.risk_function(task, 10, points=points, replicate=n, max_sharpness=8.0)(
+                    U, v
+                )
+            )
             for n in range(2 if smallest else 8)
         ]
         error = float(np.std(replicates, ddof=1))

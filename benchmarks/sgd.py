@@ -41,7 +41,9 @@ class Ours:
     def __init__(self, sampling: str, kernels: tuple[str, ...], length: int, seeds: int = 1):
         task = pl.LinearRegression(np.eye(5), noise_variance=0.1, prior_variance=0.2)
         key = jax.random.key(0)
-        starts = [lambda key, k=k: pl.uniform_factors(5, key=key, kernel=k) for k in kernels]
+        starts = [
+            lambda key, k=k: pl.dynamics.uniform_factors(5, key=key, kernel=k) for k in kernels
+        ]
         request = TrainingRequest(
             starts=starts_of_seeds(starts, task, seeds, key),
             task=task,

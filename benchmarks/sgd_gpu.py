@@ -50,7 +50,7 @@ def main(smallest: bool = False) -> None:
     elif len(sys.argv) > 1:
         steps, names = int(sys.argv[1]), sys.argv[2:] or names
     starts = [
-        lambda key, kernel=kernel: pl.uniform_factors(DIM, key=key, kernel=kernel)
+        lambda key, kernel=kernel: pl.dynamics.uniform_factors(DIM, key=key, kernel=kernel)
         for kernel in ("softmax", "linear")
     ]
     print(jax.devices()[0].device_kind, "jax", jax.__version__)

@@ -74,7 +74,7 @@ def _timed(
     folder: Path, source: str, tokens: int, dim: int, queries: int, *, second: bool
 ) -> float:
     law = pl.Gaussian(np.zeros(dim), np.eye(dim))
-    prompt = pl.Generated(law, tokens, key=jax.random.key(0))
+    prompt = pl.streaming.Generated(law, tokens, key=jax.random.key(0))
     if source == "stored":
         prompt = folder / f"{tokens}x{dim}.npy"
         if not prompt.exists():

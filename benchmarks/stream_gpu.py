@@ -44,7 +44,7 @@ def main(smallest: bool = False) -> None:
             f"covariance {covariance}: {sums * QUERIES} multiply-adds a token, floor {floor:.1f} ms"
         )
         for length in lengths:
-            prompt = pl.Generated(law, length, key=jax.random.key(0))
+            prompt = pl.streaming.Generated(law, length, key=jax.random.key(0))
             pl.stream(head, prompt, queries, covariance=covariance)
             times = []
             for _ in range(3):
@@ -59,10 +59,10 @@ def main(smallest: bool = False) -> None:
                 f"alone; peak memory {memory:.2f} GB"
             )
             _compare(head, law, queries, found, length)
-    prompt = pl.Generated(law, 3 * short, key=jax.random.key(1))
+    prompt = pl.streaming.Generated(law, 3 * short, key=jax.random.key(1))
     chunks = [pl.stream(head, prompt, queries, [short // 100, short], chunk=c) for c in (1, 2, 5)]
     same = all(np.array_equal(*map(np.asarray, (chunks[0].cov, each.cov))) for each in chunks)
-    alone = pl.stream(head, pl.Generated(law, short, key=jax.random.key(1)), queries)
+    alone = pl.stream(head, pl.streaming.Generated(law, short, key=jax.random.key(1)), queries)
     prefix = np.array_equal(alone.output[-1], chunks[0].output[1])
     print(f"chunks of 1, 2 and 5 blocks: the same bits {same}; a prefix as a prompt: {prefix}")
 

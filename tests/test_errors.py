@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from promptlimit.results import ArgumentError, NotAnalyticError
+from promptlimit.errors import ArgumentError, NotAnalyticError
 
 HEAD = pl.SoftmaxAttention(key_query=[[0.4]], value=[[1.0]])
 WIDE = pl.SoftmaxAttention(key_query=np.eye(2), value=np.eye(2))
@@ -48,10 +48,10 @@ def test_a_refusal_carries_the_name_that_its_message_begins_with(argument, refus
     [
         ArgumentError("length", "must be positive, got 0."),
         pl.KindUnavailableError("kind", "must be 'estimate'."),
-        pl.OutsideDomainError("tilt", "must be small."),
-        pl.LawMismatchError("law", "must agree."),
+        pl.errors.OutsideDomainError("tilt", "must be small."),
+        pl.errors.LawMismatchError("law", "must agree."),
         NotAnalyticError("its transform is real"),
-        pl.AccuracyError("too few points.", argument="points"),
+        pl.errors.AccuracyError("too few points.", argument="points"),
     ],
 )
 def test_typed_errors_survive_the_way_between_processes(error):
@@ -122,8 +122,8 @@ def test_a_call_inside_jit_without_traced_arguments_says_so():
 
 
 def test_the_named_alternatives_work_under_jax():
-    weights = pl.weight_interpolant(10, max_sharpness=4.0)
+    weights = pl.weights.weight_interpolant(10, max_sharpness=4.0)
     assert np.isfinite(jax.jit(jax.grad(lambda s: weights(s)["participation"]))(1.0))
     assert np.isfinite(jax.grad(lambda u: jnp.sum(head(u)(PLANE, VECTOR)))(MATRIX)).all()
-    measured = pl.risk_function(TASK, 10, max_sharpness=4.0)
+    measured = pl.tasks.risk_function(TASK, 10, max_sharpness=4.0)
     assert np.isfinite(jax.grad(measured)(MATRIX / 2, VECTOR)).all()

@@ -49,7 +49,7 @@ BOUNDARIES: dict[str, tuple[Callable[[], object], str]] = {
     "sharpness": (lambda: weights.weight_statistics(ONE, 10), "sharpness"),
     "sharpness of lengths": (lambda: pl.length_statistics(ONE, 10), "sharpness"),
     "fixed scores": (lambda: pl.length_statistics(1.0, 10, fixed_scores=TWO), "fixed_scores"),
-    "scores": (lambda: pl.ListedScores(TWO), "scores"),
+    "scores": (lambda: pl.lengths.ListedScores(TWO), "scores"),
     "margin": (
         lambda: pl.inverse_temperature(1.0, 100, keep="needle", margin=TWO, weight=0.5),
         "margin",

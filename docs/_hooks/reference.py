@@ -31,7 +31,8 @@ _PACKAGES = {
     "reproduction": "Papers and claims",
     "rules": "Rules",
     "files": "Files",
-    "results": "Results and errors",
+    "results": "Results",
+    "errors": "Errors and warnings",
 }
 """Packages in the order a reader meets them, and what they are called there."""
 

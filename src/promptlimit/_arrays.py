@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, runtime_checkab
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 
 Array: TypeAlias = NDArray[np.float64]
 """What is computed here: NumPy, double precision."""

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from promptlimit._arrays import is_traced, require_unmasked, require_whole
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 
 Choice = TypeVar("Choice", bound=str)
 ModuleT = TypeVar("ModuleT", bound=eqx.Module)

@@ -256,14 +256,14 @@ def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
     assert done.returncode == 0, done.stderr
     plan = "2 lengths, 30 steps of 2 runs each, into training"
     result = json.loads(done.stdout)
-    ends = {f"L = {n}": 2 * result["runs"][i]["value"][-1] for i, n in ((0, 3), (2, 5))}
+    ends = {f"L = {n}": 2 * result["value"][i][0][0][-1] for i, n in enumerate((3, 5))}
     if len(told := ended_items(done, plan)) == 2:  # an accelerator packs the lengths
         assert told == {
             item: f"squared error {end:.4f} (first of 2 runs)" for item, end in ends.items()
         }
-    assert [each["length"] for each in result["runs"]] == [3, 3, 5, 5]
+    assert result["lengths"] == [3, 5]
     assert result["steps"][-1] == 30
-    assert all(each["outcome"] == "finished" for each in result["runs"])
+    assert result["diverged"] == [[[-1, -1]]] * 2
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "training").glob("runs/*/done")}
     assert len(stamps) in (1, 2)  # one where an accelerator packs the lengths
     again = here(*asked)
@@ -333,7 +333,7 @@ def test_gap_of_the_standard_case_as_json(here: Here, tmp_path: Path) -> None:
     exact, bound = result["curves"]["exact"], result["curves"]["bound"]
     assert all(b > e for b, e in zip(bound["value"], exact["value"], strict=True))
     assert result["curves"]["estimate"]["lengths"] == [10.0]
-    assert result["exponent"] == {"value": 1.0, "tau": 0.4}
+    assert result["exponent"] == {"value": 1.0, "tau": 0.4, "kind": "limit", "error": 0.0}
     assert json.loads((tmp_path / "gap.json").read_text()) == result
     for extension in ("png", "svg", "pdf"):
         assert (tmp_path / f"gap.{extension}").stat().st_size > 5_000
@@ -368,12 +368,13 @@ def test_stream_of_the_standard_case_as_json(
     done = here(*arguments, "--queries", "3", "--linear", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    mean = np.mean(result["effective_tokens"][-1])
+    streamed = result["streamed"]
+    mean = np.mean(streamed["effective_tokens"][-1])
     assert ended_items(done, "5000 tokens, 3 queries, 6 prefixes") == {
         "5000 tokens": f"effective tokens {mean:.4g}"
     }
-    assert result["lengths"] == [10, 32, 100, 316, 1000, 3162, 5000]
-    assert np.shape(result["linear_output"]) == (7, 3, 2)
+    assert streamed["lengths"] == [10, 32, 100, 316, 1000, 3162, 5000]
+    assert np.shape(streamed["linear_output"]) == (7, 3, 2)
     square, expected = (np.array(result[name]) for name in ("square", "expected_square"))
     assert 0.2 < np.exp(np.mean(np.log(square / expected))) < 2.0
     assert json.loads((tmp_path / "stream.json").read_text()) == result
@@ -389,7 +390,9 @@ def test_stream_of_a_file_needs_no_law(here: Here, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     weight = np.e / (1.0 + np.e)
-    np.testing.assert_allclose(np.ravel(result["output"]), [1.0, weight + 2.0 * (1.0 - weight)])
+    np.testing.assert_allclose(
+        np.ravel(result["streamed"]["output"]), [1.0, weight + 2.0 * (1.0 - weight)]
+    )
     assert result["expected_square"] is None
     assert not result["is_limit"]
     table = here("stream", "head.npz", "--tokens", "tokens.npy")
@@ -434,7 +437,7 @@ def test_a_stream_of_a_file_leaves_a_report_and_figures(
     assert list(ended_items(done, "200 tokens, 2 queries, 3 prefixes")) == ["200 tokens"]
     assert "from the output on the whole prompt" in " ".join(done.stdout.split())
     report = json.loads((tmp_path / "out" / "stream.json").read_text())
-    assert report["lengths"] == [10, 32, 100, 200]
+    assert report["streamed"]["lengths"] == [10, 32, 100, 200]
     assert report["square"][-1] == [0.0, 0.0]
     assert (tmp_path / "out" / "stream.svg").is_file()
 

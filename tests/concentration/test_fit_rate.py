@@ -50,7 +50,7 @@ def test_an_exact_power_law_is_recognised_to_rounding(exponent):
     assert fit.is_power_law
     assert_allclose(fit.exponent, exponent, atol=1e-13)
     assert_allclose(fit.coefficient, 3.0, rtol=1e-12)
-    assert_allclose(fit.interval, exponent, atol=1e-12)
+    assert_allclose(fit.exponent_interval, exponent, atol=1e-12)
 
 
 @pytest.mark.parametrize(("tau", "first", "last", "status"), JUDGED)
@@ -60,10 +60,10 @@ def test_an_exact_gap_curve_is_judged_and_its_interval_holds_the_sharp_exponent(
     lengths = decades(first, last)
     fit = fit_rate(lengths, exact_curve(tau, lengths))
     assert fit.status == status
-    assert fit.interval[0] <= sharp_exponent(tau) <= fit.interval[1]
+    assert fit.exponent_interval[0] <= sharp_exponent(tau) <= fit.exponent_interval[1]
     if status == "power law":
         assert abs(fit.exponent - sharp_exponent(tau)) < 0.01
-        assert np.diff(fit.interval) < 0.1
+        assert np.diff(fit.exponent_interval) < 0.1
 
 
 def test_a_slope_that_logarithms_bend_is_extrapolated_exactly():
@@ -72,7 +72,7 @@ def test_a_slope_that_logarithms_bend_is_extrapolated_exactly():
     # Local exponents are 0.7 - 2 / log L, so they travel from 0.3 to 0.7 in all.
     assert_allclose(fit.reach, 0.4, rtol=1e-3)
     assert_allclose(fit.drift, 0.3, rtol=1e-3)
-    assert_allclose(fit.interval, (0.3 - 0.4, 0.7 + 0.4), atol=1e-3)
+    assert_allclose(fit.exponent_interval, (0.3 - 0.4, 0.7 + 0.4), atol=1e-3)
     assert fit.status == "not yet"
 
 
@@ -96,7 +96,7 @@ def test_the_interval_covers_as_often_as_it_says(noise):
     cov = relative * np.outer(truth, truth)
     hits = 0
     for values in draws(truth, relative, repeats, np.random.default_rng(1)):
-        low, high = fit_rate(lengths, values, cov=cov, level=level).interval
+        low, high = fit_rate(lengths, values, cov=cov, level=level).exponent_interval
         hits += low <= 1.0 <= high
     assert binom.cdf(hits, repeats, level) > 0.002
     assert binom.sf(hits - 1, repeats, level) > 0.002
@@ -146,7 +146,7 @@ def test_noise_hides_a_drift_but_never_makes_it_a_power_law(error, status):
         fit = fit_rate(lengths, np.abs(values), cov=(error * truth) ** 2)
         statuses.append(fit.status)
         if fit.status == "not yet" and error < 0.01:
-            assert fit.interval[0] <= 1.0 <= fit.interval[1]
+            assert fit.exponent_interval[0] <= 1.0 <= fit.exponent_interval[1]
     assert "power law" not in statuses
     assert statuses.count(status) >= 40
 
@@ -160,8 +160,8 @@ def test_a_significant_drift_within_the_tolerance_widens_the_interval_only():
     assert fit.p_value < 1e-6
     assert fit.is_power_law
     assert fit.reach == exact.reach < DRIFT_TOLERANCE
-    assert fit.interval[0] <= 1.0 <= fit.interval[1]
-    assert np.diff(fit.interval) > 100 * fit.standard_error
+    assert fit.exponent_interval[0] <= 1.0 <= fit.exponent_interval[1]
+    assert np.diff(fit.exponent_interval) > 100 * fit.standard_error
 
 
 def test_scatter_beyond_its_error_bars_is_not_a_power_law():
@@ -170,7 +170,7 @@ def test_scatter_beyond_its_error_bars_is_not_a_power_law():
     fit = fit_rate(lengths, values, cov=(0.001 * values) ** 2)
     assert fit.status == "not yet"
     assert fit.p_value < 1e-6
-    assert fit.interval[1] - fit.interval[0] > 10 * 2 * 1.96 * fit.standard_error
+    assert fit.exponent_interval[1] - fit.exponent_interval[0] > 10 * 2 * 1.96 * fit.standard_error
 
 
 @pytest.mark.parametrize("nearly", [1e-6, 1e-10, 1e-15, 0.0])
@@ -191,7 +191,7 @@ def test_noise_of_one_source_is_not_trusted_beyond_the_delta_method():
     for normal in np.random.default_rng(3).standard_normal(50):
         values = (1 + shares * normal) / lengths
         fit = fit_rate(lengths, values, cov=np.outer(shares / lengths, shares / lengths))
-        assert fit.interval[0] <= 1.0 <= fit.interval[1]
+        assert fit.exponent_interval[0] <= 1.0 <= fit.exponent_interval[1]
 
 
 def test_a_zero_covariance_means_exact_values():
@@ -202,11 +202,11 @@ def test_a_zero_covariance_means_exact_values():
 def test_two_lengths_test_nothing():
     exact = fit_rate([10, 100], [1.0, 0.1])
     assert exact.status == "too few"
-    assert exact.interval == (-math.inf, math.inf)
-    assert exact.as_json()["interval"] == [None, None]
+    assert exact.exponent_interval == (-math.inf, math.inf)
+    assert exact.to_dict()["exponent_interval"] == [None, None]
     noisy = fit_rate([10, 100], [1.0, 0.1], cov=[1e-4, 1e-6])
     assert noisy.status == "too few"
-    assert math.isfinite(noisy.interval[0])
+    assert math.isfinite(noisy.exponent_interval[0])
     assert noisy.verdict.startswith("Too few lengths to test a power law; its exponent would be 1.")
 
 

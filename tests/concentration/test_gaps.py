@@ -574,7 +574,7 @@ def test_bad_input_gets_one_clear_sentence(x64, changed, message):
 
 def test_a_gap_curve_is_frozen_and_turns_into_plain_json(x64):
     gap = pl.output_gap(head(0.8), NORMAL, NORMAL, [10, 100], kind="asymptotic")
-    assert gap.as_json()["value"] == [None, None]
+    assert gap.to_dict()["value"] == [None, None]
     with pytest.raises(dataclasses.FrozenInstanceError):
         gap.kind = "exact"  # type: ignore  # as the test says
 

@@ -84,7 +84,7 @@ def test_a_report_says_why_a_kind_is_missing() -> None:
     assert [curve.kind for curve in report.curves] == ["asymptotic", "bound"]
     assert list(report.missing) == ["exact"]
     assert "must keep the scores within reach of the exact gap" in report.missing["exact"]
-    assert report.as_json()["missing"] == report.missing
+    assert report.to_dict()["missing"] == report.missing
 
 
 def test_a_report_without_randomness_of_what_can_only_be_simulated_is_refused() -> None:

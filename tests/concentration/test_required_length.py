@@ -68,7 +68,7 @@ def test_beyond_the_largest_length_the_answer_is_a_flag_and_not_a_number(x64):
         found.describe("foo")
     assert found.describe("asymptotic") == "diverges"
     expected = {"exact": "> 1e30", "asymptotic": "diverges", "bound": "> 1e30"}
-    assert found.as_json()["length"] == expected
+    assert found.to_dict()["length"] == expected
 
 
 def test_the_last_crossing_counts_when_a_gap_rises_first():

@@ -23,7 +23,7 @@ def test_one_dimension_is_the_formula(x64):
         flow = pl.depth_flow(head, law, times, method=method)
         assert_allclose(flow.cov[:, 0, 0], s / left, rtol=digits)
         assert_allclose(flow.mean[:, 0], m * np.exp(v * times) / np.sqrt(left), rtol=digits)
-        assert (flow.kind, flow.error.shape) == ("limit", (4,))
+        assert (flow.kind, flow.error.shape) == ("limit", (4, 1, 1))
     closed = pl.depth_flow(head, law, times)
     past = pl.depth_flow(head, law, [1.0, 2.0], method="ode")
     assert closed.blow_up is not None

@@ -20,7 +20,7 @@ from promptlimit.depth import (
     semi_exact_bias,
     square_error_slopes,
 )
-from promptlimit.results import KindUnavailableError
+from promptlimit.errors import KindUnavailableError
 from promptlimit.weights import own_token_statistics
 
 
@@ -222,7 +222,7 @@ def test_prompt_moments_takes_the_semi_exact_bias_where_the_leading_order_is_far
     assert moments.bias[2] == 0.0
     assert np.isfinite(moments.bias).all()
     deeper = line(0.0, (1, (0.6, 0.5)), (1, (0.1, 0.1)), (1, (0.1, 0.1)))
-    with pytest.warns(pl.SlowExpansionWarning, match="layer 0 attend to themselves so much"):
+    with pytest.warns(pl.errors.SlowExpansionWarning, match="layer 0 attend to themselves so much"):
         moments = pl.prompt_moments(attention(deeper), law, [1.0], lengths, kind="asymptotic")
     assert np.isnan(moments.bias[:2]).all()
     assert np.isfinite(moments.cov).all()

@@ -15,8 +15,8 @@ from promptlimit.depth import (
     fluctuation_cov,
     masked_bias_slope,
 )
+from promptlimit.errors import KindUnavailableError
 from promptlimit.reproduction.depth._finite_stacks import first_orders, line_stack, outputs
-from promptlimit.results import KindUnavailableError
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -62,7 +62,7 @@ def test_the_share_nears_one_at_its_rate(squared, exponent):
 
 def test_a_bias_that_is_not_reached_is_not_reported():
     with pytest.warns(
-        pl.SlowExpansionWarning, match=r"NaN at L = 50: .* trusted from L = "
+        pl.errors.SlowExpansionWarning, match=r"NaN at L = 50: .* trusted from L = "
     ) as said:
         moments = pl.prompt_moments(SHARP, LAW, QUERY, [50, 1e9], kind="asymptotic")
     assert np.isnan(moments.bias[0, 0])

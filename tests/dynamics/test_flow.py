@@ -14,7 +14,6 @@ from scipy.integrate import solve_ivp
 
 import promptlimit as pl
 from promptlimit.dynamics import (
-    OutsideTheoremWarning,
     StabilisedRungeKutta,
     _comparison,
     _flow,
@@ -31,13 +30,13 @@ from promptlimit.dynamics._risks import (
     state_of,
     state_risks,
 )
-from promptlimit.finite import UnreliableErrorWarning
+from promptlimit.errors import OutsideTheoremWarning, UnreliableErrorWarning
 from promptlimit.tasks import AbstractObjective, RiskProblem, exact_objectives
 
 SIGMA = np.array([[1.0, 0.4], [0.4, 0.7]])
 TASK = pl.LinearRegression(SIGMA)
 POINTS = 512
-START = pl.block_start(TASK, 0.5)
+START = pl.dynamics.block_start(TASK, 0.5)
 
 
 def textbook(alpha: float, times: list[float]) -> np.ndarray:
@@ -55,7 +54,7 @@ def textbook(alpha: float, times: list[float]) -> np.ndarray:
     return found.y.T
 
 
-def blocks(flow: pl.Trajectory) -> np.ndarray:
+def blocks(flow: pl.results.Trajectory) -> np.ndarray:
     A, b = flow.key_query[:, :2, :2], flow.value_matrix[:, 2, 2]
     return np.column_stack([A.reshape(len(b), 4), b])
 
@@ -66,7 +65,10 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
 ) -> None:
     times = [0.0, 0.3, 1.0, 3.0, 6.0]
     flow = pl.gradient_flow(
-        pl.block_start(TASK, 0.5), TASK, math.inf, pl.dynamics.FlowPlan(times, solver=solver)
+        pl.dynamics.block_start(TASK, 0.5),
+        TASK,
+        math.inf,
+        pl.dynamics.FlowPlan(times, solver=solver),
     )
     assert flow.kind == "limit"
     np.testing.assert_allclose(blocks(flow), textbook(0.5, times), atol=error)
@@ -77,7 +79,7 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
 
 def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> None:
     theta = np.array([[1.0, 0.3], [-0.2, 0.5]])
-    start = pl.block_start(TASK, 0.3, theta)
+    start = pl.dynamics.block_start(TASK, 0.3, theta)
     flow = pl.gradient_flow(
         start, TASK, math.inf, pl.dynamics.FlowPlan([0.0, 1.0, math.inf], rtol=1e-11)
     )
@@ -95,7 +97,7 @@ def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> Non
 def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
     task = pl.LinearRegression(np.diag([2.0, 0.0]))
     theta = np.array([[1.0, 0.0], [1.0, 1.0]])
-    start = pl.block_start(task, 0.4, theta)
+    start = pl.dynamics.block_start(task, 0.4, theta)
     flow = pl.gradient_flow(start, task, math.inf, pl.dynamics.FlowPlan([math.inf], rtol=1e-11))
     limit = block_limit(task, 0.4, theta)
     np.testing.assert_allclose(flow.key_query[-1], limit.key_query, atol=1e-8)
@@ -108,7 +110,7 @@ def test_a_singular_covariance_keeps_what_the_flow_cannot_see() -> None:
 
 def test_linear_attention_over_few_tokens_ends_at_its_optimum() -> None:
     task = pl.LinearRegression(SIGMA, noise_variance=0.3)
-    start = pl.block_start(task, 0.4, kernel="linear")
+    start = pl.dynamics.block_start(task, 0.4, kernel="linear")
     flow = pl.gradient_flow(start, task, 7, pl.dynamics.FlowPlan([math.inf], rtol=1e-11))
     best = pl.linear_optimum(task, 7)
     assert isinstance(best.attention, pl.LinearAttention)
@@ -135,12 +137,12 @@ def objective(head: pl.AbstractAttention, length: float) -> AbstractObjective:
 
 
 @pytest.fixture(scope="module")
-def finite() -> pl.Trajectory:
+def finite() -> pl.results.Trajectory:
     """A flow over 20 tokens, at the nodes of a quadrature rule."""
     return pl.gradient_flow(random_head(), TASK, 20, pl.dynamics.FlowPlan(TIMES, points=POINTS))
 
 
-def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
+def test_a_finite_flow_descends_the_exact_risk(finite: pl.results.Trajectory) -> None:
     head = pl.SoftmaxAttention(finite.key_query[-1], finite.value_matrix[-1])
     # 512 points leave up to 3% here, growing along the flow: a coarse check of the law alone.
     assert abs(pl.risk(head, TASK, 20).value / finite.value[-1] - 1) < 0.05
@@ -150,12 +152,14 @@ def test_a_finite_flow_descends_the_exact_risk(finite: pl.Trajectory) -> None:
     assert (finite.error > 0).all()
 
 
-def test_the_risk_falls_at_the_rate_of_the_squared_gradient(finite: pl.Trajectory) -> None:
+def test_the_risk_falls_at_the_rate_of_the_squared_gradient(finite: pl.results.Trajectory) -> None:
     fall = END / 2 * WEIGHTS @ finite.gradient_norms[1:-1] ** 2
     assert abs(finite.value[0] - finite.value[-1] - fall) < 1e-4 * fall
 
 
-def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.Trajectory) -> None:
+def test_the_path_between_two_times_is_the_integral_of_the_gradient(
+    finite: pl.results.Trajectory,
+) -> None:
     """Central differences of the risk in every entry of U and v, at the quadrature's nodes."""
     step, moved = 1e-5, np.zeros((4, 3))
     with jax.enable_x64(True):
@@ -176,7 +180,7 @@ def test_the_path_between_two_times_is_the_integral_of_the_gradient(finite: pl.T
     )
 
 
-def test_a_finer_tolerance_changes_little(finite: pl.Trajectory) -> None:
+def test_a_finer_tolerance_changes_little(finite: pl.results.Trajectory) -> None:
     fine = pl.gradient_flow(
         random_head(), TASK, 20, pl.dynamics.FlowPlan(TIMES, points=POINTS, rtol=1e-7)
     )
@@ -211,7 +215,7 @@ def test_the_gradient_in_the_factors_follows_the_chain_rule(x64: None) -> None:
 
 
 def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
-    finite: pl.Trajectory, monkeypatch: pytest.MonkeyPatch
+    finite: pl.results.Trajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, right = [], RiskOfState.gradient
     monkeypatch.setattr(RiskOfState, "gradient", lambda *a: calls.append(0) or right(*a))
@@ -224,7 +228,7 @@ def test_one_program_serves_all_lengths_tolerances_noises_and_numbers_of_times(
 
 
 def test_times_after_the_arrival_repeat_it() -> None:
-    start = pl.block_start(TASK, 0.5)
+    start = pl.dynamics.block_start(TASK, 0.5)
     flow = pl.gradient_flow(
         start, TASK, math.inf, pl.dynamics.FlowPlan([1.0, 500.0, 501.0, math.inf], arrival=1e-4)
     )
@@ -239,7 +243,7 @@ def test_times_after_the_arrival_repeat_it() -> None:
 def test_noise_shifts_the_floor_and_leaves_the_infinite_flow_in_blocks_alone() -> None:
     noisy = pl.LinearRegression(SIGMA, noise_variance=0.3)
     flows = [
-        pl.gradient_flow(pl.block_start(task, 0.5), task, math.inf, [0.0, 2.0, math.inf])
+        pl.gradient_flow(pl.dynamics.block_start(task, 0.5), task, math.inf, [0.0, 2.0, math.inf])
         for task in (TASK, noisy)
     ]
     assert pl.trajectory_gap(*flows).merged.max() == 0.0
@@ -274,9 +278,9 @@ class Copied(Wrapped):
         return self.inner.loss(output, token) - self.reward * jnp.sum(output**2)
 
 
-def simulated(reward: float, times: list[float]) -> pl.Trajectory:
+def simulated(reward: float, times: list[float]) -> pl.results.Trajectory:
     return pl.gradient_flow(
-        pl.block_start(TASK, 0.5),
+        pl.dynamics.block_start(TASK, 0.5),
         Copied(TASK, jnp.asarray(reward)),
         5,
         pl.dynamics.FlowPlan(times, samples=512, rtol=1e-4),
@@ -287,7 +291,7 @@ def simulated(reward: float, times: list[float]) -> pl.Trajectory:
 def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     times = [0.0, 0.5, 1.0]
     exact = pl.gradient_flow(
-        pl.block_start(TASK, 0.5), TASK, 5, pl.dynamics.FlowPlan(times, points=POINTS)
+        pl.dynamics.block_start(TASK, 0.5), TASK, 5, pl.dynamics.FlowPlan(times, points=POINTS)
     )
     found = simulated(0.0, times)
     assert found.kind == "estimate"
@@ -307,7 +311,7 @@ def test_a_flow_that_leaves_every_ball_is_refused_with_the_time() -> None:
 
 
 def test_the_band_of_lemma_e_1_holds_the_finite_flow() -> None:
-    start, times = pl.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
+    start, times = pl.dynamics.block_start(TASK, 0.3), [0.0, 0.02, 0.05]
     finite, infinite = (
         pl.gradient_flow(start, TASK, length, pl.dynamics.FlowPlan(times, points=POINTS))
         for length in (30, math.inf)
@@ -329,7 +333,7 @@ def test_the_smallest_length_is_found_within_its_ratio(
 
 
 def test_the_excess_risk_of_long_prompts_is_that_of_their_ends() -> None:
-    start = pl.block_start(TASK, 0.5, kernel="linear")
+    start = pl.dynamics.block_start(TASK, 0.5, kernel="linear")
     found = _comparison.excess_risk(start, TASK, 20)
     ends = [pl.gradient_flow(start, TASK, n, [1.0, math.inf]).value[-1] for n in (20, math.inf)]
     assert found == ends[0] - ends[1] > 0
@@ -405,21 +409,21 @@ def test_bad_requests_are_refused_in_one_sentence(change: dict, message: str) ->
 
 def test_starts_outside_the_theorem_warn_and_are_made() -> None:
     with pytest.warns(OutsideTheoremWarning, match=r"Theorem 5.2 speaks of 0 < alpha < 0\.\d+ "):
-        start = pl.block_start(TASK, 5.0)
+        start = pl.dynamics.block_start(TASK, 5.0)
     assert float(start.value[2, 2]) == 5.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        inside = pl.block_start(TASK, 0.5, np.array([[2.0], [0.0]]))
+        inside = pl.dynamics.block_start(TASK, 0.5, np.array([[2.0], [0.0]]))
     np.testing.assert_array_equal(inside.key_query, 0.5 * np.diag([1.0, 0.0, 0.0]))
     with pytest.raises(ValueError, match="`theta` must not be zero"):
-        pl.block_start(TASK, 0.5, np.zeros((2, 2)))
+        pl.dynamics.block_start(TASK, 0.5, np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"`theta` must have shape \(2, 3\)"):
-        pl.block_start(TASK, 0.5, np.eye(3))
+        pl.dynamics.block_start(TASK, 0.5, np.eye(3))
 
 
 def test_random_factors_are_pytorchs_and_the_same_for_both_kernels() -> None:
     soft, linear = (
-        pl.uniform_factors(5, key=jax.random.key(3), kernel=kernel)
+        pl.dynamics.uniform_factors(5, key=jax.random.key(3), kernel=kernel)
         for kernel in ("softmax", "linear")
     )
     np.testing.assert_array_equal(soft.key_weight, linear.key_weight)
@@ -435,9 +439,9 @@ def test_random_factors_are_pytorchs_and_the_same_for_both_kernels() -> None:
 
 
 def test_flow_time_of_the_papers_protocol() -> None:
-    assert pl.flow_time(300_000, 1e-3) == 600.0
+    assert pl.dynamics.flow_time(300_000, 1e-3) == 600.0
     with pytest.raises(ValueError, match="`learning_rate` must be positive"):
-        pl.flow_time(10, 0.0)
+        pl.dynamics.flow_time(10, 0.0)
 
 
 def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
@@ -449,7 +453,7 @@ def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
 
 
 def test_a_start_near_the_saddle_has_not_arrived() -> None:
-    start = pl.block_start(TASK, 1e-7, kernel="linear")
+    start = pl.dynamics.block_start(TASK, 1e-7, kernel="linear")
     flow = pl.gradient_flow(start, TASK, math.inf, [0.0, 10.0, math.inf])
     assert flow.value[0] > 0.5
     assert flow.value[-1] < 1e-12
@@ -495,7 +499,7 @@ def test_a_run_with_a_part_without_a_name_is_not_kept(tmp_path) -> None:
 
 
 def test_folders_with_an_equals_sign_are_read_again(tmp_path) -> None:
-    start = pl.block_start(TASK, 0.5, kernel="linear")
+    start = pl.dynamics.block_start(TASK, 0.5, kernel="linear")
     folder = tmp_path / "alpha=0.5"
     first, again = (pl.gradient_flow(start, TASK, 10, [0.0, 1.0], folder=folder) for _ in range(2))
     np.testing.assert_array_equal(first.value, again.value)
@@ -504,6 +508,6 @@ def test_folders_with_an_equals_sign_are_read_again(tmp_path) -> None:
 def test_a_start_that_the_theorem_covers_is_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pl.block_start(pl.LinearRegression(np.eye(4)), 0.99)
+        pl.dynamics.block_start(pl.LinearRegression(np.eye(4)), 0.99)
     with pytest.warns(OutsideTheoremWarning):
-        pl.block_start(pl.LinearRegression(np.eye(4)), 1.01)
+        pl.dynamics.block_start(pl.LinearRegression(np.eye(4)), 1.01)

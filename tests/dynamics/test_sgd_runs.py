@@ -18,7 +18,7 @@ import sys, time, jax, numpy as np, optax, promptlimit as pl
 
 def train(folder, watch):
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
-    starts = [lambda key, kernel=kernel: pl.uniform_factors(2, key=key, kernel=kernel)
+    starts = [lambda key, kernel=kernel: pl.dynamics.uniform_factors(2, key=key, kernel=kernel)
               for kernel in ("softmax", "linear")]
     plan = pl.TrainingPlan(steps=400, batch=8, record=[0, 33, 400], points=256,
                            optimiser=optax.adam(1e-3), label="adam(1e-3)")
@@ -28,7 +28,7 @@ def train(folder, watch):
 SLOW = CODE + "\ntrain(sys.argv[1], lambda progress: time.sleep(0.05))\n"
 
 
-def train(folder: Path | None, watch=None) -> pl.Training:
+def train(folder: Path | None, watch=None) -> pl.results.Training:
     names: dict = {}
     exec(CODE, names)  # noqa: S102  # the same function in this process and in the killed one
     return names["train"](folder, watch)
@@ -71,7 +71,7 @@ def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
 
     def start(key):
-        return pl.uniform_factors(2, key=key, kernel="linear")
+        return pl.dynamics.uniform_factors(2, key=key, kernel="linear")
 
     plan = pl.TrainingPlan(steps=20, learning_rate=100.0, record=[0, 20])
     found = [pl.sgd(start, task, 5, plan, key=jax.random.key(0), folder=tmp_path) for _ in range(2)]
@@ -83,7 +83,7 @@ def test_a_diverged_run_comes_back_from_its_folder(tmp_path: Path) -> None:
 def test_a_run_in_law_is_not_taken_for_one_over_tokens(tmp_path: Path) -> None:
     task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
     for sampling in ("tokens", "law"):
-        start = pl.uniform_factors(2, key=jax.random.key(0), kernel="linear")
+        start = pl.dynamics.uniform_factors(2, key=jax.random.key(0), kernel="linear")
         plan = pl.TrainingPlan(steps=2, batch=8, record=[0, 2], points=256, sampling=sampling)
         pl.sgd([start], task, [5], plan, key=jax.random.key(3), folder=tmp_path)
     assert len(list(tmp_path.glob("*/done"))) == 2

@@ -17,7 +17,7 @@ import pytest
 from jaxtyping import Array, Float
 
 import promptlimit as pl
-from promptlimit.results import ArgumentError, InputFileError
+from promptlimit.errors import ArgumentError, InputFileError
 
 ROTATION = np.array([[0.6, -0.8], [0.8, 0.6]])
 THIRD = 1.0 / 3.0

@@ -95,11 +95,11 @@ def sentence(name="TwoSidedExponential", tilt="[1.5]", value="nan"):
         lambda: pl.output_gap(HEAD, LAW, [[0.1], BEYOND], [10]),
         lambda: pl.gap_exponent(HEAD, LAW, [[0.1], BEYOND]),
         lambda: pl.required_length(HEAD, LAW, [BEYOND], 0.1),
-        lambda: pl.length_statistics(pl.TokenScores(LAW, jnp.array(BEYOND)), [10]),
+        lambda: pl.length_statistics(pl.lengths.TokenScores(LAW, jnp.array(BEYOND)), [10]),
     ],
 )
 def test_a_tilt_outside_the_domain_is_refused_wherever_a_law_is_read(ask):
-    with pytest.raises(pl.OutsideDomainError, match=f"^{sentence()}$"):
+    with pytest.raises(pl.errors.OutsideDomainError, match=f"^{sentence()}$"):
         ask()
 
 
@@ -114,7 +114,7 @@ def test_a_tilt_outside_the_domain_is_refused_wherever_a_law_is_read(ask):
 def test_what_is_made_of_a_law_ends_where_it_does(law, tilt, words):
     assert not law.finite_everywhere
     point = "[" + ", ".join(map(str, tilt)) + "]"
-    with pytest.raises(pl.OutsideDomainError, match=sentence(words, point)):
+    with pytest.raises(pl.errors.OutsideDomainError, match=sentence(words, point)):
         law.tilted_mean(jnp.array(tilt))
     assert np.isfinite(law.tilted_mean(0.1 * jnp.array(tilt))).all()
 
@@ -125,7 +125,7 @@ def test_an_infinite_transform_is_outside_too():
             inside = jnp.abs(tilt[0]) < 1
             return jnp.where(inside, super().log_laplace(jnp.where(inside, tilt, 0.0)), jnp.inf)
 
-    with pytest.raises(pl.OutsideDomainError, match=sentence("Infinite", value="inf")):
+    with pytest.raises(pl.errors.OutsideDomainError, match=sentence("Infinite", value="inf")):
         Infinite().tilted_mean(jnp.array(BEYOND))
 
 
@@ -174,7 +174,7 @@ def test_queries_drawn_outside_the_domain_are_counted():
         "the key-query matrix down."
     )
     queries = pl.Gaussian([9.0], [[1.0]])
-    with pytest.raises(pl.OutsideDomainError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(pl.errors.OutsideDomainError, match=f"^{re.escape(message)}$"):
         pl.output_gap(HEAD, LAW, queries, [4], key=KEY, samples=16)
 
 
@@ -185,7 +185,7 @@ def test_a_risk_over_infinite_prompts_says_that_it_has_none():
         "ask for finite lengths."
     )
     for quantity in (pl.risk, pl.risk_gradient):
-        with pytest.raises(pl.OutsideDomainError, match=f"^{re.escape(message)}$"):
+        with pytest.raises(pl.errors.OutsideDomainError, match=f"^{re.escape(message)}$"):
             quantity(HEAD, Named(LAW), math.inf, key=KEY, samples=16)
     assert pl.risk(HEAD, Named(LAW), 4, key=KEY, samples=16).value > 0.0
 
@@ -228,7 +228,7 @@ def simulated_outputs(query, length, prompts):
 @pytest.mark.parametrize("law", [StudentT(), Declared()])
 def test_finite_prompts_without_a_limit_are_simulated(law):
     words = "No limit exists for SoftmaxAttention over .* tokens at this query, and `limit`, `bias`"
-    with pytest.warns(pl.NoLimitWarning, match=words):
+    with pytest.warns(pl.errors.NoLimitWarning, match=words):
         moments = pl.prompt_moments(
             HEAD, law, BEYOND, [7, math.inf], kind="estimate", key=KEY, samples=20_000
         )
@@ -247,7 +247,9 @@ def test_finite_prompts_without_a_limit_are_simulated(law):
 
 def test_beyond_the_domain_finite_prompts_are_simulated_too():
     for attention, factor in ((HEAD, 1.0), (Silent(), 2.0)):
-        with pytest.warns(pl.NoLimitWarning, match=r"Scale the query or the key-query matrix down"):
+        with pytest.warns(
+            pl.errors.NoLimitWarning, match=r"Scale the query or the key-query matrix down"
+        ):
             moments = pl.prompt_moments(
                 attention, LAW, BEYOND, 6, kind="estimate", key=KEY, samples=4000
             )
@@ -273,16 +275,16 @@ def test_beyond_the_domain_finite_prompts_are_simulated_too():
         lambda law: pl.gap_exponent(HEAD, law, [BEYOND]),
         lambda law: pl.required_length(HEAD, law, [BEYOND], 0.1),
         lambda law: pl.gradient_moments(HEAD, law, BEYOND, 10, wrt="value", key=KEY, samples=4),
-        lambda law: pl.length_statistics(pl.TokenScores(law, jnp.array(BEYOND)), [10]),
+        lambda law: pl.length_statistics(pl.lengths.TokenScores(law, jnp.array(BEYOND)), [10]),
     ],
 )
 def test_quantities_about_a_limit_say_that_none_exists(ask, law):
-    with pytest.raises(pl.OutsideDomainError, match=r"no limit exists.* kind='estimate'"):
+    with pytest.raises(pl.errors.OutsideDomainError, match=r"no limit exists.* kind='estimate'"):
         ask(law)
 
 
 def test_a_compiled_program_refuses_moments_that_no_transform_gives():
-    with pytest.raises(pl.OutsideDomainError, match="transform around zero for its moments"):
+    with pytest.raises(pl.errors.OutsideDomainError, match="transform around zero for its moments"):
         pl.LinearAttention([[1.0]], [[1.0]])(StudentT(), jnp.array([1.0]))
 
 
@@ -293,7 +295,9 @@ def test_moments_that_no_transform_gives_are_refused_and_not_zero(law):
         lambda: law.cov,
         lambda: pl.prompt_moments(pl.LinearAttention([[1.0]], [[1.0]]), law, [1.0], 10),
     ):
-        with pytest.raises(pl.OutsideDomainError, match="transform around zero for its moments"):
+        with pytest.raises(
+            pl.errors.OutsideDomainError, match="transform around zero for its moments"
+        ):
             ask()
     report = pl.check_law(law, key=KEY)
     assert report["domain"].note == "no transform away from zero: no limit exists"

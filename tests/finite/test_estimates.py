@@ -9,7 +9,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
-from promptlimit.finite import UnreliableErrorWarning, _simulation
+from promptlimit.errors import UnreliableErrorWarning
+from promptlimit.finite import _simulation
 from promptlimit.finite._simulation import warn_when_unreliable
 
 HEAD = pl.SoftmaxAttention([[0.8, 0.0], [0.2, 0.5]], [[1.0, 0.0], [1.0, 2.0]])

@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose
 from scipy.special import softmax
 
 import promptlimit as pl
+from promptlimit.errors import NotAnalyticError
 from promptlimit.finite import _softmax_moments, softmax_moments
-from promptlimit.results import NotAnalyticError
 from promptlimit.weights import Ray, RayLaw, score_law
 
 MATRIX = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.1]])
@@ -236,7 +236,9 @@ def test_what_derivatives_of_a_users_transform_lose_is_measured(x64):
     same = pl.prompt_moments(attention, pl.UniformCube([1.0]), [1.0], [2, 1e6])
     assert (np.abs(fine.mse - same.mse) <= fine.error + same.error).all()
     for tilt in (1e-4, 1e-7):
-        with pytest.raises(pl.AccuracyError, match="moments must be exact to a relative 1e-09"):
+        with pytest.raises(
+            pl.errors.AccuracyError, match="moments must be exact to a relative 1e-09"
+        ):
             pl.prompt_moments(attention, law, [tilt], [1e3, 1e6])
     with pytest.raises(pl.KindUnavailableError, match="are not finite at zero"):
         pl.prompt_moments(attention, law, [1.0], 1)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 import promptlimit as pl
 from promptlimit.measures import GaussianParts
@@ -132,6 +132,60 @@ def test_an_estimate_and_a_limit():
     limit = pl.output_law(HEAD, LAW, TILT, math.inf)
     assert limit.kind == "limit"
     assert_allclose(limit.expectation(np.exp, np.exp), np.exp(limit.limit))
+
+
+def test_the_distribution_of_a_mean_of_gaussians_is_normal_to_many_digits():
+    mean = pl.SoftmaxAttention([[0.0]], [[1.0]])
+    law = pl.output_law(mean, pl.Gaussian([0.5], [[4.0]]), [1.0], [[1, 16], [100, math.inf]])
+    x = np.linspace(-3.0, 4.0, 41)
+    scales = 2.0 / np.sqrt([[1, 16], [100, 1e30]])
+    found = law.cdf(x)
+    assert found.shape == (2, 2, 41)
+    expected = ndtr((x - 0.5) / scales[..., None])
+    expected[1, 1] = x >= 0.5  # an infinite prompt
+    assert_allclose(found, expected, atol=1e-9)
+    assert_allclose(law.cdf(0.5)[0], 0.5, atol=1e-12)
+    p = np.array([[1e-4, 0.3], [0.5, 0.999]])
+    expected = 0.5 + scales[..., None, None] * ndtri(p)
+    assert_allclose(law.quantile(p), expected, atol=1e-8)
+
+
+def test_the_distribution_between_thresholds_is_that_of_the_exact_tail():
+    law = pl.output_law(HEAD, LAW, TILT, [2, 30])
+    for length, single in ((2, law.at(2)), (30, law.at(30))):
+        x = single.mean + math.sqrt(single.variance) * np.linspace(-4.0, 4.0, 61)
+        exact = pl.output_law(HEAD, LAW, TILT, length, thresholds=x)
+        assert np.abs(single.cdf(x) - (1.0 - exact.value)).max() < 2e-5
+        assert (np.diff(single.cdf(x)) >= 0.0).all()
+    p = np.linspace(0.001, 0.999, 51)
+    assert_allclose(law.at(30).cdf(law.at(30).quantile(p)), p, atol=1e-12)
+
+
+def test_the_distribution_is_that_of_simulated_prompts():
+    outputs = simulated(TILT, ROW, 10, 20_000, np.random.default_rng(1))
+    law = pl.output_law(HEAD, LAW, TILT, 10)
+    p = np.array([0.02, 0.2, 0.5, 0.8, 0.98])
+    shares = (outputs[:, None] <= law.quantile(p)).mean(axis=0)
+    assert (np.abs(shares - p) < 4.5 * np.sqrt(p * (1.0 - p) / outputs.size)).all()
+    x = np.quantile(outputs, p)
+    assert np.abs(law.cdf(x) - p).max() < 4.5 * 0.5 / math.sqrt(outputs.size)
+
+
+def test_the_distribution_of_an_estimate_follows_its_prompts():
+    law = pl.output_law(HEAD, LAW, TILT, 10, kind="estimate", key=jax.random.key(1), samples=4000)
+    exact = pl.output_law(HEAD, LAW, TILT, 10)
+    assert np.abs(law.cdf(exact.quantile([0.1, 0.5, 0.9])) - [0.1, 0.5, 0.9]).max() < 0.04
+
+
+def test_few_thresholds_leave_the_rest_of_the_distribution_unknown():
+    law = pl.output_law(HEAD, LAW, TILT, 10, thresholds=[0.0, 0.4, 0.8])
+    assert_allclose(law.cdf([0.0, 0.4, 0.8]), 1.0 - law.value, rtol=1e-12)
+    assert np.isnan(law.cdf([-1.0, 3.0])).all()
+    assert np.isnan(law.quantile([1e-6, 1.0 - 1e-6])).all()
+    with pytest.raises(ValueError, match="`p` must be probabilities between 0 and 1, got"):
+        law.quantile([0.5, 1.0])
+    with pytest.raises(ValueError, match="`x` must be finite numbers, got"):
+        law.cdf(math.nan)
 
 
 def test_far_thresholds_are_bounded_where_they_cannot_be_integrated():

@@ -19,8 +19,8 @@ from scipy.stats import binom
 
 import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
+from promptlimit.errors import AccuracyError
 from promptlimit.finite import _softmax_moments
-from promptlimit.results import AccuracyError
 from promptlimit.weights import _prompts
 
 REFERENCE = json.loads(pathlib.Path(__file__).with_name("mixture_reference.json").read_text())
@@ -543,7 +543,9 @@ def test_the_partition_function_of_a_few_atoms_is_enumerated():
     weights, atoms, tilt = rng.dirichlet(np.ones(3)), rng.normal(size=(3, 2)), rng.normal(size=2)
     with jax.enable_x64(True):
         law = pl.Empirical(atoms, weights)
-        statistics = pl.length_statistics(pl.TokenScores(law, 3.0 * tilt), [*lengths, math.inf])
+        statistics = pl.length_statistics(
+            pl.lengths.TokenScores(law, 3.0 * tilt), [*lengths, math.inf]
+        )
     for n, length in enumerate(lengths):
         logs, squares = 0.0, 0.0
         for chosen in itertools.product(range(3), repeat=length):
@@ -562,7 +564,7 @@ def test_the_partition_function_of_a_few_atoms_is_enumerated():
 def test_the_partition_function_of_long_prompts_approaches_the_annealed_one(sharpness):
     # E ln Z = ln L + s^2/2 - (e^{s^2} - 1)/(2L) + O(1/L^2)
     length = 1e18
-    scores = pl.TokenScores(pl.Gaussian([0.0], [[1.0]]), [sharpness])
+    scores = pl.lengths.TokenScores(pl.Gaussian([0.0], [[1.0]]), [sharpness])
     found = pl.length_statistics(scores, length)
     left = math.log(length) + 0.5 * sharpness**2 - 0.5 * math.expm1(sharpness**2) / length
     assert_allclose(found.log_partition, left, rtol=1e-14)

@@ -9,8 +9,8 @@ import pytest
 
 import promptlimit as pl
 from promptlimit.depth import LayerMatrices, LinearStack
+from promptlimit.errors import AccuracyError
 from promptlimit.finite import _stack_moments
-from promptlimit.results import AccuracyError
 
 KEY = jax.random.key(7)
 NORMAL = pl.Gaussian([0.0], [[1.0]])

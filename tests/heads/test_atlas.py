@@ -148,7 +148,7 @@ def test_a_stored_atlas_has_the_standard_deviation_that_the_explorer_shows(
     atlas: pl.heads.HeadAtlas, tmp_path: Path
 ) -> None:
     path = tmp_path / "atlas.json"
-    path.write_text(json.dumps(atlas.as_json()))
+    path.write_text(json.dumps(atlas.to_dict()))
     marks = HeadMarks.read(path)
     found = [mark.sharpness for mark in marks.heads]
     np.testing.assert_allclose(found, atlas.sharpness[..., 2].ravel())
@@ -172,10 +172,10 @@ def test_no_affine_answer_beats_the_best_one(
 
 
 def test_the_tables_hold_every_head(atlas: pl.heads.HeadAtlas) -> None:
-    rows = list(csv.DictReader(io.StringIO(atlas.as_csv())))
+    rows = list(csv.DictReader(io.StringIO(atlas.to_csv())))
     assert len(rows) == 8
     assert float(rows[5]["r2_gaussian"]) == pytest.approx(atlas.r2["gaussian"][1, 1])
-    assert len(json.loads(json.dumps(atlas.as_json(), allow_nan=False))["heads"]) == 8
+    assert len(json.loads(json.dumps(atlas.to_dict(), allow_nan=False))["heads"]) == 8
 
 
 def test_replacing_no_head_changes_nothing_and_all_heads_much(
@@ -229,11 +229,11 @@ def test_heads_that_do_nothing_are_drawn_and_counted_out(atlas: pl.heads.HeadAtl
     share = {name: np.where(np.eye(2, 4, dtype=bool), np.nan, r2) for name, r2 in atlas.r2.items()}
     idle = dataclasses.replace(atlas, sharpness=1e-5 * atlas.sharpness, r2=share)
     for name in ("heads_phase", "heads_map", "heads_error"):
-        draw(name, idle.as_arrays()).draw_without_rendering()
+        draw(name, idle.to_arrays()).draw_without_rendering()
     assert np.isfinite(idle.rank_correlation())
     assert np.isfinite(list(idle.median_r2("linear").values())).all()
     assert idle.order()[6:] == [(0, 0), (1, 1)]
-    assert json.loads(json.dumps(idle.as_json(), allow_nan=False))["heads"][0]["r2_sinks"] is None
+    assert json.loads(json.dumps(idle.to_dict(), allow_nan=False))["heads"][0]["r2_sinks"] is None
 
 
 @pytest.mark.parametrize("model", ["gpt2"], indirect=True)

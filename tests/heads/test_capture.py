@@ -14,9 +14,9 @@ import promptlimit as pl
 from heads.small_models import write_model
 from promptlimit.cli import _heads as command
 from promptlimit.cli._console import CommandError
+from promptlimit.errors import InputFileError
 from promptlimit.heads._atlas import _length_needed
 from promptlimit.heads._prediction import GRID
-from promptlimit.results import InputFileError
 
 IDS = (5 + 7 * np.arange(48) ** 2) % 40
 
@@ -40,13 +40,13 @@ def test_heads_alone_give_the_atlas_of_their_model(
         alone = pl.heads.atlas(heads, clusters=2, sinks=2)
         assert (alone.model, alone.model_type) == ("heads", "arrays")
         assert (alone.window, alone.causal) == (24, True)
-        for name, expected in whole.as_arrays().items():
+        for name, expected in whole.to_arrays().items():
             if name not in {"model", "model_type", "parity"}:
                 np.testing.assert_allclose(
-                    alone.as_arrays()[name], expected, rtol=1e-6, atol=1e-6, err_msg=name
+                    alone.to_arrays()[name], expected, rtol=1e-6, atol=1e-6, err_msg=name
                 )
         assert np.isnan(alone.parity).all()
-        assert json.loads(json.dumps(alone.as_json(), allow_nan=False))["parity"] == [None] * 2
+        assert json.loads(json.dumps(alone.to_dict(), allow_nan=False))["parity"] == [None] * 2
     pl.heads.export_maps(alone, tmp_path / "maps.safetensors")
     with pytest.raises(
         ValueError, match=r"^`model` must be a model from `load`, got CapturedHeads. H"

@@ -164,10 +164,10 @@ def test_entropy_of_long_prompts_is_predicted_as_stated(
 
 
 def test_the_tables_of_a_causal_atlas_hold_every_head(atlas: pl.heads.CausalAtlas) -> None:
-    rows = list(csv.DictReader(io.StringIO(atlas.as_csv())))
+    rows = list(csv.DictReader(io.StringIO(atlas.to_csv())))
     assert len(rows) == 8
     assert float(rows[5]["r2_gaussian"]) == pytest.approx(atlas.r2["gaussian"][1, 1])
-    content = json.loads(json.dumps(atlas.as_json(), allow_nan=False))
+    content = json.loads(json.dumps(atlas.to_dict(), allow_nan=False))
     assert len(content["heads"]) == 8
     assert content["equivalent"] == EQUIVALENT
     better = atlas.r2["gaussian_mass"] > atlas.r2["dropped"]
@@ -175,7 +175,7 @@ def test_the_tables_of_a_causal_atlas_hold_every_head(atlas: pl.heads.CausalAtla
     assert (atlas.sink_weight + atlas.recent_weight <= 1 + 1e-6).all()
     one = dataclasses.replace(atlas, r2_error={"dropped": np.full((2, 4), np.inf)})
     assert (
-        json.loads(json.dumps(one.as_json(), allow_nan=False))["heads"][0]["r2_dropped_error"]
+        json.loads(json.dumps(one.to_dict(), allow_nan=False))["heads"][0]["r2_dropped_error"]
         is None
     )
 

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 import promptlimit as pl
 from heads.small_models import CONFIGS, IDS, write_model
+from promptlimit.errors import InputFileError
 from promptlimit.heads import families
 from promptlimit.heads.families.llama import Llama
-from promptlimit.results import InputFileError
 
 
 def changed_config(**changes: object) -> Callable[[Path], None]:

@@ -11,8 +11,8 @@ import pytest
 
 import promptlimit as pl
 from heads.small_gguf import TOKENS, tensors, write_gguf, write_same_folder
+from promptlimit.errors import InputFileError
 from promptlimit.heads._gguf import GgufFile
-from promptlimit.results import InputFileError
 
 IDS = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 39, 0])
 

@@ -16,8 +16,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import promptlimit as pl
+from promptlimit.errors import AccuracyError
 from promptlimit.lengths import _length_statistics as engine
-from promptlimit.results import AccuracyError
 
 REFERENCE = json.loads(
     pathlib.Path(__file__).with_name("length_statistics_reference.json").read_text("utf-8")
@@ -39,12 +39,13 @@ def test_agrees_with_the_stored_digits_of_mpmath(entry):
     statistics = pl.length_statistics(
         float(entry["sharpness"]), float(entry["length"]), fixed_scores=fixed
     )
-    allowed = max(1e-12, 20 * float(statistics.error))
     for name in NAMES:
-        assert_allclose(getattr(statistics, name), float(entry[name]), rtol=allowed, err_msg=name)
+        away = abs(getattr(statistics, name) - float(entry[name]))
+        assert away <= 20 * statistics.errors[name] + 1e-12 * abs(float(entry[name])), name
     weights = [float(entry[f"fixed_{index}"]) for index in range(len(fixed))]
     assert_allclose(statistics.fixed_weights, weights, rtol=1e-12)
-    assert statistics.error < 1e-10
+    assert statistics.error == statistics.errors["entropy"]
+    assert statistics.variance_relative_error < 1e-10
 
 
 def test_the_table_of_anchors_is_in_the_reference():
@@ -151,7 +152,7 @@ class TwoSidedExponential(pl.AbstractMeasure):
 
 
 N = 40_000
-MIXED = pl.GaussianScores([0.5, 1.5, 0.0], means=[0.0, 1.0, -1.0], weights=[0.5, 0.3, 0.2])
+MIXED = pl.lengths.GaussianScores([0.5, 1.5, 0.0], means=[0.0, 1.0, -1.0], weights=[0.5, 0.3, 0.2])
 
 
 def mixed(rng: np.random.Generator) -> np.ndarray:
@@ -165,7 +166,10 @@ def mixed(rng: np.random.Generator) -> np.ndarray:
     [
         (1.2, lambda rng: 1.2 * rng.normal(size=(N, 20))),
         (MIXED, mixed),
-        (pl.ListedScores([0.0, 2.0, -1.0]), lambda rng: rng.choice([0.0, 2.0, -1.0], (N, 20))),
+        (
+            pl.lengths.ListedScores([0.0, 2.0, -1.0]),
+            lambda rng: rng.choice([0.0, 2.0, -1.0], (N, 20)),
+        ),
     ],
     ids=["Gaussian", "mixture", "list"],
 )
@@ -176,7 +180,9 @@ def test_simulated_prompts_with_sinks_agree_in_all_statistics(law, draw):
 
 def test_draws_from_a_list_are_enumerated():
     scores, weights, fixed = np.array([0.3, 1001.0, -2.0]), np.array([0.5, 0.2, 0.3]), [1000.0]
-    statistics = pl.length_statistics(pl.ListedScores(scores, weights), 3, fixed_scores=fixed)
+    statistics = pl.length_statistics(
+        pl.lengths.ListedScores(scores, weights), 3, fixed_scores=fixed
+    )
     moments = np.zeros(6)
     for places in itertools.product(range(3), repeat=3):
         prompt = np.append(scores[list(places)], fixed) - 1000.0
@@ -212,12 +218,14 @@ def test_any_law_goes_along_its_ray_and_a_gaussian_there_is_the_gaussian():
             return jax.random.normal(key, (length, 1))
 
     lengths, fixed = np.array([2.0, 100.0, 1e12]), [1.0, 3.0]
-    ray = pl.length_statistics(pl.TokenScores(Disguised(), [1.3]), lengths, fixed_scores=fixed)
+    ray = pl.length_statistics(
+        pl.lengths.TokenScores(Disguised(), [1.3]), lengths, fixed_scores=fixed
+    )
     exact = pl.length_statistics(1.3, lengths, fixed_scores=fixed)
     for name in (*NAMES, "fixed_weights"):
         assert_allclose(getattr(ray, name), getattr(exact, name), rtol=1e-10, err_msg=name)
-    assert (ray.error < 1e-9).all()
-    law = pl.TokenScores(TwoSidedExponential(jnp.array(0.4)), [1.0])
+    assert (ray.variance_relative_error < 1e-9).all()
+    law = pl.lengths.TokenScores(TwoSidedExponential(jnp.array(0.4)), [1.0])
     statistics = pl.length_statistics(law, 20, fixed_scores=[1.0])
     draws = simulated(lambda rng: rng.laplace(scale=0.4, size=(N, 20)), [1.0], N)
     within(statistics, draws)
@@ -227,20 +235,22 @@ def test_tokens_that_know_their_parts_are_gaussians_and_lists():
     mixture = pl.Mixture(
         [0.25, 0.75], [pl.Gaussian([0.0, 1.0], np.eye(2)), pl.Gaussian([1.0, 0.0], 4 * np.eye(2))]
     )
-    along = pl.length_statistics(pl.TokenScores(mixture, [0.6, 0.8]), [2, 1e6])
-    by_hand = pl.GaussianScores([1.0, 2.0], means=[0.8, 0.6], weights=[0.25, 0.75])
+    along = pl.length_statistics(pl.lengths.TokenScores(mixture, [0.6, 0.8]), [2, 1e6])
+    by_hand = pl.lengths.GaussianScores([1.0, 2.0], means=[0.8, 0.6], weights=[0.25, 0.75])
     expected = pl.length_statistics(by_hand, [2, 1e6])
     tokens = np.random.default_rng(0).normal(size=(30, 2))
     with jax.enable_x64(True):
-        listed = pl.length_statistics(pl.TokenScores(pl.Empirical(tokens), [1.0, 2.0]), [1, 7])
-    plain = pl.length_statistics(pl.ListedScores(tokens @ [1.0, 2.0]), [1, 7])
+        listed = pl.length_statistics(
+            pl.lengths.TokenScores(pl.Empirical(tokens), [1.0, 2.0]), [1, 7]
+        )
+    plain = pl.length_statistics(pl.lengths.ListedScores(tokens @ [1.0, 2.0]), [1, 7])
     for name in NAMES:
         assert_allclose(getattr(along, name), getattr(expected, name), rtol=1e-13)
         assert_allclose(getattr(listed, name), getattr(plain, name), rtol=1e-12, atol=1e-15)
 
 
 def test_a_mixture_of_one_law_with_itself_is_that_law():
-    twice = pl.GaussianScores(
+    twice = pl.lengths.GaussianScores(
         [2.0, 2.0, 0.4], means=[5.0, 5.0, -400.0], weights=[0.5, 0.5 - 1e-30, 1e-30]
     )
     one, moved = pl.length_statistics(2.0, [2, 1e9]), pl.length_statistics(twice, [2, 1e9])
@@ -257,8 +267,8 @@ def test_mixtures_are_long_lists_even_where_some_prompts_have_low_scores_alone()
         density = np.exp(-0.5 * g**2)
         lists.append((w * density / density.sum(), m + sigma * g))
     shares, scores = (np.concatenate(column) for column in zip(*lists, strict=True))
-    listed = pl.ListedScores(scores, shares / shares.sum())
-    mixed = pl.GaussianScores(sharpness, means, weights)
+    listed = pl.lengths.ListedScores(scores, shares / shares.sum())
+    mixed = pl.lengths.GaussianScores(sharpness, means, weights)
     one, other = (
         pl.length_statistics(law, [1, 2, 30, 1e5, 1e12], fixed_scores=[1.9])
         for law in (listed, mixed)
@@ -345,29 +355,29 @@ def test_length_statistics_load_without_jax():
             "got shapes (2,), (3,) and (0,).",
         ),
         (
-            lambda: pl.ListedScores([0.0, 3000.0]),
+            lambda: pl.lengths.ListedScores([0.0, 3000.0]),
             "`scores` must lie within 2000 of each other, got a range of 3000. Lower the inverse "
             "temperature.",
         ),
         (
-            lambda: pl.ListedScores([1.0, math.nan]),
+            lambda: pl.lengths.ListedScores([1.0, math.nan]),
             "`scores` must be finite, got nan. Leave it out.",
         ),
         (
-            lambda: pl.GaussianScores([1.0, 2.0], weights=[0.5, 0.6]),
+            lambda: pl.lengths.GaussianScores([1.0, 2.0], weights=[0.5, 0.6]),
             "`weights` must be 2 positive numbers of sum one, got 2 of sum 1.1. Divide them by "
             "their sum.",
         ),
         (
-            lambda: pl.GaussianScores(-1.0),
+            lambda: pl.lengths.GaussianScores(-1.0),
             "`sharpness` must be between 0 and 40, got -1.",
         ),
         (
-            lambda: pl.entropy_prediction(np.zeros(10), 100),
+            lambda: pl.lengths.entropy_prediction(np.zeros(10), 100),
             "`scores` must be at least 32 to guess from, got 10. Take more keys of the query.",
         ),
         (
-            lambda: pl.entropy_prediction(np.zeros(100), math.inf),
+            lambda: pl.lengths.entropy_prediction(np.zeros(100), math.inf),
             "`lengths` must be finite, got inf. The entropy grows as ln L.",
         ),
         (
@@ -380,11 +390,11 @@ def test_length_statistics_load_without_jax():
             "`fixed_scores` must be numbers, got array([0.+1.j]). Pass a list of scores.",
         ),
         (
-            lambda: pl.ListedScores(np.array([1.0j])),
+            lambda: pl.lengths.ListedScores(np.array([1.0j])),
             "`scores` must be a list of numbers, got array([0.+1.j]).",
         ),
         (
-            lambda: pl.entropy_prediction(np.zeros(100), 9, fixed_scores="ab"),
+            lambda: pl.lengths.entropy_prediction(np.zeros(100), 9, fixed_scores="ab"),
             "`fixed_scores` must be numbers, got 'ab'. Pass a list of scores.",
         ),
     ],
@@ -402,7 +412,7 @@ def test_scores_that_hardly_differ_leave_the_first_order_alone():
         partition = length + np.exp(fixed).sum()
         expected = length * (sigma / partition) ** 2
         assert_allclose(moments.log_partition_variance, expected, rtol=1e-14)
-        assert (moments.error < 1e-10).all()
+        assert (moments.variance_relative_error < 1e-10).all()
 
 
 def test_a_needle_that_takes_all_weight_leaves_no_variance():
@@ -427,7 +437,7 @@ def test_a_guess_from_a_list_is_within_its_error_of_the_law_behind_it():
     """Thirty lists of 256 scores: bias and spread are as announced, at lengths below and above."""
     rng, lengths = np.random.default_rng(1), np.array([16, 256, 65536])
     truth = pl.length_statistics(1.0, lengths).entropy
-    guesses = [pl.entropy_prediction(rng.normal(size=256), lengths) for _ in range(30)]
+    guesses = [pl.lengths.entropy_prediction(rng.normal(size=256), lengths) for _ in range(30)]
     values = np.stack([guess.value for guess in guesses])
     error = np.mean([guess.error for guess in guesses], axis=0)
     assert (np.abs(values.mean(axis=0) - truth) < 3 * error / math.sqrt(30)).all()
@@ -448,18 +458,19 @@ def test_the_bias_of_a_guess_is_that_of_leaving_out_each_score():
         return -float(p @ np.log(p)) - math.log(some.size)
 
     without = np.mean([naive(np.delete(scores, j)) for j in range(512)])
-    guess = pl.entropy_prediction(scores, [64, 4096])
+    guess = pl.lengths.entropy_prediction(scores, [64, 4096])
     assert_allclose(guess.bias, 511 * (without - naive(scores)), rtol=0.05)
     assert_allclose(guess.value + guess.bias, guess.listed)
     assert_allclose(guess.naive - np.log([64, 4096]), naive(scores))
-    assert pl.entropy_prediction(scores, 1).value == 0  # one token has no entropy to lose
+    assert pl.lengths.entropy_prediction(scores, 1).value == 0  # one token has no entropy to lose
 
 
 def test_a_guess_beside_sinks_is_a_jackknife():
     rng = np.random.default_rng(2)
     truth = pl.length_statistics(1.0, 4096, fixed_scores=[6.0]).entropy
     guesses = [
-        pl.entropy_prediction(rng.normal(size=128), 4096, fixed_scores=[6.0]) for _ in range(8)
+        pl.lengths.entropy_prediction(rng.normal(size=128), 4096, fixed_scores=[6.0])
+        for _ in range(8)
     ]
     values = np.array([guess.value for guess in guesses])
     errors = np.array([guess.error for guess in guesses])

@@ -76,7 +76,7 @@ def test_the_distance_to_freezing_asks_for_the_root_of_the_logarithm():
 
 
 def test_the_table_of_rules_is_the_one_worked_out_beforehand():
-    table = pl.temperature_table(2.0, 8192, [131072, 1048576])
+    table = pl.lengths.temperature_table(2.0, 8192, [131072, 1048576])
     rows = dict(zip(table.names, range(len(table.names)), strict=True))
     expected = {
         "none": (1, 1, 9.785, 2475.6, 0.0587),
@@ -99,11 +99,14 @@ def test_the_table_of_rules_is_the_one_worked_out_beforehand():
     assert_allclose(table.entropy[rows["keep entropy"]], 7.029, atol=6e-4)
     assert_allclose(table.needle[rows["keep needle"]], 0.5, rtol=1e-11)
     assert table.kind == "exact"
-    assert table.error < 1e-10
+    assert table.relative_error < 1e-10
+    assert table.error.shape == table.value.shape
+    assert (table.error[:8] == 0.0).all()
+    assert (table.error[8:] > 0.0).all()
 
 
 def test_flat_heads_are_nearly_kept_by_log_n_and_sharp_ones_by_nothing():
-    flat = pl.temperature_table(1.0, 8192, 131072)
+    flat = pl.lengths.temperature_table(1.0, 8192, 131072)
     rows = dict(zip(flat.names, range(len(flat.names)), strict=True))
     assert_allclose(flat.factor[rows["keep needle"], 0], 1.3323, atol=6e-5)
     needles = flat.needle[[rows["Qwen log-n"], rows["YaRN"]], 0]
@@ -181,8 +184,10 @@ def test_lengths_and_sharpness_have_ranges_too():
     with pytest.raises(ValueError, match=r"^`sharpness` must be between 0 and 40, got 50\.0\."):
         pl.inverse_temperature(50.0, 100, margin=5.0, weight=0.5)
     with pytest.raises(ValueError, match=r"^`base` must be a finite length from 2, got 1\.$"):
-        pl.temperature_table(1.0, 1, 100)
-    unchecked = inspect.unwrap(pl.temperature_table)  # as users call it: without the tests' types
+        pl.lengths.temperature_table(1.0, 1, 100)
+    unchecked = inspect.unwrap(
+        pl.lengths.temperature_table
+    )  # as users call it: without the tests' types
     with pytest.raises(ValueError, match=r"^`sharpness` must be one number, got shape \(2,\)\.$"):
         unchecked([1.0, 2.0], 8192, 100)
     with pytest.raises(ValueError, match=r"^`sharpness` must hold numbers, got 'a'\.$"):
@@ -207,7 +212,7 @@ def test_nothing_keeps_the_entropy_of_one_token_or_a_weight_of_all():
 
 def test_heads_of_any_sharpness_have_a_table():
     for sigma in (1e-9, 30.0, 40.0):
-        table = pl.temperature_table(sigma, 8192, 131072)
+        table = pl.lengths.temperature_table(sigma, 8192, 131072)
         weight = pl.length_statistics(sigma, 8192, fixed_scores=[table.margin]).fixed_weights
         assert_allclose(weight, 0.5, rtol=1e-11)
         assert_allclose(table.factor[0], 1.0)

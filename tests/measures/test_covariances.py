@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import ar1_covariance
-from promptlimit.results import ArgumentError
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 40])

@@ -10,7 +10,7 @@ import promptlimit as pl
 @pytest.mark.parametrize("tilt", [-0.9, 0.4, 2.0])
 def test_a_tilted_mixture_has_the_weights_means_and_variances_of_its_density(tilt):
     weights, means, variances = [0.2, 0.5, 0.3], [-1.0, 0.5, 1.5], [0.3, 1.0, 0.6]
-    parts = pl.GaussianParts(
+    parts = pl.measures.GaussianParts(
         np.array(weights), np.array(means)[:, None], np.array(variances)[:, None, None]
     )
     tilted = parts.tilted(np.array([tilt]))
@@ -30,7 +30,7 @@ def test_a_tilted_list_of_tokens_has_softmax_weights():
     tokens = np.array([[1.0, -0.5], [0.25, 2.0], [-1.5, 0.5]])
     weights, tilt = np.array([0.5, 0.25, 0.25]), np.array([1.2, -0.7])
     powers = weights * np.exp(tokens @ tilt)
-    tilted = pl.GaussianParts(weights, tokens).tilted(tilt)
+    tilted = pl.measures.GaussianParts(weights, tokens).tilted(tilt)
     assert_allclose(tilted.weights, powers / powers.sum(), rtol=1e-13)
     assert_allclose(tilted.means, tokens)
     assert tilted.covs is None

@@ -85,7 +85,7 @@ def _stop(progress: Any) -> None:
 
 def _trained(devices: int, folder: Path | None = None, watch: Any = None) -> dict[str, list]:
     def factors(key: Any) -> pl.Factored:
-        return pl.uniform_factors(1, key=key, kernel="linear")
+        return pl.dynamics.uniform_factors(1, key=key, kernel="linear")
 
     starts = [factors, lambda key: factors(jax.random.fold_in(key, 1))]
     how: dict[str, Any] = {
@@ -116,7 +116,7 @@ def streams(_: Path) -> dict[str, dict[str, Any]]:
     head, law = pl.SoftmaxAttention(np.eye(2), np.eye(2)), pl.Gaussian(np.ones(2), np.eye(2))
     tokens = np.random.default_rng(0).standard_normal((1_500_000, 2)).astype(np.float32)
     prompts = {
-        "drawn": lambda: pl.Generated(law, 1_500_000, key=jax.random.key(0)),
+        "drawn": lambda: pl.streaming.Generated(law, 1_500_000, key=jax.random.key(0)),
         "held": lambda: tokens,
         "arriving": lambda: iter(np.array_split(tokens, 7)),
     }

@@ -39,11 +39,11 @@ def heads_of_half_the_noise(task):
         within_variance=task.within_variance + 0.1,
         noise_variance=task.noise_variance,
     )
-    return pl.bayes_heads(wrong)
+    return pl.tasks.bayes_heads(wrong)
 
 
 def layer_without_residual(task):
-    right = pl.bayes_layer(task)
+    right = pl.tasks.bayes_layer(task)
     assert right.residual is not None
     return pl.Layer(right.heads, 0.0 * right.residual)
 

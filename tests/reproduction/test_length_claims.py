@@ -36,7 +36,7 @@ def annealed_roots(*args, **kwargs):
 
 
 def overconfident(*args, **kwargs):
-    right = pl.entropy_prediction(*args, **kwargs)
+    right = pl.lengths.entropy_prediction(*args, **kwargs)
     return dataclasses.replace(right, error=np.asarray(right.error / 5))
 
 

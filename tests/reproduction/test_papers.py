@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_page
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.results import InputFileError, ReportFolder
+from promptlimit.results import ReportFolder
 from reporting.page.stored_results import figure, plot, write_results
 
 IMPORT = "from promptlimit.reproduction import Claim\n"

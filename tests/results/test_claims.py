@@ -46,7 +46,7 @@ def test_a_number_that_is_none_fails_either_way() -> None:
 
 
 def test_a_claim_becomes_json() -> None:
-    written = claim(GOOD).as_json()
+    written = claim(GOOD).to_dict()
     assert written["verdict"] == "holds"
     assert written["checks"] == [
         {
@@ -72,5 +72,5 @@ def test_only_a_gap_of_outputs_is_shown_with_the_slope_that_theory_predicts() ->
     lengths = np.array([10.0, 100.0])
     for wrt, shown in ((None, 0.5), ("value", math.nan)):
         curve = GapCurve(lengths, 1 / lengths, 0 * lengths, "exact", wrt, 1.0, None, 0)
-        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).as_arrays()
+        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).to_arrays()
         np.testing.assert_equal(float(arrays["exponent"]), shown)

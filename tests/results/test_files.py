@@ -10,13 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from promptlimit.results import (
-    InputFileError,
-    numbers_in_archive,
-    read_arrays,
-    write_bytes,
-    write_json,
-)
+from promptlimit.errors import InputFileError
+from promptlimit.results import numbers_in_archive, read_arrays, write_bytes, write_json
 
 
 def test_written_files_are_read_back(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from promptlimit.results import RunBusyError, RunFolder, _run_folder
+from promptlimit.errors import RunBusyError
+from promptlimit.results import RunFolder, _run_folder
 
 CONFIG = {"what": "test"}
 HOLDING = """

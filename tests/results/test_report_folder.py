@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from promptlimit.errors import InputFileError
 from promptlimit.results import (
     Check,
     ClaimResult,
-    InputFileError,
     Origin,
     ReportFolder,
     StoredClaim,

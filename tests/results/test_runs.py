@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 
 from promptlimit.dynamics import trajectory_gap
-from promptlimit.results import (
-    ConfigurationError,
-    InputFileError,
-    RunFolder,
-    Trajectory,
-    require_configuration,
-    run_name,
-)
+from promptlimit.errors import ConfigurationError, InputFileError
+from promptlimit.results import RunFolder, Trajectory, require_configuration, run_name
 
 CONFIG = {"what": "test", "times": [0.0, "inf"], "kind": "exact", "length": 10.0}
 ARRAYS = {"value": np.arange(4.0).reshape(2, 2)}
@@ -225,7 +219,7 @@ def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
 
 
 def test_json_has_no_infinities() -> None:
-    found = trajectory().as_json()
+    found = trajectory().to_dict()
     assert found["times"] == [0.0, None]
     json.dumps(found, allow_nan=False)
 

@@ -12,7 +12,8 @@ import pytest
 
 import promptlimit as pl
 from parallel.processes import run, script
-from promptlimit.results import InputFileError, RunBusyError, RunFolder, StreamedAttention
+from promptlimit.errors import InputFileError, RunBusyError
+from promptlimit.results import RunFolder, StreamedAttention
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import as_prompt
@@ -35,7 +36,9 @@ def drawn(
 ) -> StreamedAttention:
     """Stream a drawn prompt, saving as often as possible."""
     head = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-    prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), LENGTH, key=jax.random.key(5))
+    prompt = pl.streaming.Generated(
+        pl.Gaussian(np.zeros(2), np.eye(2)), LENGTH, key=jax.random.key(5)
+    )
     how: dict[str, Any] = {"folder": folder, "every": 1e-6, "watch": watch, "chunk": 1}
     return pl.stream(head, prompt, [[0.5, 0.5]], [1000, 5 * 131072 + 17], **how)
 
@@ -150,9 +153,9 @@ def test_prompts_are_known_by_all_that_tells_them_apart() -> None:
         law, wider = (pl.Gaussian(np.zeros(2), size * np.eye(2)) for size in (1.0, 1 + 1e-12))
         prompts = [
             *(tokens, tokens[:-1], other_first, other_last, tokens.astype(np.float32)),
-            *(pl.Generated(law, 9, key=jax.random.key(i)) for i in range(2)),
-            pl.Generated(law, 8, key=jax.random.key(0)),
-            pl.Generated(wider, 9, key=jax.random.key(0)),
+            *(pl.streaming.Generated(law, 9, key=jax.random.key(i)) for i in range(2)),
+            pl.streaming.Generated(law, 8, key=jax.random.key(0)),
+            pl.streaming.Generated(wider, 9, key=jax.random.key(0)),
         ]
         known = [json.dumps(as_prompt(prompt, 1).description) for prompt in prompts]
         again = [json.dumps(as_prompt(prompt, 1).description) for prompt in prompts]

@@ -57,9 +57,9 @@ def drawn(
     return pl.stream(_head(), _prompt(0), [[0.5, 0.5]], [1000, 5 * 131072 + 17], **how)
 
 
-def _prompt(seed: int) -> pl.Generated:
+def _prompt(seed: int) -> pl.streaming.Generated:
     law = pl.Gaussian(np.zeros(2), np.eye(2))
-    return pl.Generated(law, LENGTH, key=jax.random.key(seed))
+    return pl.streaming.Generated(law, LENGTH, key=jax.random.key(seed))
 
 
 def _head() -> pl.SoftmaxAttention:

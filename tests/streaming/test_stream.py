@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
-from promptlimit.results import InputFileError, StreamedAttention
+from promptlimit.errors import InputFileError
+from promptlimit.results import StreamedAttention
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._request import leaves_of_a_block, most_blocks, platform_at_work
@@ -152,7 +153,7 @@ def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_s
     mean, cov = np.array([0.5, -1.0, 0.2]), np.diag([1.0, 0.5, 2.0]) + 0.2
     law, head = pl.Gaussian(mean, cov), _head()
     exact = pl.prompt_moments(head, law, QUERIES[0], length)
-    drawn = [pl.Generated(law, length, key=jax.random.key(i)) for i in range(prompts)]
+    drawn = [pl.streaming.Generated(law, length, key=jax.random.key(i)) for i in range(prompts)]
     outputs = np.stack([pl.stream(head, p, QUERIES, chunk=1).output[0, 0] for p in drawn])
     deviation = outputs - exact.mean
     square = np.einsum("pi,ij,pj->p", deviation, np.linalg.inv(exact.cov), deviation)
@@ -175,7 +176,7 @@ def test_generated_gaussian_prompts_deviate_from_the_limit_as_the_exact_engine_s
     ids=["cube", "mixture"],
 )
 def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasure) -> None:
-    prompt = pl.Generated(law, 200_000, key=jax.random.key(0))
+    prompt = pl.streaming.Generated(law, 200_000, key=jax.random.key(0))
     found = pl.stream(_head(), prompt, QUERIES)
     for i, query in enumerate(QUERIES):
         spread = np.sqrt(np.diag(np.asarray(found.cov)[0, i]) * found.participation[0, i])
@@ -186,7 +187,9 @@ def test_generated_prompts_of_any_measure_reach_its_limit(law: pl.AbstractMeasur
 
 def test_drawn_tokens_far_from_zero_keep_their_digits() -> None:
     far = pl.Gaussian(np.full(3, 1000.0), np.eye(3))
-    prompt = pl.Generated(pl.Mixture([0.5, 0.5], [far, far]), 100_000, key=jax.random.key(0))
+    prompt = pl.streaming.Generated(
+        pl.Mixture([0.5, 0.5], [far, far]), 100_000, key=jax.random.key(0)
+    )
     found = pl.stream(_head(), prompt, 1e-3 * QUERIES)
     np.testing.assert_allclose(np.asarray(found.cov)[0, 0], np.eye(3), atol=0.03)
 
@@ -195,7 +198,7 @@ def test_generated_tokens_depend_on_key_and_place_alone() -> None:
     law = pl.Gaussian(np.zeros(DIM), np.eye(DIM))
 
     def read(length: int, seed: int) -> StreamedAttention:
-        prompt = pl.Generated(law, length, key=jax.random.key(seed))
+        prompt = pl.streaming.Generated(law, length, key=jax.random.key(seed))
         return pl.stream(_head(), prompt, QUERIES, [70_000], chunk=1)
 
     long, short = read(200_000, 0), read(70_000, 0)
@@ -312,6 +315,6 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path) -> None:
 def test_the_numbers_go_to_json() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = pl.stream(_head(), _tokens(100), QUERIES, covariance=False).as_json()
+        found = pl.stream(_head(), _tokens(100), QUERIES, covariance=False).to_dict()
     assert found["cov"] is None
     assert found["lengths"] == [100]

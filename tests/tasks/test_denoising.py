@@ -150,7 +150,7 @@ def test_the_linear_denoiser_is_the_least_squares_map(clean):
     matrix = np.linalg.solve((z.T * weights) @ z, (z.T * weights) @ bayes)
     least = weights @ np.sum((z @ matrix - bayes) ** 2, axis=1)
     with jax.enable_x64(True):
-        head = pl.linear_denoiser(task)
+        head = pl.tasks.linear_denoiser(task)
     assert_allclose(pl.bayes_excess(head, task, INF).mse, least, rtol=1e-7)
 
 
@@ -158,7 +158,7 @@ def test_the_linear_denoiser_needs_no_spread_of_clean_tokens():
     options = {"within_variance": 0, "noise_variance": 1, "clean_prompt": True}
     task = pl.Denoising([[1, 0], [0, 2]], HALVES, **options)
     with jax.enable_x64(True):
-        head = pl.linear_denoiser(task)
+        head = pl.tasks.linear_denoiser(task)
         asked = np.diag([1.5, 3.0])  # E ZZ' = diag(1/2, 2) + I, and E XX' = diag(1/2, 2)
         matrix = np.asarray(head(task.token_law, jnp.ones(2)))
     assert_allclose(matrix, np.diag([0.5, 2.0]) @ np.linalg.inv(asked) @ np.ones(2), rtol=1e-12)
@@ -166,7 +166,7 @@ def test_the_linear_denoiser_needs_no_spread_of_clean_tokens():
 
 def test_the_gap_of_the_best_linear_map_at_figure_2():
     with jax.enable_x64(True):
-        best = pl.linear_denoiser(FIGURE)
+        best = pl.tasks.linear_denoiser(FIGURE)
     assert_allclose(best.key_query, 5.5 / 9.5**2 * np.eye(2), rtol=1e-13)
     assert_allclose(pl.bayes_excess(best, FIGURE, INF).mse, 1.64152, atol=5e-6)
     lengths = np.array([1, 10, 1000])
@@ -256,7 +256,7 @@ LAWS = {
 
 @pytest.mark.parametrize("task", LAWS.values(), ids=LAWS)
 def test_two_heads_and_the_layer_are_bayes(task, x64):
-    heads, layer = pl.bayes_heads(task), pl.bayes_layer(task)
+    heads, layer = pl.tasks.bayes_heads(task), pl.tasks.bayes_layer(task)
     assert pl.bayes_excess(heads, task, INF).value < 1e-28
     assert pl.bayes_excess(layer, task, INF).value < 1e-28
     query = np.linspace(-1.0, 2.0, task.token_dim)
@@ -267,14 +267,14 @@ def test_the_layer_is_bayes_over_clean_prompts_and_where_means_are_turned(x64):
     clean = pl.Denoising(
         [[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4, clean_prompt=True
     )
-    layer = pl.bayes_layer(clean)
+    layer = pl.tasks.bayes_layer(clean)
     assert layer.residual is not None
     assert_allclose(layer.residual, 0.04 * np.eye(2), rtol=1e-14)
     assert pl.bayes_excess(layer, clean, INF).value < 1e-28
     task = pl.InContextDenoising(
         [[1, 2], [2, 1], [-1, 2]], [0.5, 0.2, 0.3], within_variance=0.7, noise_variance=1.6
     )
-    assert pl.bayes_excess(pl.bayes_layer(task), task, INF).value < 1e-28
+    assert pl.bayes_excess(pl.tasks.bayes_layer(task), task, INF).value < 1e-28
 
 
 def test_what_is_turned_and_what_is_not_agree_with_simulation():
@@ -368,32 +368,32 @@ def test_what_is_wrong_with_a_mixture_is_said(arguments, message):
     ("construct", "means", "options", "message"),
     [
         (
-            pl.bayes_heads,
+            pl.tasks.bayes_heads,
             [[3, 0], [0, 2]],
             {},
             "`task` must have means of equal norms for Theorem 4.1, got norms from 2 to 3.",
         ),
         (
-            pl.bayes_layer,
+            pl.tasks.bayes_layer,
             [[3, 0], [0, 2]],
             {},
             "`task` must have means of equal norms for Proposition 4.4, got norms from 2 to 3.",
         ),
         (
-            pl.bayes_heads,
+            pl.tasks.bayes_heads,
             [[3, 0], [3, 0]],
             {},
             "`task` must have two different means for Theorem 4.1, got one twice.",
         ),
         (
-            pl.bayes_heads,
+            pl.tasks.bayes_heads,
             [[3], [-3]],
             {},
             "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
             "dimension 1. `bayes_layer` has a residual and takes it.",
         ),
         (
-            pl.bayes_heads,
+            pl.tasks.bayes_heads,
             PAIR,
             {"clean_prompt": True},
             "`task` must have noisy prompts in two dimensions or more for Theorem 4.1, got "
@@ -414,17 +414,17 @@ def test_what_the_tasks_do_not_take_is_said():
         "of equal norm."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        pl.bayes_heads(three)
+        pl.tasks.bayes_heads(three)
     turned = pl.InContextDenoising(PAIR, HALVES, **GOOD)
     message = (
         "`task` must be a Denoising for Theorem 4.1, got InContextDenoising. Its heads know the "
         "means; `bayes_layer` does not, and takes InContextDenoising too."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        pl.bayes_heads(turned)
+        pl.tasks.bayes_heads(turned)
     message = "`task` must be a denoising task, got LinearRegression."
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        pl.bayes_layer(pl.LinearRegression([[1.0]]))
+        pl.tasks.bayes_layer(pl.LinearRegression([[1.0]]))
     message = (
         "bayes_risk is not available for InContextDenoising: a length is finite; the best "
         "predictor from a finite prompt is not known, and its risk over infinite prompts is a "

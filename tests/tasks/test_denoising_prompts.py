@@ -46,7 +46,7 @@ def simulated(layer, task, length, prompts=150_000, seed=0):
 
 def test_the_layer_of_bayes_has_the_printed_excess():
     with jax.enable_x64(True):
-        layer = pl.bayes_layer(FIGURE)
+        layer = pl.tasks.bayes_layer(FIGURE)
     excess = pl.bayes_excess(layer, FIGURE, [100, 1e6])
     assert excess.kind == "exact"
     assert_allclose(excess.mse, [2.02603, 0.0325753], rtol=1e-4)
@@ -194,7 +194,7 @@ def test_the_best_linear_head_has_the_printed_gain():
 def test_components_in_one_place_are_one_gaussian():
     task = pl.Denoising([[1, 0, 0], [1, 0, 0]], [0.5, 0.5], within_variance=1, noise_variance=1)
     with jax.enable_x64(True):
-        layer = pl.bayes_layer(task)
+        layer = pl.tasks.bayes_layer(task)
     excess = pl.bayes_excess(layer, task, 5)
     mean, error = simulated(layer, task, 5)
     assert abs(excess.mse + pl.bayes_risk(task, 5).mse - mean) < 4 * error + 2 * excess.error
@@ -213,7 +213,7 @@ def test_means_that_are_too_far_are_refused_before_any_work(far, words, dim):
     means = [[far] + [0.0] * (dim - 1), [-far] + [0.0] * (dim - 1)]
     task = pl.Denoising(means, [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     with jax.enable_x64(True):
-        layer = pl.bayes_layer(task)
+        layer = pl.tasks.bayes_layer(task)
     with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
         pl.bayes_excess(layer, task, [2, 10])
 
@@ -221,7 +221,7 @@ def test_means_that_are_too_far_are_refused_before_any_work(far, words, dim):
 def test_means_that_are_far_have_a_number():
     task = pl.Denoising([[7.0], [-7.0]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     with jax.enable_x64(True):
-        layer = pl.bayes_layer(task)
+        layer = pl.tasks.bayes_layer(task)
     excess = pl.bayes_excess(layer, task, 2, tolerance=0.5)
     mean, error = simulated(layer, task, 2)
     assert abs(excess.mse + pl.bayes_risk(task, 2).mse - mean) < 4 * error + 2 * excess.error
@@ -229,7 +229,7 @@ def test_means_that_are_far_have_a_number():
 
 def test_turning_the_mixture_makes_no_difference_to_heads_that_are_numbers():
     task = pl.InContextDenoising(FIGURE.means, FIGURE.weights, within_variance=1, noise_variance=4)
-    layer = pl.bayes_layer(FIGURE)
+    layer = pl.tasks.bayes_layer(FIGURE)
     assert pl.risk(layer, task, 50) == pl.risk(layer, FIGURE, 50)
     other = eqx.tree_at(lambda one: one.heads[0].value, layer, jnp.ones((2, 2)))
     with pytest.raises(ValueError, match="`key` must be given for Layer on InContext"):

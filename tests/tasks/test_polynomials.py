@@ -95,7 +95,7 @@ def test_no_descent_finds_a_better_linear_attention(name, length, x64):
 
     @jax.jit
     def both(flat):
-        risk = pl.risk_function(task, length, kernel="linear")
+        risk = pl.tasks.risk_function(task, length, kernel="linear")
         return jax.value_and_grad(lambda p: risk(p[:16].reshape(4, 4), p[16:]))(flat)
 
     at = jnp.concatenate([best.attention.key_query.ravel(), best.attention.value[-1]])

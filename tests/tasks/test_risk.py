@@ -111,13 +111,14 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
     assert (softmax.kind, softmax.error, softmax.samples) == ("limit", 0.0, 0)
     long = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, 1e15, tolerance=0.5)
     assert_allclose(long.value, softmax.value, rtol=1e-8)
-    assert softmax.as_json() == {
+    assert softmax.to_dict() == {
         "value": softmax.value,
         "mse": 2 * softmax.value,
         "error": 0.0,
         "kind": "limit",
         "lengths": None,
         "samples": 0,
+        "mse_error": 0.0,
     }
 
 
@@ -228,11 +229,11 @@ TASK = TASKS["anisotropic"]
             "for math.inf, the limit.",
         ),
         (
-            lambda: pl.risk_function(TASK, 10, kernel="sotfmax"),
+            lambda: pl.tasks.risk_function(TASK, 10, kernel="sotfmax"),
             "`kernel` must be one of 'softmax', 'linear', got 'sotfmax'. Did you mean 'softmax'?",
         ),
         (
-            lambda: pl.risk_function(TASK, 10, replicate=-1),
+            lambda: pl.tasks.risk_function(TASK, 10, replicate=-1),
             "`replicate` must be a whole number of at least 0, got -1.",
         ),
         (
@@ -280,7 +281,7 @@ def test_few_points_are_refused_where_they_do_not_determine_a_risk():
     root = rng.normal(size=(4, 4)) * 0.6 + 0.4 * np.eye(4)
     head = pl.SoftmaxAttention(rng.normal(size=(5, 5)) * 0.7, rng.normal(size=(5, 5)) * 0.5)
     task = pl.LinearRegression(root @ root.T, noise_variance=0.2, prior_variance=1.0)
-    with pytest.raises(pl.AccuracyError, match="Raise `points`"):
+    with pytest.raises(pl.errors.AccuracyError, match="Raise `points`"):
         pl.risk(head, task, 20, points=64)
     found = pl.risk(head, task, 20, points=4096)
     # 7.909 with a standard error of 0.028 over simulated prompts
@@ -291,7 +292,7 @@ def test_no_exact_risk_is_below_the_noise_floor():
     below = Estimate(0.0499, 0.0001, 8)
     assert require_accuracy(below, 0.1) == Estimate(0.05, 0.0001, 8)
     for value, error in ((0.04, 1e-4), (-10.8, 2.2), (0.06, 0.01), (math.nan, 1e-4)):
-        with pytest.raises(pl.AccuracyError, match="a few queries carry the answer"):
+        with pytest.raises(pl.errors.AccuracyError, match="a few queries carry the answer"):
             require_accuracy(Estimate(value, error, 8), 0.1)
 
 

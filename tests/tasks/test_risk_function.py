@@ -33,7 +33,7 @@ def value_and_slopes(risk, key_query, value_row):
 @pytest.fixture(scope="module")
 def softmax():
     """The risk at ten tokens over few points, compiled once with its gradient."""
-    risk = pl.risk_function(TASK, 10, points=64, max_sharpness=4.0)
+    risk = pl.tasks.risk_function(TASK, 10, points=64, max_sharpness=4.0)
     return risk, functools.partial(value_and_slopes, risk)
 
 
@@ -151,7 +151,7 @@ def test_gradients_are_finite_where_no_token_is_preferred(softmax):
 
 
 def test_gradients_of_the_polynomial_agree_with_finite_differences():
-    risk = pl.risk_function(TASKS["shifted query"], 7, kernel="linear")
+    risk = pl.tasks.risk_function(TASKS["shifted query"], 7, kernel="linear")
     both = functools.partial(value_and_slopes, risk)
     found, expected = _differences(both, jnp.asarray(KEY_QUERY), jnp.asarray(VALUE_ROW))
     assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
@@ -216,7 +216,7 @@ def test_one_program_serves_all_replicates_and_parameters(softmax):
 
     first, traces = softmax[1](one, row)[0], len(TRACES)
     again, other = (
-        pl.risk_function(TASK, 10, points=64, max_sharpness=4.0, replicate=n) for n in (0, 1)
+        pl.tasks.risk_function(TASK, 10, points=64, max_sharpness=4.0, replicate=n) for n in (0, 1)
     )
     assert traced(again, one) == first
     assert abs(traced(again, one) - traced(other, one)) > 1e-6

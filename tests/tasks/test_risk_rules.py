@@ -29,7 +29,7 @@ ROTATED = pl.RotatedRegression([1.0, 0.5])
 MIXTURE = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
 TURNED = pl.InContextDenoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
 CLASSES = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
-LAYER = pl.bayes_layer(MIXTURE)
+LAYER = pl.tasks.bayes_layer(MIXTURE)
 STACK = pl.Stack([pl.Layer(LINEAR), pl.Layer(LINEAR)])
 INF = math.inf
 

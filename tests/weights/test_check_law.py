@@ -93,12 +93,12 @@ class Continued(Normal):
 
 class Parted(Normal):
     def gaussian_parts(self):
-        return pl.GaussianParts(np.ones(1), np.zeros((1, 1)), np.full((1, 1, 1), 1.001))
+        return pl.measures.GaussianParts(np.ones(1), np.zeros((1, 1)), np.full((1, 1, 1), 1.001))
 
 
 class Light(Normal):
     def variance_proxy(self):
-        return pl.VarianceProxy(np.zeros(1), np.full((1, 1), 0.99))
+        return pl.measures.VarianceProxy(np.zeros(1), np.full((1, 1), 0.99))
 
 
 class Correlated(pl.AbstractMeasure):
@@ -141,7 +141,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_law_that_contradicts_itself_is_refused_by_the_check_that_finds_it(case: str) -> None:
     law, check = WRONG[case]
-    with pytest.raises(pl.LawMismatchError, match=rf"^`law` must .* the check '{check}': "):
+    with pytest.raises(pl.errors.LawMismatchError, match=rf"^`law` must .* the check '{check}': "):
         pl.check_law(law, key=KEY)
 
 
@@ -149,7 +149,9 @@ def test_an_error_beyond_the_centre_alone_leaves_mean_and_covariance_right() -> 
     law = Normal(straight=0.8)
     assert law.mean == 0.0
     assert law.cov == 1.0
-    with pytest.raises(pl.LawMismatchError, match="`log_laplace` gives 1 and the samples differ"):
+    with pytest.raises(
+        pl.errors.LawMismatchError, match="`log_laplace` gives 1 and the samples differ"
+    ):
         pl.check_law(law, key=KEY)
 
 
@@ -184,7 +186,7 @@ def test_a_law_that_ends_is_checked_inside_its_domain() -> None:
 
     report = pl.check_law(Exponential(), key=KEY)
     assert report["tilted mean"].comparisons >= 2
-    with pytest.raises(pl.LawMismatchError, match="the check 'covariance'"):
+    with pytest.raises(pl.errors.LawMismatchError, match="the check 'covariance'"):
         pl.check_law(pl.Product([Exponential(), Normal(scale=1.1)]), key=KEY)
 
 

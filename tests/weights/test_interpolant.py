@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError
 from promptlimit.weights import _interpolant_table
 from promptlimit.weights._interpolant import WeightInterpolant, weight_interpolant
 from promptlimit.weights._interpolant_table import forget_tables, interpolation_table, tabulate

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError
 from promptlimit.weights import _weight_statistics as engine
 from promptlimit.weights._quadrature import node_range
 from promptlimit.weights._transforms import (
@@ -49,7 +49,9 @@ def test_agrees_with_the_stored_digits_of_mpmath(entry):
     for name in STATISTICS:
         off = relative(getattr(found, name), float(entry[name]))
         assert off < 1e-12, name
-        assert off <= found.error, f"{name}: the engine claims less error than it has"
+        away = abs(getattr(found, name) - float(entry[name]))
+        assert away <= found.errors[name], f"{name}: the engine claims less error than it has"
+    assert found.error == found.errors["participation"] <= 1e-10 * found.value
 
 
 def test_the_reference_covers_the_awkward_points():
@@ -164,7 +166,7 @@ def test_sampled_prompts_agree_within_their_standard_errors(sharpness, length):
 @given(sharpnesses, lengths)
 def test_identities_hold_everywhere(sharpness, length):
     found = weight_statistics(sharpness, length)
-    assert found.error < 1e-11
+    assert found.relative_error < 1e-11
     assert found.participation + found.shrinkage == pytest.approx(1, abs=1e-12)
     assert found.mean_score == pytest.approx(sharpness * found.shrinkage, rel=1e-14)
     traced = found.participation - 2 * found.cubic_participation + found.participation_square
@@ -359,10 +361,10 @@ def test_refuses_when_its_own_checks_fail(monkeypatch, name):
 def test_some_statistics_are_those_of_all(names):
     sharpness, lengths = np.array([[0.0], [0.4], [2.5], [9.0]]), [1, 3, 1e4, 1e25, math.inf]
     every, some = weight_statistics(sharpness, lengths), some_statistics(names, sharpness, lengths)
-    assert set(some) == {*names, "error"}
+    assert set(some) == {*names, "relative_error"}
     for name in names:
         np.testing.assert_allclose(some[name], getattr(every, name), rtol=1e-12)
-    assert (some["error"] <= every.error).all()
+    assert (some["relative_error"] <= every.relative_error).all()
 
 
 def test_refuses_a_range_of_nodes_that_is_too_short(monkeypatch):

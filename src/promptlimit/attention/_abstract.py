@@ -11,7 +11,6 @@ import jax.tree_util as jtu
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     float_array,
     float_arrays,
@@ -20,6 +19,7 @@ from promptlimit._inputs import (
     require_shape,
     to_device,
 )
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_arrays, require_finite, require_rank, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention, require_gaussian_prompt
 from promptlimit.attention._kernels import KernelName, kernel_named
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian, compiled, full_precision
 
 HeadT = TypeVar("HeadT", bound=AbstractAttention)

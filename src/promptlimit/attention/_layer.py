@@ -9,11 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, promoted, require_shape, to_device
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
 from promptlimit.attention._multi_head import MultiHead
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian
 
 

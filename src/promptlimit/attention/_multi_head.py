@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, require_shape
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian, full_precision
 
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import promoted
 from promptlimit.attention._abstract import (
     AbstractAttention,
@@ -20,6 +19,7 @@ from promptlimit.attention._abstract import (
     require_prompt,
 )
 from promptlimit.attention._heads import AbstractHead
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, compiled
 
 Carried = TypeVar("Carried")

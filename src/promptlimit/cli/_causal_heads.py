@@ -69,7 +69,7 @@ def by_distance(
     if page is not None:
         ERR.print(str(page), markup=False, soft_wrap=True)
     if as_json:
-        print_json({"texts": {name: result.as_json() for name, result in atlases.items()}})
+        print_json({"texts": {name: result.to_dict() for name, result in atlases.items()}})
         return
     for name, result in atlases.items():
         _print_atlas(name, result)
@@ -150,10 +150,10 @@ def _write(out: Path, atlases: "dict[str, CausalAtlas]", shown: AbstractProgress
     drawings: dict[str, bytes] = {}
     for name, result in atlases.items():
         folder = out / name
-        write_json(folder / "causal_atlas.json", result.as_json())
-        write_bytes(folder / "causal_atlas.csv", result.as_csv().encode())
+        write_json(folder / "causal_atlas.json", result.to_dict())
+        write_bytes(folder / "causal_atlas.csv", result.to_csv().encode())
         for figure in _FIGURES:
-            paths = write_figure(figure, result.as_arrays(), folder / "figures" / figure)
+            paths = write_figure(figure, result.to_arrays(), folder / "figures" / figure)
             drawings |= {f"{name}/{figure}": p.read_bytes() for p in paths if p.suffix == ".svg"}
     page = write_causal_page(out, atlases, drawings)
     shown.end(_DRAWN, outcome="drawn")

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from promptlimit._cores import usable_cores
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 
 OUT = Console(soft_wrap=False, highlight=False)
 ERR = Console(stderr=True, highlight=False)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
@@ -23,6 +22,7 @@ from promptlimit.cli._console import (
 from promptlimit.cli._drawing import write_figure
 from promptlimit.cli._inputs import LENGTHS, lengths_in
 from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.errors import ArgumentError, InputFileError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,7 +125,7 @@ def denoise(
     for note in _notes(report, best):
         print_note(note)
     emit(
-        lambda: print_json(report.as_json()) if as_json else _print(report),
+        lambda: print_json(report.to_dict()) if as_json else _print(report),
         None if out is None else lambda: _write(report, out),
     )
 
@@ -165,7 +165,7 @@ def _typed_means(text: str) -> "dict[str, np.ndarray] | None":
 
 def _means_in_file(name: str) -> "dict[str, np.ndarray]":
     """Return what a file holds: means, and perhaps weights."""
-    from promptlimit.results import InputFileError, read_arrays
+    from promptlimit.results import read_arrays
 
     single = Path(name).suffix.lower() in (".npy", ".csv")
     try:
@@ -241,7 +241,7 @@ class _Report:
     tau: float
     exponent: float
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain numbers and lists; what is infinite is null."""
         task = self.task
         return {
@@ -265,7 +265,7 @@ class _Report:
             "exponent": {"value": self.exponent, "tau": self.tau},
         }
 
-    def as_arrays(self) -> "dict[str, np.ndarray]":
+    def to_arrays(self) -> "dict[str, np.ndarray]":
         """Return what the figure shows."""
         import numpy as np
 
@@ -346,7 +346,7 @@ def _predictors(
         risk = bayes_excess(attention, task, np.array(lengths))
         if not np.isfinite(risk.mse).all():
             raise OverflowError(f"the excess of the predictor '{_LABELS[name]}'")
-        yield name, _Predictor(np.asarray(risk.mse), 2.0 * np.asarray(risk.error))
+        yield name, _Predictor(np.asarray(risk.mse), np.asarray(risk.mse_error))
         outcome = f"excess {np.ravel(risk.mse)[0]:.4g} at L = {lengths[0]:g}"
         shown.end(_LABELS[name], outcome=outcome)
     if not best:
@@ -356,7 +356,7 @@ def _predictors(
         shown.at(_best_item(length))
         layers.append(layer := best_layer(task, length))
         shown.end(_best_item(length), outcome=f"excess {layer.mse:.4g}")
-    columns = ("mse", "error", "gate", "gain", "residual")
+    columns = ("mse", "mse_error", "gate", "gain", "residual")
     mse, error, gate, gain, residual = (
         np.array([getattr(layer, column) for layer in layers]) for column in columns
     )
@@ -417,5 +417,5 @@ def _rate(report: _Report) -> str:
 def _write(report: _Report, out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "denoise.json", report.as_json())
-    write_figure("denoise_curve", report.as_arrays(), out / "denoise")
+    write_json(out / "denoise.json", report.to_dict())
+    write_figure("denoise_curve", report.to_arrays(), out / "denoise")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from promptlimit.cli._console import OUT, CommandError, JsonOption, UsageError, print_json
+from promptlimit.errors import InputFileError
 
 
 def explore(
@@ -30,7 +31,7 @@ def explore(
             f"`--out` must end in .html, got {str(out)!r}.", "promptlimit explore --out FILE.html"
         )
     from promptlimit.reporting import explorer_page
-    from promptlimit.results import HeadMarks, InputFileError, write_bytes
+    from promptlimit.results import HeadMarks, write_bytes
 
     try:
         marks = None if heads is None else HeadMarks.read(heads)

@@ -166,8 +166,8 @@ def _distances(flow: "Trajectory", limit: "Trajectory") -> "np.ndarray":
 
 
 def _report(finite: "Sequence[Trajectory]", limit: "Trajectory") -> dict[str, object]:
-    flows = [{**one.as_json(), "distance": _distances(one, limit).tolist()} for one in finite]
-    return {"flows": flows, "limit": limit.as_json()}
+    flows = [{**one.to_dict(), "distance": _distances(one, limit).tolist()} for one in finite]
+    return {"flows": flows, "limit": limit.to_dict()}
 
 
 def _curves(finite: "Sequence[Trajectory]", limit: "Trajectory") -> "dict[str, np.ndarray]":

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
@@ -30,6 +29,7 @@ from promptlimit.cli._inputs import (
 )
 from promptlimit.cli._machines import Machines, machines
 from promptlimit.cli._progress import progress
+from promptlimit.errors import ArgumentError
 
 if TYPE_CHECKING:
     from promptlimit.results import GapCurve, GapReport
@@ -92,7 +92,7 @@ def gap(
         for note in _notes(report):
             print_note(note)
         emit(
-            lambda: print_json(report.as_json()) if as_json else _print(report),
+            lambda: print_json(report.to_dict()) if as_json else _print(report),
             (lambda: _write(report, out)) if out is not None and writes else None,
         )
 
@@ -100,8 +100,8 @@ def gap(
 def _write(report: "GapReport", out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "gap.json", report.as_json())
-    write_figure("gap_curve", report.as_arrays(), out / "gap")
+    write_json(out / "gap.json", report.to_dict())
+    write_figure("gap_curve", report.to_arrays(), out / "gap")
 
 
 def _notes(report: "GapReport") -> list[str]:

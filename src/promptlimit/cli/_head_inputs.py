@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import CommandError, UsageError
 from promptlimit.cli._progress import AbstractProgress
+from promptlimit.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -156,8 +156,8 @@ def heads(
     if page is not None:
         ERR.print(str(page), markup=False, soft_wrap=True)
     if as_json:
-        tables = {name: result.as_json() for name, result in atlases.items()}
-        print_json({"texts": tables, "replacement": None if curve is None else curve.as_json()})
+        tables = {name: result.to_dict() for name, result in atlases.items()}
+        print_json({"texts": tables, "replacement": None if curve is None else curve.to_dict()})
         return
     for name, result in atlases.items():
         _print_atlas(name, result)
@@ -298,17 +298,17 @@ def _write(
     drawn: dict[str, list[Path]] = {}
     for name, result in atlases.items():
         folder = out / name
-        write_json(folder / "atlas.json", result.as_json())
-        write_bytes(folder / "atlas.csv", result.as_csv().encode())
+        write_json(folder / "atlas.json", result.to_dict())
+        write_bytes(folder / "atlas.csv", result.to_csv().encode())
         export_maps(result, folder / "maps.safetensors")
         for figure in _FIGURES:
             drawn[f"{name}/{figure}"] = write_figure(
-                figure, result.as_arrays(), folder / "figures" / figure
+                figure, result.to_arrays(), folder / "figures" / figure
             )
     if curve is not None:
-        write_json(out / "replacement.json", curve.as_json())
+        write_json(out / "replacement.json", curve.to_dict())
         drawn["heads_replacement"] = write_figure(
-            "heads_replacement", curve.as_arrays(), out / "figures" / "heads_replacement"
+            "heads_replacement", curve.to_arrays(), out / "figures" / "heads_replacement"
         )
     drawings = {
         name: path.read_bytes()

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
@@ -17,6 +16,7 @@ from promptlimit.cli._console import (
 )
 from promptlimit.cli._inputs import Source, Standard, WrtOption, problem_of
 from promptlimit.cli._progress import progress
+from promptlimit.errors import ArgumentError
 
 _HEADINGS = {"exact": "exact", "asymptotic": "leading order", "bound": "proved bound"}
 
@@ -58,7 +58,7 @@ def length(
         if isinstance(problem, ArgumentError) and problem.argument == "absolute":
             raise CommandError(str(problem), "--absolute") from None
         raise as_usage_error(problem, "length", "wrt", "tolerance") from None
-    document = {"lengths": [answer.as_json() for answer in answers]}
+    document = {"lengths": [answer.to_dict() for answer in answers]}
     rows = [
         (
             f"{answer.tolerance:g}" if absolute else f"{answer.tolerance:.3g} relative",

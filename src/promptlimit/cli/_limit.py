@@ -40,8 +40,8 @@ def limit(
     except ValueError as refusal:
         raise CommandError(str(refusal), "promptlimit limit --help lists the names") from None
     emit(
-        lambda: print_json(result.as_json()) if as_json else _print(result),
-        None if out is None else lambda: write_json(out / "limit.json", result.as_json()),
+        lambda: print_json(result.to_dict()) if as_json else _print(result),
+        None if out is None else lambda: write_json(out / "limit.json", result.to_dict()),
     )
 
 

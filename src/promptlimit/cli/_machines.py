@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from promptlimit.cli._console import ERR, CommandError, UsageError
+from promptlimit.errors import JoinError, PeerLostError, WriterError
 
 _MOST_DEVICES = 2048
 """As many as jax can number in one process."""
@@ -112,15 +113,7 @@ def _one_of_several(asked: Machines) -> Generator[bool]:
     number = _from_environment("--process", asked.process, "JAX_PROCESS_ID")
     processes = _from_environment("--processes", asked.processes, "JAX_NUM_PROCESSES")
     _keep_standard_output_clean()
-    from promptlimit.parallel import (
-        JoinError,
-        PeerLostError,
-        WriterError,
-        crew,
-        join,
-        leave_at_exit,
-        use_devices,
-    )
+    from promptlimit.parallel import crew, join, leave_at_exit, use_devices
 
     try:
         ERR.quiet = number != 0  # until it is known who speaks

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice
 from promptlimit.attention import Factored, Layer, LinearAttention, SoftmaxAttention, Stack
 from promptlimit.cli._inputs import (
@@ -18,6 +17,7 @@ from promptlimit.cli._inputs import (
     QUERIES,
     STACK_NAMES,
 )
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import (
     AbstractMeasure,
     Empirical,

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from promptlimit.cli._console import ERR, OUT, CommandError, JsonOption, print_json
+from promptlimit.errors import InputFileError
 
 
 def report(
@@ -20,7 +21,7 @@ def report(
 ) -> None:
     """Write DIR/index.html again from the claims and figures stored in DIR; compute nothing."""
     from promptlimit.reproduction import paper_at, write_page
-    from promptlimit.results import InputFileError, ReportFolder
+    from promptlimit.results import ReportFolder
 
     try:
         own = [paper_at(Path(place)) for place in papers or []]

@@ -25,6 +25,7 @@ from promptlimit.cli._console import (
     use_double_precision,
 )
 from promptlimit.cli._progress import progress
+from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
     from promptlimit.reproduction import Claim, Figure, Paper, SeedVerdicts
@@ -129,7 +130,7 @@ def reproduce(
     provenance = folder.record(stored, fresh, facts, whole=whole)
     results = [item.result for item in stored if isinstance(item, StoredClaim)]
     if as_json:
-        print_json({"seed": seed, "claims": [result.as_json() for result in results]})
+        print_json({"seed": seed, "claims": [result.to_dict() for result in results]})
     else:
         for result in results:
             _print_claim(result)
@@ -184,7 +185,7 @@ def _at_seeds(
         setting = reproduction.Setting(quick=quick, protocol=protocol)
         verdicts = reproduction.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
-        print_json({"seeds": list(seeds), "claims": [verdict.as_json() for verdict in verdicts]})
+        print_json({"seeds": list(seeds), "claims": [verdict.to_dict() for verdict in verdicts]})
     else:
         _print_seeds(verdicts, len(seeds))
     if any(verdict.differing for verdict in verdicts):
@@ -222,7 +223,6 @@ def _protocol(word: str) -> Literal["exact", "full"]:
 def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
     """Return the papers that are named, all if none is, and the names of their items."""
     from promptlimit.reproduction import paper_at, papers
-    from promptlimit.results import InputFileError
 
     known = {paper.name: paper for paper in papers()}
     named, items = [], []

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from promptlimit._errors import ArgumentError
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
@@ -26,6 +25,7 @@ from promptlimit.cli._console import (
 from promptlimit.cli._drawing import write_figure
 from promptlimit.cli._inputs import LENGTHS, STACK_NAMES, lengths_in, read_files
 from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.errors import ArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +114,7 @@ def stack(
     for note in _notes(report):
         print_note(note)
     emit(
-        lambda: print_json(report.as_json()) if as_json else _print(report),
+        lambda: print_json(report.to_dict()) if as_json else _print(report),
         None if out is None else lambda: _write(report, out),
     )
 
@@ -169,7 +169,7 @@ class _StackReport:
     causal: bool
     squared_tau: list[float] | None
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain numbers and lists; what is not known is null."""
         curves = {
             kind: {
@@ -195,7 +195,7 @@ class _StackReport:
             "missing": self.missing,
         }
 
-    def as_arrays(self) -> "dict[str, np.ndarray]":
+    def to_arrays(self) -> "dict[str, np.ndarray]":
         """Return what the figure shows."""
         import numpy as np
 
@@ -346,6 +346,6 @@ def _cells(kind: str, moments: "PromptMoments", place: int) -> list[str]:
 def _write(report: _StackReport, out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "stack.json", report.as_json())
+    write_json(out / "stack.json", report.to_dict())
     if report.curves:
-        write_figure("stack_curve", report.as_arrays(), out / "stack")
+        write_figure("stack_curve", report.to_arrays(), out / "stack")

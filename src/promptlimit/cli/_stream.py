@@ -30,6 +30,13 @@ from promptlimit.cli._inputs import (
 )
 from promptlimit.cli._machines import Machines, by_writer, machines
 from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.errors import (
+    AccuracyError,
+    ConfigurationError,
+    InputFileError,
+    KindUnavailableError,
+    RunBusyError,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,13 +117,12 @@ def stream(
             raise _as_command_error(problem) from None
         shown.close()
         emit(
-            lambda: print_json(report.as_json()) if as_json else _print(report),
+            lambda: print_json(report.to_dict()) if as_json else _print(report),
             None if out is None else lambda: by_writer(lambda: _write(report, out)),
         )
 
 
 def _as_command_error(problem: ValueError) -> CommandError:
-    from promptlimit.results import ConfigurationError, InputFileError, RunBusyError
 
     if isinstance(problem, (ConfigurationError, RunBusyError)):
         return CommandError(str(problem), "promptlimit stream --out ANOTHER")
@@ -199,7 +205,6 @@ def _expected(
     import numpy as np
 
     from promptlimit.finite import prompt_moments
-    from promptlimit.results import AccuracyError, KindUnavailableError
 
     lengths = streamed.lengths.astype(np.float64)
     try:
@@ -222,8 +227,8 @@ def _two_a_decade(length: int) -> list[int]:
 def _write(report: "StreamReport", out: Path) -> None:
     from promptlimit.results import write_json
 
-    write_json(out / "stream.json", report.as_json())
-    write_figure("stream_curve", report.as_arrays(), out / "stream")
+    write_json(out / "stream.json", report.to_dict())
+    write_figure("stream_curve", report.to_arrays(), out / "stream")
 
 
 def _print(report: "StreamReport") -> None:

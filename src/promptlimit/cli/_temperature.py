@@ -144,7 +144,7 @@ def _document(table: "TemperatureTable") -> dict[str, object]:
     }
     return {
         "kind": table.kind,
-        "error": table.error,
+        "relative_error": table.relative_error,
         "sharpness": table.sharpness,
         "base": table.base,
         "margin": table.margin,
@@ -184,4 +184,4 @@ def _write(table: "TemperatureTable", document: dict[str, object], out: Path) ->
     from promptlimit.results import write_json
 
     write_json(out / "temperature.json", document)
-    write_figure("temperature", table.as_arrays(), out / "temperature")
+    write_figure("temperature", table.to_arrays(), out / "temperature")

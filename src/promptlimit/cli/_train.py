@@ -21,6 +21,7 @@ from promptlimit.cli._console import (
 from promptlimit.cli._machines import Machines, by_writer, machines
 from promptlimit.cli._progress import AbstractProgress, duration, progress
 from promptlimit.cli._train_plan import Plan, TrainOptions, resolve_plan
+from promptlimit.errors import ConfigurationError, InputFileError, RunBusyError
 
 if TYPE_CHECKING:
     from promptlimit.dynamics import Progress
@@ -71,8 +72,8 @@ def train(
         from promptlimit.results import write_json
 
         emit(
-            lambda: print_json(training.as_json()) if as_json else _print(training),
-            lambda: write_json(out / "training.json", training.as_json()),
+            lambda: print_json(training.to_dict()) if as_json else _print(training),
+            lambda: write_json(out / "training.json", training.to_dict()),
         )
 
 
@@ -119,12 +120,7 @@ class _Watch:
 
 
 def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
-    from promptlimit.results import (
-        ConfigurationError,
-        InputFileError,
-        RunBusyError,
-        require_configuration,
-    )
+    from promptlimit.results import require_configuration
 
     arguments = plan.arguments()
     file, new = out / "train.json", not (out / "train.json").exists()

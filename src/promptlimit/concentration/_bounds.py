@@ -14,7 +14,7 @@ from typing import SupportsIndex, TypeAlias
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, require_unmasked, require_whole
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 
 # One number or an array of them; NumPy makes scalars of arrays without axes.
 Numbers: TypeAlias = Array | float

@@ -24,9 +24,10 @@ from promptlimit.concentration._sharpness_law import (
     sharpness_law,
     square,
 )
+from promptlimit.errors import KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem, known, softmax_moments
 from promptlimit.measures import AbstractMeasure, Gaussian
-from promptlimit.results import GapExponent, KindUnavailableError
+from promptlimit.results import GapExponent
 from promptlimit.weights import (
     MAX_SHARPNESS,
     score_law,
@@ -251,7 +252,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
     statistics = _kept_statistics(*asked) if few else _at_points(*asked)
     values = {name: np.empty((sharpness.size, lengths.size)) for name in names}
     error = np.empty((sharpness.size, lengths.size))
-    error[inside] = statistics["error"]
+    error[inside] = statistics["relative_error"]
     for name in names:
         values[name][inside] = statistics[name]
     for index in np.flatnonzero(~inside):
@@ -323,7 +324,7 @@ def gap_exponent(
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
     >>> gap_exponent(pl.SoftmaxAttention([[1.0]], [[1.0]]), normal, normal)
-    GapExponent(value=0.6180339887498949, tau=1.0)
+    GapExponent(kind='limit', value=0.618034, tau=1)
     """
     problem = checked_problem(attention, measure, np.ones(0), queries=queries)
     if problem.is_linear:

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import chdtrc, ndtri
 
 from promptlimit._arrays import Array, ArrayLike, numpy_only, require_unmasked
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
@@ -78,7 +78,7 @@ def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
     path = _path_of_neighbours(x, y)
     return dataclasses.replace(
         fit,
-        interval=_spanned(np.append(path.exponents, fit.exponent)),
+        exponent_interval=_spanned(np.append(path.exponents, fit.exponent)),
         drift=path.drift,
         drift_interval=(path.drift, path.drift),
         reach=path.reach,
@@ -97,7 +97,7 @@ def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
     low, high = -line.coefficients[1] - quantile * error, -line.coefficients[1] + quantile * error
     fit = dataclasses.replace(
         _result(line, level),
-        interval=(float(low), float(high)),
+        exponent_interval=(float(low), float(high)),
         standard_error=error,
         chi_square=line.chi_square if freedom else math.nan,
         degrees_of_freedom=freedom,
@@ -124,7 +124,7 @@ def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: boo
     """
     beyond = 0.0 if rejected else half * x[-1] / (x[-1] - x[0])
     significant = rejected or abs(path.drift) > half
-    interval = fit.interval
+    interval = fit.exponent_interval
     if significant:
         low, high = _spanned(path.exponents)
         interval = (min(low, interval[0]), max(high, interval[1]))
@@ -133,7 +133,7 @@ def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: boo
         status = "power law"
     return dataclasses.replace(
         fit,
-        interval=interval,
+        exponent_interval=interval,
         drift=path.drift,
         drift_interval=(float(path.drift - half), float(path.drift + half)),
         reach=path.reach,
@@ -225,7 +225,7 @@ def _result(line: _Polynomial, level: float) -> RateFit:
     intercept, slope = (float(c) for c in line.coefficients)
     return RateFit(
         exponent=-slope,
-        interval=(-math.inf, math.inf),
+        exponent_interval=(-math.inf, math.inf),
         coefficient=math.exp(intercept - slope * line.centre),
         standard_error=0.0,
         level=level,

@@ -16,6 +16,7 @@ from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._bound_gaps import bound_gap, bound_obstacle
 from promptlimit.concentration._exact_gaps import exact_gap, gaussian_gap, leading_gap
+from promptlimit.errors import KindUnavailableError, OutsideDomainError
 from promptlimit.finite import (
     GRADIENT_MOMENTS,
     PROMPT_MOMENTS,
@@ -31,7 +32,7 @@ from promptlimit.finite import (
     warn_when_unreliable,
 )
 from promptlimit.measures import AbstractMeasure, has_transform
-from promptlimit.results import GapCurve, Kind, KindUnavailableError, OutsideDomainError
+from promptlimit.results import GapCurve, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
 
 DEFAULT_SAMPLES = 4096

@@ -9,7 +9,6 @@ from typing import SupportsIndex
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths
-from promptlimit._errors import ArgumentError
 from promptlimit.concentration._bounds import (
     checked_dim,
     checked_number,
@@ -18,6 +17,7 @@ from promptlimit.concentration._bounds import (
     log_cells,
     token_norm,
 )
+from promptlimit.errors import ArgumentError
 
 
 def error_quantile(

@@ -4,13 +4,13 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, increasing_lengths
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._exact_gaps import gap_exponent
 from promptlimit.concentration._fit_rate import fit_rate
 from promptlimit.concentration._gaps import gradient_gap, output_gap
+from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import GapCurve, GapExponent, GapReport, KindUnavailableError, RateFit
+from promptlimit.results import GapCurve, GapExponent, GapReport, RateFit
 
 _LONGEST_SIMULATED = 10_000
 

@@ -10,12 +10,12 @@ from scipy.interpolate import BarycentricInterpolator
 from scipy.optimize import brentq
 
 from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._gaps import GAPS, gap_values, limit_square
+from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.finite import Problem, checked_problem
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import Kind, KindUnavailableError, RequiredLength
+from promptlimit.results import Kind, RequiredLength
 
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit._errors import ArgumentError
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError, ArgumentError
 
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60

@@ -21,7 +21,7 @@ from promptlimit._arrays import Array
 from promptlimit.depth._fluctuations import descents, pair_form, query_tilt, require_few_terms
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
-from promptlimit.results import KindUnavailableError
+from promptlimit.errors import KindUnavailableError
 
 Diagram: TypeAlias = tuple[float, Tilts, Array]
 r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""

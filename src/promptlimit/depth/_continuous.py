@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, numpy_only
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, in_double, require_choice
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian
 from promptlimit.results import DepthFlow
 
@@ -201,7 +201,7 @@ def _closed_flow(
             return _motion(heads, _State(mean, cov(time))).mean
 
         means[before] = _integrated(motion, start.mean, times[before], tolerance)
-    return DepthFlow(times, means, covs, np.zeros(times.size), "limit", float(blow_up))
+    return DepthFlow(times, means, covs, np.zeros_like(covs), "limit", float(blow_up))
 
 
 def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: float) -> DepthFlow:
@@ -228,7 +228,7 @@ def _solved_flow(heads: list[_Head], start: _State, times: Vector, tolerance: fl
         growth, size = motion(time, state)[dim:], float(np.linalg.norm(state[dim:]))
         blow_up = time + size**2 / float(growth @ state[dim:])
     covs = fine[:, dim:].reshape(-1, dim, dim)
-    error = np.abs(fine - rough)[:, dim:].max(axis=1)
+    error = np.abs(fine - rough)[:, dim:].reshape(covs.shape)
     return DepthFlow(times, fine[:, :dim], covs, error, "limit", blow_up)
 
 
@@ -249,7 +249,7 @@ def _token_flow(
     rough = _integrated(motion, tokens.ravel(), times, 100 * tolerance)
     path, other = (one.reshape(-1, *tokens.shape) for one in (fine, rough))
     means, covs = _token_moments(path, weights)
-    error = np.abs(covs - _token_moments(other, weights)[1]).max(axis=(1, 2))
+    error = np.abs(covs - _token_moments(other, weights)[1])
     bounded = all(head.softmax for head in heads)
     return DepthFlow(times, means, covs, error, "exact", math.inf if bounded else None, path)
 

@@ -27,7 +27,7 @@ from promptlimit._arrays import Array
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.depth._nilpotent import exponential, inverse, product
 from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
-from promptlimit.results import KindUnavailableError
+from promptlimit.errors import KindUnavailableError
 
 AnyArray = Any
 """Of NumPy, or of jax while it traces."""

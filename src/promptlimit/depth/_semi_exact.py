@@ -16,7 +16,7 @@ from promptlimit._arrays import Array
 from promptlimit.depth._bias import reading_bias
 from promptlimit.depth._fluctuations import query_tilt
 from promptlimit.depth._gaussian_stack import GaussianStack
-from promptlimit.results import KindUnavailableError
+from promptlimit.errors import KindUnavailableError
 from promptlimit.weights import OwnTokenStatistics, own_token_statistics
 
 _NODES = {1: 48, 2: 24, 3: 12}

@@ -14,7 +14,6 @@ from promptlimit.dynamics._plan import TrainingPlan as TrainingPlan
 from promptlimit.dynamics._plan import flow_time as flow_time
 from promptlimit.dynamics._sgd import sgd as sgd
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta as StabilisedRungeKutta
-from promptlimit.dynamics._starts import OutsideTheoremWarning as OutsideTheoremWarning
 from promptlimit.dynamics._starts import block_defect as block_defect
 from promptlimit.dynamics._starts import block_limit as block_limit
 from promptlimit.dynamics._starts import block_start as block_start

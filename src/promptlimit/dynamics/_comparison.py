@@ -1,7 +1,6 @@
 """Trajectories side by side, and long prompts against the infinite one: on balls and at the end."""
 
 import math
-from dataclasses import dataclass
 
 import equinox as eqx
 import jax
@@ -11,11 +10,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Number
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.dynamics._flow import gradient_flow
 from promptlimit.dynamics._plan import FlowPlan
-from promptlimit.results import OfOneHead, Trajectory
+from promptlimit.errors import ArgumentError
+from promptlimit.results import OfOneHead, Result, Trajectory, axis, variable
 from promptlimit.tasks import (
     SHARPNESS_RANGES,
     AbstractObjective,
@@ -28,8 +27,7 @@ from promptlimit.tasks import (
 _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 
 
-@dataclass(frozen=True)
-class TrajectoryGap:
+class TrajectoryGap(Result):
     r"""Squared distances between two trajectories at the times they share.
 
     Attributes:
@@ -41,10 +39,10 @@ class TrajectoryGap:
         value: `merged` where it is known, else `parameters`, [n].
     """
 
-    times: np.ndarray
-    merged: OfOneHead
-    parameters: np.ndarray | None
-    value: np.ndarray
+    times: np.ndarray = axis("time", "t", scale="symlog")
+    merged: OfOneHead = variable("time")
+    parameters: np.ndarray | None = variable("time")
+    value: np.ndarray = variable("time", label="squared distance", scale="log")
 
 
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
@@ -99,8 +97,7 @@ def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
         )
 
 
-@dataclass(frozen=True)
-class BallGap:
+class BallGap(Result):
     r"""What a finite prompt changes in the risk, at its largest over points of a ball.
 
     The points are drawn, so each number is below the supremum it stands for.
@@ -187,8 +184,7 @@ def _ball_gaps(
     return jax.lax.map(at, where)
 
 
-@dataclass(frozen=True)
-class LimitBand:
+class LimitBand(Result):
     r"""Lemma E.1, measured: a band around the infinite flow, and the finite flow inside it.
 
     Attributes:
@@ -197,9 +193,9 @@ class LimitBand:
         bound: $g(L)\,t\,e^{\beta t}$, [n].
     """
 
-    times: NDArray[np.float64]
-    distance: NDArray[np.float64]
-    bound: NDArray[np.float64]
+    times: NDArray[np.float64] = axis("time", "t")
+    distance: NDArray[np.float64] = variable("time")
+    bound: NDArray[np.float64] = variable("time")
 
 
 def limit_band(finite: Trajectory, infinite: Trajectory, gap: BallGap) -> LimitBand:

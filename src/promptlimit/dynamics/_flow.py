@@ -33,7 +33,7 @@ from promptlimit.dynamics._risks import (
     state_risks,
 )
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
-from promptlimit.finite import UnreliableErrorWarning
+from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.results import RunFolder, Trajectory
 from promptlimit.tasks import (
     SHARPNESS_RANGES,
@@ -99,7 +99,9 @@ def gradient_flow(
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.diag(jnp.array([1.0, 0.5])))
-    >>> flow = pl.gradient_flow(pl.block_start(task, 0.5), task, math.inf, [0.0, 1.0, math.inf])
+    >>> flow = pl.gradient_flow(
+    ...     pl.dynamics.block_start(task, 0.5), task, math.inf, [0.0, 1.0, math.inf]
+    ... )
     >>> print(flow.kind, flow.value.round(4), flow.arrived is not None)
     limit [0.5466 0.2012 0.    ] True
     """

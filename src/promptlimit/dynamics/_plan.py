@@ -11,9 +11,9 @@ import optax
 from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, Number, require_unmasked, require_whole
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice, require_samples
 from promptlimit._normals import LAST_STEP
+from promptlimit.errors import ArgumentError
 from promptlimit.tasks import require_points
 
 

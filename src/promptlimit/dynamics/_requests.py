@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import require_unmasked
 from promptlimit._configuration import description
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, KernelName, array_names
@@ -26,6 +25,7 @@ from promptlimit.dynamics._risks import (
     is_one_head,
     kernel_of,
 )
+from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Length
 from promptlimit.tasks import (
     AbstractObjective,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from promptlimit._inputs import in_double, to_device
 from promptlimit.attention import AbstractAttention
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, merged
 
 _CHUNK = 16

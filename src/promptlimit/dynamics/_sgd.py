@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Number, numpy_only
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
 from promptlimit.dynamics._requests import (
@@ -23,6 +22,7 @@ from promptlimit.dynamics._requests import (
 )
 from promptlimit.dynamics._risks import OTHER_SETS, training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
+from promptlimit.errors import ArgumentError
 from promptlimit.parallel import from_writer
 from promptlimit.results import RunFolder, Training, Watcher, pack_nonfinite, unpack_nonfinite
 from promptlimit.tasks import AbstractTask
@@ -77,7 +77,7 @@ def sgd(
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
-    >>> start = pl.block_start(task, 0.3)
+    >>> start = pl.dynamics.block_start(task, 0.3)
     >>> plan = pl.TrainingPlan(steps=50, learning_rate=0.01, record=[0, 50])
     >>> trained = pl.sgd(start, task, 10, plan, key=jax.random.key(0))
     >>> print(trained.kind, trained.value.shape, bool((trained.diverged < 0).all()))

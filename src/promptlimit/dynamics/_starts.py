@@ -11,17 +11,13 @@ from jaxtyping import Array, PRNGKeyArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, Number
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, require_choice, require_shape
 from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
+from promptlimit.errors import ArgumentError, OutsideTheoremWarning
 from promptlimit.results import Trajectory
 from promptlimit.tasks import LinearRegression, require_regression
 
 _RANK = 1e-10
-
-
-class OutsideTheoremWarning(UserWarning):
-    """The start is one the theorem does not speak of; the flow from it is still exact."""
 
 
 def block_start(
@@ -45,7 +41,7 @@ def block_start(
 
     >>> import numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(4))
-    >>> print(np.diag(pl.block_start(task, 0.5).key_query))
+    >>> print(np.diag(pl.dynamics.block_start(task, 0.5).key_query))
     [0.25 0.25 0.25 0.25 0.  ]
     """
     require_regression(task)
@@ -96,7 +92,7 @@ def uniform_factors(dim: int, *, key: PRNGKeyArray, kernel: str = "softmax") -> 
         kernel: "softmax" or "linear".
 
     >>> import jax, promptlimit as pl
-    >>> start = pl.uniform_factors(5, key=jax.random.key(0))
+    >>> start = pl.dynamics.uniform_factors(5, key=jax.random.key(0))
     >>> print(start.output_dim, start.token_dim, f"{start.scale**2:.4f}")
     1 6 0.1667
     """

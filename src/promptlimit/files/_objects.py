@@ -20,9 +20,9 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import is_traced
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
-from promptlimit.results import InputFileError, unpacked_arrays, write_bytes
+from promptlimit.errors import ArgumentError, InputFileError
+from promptlimit.results import unpacked_arrays, write_bytes
 
 Class = TypeVar("Class", bound=type)
 

@@ -8,15 +8,12 @@ from ._problem import checked_problem as checked_problem
 from ._problem import first_obstacle as first_obstacle
 from ._problem import known as known
 from ._prompt_moments import PROMPT_MOMENTS as PROMPT_MOMENTS
-from ._prompt_moments import NoLimitWarning as NoLimitWarning
 from ._prompt_moments import prompt_moments as prompt_moments
 from ._queries import Queries as Queries
 from ._simulation import PromptSimulation as PromptSimulation
-from ._simulation import UnreliableErrorWarning as UnreliableErrorWarning
 from ._simulation import chunk_of_prompts as chunk_of_prompts
 from ._simulation import numbers_of_prompt as numbers_of_prompt
 from ._simulation import simulated_chunks as simulated_chunks
 from ._simulation import tokens_that_fit as tokens_that_fit
 from ._simulation import warn_when_unreliable as warn_when_unreliable
 from ._softmax_moments import softmax_moments as softmax_moments
-from ._stack_expansion import SlowExpansionWarning as SlowExpansionWarning

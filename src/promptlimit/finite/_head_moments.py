@@ -125,7 +125,7 @@ def gaussian_rows(head: TiltedHead, tokens: WhitenedTokens, length: Array) -> Mo
         cov=_times(variance, np.outer(along, along)) + _times(participation, across @ across.T),
         mse=mse,
         participation=participation,
-        error=statistics.error * mse,
+        error=statistics.relative_error * mse,
     )
 
 
@@ -148,7 +148,7 @@ def gaussian_spread_error(
     outer = value @ tokens.root @ basis
     products = _spread_products(inner.T @ inner, outer.T @ outer)
     terms = [getattr(statistics, name) * product for name, product in products.items()]
-    return np.sum(terms, axis=0), statistics.error * np.sum(np.abs(terms), axis=0)
+    return np.sum(terms, axis=0), statistics.relative_error * np.sum(np.abs(terms), axis=0)
 
 
 def _spread_products(inner: Array, outer: Array) -> dict[str, float]:

@@ -18,8 +18,8 @@ from promptlimit._arrays import (
     numpy_only,
     require_unmasked,
 )
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
 from promptlimit.finite._prompt_moments import finite_length
 from promptlimit.finite._simulation import output_errors, simulated_lengths

@@ -12,9 +12,15 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array, ArrayLike, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, in_double, require_choice, require_shape
 from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.errors import (
+    AccuracyError,
+    ArgumentError,
+    KindUnavailableError,
+    NotAnalyticError,
+    OutsideDomainError,
+)
 from promptlimit.finite._queries import Queries, checked_queries
 from promptlimit.measures import (
     AbstractMeasure,
@@ -23,12 +29,6 @@ from promptlimit.measures import (
     GaussianParts,
     require_in_domain,
     require_measure,
-)
-from promptlimit.results import (
-    AccuracyError,
-    KindUnavailableError,
-    NotAnalyticError,
-    OutsideDomainError,
 )
 from promptlimit.weights import AbstractScoreLaw, score_law
 

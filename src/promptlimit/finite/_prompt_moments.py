@@ -11,6 +11,7 @@ from jaxtyping import PRNGKeyArray
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.depth import MOST_NODES
+from promptlimit.errors import NoLimitWarning, OutsideDomainError
 from promptlimit.finite._head_moments import (
     MomentRows,
     WhitenedTokens,
@@ -37,7 +38,7 @@ from promptlimit.finite._stack_moments import (
     without_particles,
 )
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import OutsideDomainError, PromptMoments
+from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
 from promptlimit.weights import MAX_SHARPNESS
 
@@ -124,10 +125,6 @@ def prompt_moments(
         limit_error=_or_zeros(rows.limit_error, rows.limit.shape),
         bias_error=_or_zeros(rows.bias_error, (*shape, rows.limit.size)),
     )
-
-
-class NoLimitWarning(UserWarning):
-    """Finite prompts were simulated for a problem that has no limit."""
 
 
 def _or_zeros(array: Array | None, shape: tuple[int, ...]) -> Array:

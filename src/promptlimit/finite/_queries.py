@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_arrays, in_double, require_finite
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Empirical, sqrtm_psd
 
 

@@ -14,8 +14,8 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention, attend_through
+from promptlimit.errors import ArgumentError, UnreliableErrorWarning
 from promptlimit.finite._problem import Problem, known
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, agreed, in_chunks
@@ -32,10 +32,6 @@ _COPIES = 4
 
 _FIRST_LOOK = 256
 """Prompts before the relative error is first looked at; then at every doubling."""
-
-
-class UnreliableErrorWarning(UserWarning):
-    """An estimate whose error bar cannot be trusted, or which stopped before its target."""
 
 
 class PromptSimulation(eqx.Module):

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit.errors import AccuracyError, NotAnalyticError
 from promptlimit.finite._head_moments import MomentRows
-from promptlimit.results import AccuracyError, NotAnalyticError
 from promptlimit.weights import EPSILON, NEGLIGIBLE, STEP, AbstractScoreLaw, Numbers, Prompts
 
 TOLERANCE = 1e-9

@@ -27,13 +27,10 @@ from promptlimit.depth import (
     too_many_terms,
     unread_layer,
 )
+from promptlimit.errors import SlowExpansionWarning
 from promptlimit.finite._head_moments import MomentRows, leading_error
 from promptlimit.finite._problem import Problem, first_obstacle, known
 from promptlimit.rules import Effort
-
-
-class SlowExpansionWarning(UserWarning):
-    """A leading order in 1/L that is not reached at a length, and is therefore NaN."""
 
 
 def expansion_obstacle(problem: Problem) -> str | None:

@@ -25,6 +25,7 @@ from promptlimit.depth import (
     StackKernel,
     fluctuation_cov,
 )
+from promptlimit.errors import AccuracyError, KindUnavailableError
 from promptlimit.finite._head_moments import MomentRows
 from promptlimit.finite._problem import Problem, first_obstacle, known
 from promptlimit.finite._simulation import (
@@ -42,7 +43,6 @@ from promptlimit.finite._simulation import (
 )
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
 from promptlimit.measures import Empirical, GaussianParts, sqrtm_psd
-from promptlimit.results import AccuracyError, KindUnavailableError
 from promptlimit.rules import Effort
 
 _PARTICLES = 1024

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._corpus import CorpusMoments, corpus_moments
 from promptlimit.heads._measure import CorpusMap, Settings, Sums, layer_sums
 from promptlimit.heads._model import Model

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from promptlimit._arrays import require_unmasked, require_whole
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._causal_atlas import moment_tokens
 from promptlimit.heads._head import Head
 

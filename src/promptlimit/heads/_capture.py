@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._extra import MissingExtraError
 from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from promptlimit._arrays import require_whole
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._atlas import Progress, share_error, share_of
 from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
 from promptlimit.heads._model import Model

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import full_precision
 
 _STEPS = 12

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from promptlimit.errors import InputFileError
 from promptlimit.heads._extra import extra
-from promptlimit.results import InputFileError
 
 _LARGEST_JSON = 64 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from promptlimit.errors import InputFileError
 from promptlimit.heads._extra import extra
-from promptlimit.results import InputFileError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

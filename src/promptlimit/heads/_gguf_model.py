@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from promptlimit.errors import InputFileError
 from promptlimit.heads._extra import extra
 from promptlimit.heads._gguf import GgufFile
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
-from promptlimit.results import InputFileError
 
 _KNOWN = frozenset(
     {

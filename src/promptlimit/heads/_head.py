@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from promptlimit._arrays import ArrayLike, require_unmasked
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import SoftmaxAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._clusters import clusters_of, sinks_of
 from promptlimit.heads._corpus import head_attention
 from promptlimit.measures import Empirical, Gaussian, Mixture

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit._arrays import require_unmasked
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
+from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.heads._files import ModelFolder
 from promptlimit.heads._forward import (
     LayerHeads,
@@ -27,7 +27,6 @@ from promptlimit.heads._gguf_model import GgufModel
 from promptlimit.heads._head import Head
 from promptlimit.heads.families import AbstractArchitecture, Tensor, architecture
 from promptlimit.measures import full_precision
-from promptlimit.results import InputFileError
 
 PROBE_LENGTH = 24
 """Tokens of the made-up prompt on which a freshly loaded model is rebuilt from its heads."""

@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._head import Head
 from promptlimit.heads._model import Model
 from promptlimit.heads._windows import USUAL, TextOrIds, windows_of
-from promptlimit.results import InputFileError, read_arrays, write_bytes
+from promptlimit.results import read_arrays, write_bytes
 
 _MEMORY = 512 * 2**20
 _ARRAYS = ("queries", "keys", "values")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._forward import WAYS, Replacement, Replacements
 from promptlimit.heads._model import Model
 from promptlimit.heads._prompts import CapturedHeads

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from promptlimit._arrays import require_unmasked
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.heads._model import Model
 
 TextOrIds = str | np.ndarray | list[int] | list[list[int]]

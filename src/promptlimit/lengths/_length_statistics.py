@@ -14,10 +14,10 @@ from promptlimit._arrays import (
     real_numbers,
     require_unmasked,
 )
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.lengths._integrals import prompt_integrals
 from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
-from promptlimit.results import AccuracyError, LengthStatistics
+from promptlimit.results import LengthStatistics
 from promptlimit.weights import MAX_SHARPNESS
 
 TOLERANCE = 1e-10
@@ -92,13 +92,14 @@ def length_statistics(
         flat_sigma = np.broadcast_to(sigma, shape).ravel()
         columns, weights = _gaussian_columns(flat_sigma, flat_lengths, flat_fixed)
         _refuse_large(columns, flat_sigma, flat_lengths, beside_fixed=count > 0)
-    error = _whole_error(columns.pop("error"), columns.pop("variance_error"))
+    error, variance_error = columns.pop("error"), columns.pop("variance_error")
     return LengthStatistics(
         lengths=np.broadcast_to(counts, shape).copy(),
         **{name: column.reshape(shape) for name, column in columns.items()},
         fixed_weights=weights.reshape(*shape, count),
         kind="limit" if flat_lengths.size and np.isinf(flat_lengths).all() else "exact",
-        error=error.reshape(shape),
+        relative_error=_whole_error(error, 0.0 * error).reshape(shape),
+        variance_relative_error=_whole_error(error, variance_error).reshape(shape),
     )
 
 

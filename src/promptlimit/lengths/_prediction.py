@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, as_float64, checked_lengths, numpy_only
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.lengths._length_statistics import checked_fixed, length_statistics
 from promptlimit.lengths._scores import ListedScores
 from promptlimit.results import EntropyPrediction

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, Number, as_float64, checked_lengths, numpy_only
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.lengths._length_statistics import length_statistics
 from promptlimit.lengths._temperature import (
     crossing,
@@ -189,10 +189,12 @@ def temperature_table(
     kept = [
         inverse_temperature(
             sharpness, counts, keep=keep, margin=margin if keep == "needle" else None, base=start
-        ).value
+        )
         for keep in ("needle", "entropy")
     ]
-    factor = np.stack([*(rule.factor(counts, start) for rule in RULES), *kept])
+    factor = np.stack(
+        [*(rule.factor(counts, start) for rule in RULES), *(one.value for one in kept)]
+    )
     known = factor * sharpness <= MAX_SHARPNESS  # not where there is no factor, either
     usable = np.where(known, factor, 0.0)
     plain = length_statistics(usable * sharpness, counts)
@@ -211,7 +213,8 @@ def temperature_table(
         needle=np.where(known, beside.fixed_weights[..., 0], np.nan),
         frozen_from=np.array([*frozen, *([math.nan] * len(kept))]),
         kind="exact",
-        error=float(max(plain.error.max(), beside.error.max())),
+        error=np.stack([*np.zeros((len(RULES), counts.size)), *(one.error for one in kept)]),
+        relative_error=float(max(plain.relative_error.max(), beside.relative_error.max())),
     )
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.weights import (
     MAX_SHARPNESS,
     MEANS_STEP,

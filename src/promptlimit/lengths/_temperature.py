@@ -24,7 +24,7 @@ from promptlimit._arrays import (
     real_numbers,
     require_unmasked,
 )
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
 from promptlimit.results import InverseTemperatures
 from promptlimit.weights import MAX_SHARPNESS
@@ -102,15 +102,16 @@ def inverse_temperature(
     cells = np.stack([np.ravel(column) for column in (sigma, counts, margins, targets)], axis=1)
     root = _needle_root if keep == "needle" else _falling_root
     roots = np.array([root(keep, *map(float, cell)) for cell in cells]).reshape(-1, 2)
+    value, relative = (column.reshape(sigma.shape) for column in roots.T)
     return InverseTemperatures(
         sharpness=sigma.copy(),
         lengths=counts.copy(),
         keep=keep,
         target=np.array(targets),
-        value=roots[:, 0].reshape(sigma.shape),
+        value=value,
         annealed=_annealed(keep, sigma, counts, margins, targets),
         kind="exact",
-        error=roots[:, 1].reshape(sigma.shape),
+        error=as_float64(relative * value),
     )
 
 

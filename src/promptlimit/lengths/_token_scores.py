@@ -27,7 +27,7 @@ class TokenScores(AbstractScores):
         NotAnalyticError: the log-Laplace transform cannot be followed to complex tilts.
 
     >>> import promptlimit as pl
-    >>> signs = pl.TokenScores(pl.Rademacher([1.0]), [1.0])
+    >>> signs = pl.lengths.TokenScores(pl.Rademacher([1.0]), [1.0])
     >>> statistics = pl.length_statistics(signs, [2, 1000])
     >>> print(statistics.log_partition.round(6), statistics.entropy.round(6))
     [0.910038 7.341246] [0.529241 6.579972]

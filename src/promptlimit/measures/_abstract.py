@@ -18,10 +18,10 @@ from promptlimit._inputs import (
     require_shape,
     to_device,
 )
+from promptlimit.errors import OutsideDomainError
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts
 from promptlimit.measures._variance_proxies import VarianceProxy
-from promptlimit.results import OutsideDomainError
 
 _NEAR = 1e-12
 """How far from zero, in each coordinate, a law with moments must have a transform."""

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_arrays, require_finite, require_rank, require_shape
+from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import full_precision
 from promptlimit.measures._components import require_measure

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 
 

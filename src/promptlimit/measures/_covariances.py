@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from promptlimit._arrays import Number, require_whole
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 
 
 def ar1_covariance(dim: SupportsIndex, correlation: Number) -> Float[np.ndarray, "d d"]:

@@ -6,9 +6,9 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, is_traced, require_shape
 from promptlimit._random import sample_matrix
+from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled
 from promptlimit.measures._gaussian_parts import GaussianParts, atoms, multiplied

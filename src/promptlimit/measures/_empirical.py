@@ -7,7 +7,6 @@ from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import Array as HostArray
 from promptlimit._arrays import ArrayLike, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     cast,
     float_array,
@@ -17,6 +16,7 @@ from promptlimit._inputs import (
     require_shape,
     require_weights,
 )
+from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._gaussian_parts import GaussianParts, atoms

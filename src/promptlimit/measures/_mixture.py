@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     float_arrays,
     require_finite,
@@ -16,6 +15,7 @@ from promptlimit._inputs import (
     require_shape,
     require_weights,
 )
+from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._compiled import compiled, full_precision
 from promptlimit.measures._components import require_components

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float, Inexact, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, require_whole
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, is_traced, require_shape
 from promptlimit._random import sample_matrix
+from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 from promptlimit.measures._bessel import log_0f1
 from promptlimit.measures._compiled import full_precision

@@ -1,6 +1,5 @@
 """Where things run: one device, all of a machine, or those of many hosts, with the same numbers."""
 
-from promptlimit.parallel._agreement import WriterError as WriterError
 from promptlimit.parallel._agreement import agreed as agreed
 from promptlimit.parallel._agreement import from_writer as from_writer
 from promptlimit.parallel._chunks import in_chunks as in_chunks
@@ -8,8 +7,6 @@ from promptlimit.parallel._collectives import collective_sums as collective_sums
 from promptlimit.parallel._crew import Crew as Crew
 from promptlimit.parallel._crew import crew as crew
 from promptlimit.parallel._crew import use_devices as use_devices
-from promptlimit.parallel._hosts import JoinError as JoinError
-from promptlimit.parallel._hosts import PeerLostError as PeerLostError
 from promptlimit.parallel._hosts import join as join
 from promptlimit.parallel._hosts import leave_at_exit as leave_at_exit
 from promptlimit.parallel._programs import Program as Program

@@ -9,15 +9,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from promptlimit.errors import WriterError
 from promptlimit.parallel._crew import AXIS, Crew, alone, crew
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
 """Bytes of the smallest message; larger ones are a power of two, so that few are compiled."""
-
-
-class WriterError(RuntimeError):
-    """What stopped the first process, as the others know it."""
 
 
 def gathered(tree: Any, team: Crew) -> Any:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 
 AXIS = "crew"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError, JoinError, PeerLostError
 
 HEARTBEAT = 20
 """Seconds after which a silent process counts as gone."""
@@ -27,17 +27,6 @@ WAIT = 300
 """Seconds to wait for all processes at the start."""
 
 _GRACE = 2.0  # seconds for the main thread to say what it knows, once jax wants to abort
-
-
-class PeerLostError(RuntimeError):
-    """Another process of the run is gone.
-
-    The runtime cannot go on without it: this process ends, with code 1, soon after.
-    """
-
-
-class JoinError(RuntimeError):
-    """The processes of a run did not find each other."""
 
 
 class _Fate:

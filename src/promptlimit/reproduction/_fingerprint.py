@@ -24,7 +24,7 @@ def item_hash(paper: Paper, kind: str, name: str, setting: Setting) -> str:
     library = _code_hash(_LIBRARY, (*_TALKS_OR_DRAWS, *_papers()))
     code = [library, _code_hash(paper.folder, ("drawings/",), "*")]
     what = {"what": kind, "paper": paper.name, "name": name, "code": code}
-    return run_name({**what, **setting.as_json()})
+    return run_name({**what, **setting.to_dict()})
 
 
 def drawing_hash(paper: Paper) -> str:

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
-from promptlimit._errors import ArgumentError
-from promptlimit.results import Check, InputFileError, StoredPaper, Verdict
+from promptlimit.errors import ArgumentError, InputFileError
+from promptlimit.results import Check, StoredPaper, Verdict
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -62,7 +62,7 @@ class Setting:
     folder: Path | None = None
     tell: Callable[[str], object] = field(default=_silent, compare=False, repr=False)
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return what decides the numbers."""
         return {"seed": self.seed, "quick": self.quick, "protocol": self.protocol}
 

@@ -48,7 +48,7 @@ class SeedVerdicts:
             if result is None or not result.as_expected
         )
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return verdicts by seed, and the checks that failed where a verdict differs."""
         return {
             "paper": self.paper,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 import jax
 
 from promptlimit._cores import usable_cores
+from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
@@ -21,7 +22,6 @@ from promptlimit.reproduction._processes import Helper, Task
 from promptlimit.results import (
     Check,
     ClaimResult,
-    InputFileError,
     Origin,
     ReportFolder,
     StoredClaim,
@@ -365,7 +365,7 @@ def _stored(read: Any, paper: Paper, name: str, digest: str) -> tuple[Any, str]:
 
 def _origin(paper: Paper, name: str, setting: Setting, digest: str, began: float) -> Origin:
     seconds = round(time.monotonic() - began, 2)
-    return Origin(command(paper, name, setting), setting.as_json(), seconds, digest)
+    return Origin(command(paper, name, setting), setting.to_dict(), seconds, digest)
 
 
 def command(paper: Paper, name: str, setting: Setting) -> str:
@@ -387,7 +387,7 @@ def run_facts(setting: Setting, began: float) -> dict[str, Any]:
     return {
         "versions": environment(),
         "device": f"{device.platform}: {device.device_kind}, {os.cpu_count()} CPU cores",
-        "setting": setting.as_json(),
+        "setting": setting.to_dict(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
     }

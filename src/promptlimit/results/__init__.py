@@ -1,6 +1,5 @@
 """Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
 
-from promptlimit._errors import ArgumentError as ArgumentError
 from promptlimit.results._causal_heads import CausalAtlas as CausalAtlas
 from promptlimit.results._claims import Check as Check
 from promptlimit.results._claims import ClaimResult as ClaimResult
@@ -11,9 +10,7 @@ from promptlimit.results._claims import StoredPaper as StoredPaper
 from promptlimit.results._claims import StoredReport as StoredReport
 from promptlimit.results._claims import Verdict as Verdict
 from promptlimit.results._claims import figure_numbers as figure_numbers
-from promptlimit.results._curves import MissingPackageError as MissingPackageError
 from promptlimit.results._depth_flow import DepthFlow as DepthFlow
-from promptlimit.results._files import InputFileError as InputFileError
 from promptlimit.results._files import numbers_in_archive as numbers_in_archive
 from promptlimit.results._files import read_arrays as read_arrays
 from promptlimit.results._files import unpacked_arrays as unpacked_arrays
@@ -28,14 +25,9 @@ from promptlimit.results._head_marks import HeadMarks as HeadMarks
 from promptlimit.results._heads import REGIMES as REGIMES
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement
-from promptlimit.results._kinds import AccuracyError as AccuracyError
 from promptlimit.results._kinds import Kind as Kind
-from promptlimit.results._kinds import KindUnavailableError as KindUnavailableError
 from promptlimit.results._kinds import Length as Length
-from promptlimit.results._kinds import NotAnalyticError as NotAnalyticError
-from promptlimit.results._kinds import OutsideDomainError as OutsideDomainError
 from promptlimit.results._law_checks import LawCheck as LawCheck
-from promptlimit.results._law_checks import LawMismatchError as LawMismatchError
 from promptlimit.results._law_checks import LawReport as LawReport
 from promptlimit.results._laws import OutputLaw as OutputLaw
 from promptlimit.results._laws import mean_under_tail as mean_under_tail
@@ -53,12 +45,17 @@ from promptlimit.results._progress import Watcher as Watcher
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
 from promptlimit.results._report_folder import ReportFolder as ReportFolder
+from promptlimit.results._result import Result as Result
+from promptlimit.results._result import absolute as absolute
+from promptlimit.results._result import axis as axis
+from promptlimit.results._result import derived as derived
+from promptlimit.results._result import plain as plain
+from promptlimit.results._result import scalar as scalar
+from promptlimit.results._result import variable as variable
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._risks import TunedLayers as TunedLayers
 from promptlimit.results._run_folder import OPAQUE as OPAQUE
-from promptlimit.results._run_folder import ConfigurationError as ConfigurationError
-from promptlimit.results._run_folder import RunBusyError as RunBusyError
 from promptlimit.results._run_folder import RunFolder as RunFolder
 from promptlimit.results._run_folder import environment as environment
 from promptlimit.results._run_folder import require_configuration as require_configuration

@@ -1,19 +1,16 @@
 """What was measured of the heads of a causal model, by distance."""
 
-import csv
-import dataclasses
-import io
 import itertools
-import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from promptlimit.results._heads import SHARPNESS_UNIT
+from promptlimit.results._heads import SHARPNESS_UNIT, AbstractAtlas
+from promptlimit.results._result import derived, plain, variable
 
 
-@dataclasses.dataclass(frozen=True)
-class CausalAtlas:
+class CausalAtlas(AbstractAtlas):
     r"""Every head of a causal model on one text; arrays are [layers, heads] unless said otherwise.
 
     A query at position i has the prompt 0..i. Means are over queries, then over windows.
@@ -59,27 +56,35 @@ class CausalAtlas:
     equivalent: int
     band: int
     rotary: bool
-    parity: np.ndarray
-    between: np.ndarray
-    within: np.ndarray
-    sink_weight: np.ndarray
-    recent_weight: np.ndarray
-    effective_tokens: np.ndarray
-    entropy: np.ndarray
-    far_sharpness: np.ndarray
-    mass_error: np.ndarray
-    r2: Mapping[str, np.ndarray]
-    r2_error: Mapping[str, np.ndarray]
-    lengths: np.ndarray
-    by_length: Mapping[str, np.ndarray]
-    entropy_predicted: Mapping[str, np.ndarray]
+    parity: np.ndarray = variable("layer")
+    between: np.ndarray = variable("layer", "head")
+    within: np.ndarray = variable("layer", "head")
+    sink_weight: np.ndarray = variable("layer", "head")
+    recent_weight: np.ndarray = variable("layer", "head")
+    effective_tokens: np.ndarray = variable("layer", "head")
+    entropy: np.ndarray = variable("layer", "head")
+    far_sharpness: np.ndarray = variable("layer", "head")
+    mass_error: np.ndarray = variable("layer", "head")
+    r2: Mapping[str, np.ndarray] = variable("layer", "head")
+    r2_error: Mapping[str, np.ndarray] = variable("layer", "head")
+    lengths: np.ndarray = variable("edge")
+    by_length: Mapping[str, np.ndarray] = variable("layer", "head", "class")
+    entropy_predicted: Mapping[str, np.ndarray] = variable("layer", "head")
 
     @property
+    @derived("layer", "head", label="sharpness")
+    def value(self) -> np.ndarray:
+        """The sharpness."""
+        return self.sharpness
+
+    @property
+    @derived("layer", "head")
     def sharpness(self) -> np.ndarray:
         r"""The standard deviation $\sigma$ of the scores, its root mean square over queries."""
         return np.sqrt(self.between + self.within)
 
     @property
+    @derived("layer", "head")
     def between_share(self) -> np.ndarray:
         """The share of the scores' variance that distance alone explains."""
         variance = self.between + self.within
@@ -124,43 +129,16 @@ class CausalAtlas:
             numbers = {name: float(value[layer, head]) for name, value in columns.items()}
             yield {"layer": layer, "head": head, **numbers}
 
-    def as_csv(self) -> str:
-        """Return a table with one line a head."""
-        rows = list(self.rows())
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-    def as_json(self) -> dict[str, object]:
-        """Return everything as plain values; what is infinite or not known is None."""
-        names = (
-            "model", "model_type", "window", "windows", "shortest", "every", "sinks", "recent",
-            "equivalent", "band", "rotary",
-        )  # fmt: skip
-        return {
-            **{name: getattr(self, name) for name in names},
-            "sharpness": SHARPNESS_UNIT,
-            "parity": [_finite(float(error)) for error in self.parity],
-            "lengths": [float(length) for length in self.lengths],
-            "median_r2": {name: _finite(value) for name, value in self.median_r2().items()},
-            "entropy_errors": {name: _finite(v) for name, v in self.entropy_errors().items()},
-            "heads": [{name: _finite(value) for name, value in row.items()} for row in self.rows()],
-        }
-
-    def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return what figures need, by name."""
-        plain = {
-            field.name: np.asarray(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name not in {"r2", "r2_error", "by_length", "entropy_predicted"}
-        }
-        plain |= {"sharpness": self.sharpness, "between_share": self.between_share}
-        plain |= {f"r2_{name}": value for name, value in self.r2.items()}
-        plain |= {f"predicted_{name}": value for name, value in self.entropy_predicted.items()}
-        return plain | {f"{name}_by_length": value for name, value in self.by_length.items()}
-
-
-def _finite(value: float | int) -> float | int | None:  # noqa: PYI041 - run-time checks
-    return None if not math.isfinite(value) else value
+    def to_dict(self) -> dict[str, Any]:
+        """Return settings, medians and one record a head; numbers that are not finite are None."""
+        return plain(
+            {
+                **self._attributes(),
+                "sharpness": SHARPNESS_UNIT,
+                "parity": self.parity,
+                "lengths": self.lengths,
+                "median_r2": self.median_r2(),
+                "entropy_errors": self.entropy_errors(),
+                "heads": list(self.rows()),
+            }
+        )

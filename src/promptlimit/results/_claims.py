@@ -56,7 +56,7 @@ class Check:
         below = self.relation == "<="
         return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the check as plain numbers and strings: NaN is None, infinity the word "inf"."""
         numbers = {name: _plain(getattr(self, name)) for name in ("value", "tolerance", "error")}
         return {**asdict(self), **numbers, "passed": self.passed}
@@ -121,7 +121,7 @@ class ClaimResult:
         """Whether checks were computed for the claim."""
         return bool(self.checks)
 
-    def as_json(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """Return the claim as plain numbers and strings."""
         return {
             "number": self.number,
@@ -131,7 +131,7 @@ class ClaimResult:
             "verdict": self.verdict,
             "expected": self.expected,
             "evidence": self.evidence,
-            "checks": [check.as_json() for check in self.checks],
+            "checks": [check.to_dict() for check in self.checks],
         }
 
 

@@ -1,39 +1,37 @@
 """What continuous depth makes of a prompt."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset
 from promptlimit.results._kinds import Kind
+from promptlimit.results._result import Result, axes_for, axis, variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True)
-class DepthFlow:
+class DepthFlow(Result):
     r"""The prompt $\mu_t$ at depth t, layers being infinitely thin and many.
 
     Attributes:
         times: the depths, increasing.
         mean: of the tokens at each, [n, d]; NaN from `blow_up` on.
         value: their covariance $G(t)$, [n, d, d]; NaN from `blow_up` on.
-        error: of `value`, its largest entry, [n]; 0 for a closed form.
+        error: of `value`, entry by entry, [n, d, d]; 0 for a closed form.
         kind: "limit" for a Gaussian, "exact" for tokens.
         blow_up: $t^*$, where the covariance leaves all bounds; infinite where it never does, None
             where all that is known is that it has not by the last time.
         tokens: at each depth, [n, L, d]; None for a Gaussian.
     """
 
-    times: np.ndarray
-    mean: np.ndarray
-    value: np.ndarray
-    error: np.ndarray
+    times: np.ndarray = axis("time", "t")
+    mean: np.ndarray = variable("time", "row")
+    value: np.ndarray = variable("time", "row", "column", label="covariance")
+    error: np.ndarray = variable("time", "row", "column")
     kind: Kind
     blow_up: float | None
-    tokens: np.ndarray | None = None
+    tokens: np.ndarray | None = variable("time", "token", "row", bulk=True, default=None)
 
     @property
     def cov(self) -> np.ndarray:
@@ -60,7 +58,9 @@ class DepthFlow:
             ax: matplotlib's axes; new ones when None.
             style: of the lines, as for `ax.plot`.
         """
-        drawn = axes_for(ax, x="depth t", y="eigenvalues of the covariance")
+        roles = self._roles()
+        drawn = axes_for(ax, roles["times"], roles["value"], self.times)
+        drawn.set(ylabel="eigenvalues of the covariance", yscale="log")
         known = np.isfinite(self.value).all(axis=(1, 2))
         spectra = np.linalg.eigvalsh(self.value[known])
         style.setdefault("label", self.kind)
@@ -70,16 +70,3 @@ class DepthFlow:
         if self.blow_up is not None and self.blow_up <= self.times[-1]:
             drawn.axvline(self.blow_up, color=first.get_color(), linestyle="--", linewidth=1)
         return drawn
-
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` by depth."""
-        variables: Variables = {
-            "mean": (("time", "row"), self.mean),
-            "value": (("time", "row", "column"), self.value),
-            "error": (("time",), self.error),
-        }
-        attributes = {
-            "kind": self.kind,
-            "blow_up": np.nan if self.blow_up is None else self.blow_up,
-        }
-        return dataset(variables, {"time": (("time",), self.times)}, attributes)

@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from promptlimit.errors import InputFileError
+
 _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
 _UNPACKED = 2**30
 """Bytes that a file may unpack to, unless it is as large itself."""
-
-
-class InputFileError(ValueError):
-    """A file cannot be used; the message is one sentence for its owner."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:

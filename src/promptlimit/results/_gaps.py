@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from promptlimit._errors import ArgumentError
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve
+from promptlimit.errors import ArgumentError
 from promptlimit.results._kinds import Kind
 from promptlimit.results._rates import RateFit
+from promptlimit.results._result import Result, axis, derived, scalar, variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-@dataclass(frozen=True)
-class GapCurve:
+class GapCurve(Result):
     r"""The mean square distance between finite and infinite prompts, averaged over queries.
 
     Attributes:
@@ -32,56 +31,24 @@ class GapCurve:
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
     """
 
-    lengths: np.ndarray
-    value: np.ndarray
-    error: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log", keeps=True)
+    value: np.ndarray = variable("length", label="squared gap", scale="log")
+    error: np.ndarray = variable("length")
     kind: Kind
     wrt: str | None
-    limit_square: float
-    cov: np.ndarray | None
+    limit_square: float = scalar("E|T|^2")
+    cov: np.ndarray | None = variable("length", "other_length")
     samples: int
 
     @property
+    @derived("length", label="relative gap")
     def relative(self) -> np.ndarray:
         r"""$\sqrt{E\|T_L-T\|^2/E\|T\|^2}$: 0.01 is one per cent; infinite when the limit is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.sqrt(self.value / self.limit_square)
 
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the relative gap against the length, with its error.
 
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the line, as for `ax.plot`.
-        """
-        drawn = axes_for(ax, x="length L", y="relative gap")
-        drawn.set_xscale("log")
-        inside = np.isfinite(self.lengths) & (self.value > 0.0)
-        relative = self.relative[inside]
-        error = 0.5 * relative * np.nan_to_num(self.error[inside]) / self.value[inside]
-        draw_curve(drawn, self.lengths[inside], relative, error, **{"label": self.kind, **style})
-        return drawn
-
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` of value, error and relative gap by length."""
-        names = ("value", "error", "relative")
-        variables: Variables = {name: (("length",), getattr(self, name)) for name in names}
-        attributes = {"kind": self.kind, "wrt": self.wrt or "", "samples": self.samples}
-        return dataset(variables, {"length": self.lengths}, attributes)
-
-    def as_json(self) -> dict[str, object]:
-        """Return plain numbers, lists and strings; what is not finite is None."""
-        return {
-            "lengths": _plain(self.lengths),
-            "value": _plain(self.value),
-            "error": _plain(self.error),
-            "relative": _plain(self.relative),
-            "samples": self.samples,
-        }
-
-
-@dataclass(frozen=True)
-class GapExponent:
+class GapExponent(Result):
     r"""The rate at which a gap falls: $L^{-\kappa}$ up to logarithms.
 
     Attributes:
@@ -94,18 +61,19 @@ class GapExponent:
     tau: float
 
     @property
+    @derived()
     def kind(self) -> Kind:
         """What the rate is: known, for the limit of long prompts."""
         return "limit"
 
     @property
+    @derived()
     def error(self) -> float:
         """Zero: a closed form."""
         return 0.0
 
 
-@dataclass(frozen=True)
-class RequiredLength:
+class RequiredLength(Result):
     r"""The length from which the gap stays below a tolerance, by every way of knowing it.
 
     A length is a whole number, `math.inf` when it is beyond 1e30, NaN when the leading order in 1/L
@@ -129,19 +97,32 @@ class RequiredLength:
     bound: float | None
 
     @property
+    @derived()
     def value(self) -> float:
         """The best answer there is: the exact one, the proved one, or the leading order's."""
         return self._best()[1]
 
     @property
+    @derived()
     def kind(self) -> Kind:
         """What `value` is."""
         return self._best()[0]
 
     @property
+    @derived()
     def error(self) -> float:
         """Zero: a whole number, checked on both sides; NaN for the leading order's."""
         return math.nan if self.kind == "asymptotic" else 0.0
+
+    @property
+    @derived()
+    def length(self) -> dict[str, int | str]:
+        """The answers by kind: a whole number, or words where there is none."""
+        answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
+        return {
+            kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
+            for kind, value in answers.items()
+        }
 
     def _best(self) -> tuple[Kind, float]:
         answers: dict[Kind, float | None] = {
@@ -171,23 +152,8 @@ class RequiredLength:
             return "> 1e30"
         return f"{value:,.0f}" if value < 1e7 else f"{value:.3g}"
 
-    def as_json(self) -> dict[str, object]:
-        """Return the answers as plain numbers, and in words where there is none."""
-        answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
-        lengths = {
-            kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
-            for kind, value in answers.items()
-        }
-        return {
-            "tolerance": self.tolerance,
-            "absolute": self.absolute,
-            "wrt": self.wrt,
-            "length": lengths,
-        }
 
-
-@dataclass(frozen=True)
-class GapReport:
+class GapReport(Result):
     """Everything known about one gap: its curves of every kind, its rate, and a fit to the curve.
 
     Attributes:
@@ -209,7 +175,12 @@ class GapReport:
         """Return the curve of a kind, if there is one."""
         return next((curve for curve in self.curves if curve.kind == kind), None)
 
-    def as_arrays(self) -> dict[str, np.ndarray]:
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, lists and strings, the curves by kind."""
+        curves = {curve.kind: curve.to_dict() for curve in self.curves}
+        return {"wrt": self.curves[0].wrt, **super().to_dict(), "curves": curves}
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the curves by kind, and the predicted exponent of outputs (NaN if not known)."""
         arrays: dict[str, np.ndarray] = {}
         for curve in self.curves:
@@ -220,17 +191,14 @@ class GapReport:
         value = self.exponent.value if known and self.exponent is not None else math.nan
         return {**arrays, "exponent": np.array(value)}
 
-    def as_json(self) -> dict[str, object]:
-        """Return plain numbers, lists and strings; what is not finite is None."""
-        return {
-            "wrt": self.curves[0].wrt,
-            "curves": {curve.kind: curve.as_json() for curve in self.curves},
-            "exponent": None if self.exponent is None else asdict(self.exponent),
-            "fit": None if self.fit is None else self.fit.as_json(),
-            "fit_from": self.fit_from,
-            "missing": dict(self.missing),
-        }
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the curves of every kind into the same axes.
 
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the lines, as for `ax.plot`.
+        """
+        drawn = self.curves[0].plot(ax, **style)
+        for curve in self.curves[1:]:
+            curve.plot(drawn, **style)
+        return drawn

@@ -1,20 +1,19 @@
 """What a stored atlas says of where its heads stand: their sharpness, and the length they read."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from promptlimit.results._files import InputFileError
+from promptlimit.errors import InputFileError
 from promptlimit.results._heads import SHARPNESS_UNIT
 from promptlimit.results._json import json_object, listing, number, text
+from promptlimit.results._result import Result
 
 _MOST_HEADS, _LONGEST = 100_000, 2**40
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadMark:
+class HeadMark(Result):
     r"""One head: its layer and number, its median $\sigma$, and the length of its prompts."""
 
     layer: int
@@ -23,8 +22,7 @@ class HeadMark:
     length: int
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadMarks:
+class HeadMarks(Result):
     """The heads of a model, as `promptlimit heads` stores them in atlas.json."""
 
     model: str

@@ -1,12 +1,26 @@
 """What was measured of the heads of a trained transformer, and of replacing them."""
 
+import abc
 import csv
-import dataclasses
 import io
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from promptlimit.results._result import (
+    Result,
+    Role,
+    axes_for,
+    axis,
+    derived,
+    plain,
+    variable,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 REGIMES = ("linear", "concentrating", "frozen")
 SHARPNESS_UNIT = "standard deviation of the scores"
@@ -14,8 +28,43 @@ SHARPNESS_UNIT = "standard deviation of the scores"
 _QUANTILE_NAMES = ("q05", "q25", "median", "q75", "q95")
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadAtlas:
+class AbstractAtlas(Result, abc.ABC):
+    """A result with one row for each head of a model."""
+
+    @property
+    @abc.abstractmethod
+    def value(self) -> np.ndarray:
+        """The sharpness of every head, [layers, heads]."""
+
+    @abc.abstractmethod
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield one flat record a head."""
+
+    def to_csv(self) -> str:
+        """Return a table with one line a head."""
+        rows = list(self.rows())
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw the sharpness of every head as a map of layers and heads.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the image, as for `ax.imshow`.
+        """
+        roles = self._roles()
+        drawn = axes_for(ax, Role(label="head"), Role(label="layer"), np.arange(0.0))
+        image_style: dict[str, Any] = {"origin": "lower", "aspect": "auto", **style}
+        image = drawn.imshow(self.value, **image_style)
+        drawn.figure.colorbar(image, ax=drawn, label=roles["value"].label)
+        return drawn
+
+
+class HeadAtlas(AbstractAtlas):
     r"""Every head of a model on one text; arrays are [layers, heads] unless said otherwise.
 
     Attributes:
@@ -60,21 +109,27 @@ class HeadAtlas:
     sinks: int
     causal: bool
     rotary: bool
-    parity: np.ndarray
-    sharpness: np.ndarray
-    linear: np.ndarray
-    frozen: np.ndarray
-    effective_tokens: np.ndarray
-    effective_tokens_predicted: np.ndarray
-    skewness: np.ndarray
-    kurtosis: np.ndarray
-    r2: Mapping[str, np.ndarray]
-    r2_error: np.ndarray
-    error_predicted: np.ndarray
-    length_needed: np.ndarray
-    exponent: np.ndarray
-    matrix: np.ndarray
-    shift: np.ndarray
+    parity: np.ndarray = variable("layer")
+    sharpness: np.ndarray = variable("layer", "head", "quantile")
+    linear: np.ndarray = variable("layer", "head")
+    frozen: np.ndarray = variable("layer", "head")
+    effective_tokens: np.ndarray = variable("layer", "head")
+    effective_tokens_predicted: np.ndarray = variable("layer", "head")
+    skewness: np.ndarray = variable("layer", "head")
+    kurtosis: np.ndarray = variable("layer", "head")
+    r2: Mapping[str, np.ndarray] = variable("layer", "head")
+    r2_error: np.ndarray = variable("layer", "head")
+    error_predicted: np.ndarray = variable("layer", "head")
+    length_needed: np.ndarray = variable("layer", "head")
+    exponent: np.ndarray = variable("layer", "head")
+    matrix: np.ndarray = variable("layer", "head", "output", "query", bulk=True)
+    shift: np.ndarray = variable("layer", "head", "output", bulk=True)
+
+    @property
+    @derived("layer", "head", label="median sharpness")
+    def value(self) -> np.ndarray:
+        """The median sharpness."""
+        return self.median_sharpness
 
     @property
     def median_sharpness(self) -> np.ndarray:
@@ -135,44 +190,13 @@ class HeadAtlas:
                 "exponent": float(self.exponent[here]),
             }
 
-    def as_csv(self) -> str:
-        """Return a table with one line a head."""
-        rows = list(self.rows())
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-    def as_json(self) -> dict[str, object]:
-        """Return everything as plain values; what is infinite or not known is None."""
-        heads = [{name: _finite(value) for name, value in row.items()} for row in self.rows()]
-        names = (
-            "model",
-            "model_type",
-            "window",
-            "windows",
-            "clusters",
-            "sinks",
-            "causal",
-            "rotary",
-        )
-        settings = {name: getattr(self, name) for name in names}
-        parity = [_finite(float(error)) for error in self.parity]
-        return settings | {"sharpness": SHARPNESS_UNIT, "parity": parity, "heads": heads}
-
-    def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return what figures need, by name."""
-        plain = {
-            field.name: np.asarray(getattr(self, field.name))
-            for field in dataclasses.fields(self)
-            if field.name not in {"r2", "matrix", "shift"}
-        }
-        return plain | {f"r2_{name}": value for name, value in self.r2.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """Return settings, parity and one record a head; numbers that are not finite are None."""
+        settings = {**self._attributes(), "sharpness": SHARPNESS_UNIT, "parity": self.parity}
+        return plain({**settings, "heads": list(self.rows())})
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadReplacement:
+class HeadReplacement(Result):
     """What a model's output does when more and more heads answer by a limit.
 
     Attributes:
@@ -192,30 +216,12 @@ class HeadReplacement:
     window: int
     sinks: int
     read_before: int
-    counts: np.ndarray
-    curves: Mapping[str, np.ndarray]
+    counts: np.ndarray = axis("count")
+    curves: Mapping[str, np.ndarray] = variable("count", "window")
     baseline: float
 
-    def as_json(self) -> dict[str, object]:
-        """Return everything as plain values."""
-        return {
-            "model": self.model,
-            "measure": self.measure,
-            "window": self.window,
-            "sinks": self.sinks,
-            "read_before": self.read_before,
-            "counts": [int(count) for count in self.counts],
-            "baseline": _finite(float(self.baseline)),
-            "curves": {name: values.tolist() for name, values in self.curves.items()},
-        }
-
-    def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return what figures need, by name."""
-        names = ("measure", "baseline", "sinks", "read_before")
-        plain = {name: np.array(getattr(self, name)) for name in names}
-        curves = {f"curve_{name}": values for name, values in self.curves.items()}
-        return {"counts": self.counts, **plain, **curves}
-
-
-def _finite(value: float | int | str) -> float | int | str | None:  # noqa: PYI041 - run-time checks
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    @property
+    @derived()
+    def is_cosine(self) -> bool:
+        """Whether `measure` is "cosine"."""
+        return self.measure == "cosine"

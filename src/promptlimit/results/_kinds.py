@@ -2,8 +2,6 @@
 
 from typing import Literal, TypeAlias
 
-from promptlimit._errors import ArgumentError
-
 Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 """What a value is.
 
@@ -13,39 +11,6 @@ Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
 - `bound`: proved, above the truth.
 - `estimate`: prompts simulated; the error is a standard error.
 """
-
-
-class AccuracyError(ArithmeticError):
-    """A quadrature measured its own error and found it too large to return a number.
-
-    Attributes:
-        argument: the name of the argument to change; None where no single one is responsible.
-    """
-
-    def __init__(self, message: str, *, argument: str | None = None):
-        super().__init__(message)
-        self.argument = argument
-
-
-class OutsideDomainError(ArgumentError):
-    """A tilt at which the log-Laplace transform of a law is not finite: it has no tilted law."""
-
-
-class KindUnavailableError(ArgumentError):
-    """A kind of number that cannot be had for a problem; others may."""
-
-
-class NotAnalyticError(KindUnavailableError):
-    """A log-Laplace transform that cannot be continued to complex tilts; says why.
-
-    The message is the reason alone, so that a caller can put it into a sentence about the problem.
-    """
-
-    def __init__(self, reason: str):
-        super().__init__("measure", reason)
-
-    def __str__(self) -> str:
-        return self.requirement
 
 
 Length: TypeAlias = float | int

@@ -1,16 +1,9 @@
 """What was compared between the methods of a law."""
 
-import dataclasses
-
-from promptlimit._errors import ArgumentError
+from promptlimit.results._result import Result
 
 
-class LawMismatchError(ArgumentError):
-    """A law whose methods contradict each other; the message names the check that failed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LawCheck:
+class LawCheck(Result):
     """One check of a law that passed or does not apply.
 
     Attributes:
@@ -26,8 +19,7 @@ class LawCheck:
     note: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class LawReport:
+class LawReport(Result):
     """The checks that a law passed.
 
     Attributes:

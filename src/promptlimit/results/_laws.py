@@ -1,14 +1,13 @@
 """The law over prompts of one number that an attention says, as its upper tail."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, length_axes
 from promptlimit.results._kinds import Kind
+from promptlimit.results._result import Result, axes_for, axis, variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,11 +15,16 @@ if TYPE_CHECKING:
 _NORMAL = np.linspace(-8.5, 8.5, 205)
 _SHARES = np.exp(-0.5 * _NORMAL**2) / np.exp(-0.5 * _NORMAL**2).sum()
 
+_LEFT = 1e-9
+"""Probability that a tail cannot resolve."""
+
+_HALVINGS = 80
+
 Function = Callable[[np.ndarray], np.ndarray]
+Numbers: TypeAlias = np.ndarray | Sequence[Any] | float | int
 
 
-@dataclass(frozen=True)
-class OutputLaw:
+class OutputLaw(Result):
     r"""The law over prompts of $f_L$, one coordinate of an attention's output at one query.
 
     All arrays are float64. For one length they have the shapes below; for an array of lengths its
@@ -41,16 +45,16 @@ class OutputLaw:
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
     """
 
-    lengths: np.ndarray
-    thresholds: np.ndarray
-    value: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    third: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log")
+    thresholds: np.ndarray = variable("length", "threshold", label="threshold c")
+    value: np.ndarray = variable("length", "threshold", label="P(output > c)")
+    mean: np.ndarray = variable("length")
+    variance: np.ndarray = variable("length")
+    third: np.ndarray = variable("length")
     limit: float
     kind: Kind
-    error: np.ndarray
-    samples: np.ndarray
+    error: np.ndarray = variable("length", "threshold")
+    samples: np.ndarray = variable("length")
 
     def expectation(self, function: Function, slope: Function) -> np.ndarray:
         r"""Return $E\,h(f_L)$, for every length.
@@ -80,6 +84,60 @@ class OutputLaw:
         ]
         return np.reshape(means, self.lengths.shape)
 
+    def cdf(self, x: Numbers) -> np.ndarray:
+        r"""Return $P(f_L\le x)$, of shape `[*lengths.shape, *x.shape]`.
+
+        Between thresholds a monotone cubic interpolates the normal quantile of the tail, which is
+        exact for a normal law. With the thresholds of `output_law` the error is below 2e-5
+        for laws with one mode, and 2e-3 for one or two tokens with two narrow modes; denser
+        `thresholds` do better. Steps of a law with atoms are smoothed. The result is NaN beyond the
+        thresholds, unless less than 1e-9 of probability is left there.
+
+        Args:
+            x: finite numbers.
+
+        >>> import promptlimit as pl
+        >>> head = pl.SoftmaxAttention([[0.0]], [[1.0]])  # the mean of L tokens
+        >>> law = pl.output_law(head, pl.Gaussian([0.0], [[1.0]]), [0.5], [1, 4])
+        >>> print(law.cdf([0.0, 1.0]).round(6))
+        [[0.5      0.841345]
+         [0.5      0.97725 ]]
+        """
+        points = np.asarray(x, dtype=np.float64)
+        if not np.isfinite(points).all():
+            raise ValueError(f"`x` must be finite numbers, got {x}.")
+        rows = [curve.cdf(points.ravel()) for curve in self._curves()]
+        return np.reshape(rows, (*self.lengths.shape, *points.shape))
+
+    def quantile(self, p: Numbers) -> np.ndarray:
+        r"""Return where `cdf` is p, of shape `[*lengths.shape, *p.shape]`.
+
+        NaN where the thresholds do not reach.
+
+        Args:
+            p: probabilities between 0 and 1, both excluded.
+
+        >>> import promptlimit as pl
+        >>> head = pl.SoftmaxAttention([[0.0]], [[1.0]])
+        >>> law = pl.output_law(head, pl.Gaussian([0.0], [[1.0]]), [0.5], 1)
+        >>> print(law.quantile([0.5, 0.975]).round(6) + 0.0)
+        [0.       1.959964]
+        """
+        levels = np.asarray(p, dtype=np.float64)
+        if not ((levels > 0.0) & (levels < 1.0)).all():
+            raise ValueError(f"`p` must be probabilities between 0 and 1, got {p}.")
+        rows = [curve.quantile(levels.ravel()) for curve in self._curves()]
+        return np.reshape(rows, (*self.lengths.shape, *levels.shape))
+
+    def _curves(self) -> "list[_Curve]":
+        size = self.thresholds.shape[-1]
+        tables = self.thresholds.reshape(-1, size), self.value.reshape(-1, size)
+        moments = self.mean.ravel(), self.variance.ravel()
+        return [
+            _Curve.fitted(c, tail, float(mean), math.sqrt(max(variance, 0.0)))
+            for c, tail, mean, variance in zip(*tables, *moments, strict=True)
+        ]
+
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw the upper tail of every length.
 
@@ -87,8 +145,8 @@ class OutputLaw:
             ax: matplotlib's axes; new ones when None.
             style: of the lines, as for `ax.plot`.
         """
-        drawn = axes_for(ax, x="threshold c", y="P(output > c)")
-        drawn.set_yscale("linear")
+        roles = self._roles()
+        drawn = axes_for(ax, roles["thresholds"], roles["value"], self.thresholds)
         size = self.thresholds.shape[-1]
         curves = self.thresholds.reshape(-1, size), self.value.reshape(-1, size)
         for length, c, tail in zip(self.lengths.ravel(), *curves, strict=True):
@@ -96,16 +154,72 @@ class OutputLaw:
             drawn.plot(c, tail, **line_style)
         return drawn
 
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` of tails and moments by length."""
-        axes = length_axes(self.lengths)
-        variables: Variables = {
-            name: (axes, getattr(self, name)) for name in ("mean", "variance", "third", "samples")
-        }
-        for name in ("thresholds", "value", "error"):
-            variables[name] = (*axes, "threshold"), getattr(self, name)
-        variables["limit"] = (), self.limit
-        return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
+
+class _Curve(NamedTuple):
+    r"""A distribution function: the normal quantile of it, interpolated in $(x-\text{mean})/s$.
+
+    Attributes:
+        score: the interpolated quantile, linear beyond its ends; None where one point has all.
+        mean: of the law.
+        spread: $s$, its standard deviation.
+        low: the least probability that the thresholds reach; 0 where they reach all.
+        high: the largest.
+    """
+
+    score: Callable[[np.ndarray], np.ndarray] | None
+    mean: float
+    spread: float
+    low: float
+    high: float
+
+    @classmethod
+    def fitted(
+        cls, thresholds: np.ndarray, tail: np.ndarray, mean: float, spread: float
+    ) -> "_Curve":
+        """Return the curve through the tail of a law at thresholds; the last may be repeated."""
+        # Loading scipy takes longer than the rest of this package.
+        from scipy.interpolate import PchipInterpolator  # noqa: PLC0415
+        from scipy.special import ndtri  # noqa: PLC0415
+
+        below = np.maximum.accumulate(np.clip(1.0 - tail, 0.0, 1.0))
+        ends = below[0] * (below[0] > _LEFT), below[-1] if 1.0 - below[-1] > _LEFT else 1.0
+        inside = (below > _LEFT) & (1.0 - below > _LEFT)
+        inside[1:] &= np.diff(thresholds) > 0.0
+        if spread <= 0.0 or inside.sum() < 2:
+            return cls(None, mean, spread, 0.0, 1.0)
+        z, score = (thresholds[inside] - mean) / spread, ndtri(below[inside])
+        smooth = PchipInterpolator(z, score)
+        slopes = smooth.derivative()(z[[0, -1]])
+
+        def everywhere(x: np.ndarray) -> np.ndarray:
+            beyond = np.minimum(x - z[0], 0.0) * slopes[0] + np.maximum(x - z[-1], 0.0) * slopes[1]
+            return smooth(np.clip(x, z[0], z[-1])) + beyond
+
+        return cls(everywhere, mean, spread, float(ends[0]), float(ends[1]))
+
+    def cdf(self, x: np.ndarray) -> np.ndarray:
+        if self.score is None:
+            return np.where(x >= self.mean, 1.0, 0.0)
+        from scipy.special import ndtr  # noqa: PLC0415
+
+        found = ndtr(self.score((x - self.mean) / self.spread))
+        return np.where((found < self.low) | (found > self.high), np.nan, found)
+
+    def quantile(self, p: np.ndarray) -> np.ndarray:
+        if self.score is None:
+            return np.full(p.shape, self.mean)
+        from scipy.special import ndtri  # noqa: PLC0415
+
+        wanted = ndtri(p)
+        low, high = np.full(p.shape, -1.0), np.full(p.shape, 1.0)
+        while (self.score(low) > wanted).any() or (self.score(high) < wanted).any():
+            low, high = 2.0 * low, 2.0 * high
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            below = self.score(middle) < wanted
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        found = self.mean + self.spread * 0.5 * (low + high)
+        return np.where((p < self.low) | (p > self.high), np.nan, found)
 
 
 def mean_under_tail(

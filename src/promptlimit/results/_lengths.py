@@ -1,24 +1,13 @@
 """What the length of a prompt does to its attention weights, and what temperature undoes it."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, length_axes
+from promptlimit.results._result import Result, absolute, axes_for, axis, derived, variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-_STATISTICS = (
-    "log_partition",
-    "log_partition_variance",
-    "entropy",
-    "entropy_variance",
-    "participation",
-    "error",
-)
-
 
 TEMPERATURE_ROWS = (
     "none",
@@ -35,8 +24,7 @@ TEMPERATURE_ROWS = (
 """Rules of practice, from the mildest on, and what is kept by exact roots."""
 
 
-@dataclass(frozen=True)
-class LengthStatistics:
+class LengthStatistics(Result):
     r"""Statistics over prompts of $\ln Z$ and of the softmax weights p, one array each.
 
     Two numbers are called the effective number of tokens, and differ: `entropy_tokens` and
@@ -51,61 +39,64 @@ class LengthStatistics:
         participation: $E\,S_2=E\sum p^2$.
         fixed_weights: $E\,p_f$ of every fixed token, along the last axis.
         kind: "limit" when all lengths are infinite, else "exact".
-        error: the largest relative error of all of these, as measured; 0 for closed forms. Where a
-            fixed token takes all the weight, variances have few digits, or none.
+        relative_error: the largest relative error of the means, as measured; 0 for closed forms.
+            That of `entropy` and `log_partition` is relative to the larger of them and 1.
+        variance_relative_error: the same for the variances, which have few digits, or none, where
+            a fixed token takes all the weight.
     """
 
-    lengths: np.ndarray
-    log_partition: np.ndarray
-    log_partition_variance: np.ndarray
-    entropy: np.ndarray
-    entropy_variance: np.ndarray
-    participation: np.ndarray
-    fixed_weights: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log")
+    log_partition: np.ndarray = variable("length")
+    log_partition_variance: np.ndarray = variable("length")
+    entropy: np.ndarray = variable("length")
+    entropy_variance: np.ndarray = variable("length")
+    participation: np.ndarray = variable("length")
+    fixed_weights: np.ndarray = variable("length", "fixed")
     kind: Literal["exact", "limit"]
-    error: np.ndarray
+    relative_error: np.ndarray = variable("length")
+    variance_relative_error: np.ndarray = variable("length")
 
     @property
+    @derived("length", label="entropy H, nats")
     def value(self) -> np.ndarray:
         """The mean entropy."""
         return self.entropy
 
     @property
+    @derived("length")
+    def error(self) -> np.ndarray:
+        """The error of `value`, in nats."""
+        return self.errors["entropy"]
+
+    @property
+    def errors(self) -> dict[str, np.ndarray]:
+        """The errors of all statistics by name, each in the units of its statistic."""
+        share, variance_share = self.relative_error, self.variance_relative_error
+        size = np.maximum(1.0, np.maximum(self.entropy, np.abs(self.log_partition)))
+        return {
+            "log_partition": absolute(share, size),
+            "log_partition_variance": absolute(variance_share, self.log_partition_variance),
+            "entropy": absolute(share, size),
+            "entropy_variance": absolute(variance_share, self.entropy_variance),
+            "participation": absolute(share, self.participation),
+            "fixed_weights": absolute(share[..., None], self.fixed_weights),
+        }
+
+    @property
+    @derived("length")
     def entropy_tokens(self) -> np.ndarray:
         r"""$e^{E\,H}$: the number of equal weights with the same mean entropy."""
         return np.asarray(np.exp(self.entropy))
 
     @property
+    @derived("length")
     def effective_tokens(self) -> np.ndarray:
         r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
         with np.errstate(divide="ignore"):
             return np.asarray(1.0 / self.participation)
 
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the entropy against the length, with one standard deviation over prompts.
 
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the line, as for `ax.plot`.
-        """
-        drawn = axes_for(ax, x="length L", y="entropy H, nats")
-        drawn.set(xscale="log", yscale="linear")
-        columns = self.lengths, self.entropy, np.sqrt(self.entropy_variance)
-        x, y, spread = (np.ravel(column) for column in columns)
-        inside = np.isfinite(x)
-        draw_curve(drawn, x[inside], y[inside], spread[inside], **style)
-        return drawn
-
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` of all statistics by length."""
-        axes = length_axes(self.lengths)
-        variables: Variables = {name: (axes, getattr(self, name)) for name in _STATISTICS}
-        variables["fixed_weights"] = (*axes, "fixed"), self.fixed_weights
-        return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
-
-
-@dataclass(frozen=True)
-class EntropyPrediction:
+class EntropyPrediction(Result):
     r"""The mean entropy at other lengths, guessed from N measured scores.
 
     Attributes:
@@ -119,23 +110,23 @@ class EntropyPrediction:
         kind: "estimate".
     """
 
-    lengths: np.ndarray
-    value: np.ndarray
-    listed: np.ndarray
-    bias: np.ndarray
-    naive: np.ndarray
-    error: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log")
+    value: np.ndarray = variable("length", label="entropy H, nats")
+    listed: np.ndarray = variable("length")
+    bias: np.ndarray = variable("length")
+    naive: np.ndarray = variable("length")
+    error: np.ndarray = variable("length")
     participation: float
     kind: Literal["estimate"] = "estimate"
 
     @property
+    @derived()
     def trusted(self) -> bool:
         """Whether the scores are many enough to have seen their own tilted law: $S_2<0.1$."""
         return self.participation < 0.1
 
 
-@dataclass(frozen=True)
-class InverseTemperatures:
+class InverseTemperatures(Result):
     r"""Factors b on the scores that keep something as prompts grow.
 
     Attributes:
@@ -146,26 +137,26 @@ class InverseTemperatures:
         value: b, the smallest that keeps it; NaN where none does.
         annealed: b by the annealed formula, which is not exact; NaN where it has no answer.
         kind: "exact".
-        error: of `value`, relative.
+        error: of `value`, in its units; NaN where no factor exists.
     """
 
-    sharpness: np.ndarray
-    lengths: np.ndarray
+    sharpness: np.ndarray = variable("length")
+    lengths: np.ndarray = axis("length", "L", scale="log")
     keep: str
-    target: np.ndarray
-    value: np.ndarray
-    annealed: np.ndarray
+    target: np.ndarray = variable("length")
+    value: np.ndarray = variable("length", label="inverse temperature b")
+    annealed: np.ndarray = variable("length")
     kind: Literal["exact"]
-    error: np.ndarray
+    error: np.ndarray = variable("length")
 
     @property
+    @derived("length")
     def possible(self) -> np.ndarray:
         """Whether some temperature keeps it."""
-        return np.isfinite(self.value)
+        return np.asarray(np.isfinite(self.value))
 
 
-@dataclass(frozen=True)
-class TemperatureTable:
+class TemperatureTable(Result):
     r"""What factors on the scores do to one head as its prompts grow.
 
     Attributes:
@@ -182,37 +173,36 @@ class TemperatureTable:
         frozen_from: the length from which $b\sigma\ge\sqrt{2\ln L}$, [rule]; infinite if none is,
             NaN for what is kept by exact roots.
         kind: "exact".
-        error: the largest relative error, as measured.
+        error: of `value`, in its units, [rule, n]: 0 for a rule, which is a closed form; of a root
+            where something is kept.
+        relative_error: the largest relative error of the other statistics, as measured.
     """
 
     sharpness: float
     base: float
     margin: float
-    lengths: np.ndarray
-    names: tuple[str, ...]
-    factor: np.ndarray
-    entropy: np.ndarray
-    participation: np.ndarray
-    needle: np.ndarray
-    frozen_from: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log", keeps=True)
+    names: tuple[str, ...] = axis("rule")
+    factor: np.ndarray = variable("rule", "length")
+    entropy: np.ndarray = variable("rule", "length")
+    participation: np.ndarray = variable("rule", "length")
+    needle: np.ndarray = variable("rule", "length")
+    frozen_from: np.ndarray = variable("rule")
     kind: Literal["exact"]
-    error: float
+    error: np.ndarray = variable("rule", "length")
+    relative_error: float
 
     @property
+    @derived("rule", "length", label="inverse temperature b")
     def value(self) -> np.ndarray:
         """The factors."""
         return self.factor
 
     @property
+    @derived("rule", "length")
     def effective_tokens(self) -> np.ndarray:
         r"""$n_{eff}=1/E\,S_2$, [rule, n]."""
         return 1.0 / self.participation
-
-    def as_arrays(self) -> dict[str, np.ndarray]:
-        """Return what a figure is drawn from; rows are in the order of `TEMPERATURE_ROWS`."""
-        numbers = {name: np.array(getattr(self, name)) for name in ("sharpness", "base", "margin")}
-        columns = ("lengths", "factor", "entropy", "participation", "needle", "frozen_from")
-        return {**numbers, **{name: getattr(self, name) for name in columns}}
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw the factors against the length, a line for each rule.
@@ -221,8 +211,8 @@ class TemperatureTable:
             ax: matplotlib's axes; new ones when None.
             style: of the lines, as for `ax.plot`.
         """
-        drawn = axes_for(ax, x="length L", y="inverse temperature b")
-        drawn.set(xscale="log", yscale="linear")
+        roles = self._roles()
+        drawn = axes_for(ax, roles["lengths"], roles["value"], self.lengths)
         for name, row in zip(self.names, self.factor, strict=True):
             line_style: dict[str, Any] = {"label": name, **style}
             drawn.plot(self.lengths, row, **line_style)

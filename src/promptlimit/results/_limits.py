@@ -1,14 +1,12 @@
 """What softmax and linear attention make of one prompt and one query."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from promptlimit.results._kinds import Kind
+from promptlimit.results._result import Result, derived, variable
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Result):
     r"""Two attentions at one query, side by side.
 
     Attributes:
@@ -18,22 +16,13 @@ class Limits:
         error: zero: closed forms in double precision, right up to rounding.
     """
 
-    softmax: np.ndarray
-    linear: np.ndarray
+    softmax: np.ndarray = variable("output")
+    linear: np.ndarray = variable("output")
     kind: Kind
     error: float
 
     @property
+    @derived()
     def distance(self) -> float:
         """The Euclidean distance between the two."""
         return float(np.linalg.norm(self.softmax - self.linear))
-
-    def as_json(self) -> dict[str, object]:
-        """Return the result as plain numbers, lists and strings."""
-        return {
-            "softmax": self.softmax.tolist(),
-            "linear": self.linear.tolist(),
-            "distance": self.distance,
-            "kind": self.kind,
-            "error": self.error,
-        }

@@ -1,19 +1,12 @@
 """What a finite prompt does to attention: moments over prompts, and what kind of number each is."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-from promptlimit.results._curves import Variables, axes_for, dataset, draw_curve, length_axes
 from promptlimit.results._kinds import Kind
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from promptlimit.results._result import Result, axis, derived, variable
 
 
-@dataclass(frozen=True)
-class PromptMoments:
+class PromptMoments(Result):
     r"""Moments over prompts of $T_L$, the attention output at one query, about its limit $T$.
 
     All arrays are float64. For one length they have the shapes below; for an array of lengths its
@@ -40,58 +33,27 @@ class PromptMoments:
             [output_dim].
     """
 
-    lengths: np.ndarray
-    mean: np.ndarray
-    bias: np.ndarray
-    cov: np.ndarray
-    mse: np.ndarray
-    effective_tokens: np.ndarray
-    limit: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log")
+    mean: np.ndarray = variable("length", "output")
+    bias: np.ndarray = variable("length", "output")
+    cov: np.ndarray = variable("length", "output", "other_output")
+    mse: np.ndarray = variable("length")
+    effective_tokens: np.ndarray = variable("length")
+    limit: np.ndarray = variable("output")
     kind: Kind
-    error: np.ndarray
-    samples: np.ndarray
-    limit_error: np.ndarray
-    bias_error: np.ndarray
+    error: np.ndarray = variable("length")
+    samples: np.ndarray = variable("length")
+    limit_error: np.ndarray = variable("output")
+    bias_error: np.ndarray = variable("length", "output")
 
     @property
+    @derived("length", label="mean squared error", scale="log")
     def value(self) -> np.ndarray:
         """The mean squared error, which `error` is of."""
         return self.mse
 
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the mean squared error against the length, with its error.
 
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the line, as for `ax.plot`.
-        """
-        drawn = axes_for(ax, x="length L", y="mean squared error")
-        drawn.set_xscale("log")
-        x, y, error = (np.ravel(column) for column in (self.lengths, self.mse, self.error))
-        inside = np.isfinite(x)
-        curve = x[inside], y[inside], np.nan_to_num(error[inside])
-        draw_curve(drawn, *curve, **{"label": self.kind, **style})
-        return drawn
-
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` of all moments by length."""
-        axes = length_axes(self.lengths)
-        variables: Variables = {
-            name: (axes, getattr(self, name))
-            for name in ("mse", "effective_tokens", "error", "samples")
-        }
-        variables |= {
-            name: ((*axes, "output"), getattr(self, name))
-            for name in ("mean", "bias", "bias_error")
-        }
-        variables["cov"] = (*axes, "output", "other_output"), self.cov
-        variables["limit"] = ("output",), self.limit
-        variables["limit_error"] = ("output",), self.limit_error
-        return dataset(variables, {"length": (axes, self.lengths)}, {"kind": self.kind})
-
-
-@dataclass(frozen=True)
-class GradientMoments:
+class GradientMoments(Result):
     r"""The mean square over prompts of what a finite prompt changes in a parameter gradient.
 
     Attributes:
@@ -103,9 +65,9 @@ class GradientMoments:
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
     """
 
-    lengths: np.ndarray
-    value: np.ndarray
+    lengths: np.ndarray = axis("length", "L", scale="log")
+    value: np.ndarray = variable("length", label="mean square of the change", scale="log")
     wrt: str
     kind: Kind
-    error: np.ndarray
-    samples: np.ndarray
+    error: np.ndarray = variable("length")
+    samples: np.ndarray = variable("length")

@@ -1,8 +1,9 @@
 """What a curve says about its rate: an exponent, how sure it is, and whether to believe it yet."""
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from promptlimit.results._result import Result, derived
 
 RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
 """What the data say about $C L^{-\\kappa}$.
@@ -14,14 +15,13 @@ RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
 """
 
 
-@dataclass(frozen=True)
-class RateFit:
+class RateFit(Result):
     r"""A power law $C L^{-\kappa}$ fitted to a curve, and whether the curve is one.
 
     Attributes:
         exponent: $\kappa$, the fitted one.
-        interval: where the exponent of the limit $L\to\infty$ is, (low, high). Noise is covered at
-            `level`; a drifting slope widens it, and without noise is all there is in it.
+        exponent_interval: where the exponent of the limit $L\to\infty$ is, (low, high). Noise is
+            covered at `level`; a drifting slope widens it, and without noise is all there is in it.
         coefficient: $C$.
         standard_error: of `exponent`, by the noise alone; 0 for exact values.
         level: confidence of the intervals.
@@ -38,7 +38,7 @@ class RateFit:
     """
 
     exponent: float
-    interval: tuple[float, float]
+    exponent_interval: tuple[float, float]
     coefficient: float
     standard_error: float
     level: float
@@ -52,14 +52,16 @@ class RateFit:
     status: RateStatus
 
     @property
+    @derived()
     def is_power_law(self) -> bool:
         """Whether the data show a power law, to within the tolerance."""
         return self.status == "power law"
 
     @property
+    @derived()
     def verdict(self) -> str:
         """The status in one sentence, with the numbers it rests on."""
-        low, high = self.interval
+        low, high = self.exponent_interval
         where = f"{self.exponent:.3f}"
         if math.isfinite(low + high):
             where += f", between {low:.3f} and {high:.3f}"
@@ -78,29 +80,15 @@ class RateFit:
         )
 
     @property
+    def value(self) -> float:
+        """The fitted exponent."""
+        return self.exponent
+
+    @property
+    def error(self) -> float:
+        """The standard error of the exponent, by the noise alone."""
+        return self.standard_error
+
+    @property
     def _largest_drift(self) -> float:
         return max(abs(end) for end in self.drift_interval)
-
-    def as_json(self) -> dict[str, object]:
-        """Return the fit as plain numbers, lists and strings; what is not finite as None."""
-        return {
-            "exponent": self.exponent,
-            "interval": [_finite(end) for end in self.interval],
-            "coefficient": self.coefficient,
-            "standard_error": self.standard_error,
-            "level": self.level,
-            "drift": _finite(self.drift),
-            "drift_interval": [_finite(end) for end in self.drift_interval],
-            "reach": _finite(self.reach),
-            "tolerance": self.tolerance,
-            "chi_square": _finite(self.chi_square),
-            "degrees_of_freedom": self.degrees_of_freedom,
-            "p_value": _finite(self.p_value),
-            "status": self.status,
-            "is_power_law": self.is_power_law,
-            "verdict": self.verdict,
-        }
-
-
-def _finite(number: float) -> float | None:
-    return number if abs(number) < float("inf") else None

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from promptlimit.errors import InputFileError
 from promptlimit.results._claims import (
     Check,
     ClaimResult,
@@ -29,12 +30,7 @@ from promptlimit.results._claims import (
     StoredReport,
     Verdict,
 )
-from promptlimit.results._files import (
-    InputFileError,
-    numbers_in_archive,
-    write_bytes,
-    write_json,
-)
+from promptlimit.results._files import numbers_in_archive, write_bytes, write_json
 from promptlimit.results._json import (
     json_object,
     limited_bytes,
@@ -69,7 +65,7 @@ class ReportFolder:
 
     def save_claim(self, claim: StoredClaim) -> None:
         """Write a claim with its numbers and its origin."""
-        content = {**claim.result.as_json(), **_origin_json(claim.origin)}
+        content = {**claim.result.to_dict(), **_origin_json(claim.origin)}
         write_json(self._file(claim.paper, "claims", claim.name), content)
 
     def save_figure(self, figure: StoredFigure) -> None:

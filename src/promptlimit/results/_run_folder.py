@@ -20,15 +20,9 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
-from promptlimit._errors import ArgumentError
 from promptlimit._packages import package_versions
-from promptlimit.results._files import (
-    InputFileError,
-    numbers_in_archive,
-    unpacked_arrays,
-    write_bytes,
-    write_json,
-)
+from promptlimit.errors import ArgumentError, ConfigurationError, InputFileError, RunBusyError
+from promptlimit.results._files import numbers_in_archive, unpacked_arrays, write_bytes, write_json
 from promptlimit.results._json import json_object, limited_bytes
 
 _AGAIN = "Delete that folder and run it again."
@@ -42,14 +36,6 @@ Configuration = Mapping[str, object]
 """Plain numbers, strings, lists and mappings: what `json` can write without infinities."""
 
 Arrays = Mapping[str, np.ndarray]
-
-
-class RunBusyError(OSError):
-    """Another process is at work in the folder of a run."""
-
-
-class ConfigurationError(ValueError):
-    """A folder belongs to another configuration; the message names the differences."""
 
 
 class RunFolder:

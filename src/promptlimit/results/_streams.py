@@ -1,12 +1,11 @@
 """What attention does with one prompt, at some of its prefix lengths."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from promptlimit.results._result import Result, axis, derived, variable
 
-@dataclass(frozen=True)
-class StreamedAttention:
+
+class StreamedAttention(Result):
     r"""Attention of q queries on the first L tokens of one prompt, at n lengths L.
 
     With scores $s_i=\langle Uz,z_i\rangle$ and weights $p_i\propto e^{s_i}$, in double precision
@@ -28,35 +27,26 @@ class StreamedAttention:
         dtype: the precision in which tokens were read.
     """
 
-    lengths: np.ndarray
-    output: np.ndarray
-    log_sum_exp: np.ndarray
-    max_score: np.ndarray
-    max_weight: np.ndarray
-    participation: np.ndarray
-    entropy: np.ndarray
-    mean: np.ndarray
-    cov: np.ndarray | None
-    linear_output: np.ndarray | None
+    lengths: np.ndarray = axis("length", "L", scale="log", keeps=True)
+    output: np.ndarray = variable("length", "query", "output")
+    log_sum_exp: np.ndarray = variable("length", "query")
+    max_score: np.ndarray = variable("length", "query")
+    max_weight: np.ndarray = variable("length", "query")
+    participation: np.ndarray = variable("length", "query")
+    entropy: np.ndarray = variable("length", "query")
+    mean: np.ndarray = variable("length", "query", "token")
+    cov: np.ndarray | None = variable("length", "query", "token", "other_token")
+    linear_output: np.ndarray | None = variable("length", "query", "output")
     dtype: str
 
     @property
+    @derived("length", "query")
     def effective_tokens(self) -> np.ndarray:
         r"""$1/S_2$: how many tokens of equal weight would be as spread out, [n, q]."""
         return 1.0 / self.participation
 
-    def as_json(self) -> dict[str, object]:
-        """The numbers as nested lists, for JSON; what was not asked for is null."""
-        arrays = {
-            name: None if value is None else value.tolist()
-            for name, value in vars(self).items()
-            if name != "dtype"
-        }
-        return {**arrays, "effective_tokens": self.effective_tokens.tolist(), "dtype": self.dtype}
 
-
-@dataclass(frozen=True)
-class StreamReport:
+class StreamReport(Result):
     """A streamed prompt beside what theory says of prompts of its law.
 
     Attributes:
@@ -69,39 +59,13 @@ class StreamReport:
     """
 
     streamed: StreamedAttention
-    reference: np.ndarray
+    reference: np.ndarray = variable("query", "output")
     is_limit: bool
-    expected_square: np.ndarray | None
-    expected_tokens: np.ndarray | None
+    expected_square: np.ndarray | None = variable("length", "query")
+    expected_tokens: np.ndarray | None = variable("length", "query")
 
     @property
+    @derived("length", "query")
     def square(self) -> np.ndarray:
         """The square distances of outputs from the reference, [n, q]."""
         return np.sum((self.streamed.output - self.reference) ** 2, axis=-1)
-
-    def as_arrays(self) -> dict[str, np.ndarray]:
-        """The curves as named arrays, for a figure; what is not known is left out."""
-        arrays = {
-            "lengths": self.streamed.lengths,
-            "square": self.square,
-            "effective_tokens": self.streamed.effective_tokens,
-            "is_limit": np.array(self.is_limit),
-        }
-        if self.expected_square is not None and self.expected_tokens is not None:
-            arrays["expected_square"] = self.expected_square
-            arrays["expected_tokens"] = self.expected_tokens
-        return arrays
-
-    def as_json(self) -> dict[str, object]:
-        """All of it as nested lists, for JSON."""
-        expected = {
-            "expected_square": self.expected_square,
-            "expected_tokens": self.expected_tokens,
-        }
-        return {
-            **self.streamed.as_json(),
-            "reference": self.reference.tolist(),
-            "is_limit": self.is_limit,
-            "square": self.square.tolist(),
-            **{name: None if x is None else x.tolist() for name, x in expected.items()},
-        }

@@ -2,33 +2,24 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from promptlimit._errors import ArgumentError
-from promptlimit.results._curves import (
-    Variables,
-    axes_for,
-    dataset,
-    draw_curve,
-    parameter_axes,
-    stretch,
-)
+from promptlimit.errors import ArgumentError
 from promptlimit.results._kinds import Kind, Length
+from promptlimit.results._result import Result, axes_for, axis, draw_curve, scalar, variable
 from promptlimit.results._trajectory import HasArraysT, OfOneHead, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MASK = "missing."
-_AXES = ("length", "start", "seed", "step")
+_AXES = "length", "start", "seed", "step"
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(Result):
     r"""Parameters along training, with the axes (length, start, seed, step).
 
     Attributes:
@@ -53,19 +44,19 @@ class Training:
         config: all that decides the runs, as plain numbers and strings.
     """
 
-    steps: np.ndarray
-    times: np.ndarray
-    lengths: tuple[Length, ...]
-    kernels: tuple[str, ...]
-    parameters: Mapping[str, np.ndarray]
-    key_query: OfOneHead
-    value_matrix: OfOneHead
-    value: np.ndarray
-    gradient_norms: np.ndarray
-    error: np.ndarray
-    diverged: np.ndarray
+    steps: np.ndarray = axis("step", scale="symlog")
+    times: np.ndarray = variable("step")
+    lengths: tuple[Length, ...] = axis("length", "L", keeps=True)
+    kernels: tuple[str, ...] = variable("start")
+    parameters: Mapping[str, np.ndarray] = variable(*_AXES, bulk=True)
+    key_query: OfOneHead = variable(*_AXES, "token", "query", bulk=True)
+    value_matrix: OfOneHead = variable(*_AXES, "output", "token", bulk=True)
+    value: np.ndarray = variable(*_AXES, label="risk", scale="log")
+    gradient_norms: np.ndarray = variable(*_AXES)
+    error: np.ndarray = variable(*_AXES)
+    diverged: np.ndarray = variable(*_AXES[:3])
     kind: Kind
-    config: Mapping[str, object]
+    config: Mapping[str, object] = scalar(bulk=True)
 
     def trajectory(self, length: Length | None = None, start: int = 0, seed: int = 0) -> Trajectory:
         """Return one run, for `trajectory_gap`.
@@ -122,28 +113,6 @@ class Training:
         """
         return self.trajectory(length, start, seed).attention(like, place)
 
-    def as_json(self) -> dict[str, object]:
-        """Return steps, outcomes and curves as plain numbers; what is not finite is null."""
-        runs = [
-            {
-                "length": _finite(length),
-                "kernel": kernel,
-                "seed": seed,
-                **_outcome(int(self.diverged[i, j, seed])),
-                "value": [_finite(risk) for risk in self.value[i, j, seed].tolist()],
-                "error": [_finite(error) for error in self.error[i, j, seed].tolist()],
-            }
-            for i, length in enumerate(self.lengths)
-            for j, kernel in enumerate(self.kernels)
-            for seed in range(self.diverged.shape[2])
-        ]
-        return {
-            "kind": self.kind,
-            "steps": self.steps.tolist(),
-            "times": self.times.tolist(),
-            "runs": runs,
-        }
-
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw the risk of every run against steps: a colour a length, dashes for a linear head.
 
@@ -151,8 +120,8 @@ class Training:
             ax: matplotlib's axes; new ones when None.
             style: of the lines, as for `ax.plot`.
         """
-        drawn = axes_for(ax, x="step", y="risk")
-        stretch(drawn, self.steps)
+        roles = self._roles()
+        drawn = axes_for(ax, roles["steps"], roles["value"], self.steps)
         for i, j, seed in np.ndindex(*self.value.shape[:3]):
             kernel = self.kernels[j]
             own = {
@@ -163,31 +132,6 @@ class Training:
             place = (i, j, seed)
             draw_curve(drawn, self.steps, self.value[place], self.error[place], **{**own, **style})
         return drawn
-
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` by length, start, seed and step."""
-        names = ("value", "error", "gradient_norms")
-        variables: Variables = {name: (_AXES, getattr(self, name)) for name in names}
-        variables["diverged"] = (_AXES[:3], self.diverged)
-        if self.key_query is not None:
-            variables["key_query"] = ((*_AXES, "token", "query"), self.key_query)
-            variables["value_matrix"] = ((*_AXES, "output", "token"), self.value_matrix)
-        for name, array in self.parameters.items():
-            axes = parameter_axes(name, array.ndim - len(_AXES))
-            variables[f"parameters.{name}"] = ((*_AXES, *axes), array)
-        places = {"length": list(self.lengths), "step": self.steps}
-        kernels, times = ("start", list(self.kernels)), ("step", self.times)
-        return dataset(variables, {**places, "kernel": kernels, "time": times}, {"kind": self.kind})
-
-
-def _outcome(diverged: int) -> dict[str, object]:
-    if diverged < 0:
-        return {"outcome": "finished", "diverged": None}
-    return {"outcome": "diverged", "diverged": diverged}
-
-
-def _finite(number: Length) -> Length | None:
-    return number if math.isfinite(number) else None
 
 
 def _plain(number: Length) -> Length | str:

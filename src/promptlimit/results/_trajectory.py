@@ -1,11 +1,8 @@
 """Parameters along training: where they were, what they cost, and how sure that is."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
     Protocol,
     TypeAlias,
@@ -17,21 +14,10 @@ from typing import (
 
 import numpy as np
 
-from promptlimit._errors import ArgumentError
-from promptlimit.results._curves import (
-    Variables,
-    axes_for,
-    dataset,
-    draw_curve,
-    parameter_axes,
-    stretch,
-)
-from promptlimit.results._files import InputFileError
+from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.results._kinds import Kind
+from promptlimit.results._result import Result, axis, scalar, variable
 from promptlimit.results._run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _PREFIX = "parameters."
 _CURVES = ("value", "gradient_norms", "error")
@@ -54,8 +40,7 @@ class HasArrays(Protocol):
 HasArraysT = TypeVar("HasArraysT", bound=HasArrays)
 
 
-@dataclass(frozen=True)
-class Trajectory:
+class Trajectory(Result):
     r"""The parameters of an attention along training, at n times.
 
     Attributes:
@@ -78,18 +63,18 @@ class Trajectory:
             independent points; 0 for a closed form, None where it was not measured.
     """
 
-    times: np.ndarray
-    parameters: Mapping[str, np.ndarray]
-    key_query: OfOneHead
-    value_matrix: OfOneHead
-    value: np.ndarray
-    gradient_norms: np.ndarray
-    error: np.ndarray
+    times: np.ndarray = axis("time", "t", scale="symlog")
+    parameters: Mapping[str, np.ndarray] = variable("time", bulk=True)
+    key_query: OfOneHead = variable("time", "token", "query", bulk=True)
+    value_matrix: OfOneHead = variable("time", "output", "token", bulk=True)
+    value: np.ndarray = variable("time", label="risk", scale="log")
+    gradient_norms: np.ndarray = variable("time")
+    error: np.ndarray = variable("time")
     arrived: float | None
     kind: Kind
     length: float
-    config: Mapping[str, object]
-    parameter_error: np.ndarray | None = None
+    config: Mapping[str, object] = scalar(bulk=True)
+    parameter_error: np.ndarray | None = variable("time", default=None)
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the merged U and V of one head at all times, or say that there are none."""
@@ -110,7 +95,7 @@ class Trajectory:
 
         >>> import math, jax.numpy as jnp, promptlimit as pl
         >>> task = pl.LinearRegression(jnp.eye(2))
-        >>> start = pl.block_start(task, 0.5)
+        >>> start = pl.dynamics.block_start(task, 0.5)
         >>> flow = pl.gradient_flow(start, task, math.inf, [0.0, math.inf])
         >>> print(f"{pl.risk(flow.attention(start), task, math.inf).value:.9f}")
         0.000000000
@@ -144,48 +129,6 @@ class Trajectory:
             raise InputFileError(
                 f"{path} must hold a trajectory, but {problem or type(problem).__name__}."
             ) from None
-
-    def as_json(self) -> dict[str, object]:
-        """Return times and curves as plain numbers; infinite times and lengths are null."""
-        return {
-            "length": _finite(self.length),
-            "kind": self.kind,
-            "arrived": self.arrived,
-            "times": [_finite(time) for time in self.times.tolist()],
-            **{name: getattr(self, name).tolist() for name in _CURVES},
-            _OF_PARAMETERS: None if self.parameter_error is None else self.parameter_error.tolist(),
-        }
-
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the risk against time, with its error; an infinite time is a dashed level.
-
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the line, as for `ax.plot`.
-        """
-        drawn = axes_for(ax, x="time", y="risk")
-        stretch(drawn, self.times)
-        label = f"L = {self.length:g}"
-        draw_curve(drawn, self.times, self.value, self.error, **{"label": label, **style})
-        return drawn
-
-    def to_xarray(self) -> Any:
-        """Return an `xarray.Dataset` of risks, errors, gradient norms and matrices by time."""
-        variables: Variables = {name: (("time",), getattr(self, name)) for name in _CURVES}
-        if self.parameter_error is not None:
-            variables[_OF_PARAMETERS] = (("time",), self.parameter_error)
-        if self.key_query is not None:
-            variables["key_query"] = (("time", "token", "query"), self.key_query)
-            variables["value_matrix"] = (("time", "output", "token"), self.value_matrix)
-        for name, array in self.parameters.items():
-            axes = parameter_axes(name, array.ndim - 1)
-            variables[_PREFIX + name] = (("time", *axes), array)
-        known = {"kind": self.kind, "length": self.length}
-        return dataset(variables, {"time": self.times}, known)
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Trajectory:

@@ -5,8 +5,8 @@ import math
 
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_random_key, require_samples
+from promptlimit.errors import ArgumentError
 
 _MOST_SAMPLES = 2**16
 _TARGET = 0.01

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice
-from promptlimit.results import Kind, KindUnavailableError
+from promptlimit.errors import ArgumentError, KindUnavailableError
+from promptlimit.results import Kind
 from promptlimit.rules._effort import Effort
 
 _KINDS: tuple[Kind, ...] = ("limit", "exact", "asymptotic", "bound", "estimate")

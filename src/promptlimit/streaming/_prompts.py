@@ -17,10 +17,9 @@ from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Number, require_unmasked
 from promptlimit._configuration import description
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_random_key, to_device
+from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.measures import AbstractMeasure, Gaussian, require_measure
-from promptlimit.results import InputFileError
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._sources import (
     BlockPart,
@@ -47,7 +46,7 @@ class Generated:
         key: randomness.
 
     >>> import jax, promptlimit as pl
-    >>> pl.Generated(pl.Gaussian([0.0], [[1.0]]), 1e9, key=jax.random.key(0)).length
+    >>> pl.streaming.Generated(pl.Gaussian([0.0], [[1.0]]), 1e9, key=jax.random.key(0)).length
     1000000000
     """
 

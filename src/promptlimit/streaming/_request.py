@@ -8,10 +8,10 @@ import numpy as np
 
 from promptlimit._arrays import ArrayLike, as_float64, require_unmasked, require_whole
 from promptlimit._configuration import description
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.parallel import crew
 from promptlimit.streaming._blocks import Task, is_bounded
 from promptlimit.streaming._leaves import LEAF

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.parallel import crew, from_writer
 from promptlimit.results import RunFolder
 from promptlimit.streaming._request import StreamRequest

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.parallel import agreed, crew
 from promptlimit.results import StreamedAttention, Watcher, run_name
 from promptlimit.streaming._pass import all_sums
@@ -55,7 +55,9 @@ def stream(
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
-    >>> prompt = pl.Generated(pl.Gaussian(np.zeros(2), np.eye(2)), 1e6, key=jax.random.key(0))
+    >>> prompt = pl.streaming.Generated(
+    ...     pl.Gaussian(np.zeros(2), np.eye(2)), 1e6, key=jax.random.key(0)
+    ... )
     >>> streamed = pl.stream(attention, prompt, [[1.0, 0.0]], [1e3, 1e5])
     >>> print(streamed.lengths, streamed.output[-1].round(2))  # the limit is the query
     [   1000  100000 1000000] [[1. 0.]]

@@ -14,9 +14,9 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double
 from promptlimit.attention import AbstractAttention, AbstractHead
+from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths

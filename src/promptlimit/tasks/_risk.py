@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import numpy_only
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
+from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Rule, computes
 from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths

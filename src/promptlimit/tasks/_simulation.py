@@ -9,12 +9,11 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
-from promptlimit._errors import ArgumentError
 from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
-from promptlimit.results import OutsideDomainError
 from promptlimit.tasks._abstract import AbstractTask
 from promptlimit.tasks._problem import AbstractObjective, ArrayMoments, Estimate
 

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError
 from promptlimit.weights._prompts import (
     EPSILON,
     LARGEST_EXPONENT,

@@ -16,16 +16,10 @@ from jaxtyping import PRNGKeyArray
 from scipy.stats import norm
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double, require_random_key, require_samples, to_device
+from promptlimit.errors import ArgumentError, LawMismatchError, NotAnalyticError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, require_measure
-from promptlimit.results import (
-    LawCheck,
-    LawMismatchError,
-    LawReport,
-    NotAnalyticError,
-    OutsideDomainError,
-)
+from promptlimit.results import LawCheck, LawReport
 from promptlimit.weights._ray import Ray
 
 _FALSE_ALARM = 1e-6

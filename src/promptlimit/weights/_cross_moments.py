@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice
+from promptlimit.errors import ArgumentError
 
 
 class Spacing(NamedTuple):

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
+from promptlimit.errors import ArgumentError
 from promptlimit.weights._interpolant_table import interpolation_table
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 

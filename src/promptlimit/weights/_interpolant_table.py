@@ -23,7 +23,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.results import AccuracyError, write_bytes
+from promptlimit.errors import AccuracyError
+from promptlimit.results import write_bytes
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, some_statistics
 
 DEGREE = 7

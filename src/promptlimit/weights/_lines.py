@@ -19,8 +19,8 @@ import numpy as np
 from scipy.special import loggamma
 
 from promptlimit._arrays import Array
+from promptlimit.errors import AccuracyError, NotAnalyticError
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import AccuracyError, NotAnalyticError
 from promptlimit.weights._atoms import Atoms
 from promptlimit.weights._prompts import (
     EPSILON,

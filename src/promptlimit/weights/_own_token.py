@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError
 from promptlimit.weights._quadrature import node_range
 from promptlimit.weights._transforms import STEP, score_transforms
 

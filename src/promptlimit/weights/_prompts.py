@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError
 
 STEP = 0.25
 """Spacing in u of each of two interleaved rules; all is analytic for |Im u| < pi/2."""

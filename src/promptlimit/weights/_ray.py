@@ -17,8 +17,8 @@ from jaxtyping import Array as JaxArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit.errors import NotAnalyticError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, GaussianParts, outside_domain
-from promptlimit.results import NotAnalyticError, OutsideDomainError
 
 Complex = NDArray[np.complex128]
 

@@ -6,7 +6,6 @@ that depend on the sharpness $\sigma$ and the length L alone. They are one-dimen
 at a cost that does not depend on L (derived in docs/finite.md).
 """
 
-import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Literal
 
@@ -14,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
-from promptlimit._errors import ArgumentError
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError, ArgumentError
+from promptlimit.results import Result, absolute, axis, derived, variable
 from promptlimit.weights._partition_formulas import (
     Integrands,
     frozen_statistics,
@@ -66,8 +65,7 @@ _OF_POWERS = {"cubic_participation", "participation_square", "coupling"}
 """Those that need few transforms of a score."""
 
 
-@dataclasses.dataclass(frozen=True)
-class WeightStatistics:
+class WeightStatistics(Result):
     r"""Means over prompts of functions of the softmax weights, one array per function.
 
     With $p$ the weights, $S_k=\sum_lp_l^k$, $A=\sum_lp_lg_l$ and $m=\sum_lp_l(g_l-A)^2-1$:
@@ -87,27 +85,47 @@ class WeightStatistics:
         coupling: $E\,\mathrm{tr}\,W^2$ with $W=\mathrm{diag}(p)-pp^\top$, that is
             $S_2-2S_3+S_2^2$.
         kind: "limit" when all lengths are infinite, else "exact".
-        error: four times the largest relative error the engine measures on itself (0 where the
-            value is a closed form); of `spread_participation`, relative to
+        relative_error: four times the largest relative error the engine measures on itself (0 where
+            the value is a closed form); of `spread_participation`, relative to
             $\sqrt{E\,m^2\,E\,S_2^2}$.
     """
 
-    sharpness: NDArray[np.float64]
-    lengths: NDArray[np.float64]
-    participation: NDArray[np.float64]
-    shrinkage: NDArray[np.float64]
-    mean_score: NDArray[np.float64]
-    score_error: NDArray[np.float64]
-    cubic_participation: NDArray[np.float64]
-    participation_square: NDArray[np.float64]
-    spread_error: NDArray[np.float64]
-    residual: NDArray[np.float64]
-    spread_participation: NDArray[np.float64]
-    coupling: NDArray[np.float64]
+    sharpness: NDArray[np.float64] = variable("length")
+    lengths: NDArray[np.float64] = axis("length", "L", scale="log")
+    participation: NDArray[np.float64] = variable("length")
+    shrinkage: NDArray[np.float64] = variable("length")
+    mean_score: NDArray[np.float64] = variable("length")
+    score_error: NDArray[np.float64] = variable("length")
+    cubic_participation: NDArray[np.float64] = variable("length")
+    participation_square: NDArray[np.float64] = variable("length")
+    spread_error: NDArray[np.float64] = variable("length")
+    residual: NDArray[np.float64] = variable("length")
+    spread_participation: NDArray[np.float64] = variable("length")
+    coupling: NDArray[np.float64] = variable("length")
     kind: Literal["exact", "limit"]
-    error: NDArray[np.float64]
+    relative_error: NDArray[np.float64] = variable("length")
 
     @property
+    @derived("length", label="participation", scale="log")
+    def value(self) -> NDArray[np.float64]:
+        """The participation."""
+        return self.participation
+
+    @property
+    @derived("length")
+    def error(self) -> NDArray[np.float64]:
+        """The error of `value`, in its units."""
+        return self.errors["participation"]
+
+    @property
+    def errors(self) -> dict[str, NDArray[np.float64]]:
+        """The errors of all statistics by name, each in the units of its statistic."""
+        statistics = {name: getattr(self, name) for name in STATISTICS}
+        scales = {name: _scale(name, statistics) for name in STATISTICS}
+        return {name: absolute(self.relative_error, scale) for name, scale in scales.items()}
+
+    @property
+    @derived("length")
     def effective_tokens(self) -> NDArray[np.float64]:
         r"""$n_{eff}=1/E\,S_2$: the number of equal weights with the same participation."""
         with np.errstate(divide="ignore"):
@@ -146,10 +164,10 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
 def some_statistics(
     names: Collection[str], sharpness: ArrayLike, lengths: ArrayLike
 ) -> dict[str, NDArray[np.float64]]:
-    """Return statistics by name, and "error"; a few take a fraction of the time that all take."""
+    """Return statistics by name, and "relative_error"; a few take a fraction of the time of all."""
     counts = checked_lengths(lengths, name="lengths")
     values = _values(names, *np.broadcast_arrays(_checked_sharpness(sharpness), counts))
-    return {name: values[name] for name in (*names, "error")}
+    return {name: values[name] for name in (*names, "relative_error")}
 
 
 def _values(
@@ -212,7 +230,7 @@ def _closed_forms(
         "residual": left * inverse,
         "spread_participation": -(inverse**2),
         "coupling": left * inverse,
-        "error": np.zeros_like(sigma),
+        "relative_error": np.zeros_like(sigma),
     }
 
 
@@ -293,7 +311,7 @@ def _integrated(
     rounding = _choose_spread_forms(statistics, value) if highest == HIGHEST else _ROUNDING
     error = _SAFETY * np.maximum(_measured_error(statistics, integrals), rounding)
     _refuse_large(error, np.ravel(transforms.sharpness), lengths)
-    return statistics | {"error": error}
+    return statistics | {"relative_error": error}
 
 
 def _summed_brackets(
@@ -341,7 +359,7 @@ def _choose_spread_forms(
 def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return what the error of a statistic is relative to."""
     if name == "spread_participation":
-        return np.sqrt(statistics["spread_error"] * statistics["participation_square"])
+        return np.asarray(np.sqrt(statistics["spread_error"] * statistics["participation_square"]))
     return statistics[name]
 
 

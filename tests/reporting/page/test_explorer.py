@@ -14,8 +14,9 @@ pytest.importorskip("playwright", reason="playwright is not installed: pip insta
 from playwright.sync_api import Page, expect
 
 import promptlimit as pl
+from promptlimit.errors import InputFileError
 from promptlimit.reporting import explorer_page
-from promptlimit.results import HeadMark, HeadMarks, InputFileError
+from promptlimit.results import HeadMark, HeadMarks
 from reporting.page.visits import NEEDS_BROWSER, Visit
 
 pytestmark = NEEDS_BROWSER

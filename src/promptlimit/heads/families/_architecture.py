@@ -8,10 +8,9 @@ from typing import Any, ClassVar, TypeVar
 
 from jaxtyping import Array
 
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.heads.families._blocks import ACTIVATION, Weights
 from promptlimit.heads.families._config import WITHOUT_WEIGHTS, Config
-from promptlimit.results import InputFileError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from promptlimit.results import InputFileError
+from promptlimit.errors import InputFileError
 
 WITHOUT_WEIGHTS = (
     "Take its heads while it runs, which needs no family: "

@@ -7,6 +7,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from promptlimit.errors import InputFileError
 from promptlimit.heads.families._architecture import (
     AbstractArchitecture,
     Projected,
@@ -21,7 +22,6 @@ from promptlimit.heads.families._blocks import (
     split_heads,
 )
 from promptlimit.heads.families._config import Config
-from promptlimit.results import InputFileError
 
 
 @register("bert", "roberta", "xlm-roberta")

@@ -22,14 +22,14 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: one panel a way, every head a dot."""
     figure = Figure(figsize=(10.6, 4.0), layout="constrained")
     axes = figure.subplots(1, len(_WAYS), sharey=True)
-    layers, heads = data["r2_dropped"].shape
+    layers, heads = data["r2.dropped"].shape
     norm = BoundaryNorm(np.arange(layers + 1) - 0.5, 256)
     layer = np.repeat(np.arange(layers), heads)
-    dropped = np.maximum(data["r2_dropped"], _LOWEST).ravel()
+    dropped = np.maximum(data["r2.dropped"], _LOWEST).ravel()
     for axis, (name, title) in zip(axes, _WAYS.items(), strict=True):
         axis.plot([_LOWEST, 1], [_LOWEST, 1], color=FAINT, linewidth=1.0, dashes=(4, 2), zorder=0)
         axis.scatter(
-            dropped, np.maximum(data[f"r2_{name}"], _LOWEST).ravel(), c=layer, cmap=_COLOURS,
+            dropped, np.maximum(data[f"r2.{name}"], _LOWEST).ravel(), c=layer, cmap=_COLOURS,
             norm=norm, s=18, linewidths=0.4, edgecolors="white", zorder=3,
         )  # fmt: skip
         ticks = [_LOWEST, 0.0, 0.5, 1.0]

@@ -15,13 +15,13 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     left, right = figure.subplots(1, 2)
     lengths = np.sqrt(data["lengths"][:-1] * data["lengths"][1:])
     for name, colour in (("between", CONTRAST), ("within", LIMIT)):
-        _curve(left, lengths, data[f"{name}_by_length"], colour, f"{name} bands of distance")
+        _curve(left, lengths, data[f"by_length.{name}"], colour, f"{name} bands of distance")
     left.set(
         xscale="log", ylim=(0, None), xlabel="tokens before the query", ylabel="variance of scores"
     )
     left.set_title("scores and distance")
     left.legend(loc="upper left", fontsize=9)
-    _curve(right, lengths, data["entropy_by_length"], THIRD, "measured")
+    _curve(right, lengths, data["by_length.entropy"], THIRD, "measured")
     right.plot(
         lengths,
         np.log(lengths),
@@ -31,7 +31,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
         label="$\\ln L$, the most",
     )
     for place, name in enumerate(("no change", "more tokens", "gaussian", "gaussian far")):
-        value = np.nanmedian(data[f"predicted_{name}"])
+        value = np.nanmedian(data[f"entropy_predicted.{name}"])
         right.plot(
             lengths[-1] * 1.06,
             value,

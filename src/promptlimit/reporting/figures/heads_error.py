@@ -13,7 +13,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: effective tokens on the left, share left unexplained on the right."""
     figure = Figure(figsize=(8.6, 4.1), layout="constrained")
     left, right = figure.subplots(1, 2)
-    layers, heads = data["r2_gaussian"].shape
+    layers, heads = data["r2.gaussian"].shape
     colours = list(np.repeat(shades(layers), heads))
     tokens = data["effective_tokens_predicted"].ravel(), data["effective_tokens"].ravel()
     _diagonal(left, np.concatenate(tokens))
@@ -22,7 +22,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     left.set_ylabel("measured")
     left.set_title("effective tokens (green: later layers)")
     predicted = data["error_predicted"].ravel()
-    own, corpus = 1.0 - data["r2_gaussian"].ravel(), 1.0 - data["r2_corpus"].ravel()
+    own, corpus = 1.0 - data["r2.gaussian"].ravel(), 1.0 - data["r2.corpus"].ravel()
     _diagonal(right, np.concatenate([predicted, own, corpus]))
     right.scatter(
         predicted,

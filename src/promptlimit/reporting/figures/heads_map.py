@@ -14,7 +14,7 @@ _DARK = "#221133"
 
 def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: two heat-maps beside each other."""
-    layers, heads = data["r2_gaussian"].shape
+    layers, heads = data["r2.gaussian"].shape
     height = 1.5 + 0.32 * min(layers, 40)
     figure = Figure(figsize=(8.6, height), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -22,13 +22,13 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     norm = _colours_of(sharpness)
     _panel(left, sharpness, "magma_r", norm, r"sharpness $\sigma$, median over queries")
     _panel(
-        right, data["r2_gaussian"], "viridis", Normalize(0.0, 1.0), "$R^2$ of the Gaussian limit"
+        right, data["r2.gaussian"], "viridis", Normalize(0.0, 1.0), "$R^2$ of the Gaussian limit"
     )
     left.set_ylabel("layer")
     if layers * heads <= 240:
         _write(left, sharpness, norm, _rounded, dark_high=True)
         _write(
-            right, data["r2_gaussian"], Normalize(0.0, 1.0),
+            right, data["r2.gaussian"], Normalize(0.0, 1.0),
             _share, dark_high=False,
         )  # fmt: skip
     return figure

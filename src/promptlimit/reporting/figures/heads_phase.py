@@ -81,13 +81,13 @@ def _explained(
 ) -> None:
     sharpness, window = data["sharpness"][..., 2], float(data["window"])
     if limit == "gaussian":
-        uniform = data["r2_uniform"]
+        uniform = data["r2.uniform"]
         axis.scatter(
             np.maximum(uniform, _LOWEST), sharpness, marker="x", s=12, color=FAINT, linewidths=0.8,
             label="uniform attention",
         )  # fmt: skip
         axis.legend(loc="upper right")
-    _dots(axis, np.maximum(data[f"r2_{limit}"], _LOWEST), sharpness, norm)
+    _dots(axis, np.maximum(data[f"r2.{limit}"], _LOWEST), sharpness, norm)
     axis.axvline(0.0, color=FAINT, linewidth=0.8, zorder=0)
     for boundary, name in ((2 / 3, r"$\sqrt{\frac{2}{3}\ln L}$"), (2.0, r"$\sqrt{2\ln L}$")):
         level = np.sqrt(boundary * np.log(window))

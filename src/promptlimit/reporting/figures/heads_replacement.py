@@ -25,16 +25,16 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     counts = data["counts"]
     share = 100.0 * counts / counts[-1]
     for name, (colour, dashes, marker, label) in _STYLES.items():
-        if f"curve_{name}" not in data:
+        if f"curves.{name}" not in data:
             continue
-        values = data[f"curve_{name}"]
+        values = data[f"curves.{name}"]
         low, high = values.min(axis=1), values.max(axis=1)
         axis.fill_between(share, low, high, color=colour, alpha=0.12, linewidth=0)
         axis.plot(
             share, values.mean(axis=1), color=colour, dashes=dashes, marker=marker, markersize=4,
             label=label.format(sinks=int(data["sinks"])),
         )  # fmt: skip
-    baseline, cosine = float(data["baseline"]), str(data["measure"]) == "cosine"
+    baseline, cosine = float(data["baseline"]), bool(data["is_cosine"])
     if np.isfinite(baseline):
         axis.axhline(baseline, color=FAINT, linewidth=1.0, dashes=(4, 2))
         words = "another window's embedding" if cosine else "a uniform guess"

@@ -24,8 +24,8 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _panel(axis: Axes, data: Mapping[str, np.ndarray], name: str, known: bool) -> None:
-    lengths = data["lengths"]
-    values = data["square"] if name == "square" else data["effective_tokens"]
+    lengths = data["streamed.lengths"]
+    values = data["square"] if name == "square" else data["streamed.effective_tokens"]
     shown = np.where(values > 0, values, np.nan)
     marker = "o" if len(lengths) == 1 else None
     for i, line in enumerate(shown.T):

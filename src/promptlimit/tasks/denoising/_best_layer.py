@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import fminbound
 
 from promptlimit._arrays import Array, numpy_only
-from promptlimit._errors import ArgumentError
+from promptlimit.errors import ArgumentError
 from promptlimit.results import TunedLayers
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._problem import require_lengths
@@ -70,8 +70,8 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
         gate=gate,
         gain=gain,
         residual=residual,
-        mse=mse,
-        error=error,
+        value=0.5 * mse,
+        error=0.5 * error,
         kind="limit" if np.isinf(tokens).all() else "exact",
         query_variance=fixed.query_variance,
         dim=fixed.token_dim,

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.tasks._abstract import AbstractTask
 from promptlimit.tasks.denoising._task import Denoising, InContextDenoising
 
@@ -28,7 +28,7 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    >>> print(pl.bayes_excess(pl.bayes_heads(task), task, math.inf).value < 1e-12)
+    >>> print(pl.bayes_excess(pl.tasks.bayes_heads(task), task, math.inf).value < 1e-12)
     True
     """
     if not isinstance(task, Denoising):
@@ -93,7 +93,7 @@ def bayes_layer(task: AbstractTask) -> Layer:
 
     >>> import promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    >>> f, query = pl.bayes_layer(task), [2.0, 1.0]
+    >>> f, query = pl.tasks.bayes_layer(task), [2.0, 1.0]
     >>> print(f"{f(task.token_law, query)[0]:.4f} {task.bayes(query)[0]:.4f}")
     1.9496 1.9496
     """
@@ -119,7 +119,7 @@ def linear_denoiser(task: Denoising | InContextDenoising) -> LinearAttention:
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    >>> print(f"{pl.bayes_excess(pl.linear_denoiser(task), task, math.inf).mse:.4f}")
+    >>> print(f"{pl.bayes_excess(pl.tasks.linear_denoiser(task), task, math.inf).mse:.4f}")
     1.6415
     """
     fixed = task.fixed if isinstance(task, InContextDenoising) else task

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
+from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, Quantity, Rule
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.tasks.denoising._points import bayes_predictions, query_points, softmax_rows, span
 from promptlimit.tasks.denoising._task import Denoising
 from promptlimit.weights import SHARPEST, MixtureTokens, cross_moment, selection

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, is_traced, require_shape, require_weights, to_device
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractTask
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import in_double
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
 from promptlimit.results import Risk, mean_under_tail, sinh_thresholds
 from promptlimit.rules import Effort

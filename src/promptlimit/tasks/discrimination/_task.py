@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, Number, numpy_only, require_unmasked
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import (
     float_array,
     is_traced,
@@ -18,6 +17,7 @@ from promptlimit._inputs import (
     to_device,
 )
 from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
 from promptlimit.tasks._abstract import AbstractTask
 

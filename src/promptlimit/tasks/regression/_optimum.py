@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Number, numpy_only
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit.attention import Layer, LinearAttention, Stack
 from promptlimit.depth import (
@@ -23,6 +22,7 @@ from promptlimit.depth import (
     spectrum_of,
     wishart_spectrum,
 )
+from promptlimit.errors import ArgumentError
 from promptlimit.results import Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, computes
 from promptlimit.tasks._abstract import Lengths
@@ -148,7 +148,7 @@ def linear_optimum(
     >>> print(f"{pl.linear_optimum(task, 10).risk.mse:.6f}")
     0.493939
     >>> print(pl.linear_optimum(task, math.inf).risk)
-    Risk(value=0.05, error=0.0, kind='limit', lengths=inf, samples=0)
+    Risk(kind='limit', lengths=inf, value=0.05, samples=0)
     >>> two = pl.linear_optimum(task, 40, depth=2)
     >>> print(two.steps.round(6), f"{two.risk.mse:.9f}")
     [0.638422 1.227466] 0.135299415

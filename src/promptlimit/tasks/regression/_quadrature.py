@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
-from promptlimit.finite import UnreliableErrorWarning
-from promptlimit.results import AccuracyError
+from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
 from promptlimit.tasks._problem import LARGEST_POINTS, REPLICATES, Estimate, spread
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (

@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import Number, checked_lengths, require_whole
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import require_choice, to_device
 from promptlimit.attention import AbstractAttention
+from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort
 from promptlimit.tasks._problem import (
     OBJECTIVE,
@@ -98,7 +98,7 @@ def risk_function(
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
-    >>> risk = pl.risk_function(task, 10, max_sharpness=4.0)
+    >>> risk = pl.tasks.risk_function(task, 10, max_sharpness=4.0)
     >>> with jax.enable_x64(True):
     ...     U, v = jnp.diag(jnp.array([0.5, 0.5, 0.0])), jnp.array([0.0, 0.0, 1.0])
     ...     value, slopes = jax.jit(jax.value_and_grad(risk, argnums=(0, 1)))(U, v)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, require_affine_limit
 from promptlimit.depth import bartlett_factors, sobol_normals
-from promptlimit.finite import UnreliableErrorWarning
+from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
 from promptlimit.rules import Effort, OutOfScope
 from promptlimit.tasks._problem import (

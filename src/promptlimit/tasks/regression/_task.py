@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import ArrayLike, Number, numpy_only
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import float_array, require_shape, to_device
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import (
     AbstractMeasure,
     Affine,

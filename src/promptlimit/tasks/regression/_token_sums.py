@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from promptlimit._errors import ArgumentError
 from promptlimit._inputs import to_device
 from promptlimit._normals import compute_once, normal_pairs
+from promptlimit.errors import ArgumentError
 
 EXACT = jax.lax.Precision.HIGHEST
 _BLOCK = 2**14  # tokens whose coordinates fit in a cache

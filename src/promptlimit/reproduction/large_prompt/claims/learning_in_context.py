@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
-from promptlimit.dynamics import FlowPlan, OutsideTheoremWarning, block_start, gradient_flow
+from promptlimit.dynamics import FlowPlan, block_start, gradient_flow
+from promptlimit.errors import OutsideTheoremWarning
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,

@@ -25,7 +25,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
         key=jax.random.key(setting.seed),
         samples=2000,
     )
-    return GapReport((*curves, simulated), gap_exponent(*problem), None).as_arrays()
+    return GapReport((*curves, simulated), gap_exponent(*problem), None).to_arrays()
 
 
 FIGURE = Figure(

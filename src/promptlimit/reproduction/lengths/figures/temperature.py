@@ -10,7 +10,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     """Return factors and weights of a needle by rule, from 8192 tokens to a million."""
     count = 2 if setting.quick else 15
     lengths = np.geomspace(8192.0, 1048576.0, count).round()
-    return temperature_table(2.0, 8192, lengths).as_arrays()
+    return temperature_table(2.0, 8192, lengths).to_arrays()
 
 
 FIGURE = Figure(

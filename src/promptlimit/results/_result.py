@@ -1,0 +1,516 @@
+"""The base class of results: a class declares its fields, and `Result` derives the rest from them.
+
+A declaration names the axes of every array:
+
+    class GapCurve(Result):
+        lengths: np.ndarray = axis("length", "L", scale="log")
+        value: np.ndarray = variable("length", label="squared gap", scale="log")
+        error: np.ndarray = variable("length")
+        limit_square: float
+
+An axis may be a single number, an array, or an array with several dimensions; every variable along
+it has the same dimensions in its place.
+"""
+
+import dataclasses
+import html
+import importlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+    get_args,
+)
+
+import numpy as np
+
+from promptlimit.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Scale: TypeAlias = Literal["linear", "log", "symlog"]
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+ResultT = TypeVar("ResultT", bound="Result")
+
+_EXTRAS = {"xarray": "'promptlimit[xarray]'"}
+_ROLE = "__result_role__"
+_SHOWN, _ROWS, _COLUMNS = 4, 10, 8
+"""Entries of an array in a repr; rows and columns of a table in a notebook."""
+
+
+class Role(NamedTuple):
+    """How a field is declared: its axes, None for a field that is not an array."""
+
+    axes: tuple[str, ...] | None = None
+    label: str = ""
+    scale: Scale = "linear"
+    is_axis: bool = False
+    keeps: bool = False
+    bulk: bool = False
+
+
+def axis(name: str, label: str = "", *, scale: Scale = "linear", keeps: bool = False) -> Any:
+    """Declare a field that holds the coordinates of an axis.
+
+    Args:
+        name: of the axis, which variables refer to.
+        label: its symbol, for figures.
+        scale: of the axis in figures.
+        keeps: whether arrays keep this axis when one length is selected.
+    """
+    return _declared(Role((name,), f"{name} {label}".rstrip(), scale, True, keeps))
+
+
+def variable(
+    *axes: str,
+    label: str = "",
+    scale: Scale = "linear",
+    bulk: bool = False,
+    default: Any = dataclasses.MISSING,
+) -> Any:
+    """Declare an array, or a mapping of arrays, with named axes.
+
+    Args:
+        axes: names of its first axes; further ones get names of their own.
+        label: in figures.
+        scale: in figures.
+        bulk: whether it is too large for dictionaries and tables, such as parameters along time.
+        default: of the field; None where the array is optional.
+    """
+    return _declared(Role(axes, label, scale, bulk=bulk), default)
+
+
+def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MISSING) -> Any:
+    """Declare a field without axes; one without any declaration has no label.
+
+    Args:
+        label: of the number.
+        bulk: as for `variable`.
+        default: of the field.
+    """
+    return _declared(Role(None, label, bulk=bulk), default)
+
+
+def derived(
+    *axes: str, label: str = "", scale: Scale = "linear"
+) -> Callable[[FunctionT], FunctionT]:
+    """Mark the getter of a property that belongs to dictionaries, tables and labelled arrays.
+
+    Args:
+        axes: as for `variable`; none for a number or a text.
+        label: in figures.
+        scale: in figures.
+    """
+
+    def mark(getter: FunctionT) -> FunctionT:
+        setattr(getter, _ROLE, Role(axes or None, label, scale))
+        return getter
+
+    return mark
+
+
+def _declared(role: Role, default: Any = dataclasses.MISSING) -> Any:
+    return dataclasses.field(default=default, metadata={_ROLE: role})
+
+
+def package(name: str, purpose: str) -> ModuleType:
+    """Return a package, or raise `MissingPackageError` with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        root = name.partition(".")[0]
+        raise MissingPackageError(
+            f"`{purpose}` requires the package {root}, which is not installed. "
+            f"Run pip install {_EXTRAS.get(root, root)}."
+        ) from None
+
+
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(axis, variable, scalar)
+)
+class Result:
+    """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
+
+    Subclasses become dataclasses by inheritance. A result with a `value` and an `error` has an
+    `interval`; one whose `value` has an axis can be drawn.
+    """
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+    @classmethod
+    def _roles(cls) -> dict[str, Role]:
+        """Return the roles of all fields and derived properties, in their order."""
+        fields: Any = dataclasses.fields(cls)  # ty: ignore[invalid-argument-type]
+        roles = {field.name: field.metadata.get(_ROLE, Role()) for field in fields}
+        for base in reversed(cls.__mro__):
+            for name, member in vars(base).items():
+                if isinstance(member, property) and hasattr(member.fget, _ROLE):
+                    roles[name] = getattr(member.fget, _ROLE)
+        return roles
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all fields; arrays are equal when shapes and values are, NaN equal to NaN."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_equal(value, getattr(other, name)) for name, value in vars(self).items())
+
+    __hash__ = None
+
+    # Plain values ---------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, lists and strings; numbers that are not finite become None."""
+        return {
+            name: plain(getattr(self, name))
+            for name, role in self._roles().items()
+            if not role.bulk
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return `to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return every numerical field as an array; entries of mappings are named "field.key"."""
+        arrays = {name: array for name, _, array, role in self._labelled() if not role.bulk}
+        arrays |= {name: np.array(value) for name, value in self._attributes().items()}
+        for name, part in vars(self).items():
+            if isinstance(part, Result):
+                arrays |= {f"{name}.{key}": array for key, array in part.to_arrays().items()}
+        return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
+
+    # Labelled arrays ------------------------------------------------------------------------
+
+    def to_xarray(self) -> Any:
+        """Return an `xarray.Dataset` with the axes, variables and labels of this result."""
+        variables, coordinates = {}, {}
+        for name, dims, array, role in self._labelled():
+            told = {"long_name": role.label} if role.label else {}
+            if role.is_axis and role.axes:
+                coordinates[role.axes[0]] = (dims, array, told)
+            else:
+                variables[name] = (dims, array, told)
+        return package("xarray", "to_xarray").Dataset(variables, coordinates, self._attributes())
+
+    def to_pandas(self) -> Any:
+        """Return a `pandas.DataFrame` with one row for each entry along the axes of `value`.
+
+        Fields with fewer axes are repeated; fields with more have a column for each further entry.
+        """
+        pandas = package("pandas", "to_pandas")
+        index, columns = self._table()
+        frame = pandas.DataFrame(columns)
+        frame.index = (
+            pandas.MultiIndex.from_arrays(list(index.values()), names=list(index))
+            if len(index) > 1
+            else pandas.Index(*index.values(), name=next(iter(index)))
+            if index
+            else pandas.RangeIndex(1)
+        )
+        return frame
+
+    def _attributes(self) -> dict[str, Any]:
+        """Return the fields that are a number or a text."""
+        found = {n: getattr(self, n) for n, role in self._roles().items() if role.axes is None}
+        return {n: v for n, v in found.items() if isinstance(v, bool | int | float | str)}
+
+    def _dims(self) -> dict[str, tuple[str, ...]]:
+        """Return the dimensions of every declared axis: one, none or several."""
+        dims = {}
+        for name, role in self._roles().items():
+            if role.is_axis and role.axes:
+                own, count = role.axes[0], np.ndim(getattr(self, name))
+                dims[own] = (own,) if count == 1 else tuple(f"{own}_{i}" for i in range(count))
+        return dims
+
+    def _labelled(self) -> Iterator[tuple[str, tuple[str, ...], np.ndarray, Role]]:
+        """Yield name, dimensions, array and role of everything declared with axes."""
+        known = self._dims()
+        for name, role in self._roles().items():
+            value = getattr(self, name)
+            if role.axes is None or value is None:
+                continue
+            dims = tuple(part for own in role.axes for part in known.get(own, (own,)))
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            for key, part in parts:
+                array = np.asarray(part)
+                further = _further(key or name, array.ndim - len(dims))
+                yield f"{name}.{key}" if key else name, (*dims, *further), array, role
+
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the axes of `value`, and columns with one entry for each of its entries."""
+        entries = [entry for entry in self._labelled() if not entry[3].bulk]
+        main = self._roles().get("value", Role()).axes
+        if main is None:
+            main = next((role.axes for *_, role in entries if not role.is_axis), ())
+        known = self._dims()
+        rows = tuple(part for own in main or () for part in known.get(own, (own,)))
+        sizes = {
+            d: n for _, dims, array, _ in entries for d, n in zip(dims, array.shape, strict=True)
+        }
+        shape = tuple(sizes[dim] for dim in rows)
+        index = {dim: np.indices(shape)[place].ravel() for place, dim in enumerate(rows)}
+        columns: dict[str, np.ndarray] = {}
+        for name, dims, array, role in entries:
+            shared = [dim for dim in rows if dim in dims]
+            further = [dim for dim in dims if dim not in rows]
+            moved = np.transpose(array, [dims.index(dim) for dim in (*shared, *further)])
+            spaced = [sizes[dim] if dim in shared else 1 for dim in rows]
+            beyond = moved.shape[len(shared) :]
+            full = np.broadcast_to(moved.reshape((*spaced, *beyond)), (*shape, *beyond))
+            if role.is_axis and role.axes == dims and shared:
+                index[dims[0]] = full.ravel()
+            elif not (role.is_axis and further):
+                for place in np.ndindex(*beyond):
+                    mark = f"[{','.join(map(str, place))}]" if place else ""
+                    columns[name + mark] = full[(..., *place)].ravel()
+        if not rows:
+            columns |= {name: np.array([value]) for name, value in self._attributes().items()}
+        return index, columns
+
+    # Values ---------------------------------------------------------------------------------
+
+    def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
+        """Return (value - k error, value + k error); two mappings where `value` is one."""
+        value, error = (getattr(self, name, None) for name in ("value", "error"))
+        if value is None or error is None:
+            raise TypeError(f"`{type(self).__name__}` has no `value` with an `error`.")
+        if isinstance(value, Mapping):
+            low = {name: value[name] - k * error[name] for name in value}
+            return low, {name: value[name] + k * error[name] for name in value}
+        return value - k * error, value + k * error
+
+    def at(self: ResultT, length: float | int) -> ResultT:  # noqa: PYI041 - run-time checks
+        """Return the same result at one of its lengths.
+
+        Args:
+            length: one of those the result has, possibly infinite.
+        """
+        roles = type(self)._roles()
+        found = [n for n, role in roles.items() if role.is_axis and role.axes == ("length",)]
+        if not found:
+            raise TypeError(f"`{type(self).__name__}` has no axis of lengths.")
+        lengths = np.asarray(getattr(self, found[0]))
+        where = lengths == length
+        if not where.any():
+            known = ", ".join(f"{known:g}" for known in np.unique(lengths))
+            raise ValueError(f"`length` must be one of {known}, got {length:g}.")
+        several = roles[found[0]].keeps or where.sum() > 1
+        place = (where,) if several else tuple(int(i) for i in np.argwhere(where)[0])
+        changes: dict[str, Any] = {}
+        fields: Any = dataclasses.fields(self)  # ty: ignore[invalid-argument-type]
+        for field in fields:
+            axes, value = roles[field.name].axes or (), getattr(self, field.name)
+            if isinstance(value, Mapping) and "length" in axes:
+                changes[field.name] = {k: _select(v, axes, place) for k, v in value.items()}
+            elif value is not None and "length" in axes:
+                changes[field.name] = _like(_select(value, axes, place), value, field.type)
+            elif field.name == "kind" and value == "exact" and "limit" in get_args(field.type):
+                changes["kind"] = "limit" if math.isinf(length) else value
+        return dataclasses.replace(self, **changes)  # ty: ignore[invalid-argument-type]
+
+    # Figures and text -----------------------------------------------------------------------
+
+    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
+        """Draw `value` along its first axis with a band of one `error`.
+
+        The value at an infinite length or time is a dashed level.
+
+        Args:
+            ax: matplotlib's axes; new ones when None.
+            style: of the lines, as for `ax.plot`.
+        """
+        roles = type(self)._roles()
+        role = roles.get("value", Role())
+        along = {r.axes[0]: (n, r) for n, r in roles.items() if r.is_axis and r.axes}
+        own = next((name for name in role.axes or () if name in along), None)
+        if own is None or role.axes is None:
+            raise TypeError(f"`{type(self).__name__}` has no `value` along an axis to draw.")
+        name, coordinate = along[own]
+        x = np.asarray(getattr(self, name), dtype=np.float64)
+        drawn = axes_for(ax, coordinate, role, x)
+        values, errors = getattr(self, "value"), getattr(self, "error", None)  # noqa: B009
+        several = isinstance(values, Mapping)
+        length = getattr(self, "length", None)
+        label = getattr(self, "kind", None) if length is None else f"L = {length:g}"
+        curves = values if several else {label: values}
+        before = role.axes.index(own)
+        for key, value in curves.items():
+            error: Any = 0.0 if errors is None else errors[key] if several else errors
+            bands = np.broadcast_to(error, np.shape(value))
+            pair = (_lines(np.asarray(y), before, x.ndim) for y in (value, bands))
+            for place, (line, band) in enumerate(zip(*pair, strict=True)):
+                told = {"label": key if place == 0 else None, **style}
+                draw_curve(drawn, x.ravel(), line, band, **told)
+        return drawn
+
+    def __repr__(self) -> str:
+        """Return class, kind, axes, the first values with their errors, and plain numbers."""
+        return f"{type(self).__name__}({', '.join(self._summary())})"
+
+    def _summary(self) -> Iterator[str]:
+        roles = type(self)._roles()
+        value, error = getattr(self, "value", None), getattr(self, "error", None)
+        if "kind" in roles:
+            yield f"kind={getattr(self, 'kind')!r}"  # noqa: B009 - a class need not have it
+        for name, role in roles.items():
+            if role.is_axis:
+                yield f"{name}={_short(getattr(self, name))}"
+        if value is not None:
+            yield f"value={_short(value, error)}"
+        for name, found in self._attributes().items():
+            if name not in {"kind", "value", "error"}:
+                yield f"{name}={_short(found)}"
+
+    def _repr_html_(self) -> str:
+        """Return a small table, for notebooks."""
+        index, columns = self._table()
+        shown = {n: c for n, c in {**index, **columns}.items() if c.ndim == 1}
+        names = list(shown)[:_COLUMNS]
+        count = max((shown[name].size for name in names), default=0)
+        rows = [[_number(shown[name][i]) for name in names] for i in range(min(count, _ROWS))]
+        if count > _ROWS:
+            rows.append(["…"] * len(names))
+        cells = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(x)}</td>' for x in r)}</tr>" for r in rows
+        )
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        told = ", ".join(f"{n} = {_short(v)}" for n, v in self._attributes().items())
+        caption = html.escape(f"{type(self).__name__}: {told}" if told else type(self).__name__)
+        return f"<table><caption>{caption}</caption><tr>{head}</tr>{cells}</table>"
+
+
+def plain(value: object) -> Any:
+    """Return numbers, lists, mappings and strings of Python; numbers that are not finite are None.
+
+    >>> plain({"value": np.array([1.0, np.inf]), "kind": "exact"})
+    {'value': [1.0, None], 'kind': 'exact'}
+    """
+    if isinstance(value, Result):
+        return value.to_dict()
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"a result cannot export a {type(value).__name__} as plain values.")
+    if array.dtype.kind == "f":
+        missing = ~np.isfinite(array)
+        array = array.astype(object)
+        array[missing] = None
+    return array.tolist()
+
+
+def absolute(relative: Any, value: Any) -> np.ndarray:
+    """Return an error in the units of a value: 0 where the relative one is, infinite values too."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.equal(relative, 0.0), 0.0, np.multiply(relative, np.abs(value)))
+
+
+def axes_for(ax: "Axes | None", x: Role, y: Role, coordinates: np.ndarray) -> "Axes":
+    """Return the axes to draw in, new ones when None, with labels and scales."""
+    drawn: Any = ax
+    if ax is None:
+        drawn = package("matplotlib.pyplot", "plot").subplots(layout="constrained")[1]
+    drawn.set(xlabel=x.label, ylabel=y.label, yscale=y.scale)
+    positive = coordinates[(coordinates > 0) & np.isfinite(coordinates)]
+    if x.scale == "symlog" and positive.size > 1:
+        drawn.set_xscale("symlog", linthresh=float(positive.min()))
+    elif x.scale == "log" and positive.size:
+        drawn.set_xscale("log")
+    return drawn
+
+
+def draw_curve(ax: "Axes", x: np.ndarray, y: np.ndarray, error: np.ndarray, **style: Any) -> None:
+    """Draw y against x with a band of one error; what is at infinity is a dashed level."""
+    logarithmic = ax.get_yscale() == "log"
+    seen = np.isfinite(y) & ((y > 0.0) | (not logarithmic))
+    inside = np.isfinite(x) & seen
+    if inside.sum() == 1:
+        style = {"marker": "o", **style}
+    (line,) = ax.plot(x[inside], y[inside], **style)
+    band = np.nan_to_num(error[inside])
+    if np.any(band > 0):
+        low, high = y[inside] - band, y[inside] + band
+        ax.fill_between(x[inside], low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    for level in y[~np.isfinite(x) & seen]:
+        ax.axhline(level, color=line.get_color(), linestyle="--", linewidth=1)
+
+
+def _lines(array: np.ndarray, before: int, count: int) -> np.ndarray:
+    """Return curves, [line, point]: `count` axes from `before` on are those of the points."""
+    moved = np.moveaxis(array, range(before, before + count), range(-count, 0)) if count else array
+    points = math.prod(moved.shape[moved.ndim - count :])
+    return moved.reshape(-1, points)
+
+
+def _further(name: str, count: int) -> tuple[str, ...]:
+    """Return names for undeclared axes: rows and columns of a matrix, or numbers."""
+    words = ("row", "column") if count <= 2 else tuple(f"axis_{i}" for i in range(count))
+    return tuple(f"{name}.{word}" for word in words[:count])
+
+
+def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.ndarray:
+    """Return an array at one place of its axes of lengths."""
+    array = np.asarray(value)
+    for position in reversed([i for i, own in enumerate(axes) if own.endswith("length")]):
+        array = array[(*[slice(None)] * position, *place)]
+    return np.asarray(array)
+
+
+def _like(array: np.ndarray, old: object, annotation: object) -> object:
+    """Return a selected array as the field holds it: a tuple, a number or an array."""
+    if isinstance(old, tuple):
+        return tuple(array.tolist())
+    numbers = {float, int} & set(get_args(annotation))
+    return array.item() if array.ndim == 0 and numbers else array
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, Mapping):
+        same = isinstance(other, Mapping) and one.keys() == other.keys()
+        return same and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list):
+        if not isinstance(other, tuple | list) or len(one) != len(other):
+            return False
+        return all(_equal(*pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, np.ndarray | float):
+        if not isinstance(other, np.ndarray | float | int) or isinstance(other, bool):
+            return False
+        a, b = np.asarray(one), np.asarray(other)
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == b.dtype.kind == "f")
+    return bool(one == other)
+
+
+def _short(value: object, error: Any = None) -> str:
+    """Return a number, a text or the first entries of an array, each with its error."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(list(value)[:_SHOWN])}}}"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:39] + "…")
+    array = np.asarray(value)
+    errors = np.zeros(array.shape) if error is None else np.broadcast_to(error, array.shape)
+    pairs = list(zip(array.flat, errors.flat, strict=True))[:_SHOWN]
+    text = ", ".join(_number(x) + (f" ± {e:.1g}" if e > 0 else "") for x, e in pairs)
+    if array.ndim == 0:
+        return text
+    more = ", …" if array.size > _SHOWN else ""
+    shape = f" shape {array.shape}" if array.ndim > 1 else ""
+    return f"[{text}{more}]{shape}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)

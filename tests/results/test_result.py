@@ -1,0 +1,534 @@
+"""Every result: exports, comparison, selection and figures derived from its declared fields."""
+
+import copy
+import dataclasses
+import functools
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import matplotlib as mpl
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import promptlimit as pl
+from promptlimit.concentration import gap_report
+from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
+from promptlimit.errors import MissingPackageError
+from promptlimit.results import (
+    CausalAtlas,
+    HeadAtlas,
+    HeadMark,
+    HeadMarks,
+    HeadReplacement,
+    Limits,
+    RequiredLength,
+    Result,
+    Risk,
+    StreamReport,
+    Training,
+    Trajectory,
+    TunedLayers,
+    axis,
+    derived,
+    variable,
+)
+
+mpl.use("agg")
+
+LENGTHS = [10, 100, math.inf]
+HEAD = pl.SoftmaxAttention([[0.7, 0.1], [0.0, 0.5]], [[1.0, -0.5]])
+LAW = pl.Gaussian(np.zeros(2), np.eye(2))
+LINEAR = pl.LinearAttention(np.eye(3), [[0.0, 0.0, 1.0]])
+TASK = pl.LinearRegression(np.eye(2))
+SHAPE = (2, 2, 3, 4)
+LAYERS, HEADS = 2, 3
+CELLS = (LAYERS, HEADS)
+
+
+def flow(shift: float = 0.0) -> Trajectory:
+    return Trajectory(
+        times=np.array([0.0, 1.0, 4.0, math.inf]),
+        parameters={"value": np.full((4, 1, 2), shift)},
+        key_query=np.arange(16.0).reshape(4, 2, 2),
+        value_matrix=np.full((4, 1, 2), shift),
+        value=np.array([1.0, 0.7, 0.4, 0.2]),
+        gradient_norms=np.ones(4),
+        error=np.full(4, 0.05),
+        arrived=None,
+        kind="exact",
+        length=7.0,
+        config={"length": 7},
+    )
+
+
+def runs() -> Training:
+    return Training(
+        steps=np.array([0, 1, 10, 100]),
+        times=np.array([0.0, 0.1, 1.0, 10.0]),
+        lengths=(5, 9),
+        kernels=("softmax", "linear"),
+        parameters={"output": np.zeros((*SHAPE, 1, 2))},
+        key_query=np.zeros((*SHAPE, 2, 2)),
+        value_matrix=np.zeros((*SHAPE, 1, 2)),
+        value=np.arange(1.0, 49.0).reshape(SHAPE),
+        gradient_norms=np.ones(SHAPE),
+        error=np.zeros(SHAPE),
+        diverged=np.full(SHAPE[:3], -1),
+        kind="exact",
+        config={},
+    )
+
+
+def cells(*further: int) -> np.ndarray:
+    return np.linspace(0.1, 2.0, math.prod([*CELLS, *further])).reshape(*CELLS, *further)
+
+
+def head_atlas() -> HeadAtlas:
+    names = [
+        "linear", "frozen", "effective_tokens", "effective_tokens_predicted", "skewness",
+        "kurtosis", "r2_error", "error_predicted", "length_needed", "exponent",
+    ]  # fmt: skip
+    return HeadAtlas(
+        model="small", model_type="bert", window=24, windows=3, clusters=2, sinks=2, causal=False,
+        rotary=False, parity=np.full(LAYERS, np.nan), sharpness=cells(5),
+        r2={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
+        **{name: cells() for name in names},
+    )  # fmt: skip
+
+
+def causal_atlas() -> CausalAtlas:
+    names = [
+        "between", "within", "sink_weight", "recent_weight", "effective_tokens", "entropy",
+        "far_sharpness", "mass_error",
+    ]  # fmt: skip
+    return CausalAtlas(
+        model="small", model_type="llama", window=64, windows=2, shortest=8, every=3, sinks=2,
+        recent=6, equivalent=8, band=8, rotary=True, parity=np.zeros(LAYERS),
+        r2={"dropped": cells()}, r2_error={"dropped": np.full(CELLS, np.inf)},
+        lengths=np.array([8.0, 16.0, 64.0]),
+        by_length={name: cells(2) for name in ("between", "within", "entropy")},
+        entropy_predicted={"from the scores": cells()},
+        **{name: cells() for name in names},
+    )  # fmt: skip
+
+
+def streamed() -> pl.results.StreamedAttention:
+    tokens = np.linspace(-1.0, 1.0, 20).reshape(10, 2)
+    return pl.stream(HEAD, tokens, [[1.0, 0.0], [0.0, 1.0]], [5, 10])
+
+
+def stream_report() -> StreamReport:
+    found = streamed()
+    return StreamReport(found, found.output[-1], False, None, None)
+
+
+def tuned() -> TunedLayers:
+    columns = np.array([[0.5, 0.9], [0.8, 0.8], [-0.6, -0.5], [0.02, 0.001], [1e-9, 1e-9]])
+    return TunedLayers(np.array([10.0, math.inf]), *columns, "exact", query_variance=2.0, dim=3)
+
+
+def gap_to_another_flow() -> Result:
+    return trajectory_gap(flow(), flow(0.5))
+
+
+EXAMPLES = {
+    "BallGap": lambda: BallGap(1.0, 0.2, 0.3, 4.0),
+    "CausalAtlas": causal_atlas,
+    "DepthFlow": lambda: pl.depth_flow(pl.LinearAttention([[0.5]], [[1.0]]), ONE, [0.0, 0.5, 9.0]),
+    "EntropyPrediction": lambda: pl.lengths.entropy_prediction(
+        np.linspace(-1.0, 1.0, 64), [100, 1000]
+    ),
+    "GapCurve": lambda: pl.output_gap(
+        HEAD, LAW, LAW, [10, 100], kind="estimate", key=jax.random.key(0), samples=4096
+    ),
+    "GapExponent": lambda: pl.gap_exponent(HEAD, LAW, LAW),
+    "GapReport": lambda: gap_report(HEAD, LAW, LAW, [10, 100, 1000]),
+    "GradientMoments": lambda: pl.gradient_moments(HEAD, LAW, [1.0, 0.5], LENGTHS, wrt="value"),
+    "HeadAtlas": head_atlas,
+    "HeadMark": lambda: HeadMark(0, 1, 2.0, 512),
+    "HeadMarks": lambda: HeadMarks("small", (HeadMark(0, 1, 2.0, 512),)),
+    "HeadReplacement": lambda: HeadReplacement(
+        "small", "cosine", 24, 2, 0, np.array([0, 2]), {"gaussian": np.ones((2, 3))}, 0.5
+    ),
+    "InverseTemperatures": lambda: pl.inverse_temperature(
+        1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5
+    ),
+    "LawCheck": lambda: pl.check_law(ONE, key=jax.random.key(0)).checks[0],
+    "LawReport": lambda: pl.check_law(ONE, key=jax.random.key(0)),
+    "LengthStatistics": lambda: pl.length_statistics(1.0, LENGTHS, fixed_scores=[1.0, 2.0]),
+    "LimitBand": lambda: LimitBand(np.arange(3.0), np.zeros(3), np.array([0.0, 1.0, math.inf])),
+    "Limits": lambda: Limits(np.array([1.0, 2.0]), np.array([1.0, 3.0]), "limit", 0.0),
+    "OutputLaw": lambda: pl.output_law(HEAD, LAW, [1.0, 0.5], LENGTHS),
+    "PromptMoments": lambda: pl.prompt_moments(HEAD, LAW, [1.0, 0.5], LENGTHS),
+    "RateFit": lambda: pl.fit_rate([10, 100, 1000], [0.1, 0.01, 0.001]),
+    "RequiredLength": lambda: pl.required_length(HEAD, LAW, LAW, 0.1),
+    "Risk": lambda: pl.risk(LINEAR, TASK, LENGTHS),
+    "RiskGradient": lambda: pl.risk_gradient(LINEAR, TASK, LENGTHS),
+    "StreamReport": stream_report,
+    "StreamedAttention": streamed,
+    "TemperatureTable": lambda: pl.lengths.temperature_table(2.0, 8192, [16384, 131072]),
+    "Training": runs,
+    "Trajectory": flow,
+    "TrajectoryGap": gap_to_another_flow,
+    "TunedLayers": tuned,
+    "WeightStatistics": lambda: pl.weight_statistics(1.3, LENGTHS),
+}
+ONE = pl.Gaussian([0.0], [[1.0]])
+
+
+def subclasses(base: type[Result]) -> Iterator[type[Result]]:
+    for own in base.__subclasses__():
+        yield own
+        yield from subclasses(own)
+
+
+@functools.cache
+def example(name: str) -> Any:
+    return EXAMPLES[name]()
+
+
+@pytest.fixture(params=sorted(EXAMPLES))
+def result(request: pytest.FixtureRequest) -> Any:
+    return example(request.param)
+
+
+def close(ax) -> None:
+    importlib.import_module("matplotlib.pyplot").close(ax.figure)
+
+
+def test_every_result_class_has_an_example() -> None:
+    found = {
+        own.__name__
+        for own in subclasses(Result)
+        if own.__module__.startswith("promptlimit.") and not own.__name__.startswith("Abstract")
+    }
+    assert found == set(EXAMPLES)
+    for name in EXAMPLES:
+        assert type(example(name)).__name__ == name
+
+
+def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
+    found = result.to_dict()
+    assert json.loads(result.to_json()) == found
+    if isinstance(result, HeadAtlas | CausalAtlas):
+        assert len(found["heads"]) == LAYERS * HEADS
+        return
+    roles = type(result)._roles()
+    assert {name for name, role in roles.items() if not role.bulk} <= set(found)
+    value = getattr(result, "value", None)
+    if isinstance(value, np.ndarray | float) and "value" in found:
+        expected = np.asarray(value, dtype=float)
+        plain = np.array(found["value"], dtype=float)
+        assert_array_equal(plain, np.where(np.isfinite(expected), expected, np.nan))
+
+
+def test_texts_are_short(result: Any) -> None:
+    assert repr(result).startswith(f"{type(result).__name__}(")
+    assert len(repr(result)) < 600
+    table = result._repr_html_()
+    assert table.startswith("<table>")
+    assert len(table) < 6000
+
+
+def test_a_result_equals_its_copy_and_nothing_else(result: Any) -> None:
+    assert result == copy.deepcopy(result)
+    assert result != 0
+    for field in dataclasses.fields(result):
+        changed = copy.copy(result)
+        object.__setattr__(changed, field.name, altered(getattr(result, field.name)))
+        assert changed != result, field.name
+    with pytest.raises(TypeError):
+        hash(result)
+
+
+def altered(value: Any) -> Any:
+    """Return another value of the same type."""
+    if isinstance(value, str):
+        return "limit" if value == "exact" else "exact"
+    if isinstance(value, dict):
+        return {**value, "another": np.zeros(1)} if value else {"another": "x"}
+    if isinstance(value, tuple):
+        return (*value, *value)
+    if isinstance(value, np.ndarray):
+        return np.concatenate([value.ravel(), value.ravel()])[: value.size + 1]
+    if isinstance(value, Result):
+        return None
+    unordered = value is None or isinstance(value, bool) or math.isnan(value)
+    return not value if unordered else value + 1
+
+
+def test_one_entry_makes_results_unequal_and_nan_equals_nan() -> None:
+    one = Risk(
+        np.array([0.5, np.nan]), np.zeros(2), "exact", np.array([2.0, 3.0]), np.zeros(2, int)
+    )
+    assert one == copy.deepcopy(one)
+    other = dataclasses.replace(one, value=np.array([0.5, 0.25]))
+    assert one != other
+    assert one != dataclasses.replace(one, value=np.array([[0.5, np.nan]]))
+    assert Risk(0.5, 0.0, "exact", 2.0, 0) != Risk(0.75, 0.0, "exact", 2.0, 0)
+
+
+def test_an_interval_is_the_value_and_its_error(result: Any) -> None:
+    value, error = getattr(result, "value", None), getattr(result, "error", None)
+    if value is None or error is None:
+        with pytest.raises(TypeError, match="has no `value` with an `error`"):
+            result.interval()
+        return
+    if isinstance(value, dict):
+        low, high = result.interval()
+        for name in value:
+            assert_allclose(high[name] - low[name], 4.0 * error[name], atol=1e-12)
+        return
+    assert np.shape(error) == np.shape(value)
+    for low, high in (result.interval(), result.interval(k=2)):
+        assert_array_equal(low, value - 2.0 * error)
+        assert_array_equal(high, value + 2.0 * error)
+
+
+def test_one_length_is_selected_from_every_field(result: Any) -> None:
+    roles = type(result)._roles()
+    names = [n for n, role in roles.items() if role.is_axis and role.axes == ("length",)]
+    if not names:
+        with pytest.raises(TypeError, match="has no axis of lengths"):
+            result.at(10)
+        return
+    lengths = np.asarray(getattr(result, names[0]))
+    whole = pytest.importorskip("xarray") and result.to_xarray()
+    for place, length in enumerate(lengths):
+        one = result.at(float(length))
+        assert type(one) is type(result)
+        assert np.all(np.asarray(getattr(one, names[0])) == length)
+        alone, expected = one.to_xarray(), whole.isel(length=place)
+        for name in alone.data_vars:
+            if "other_length" not in alone[name].dims:
+                assert_array_equal(np.squeeze(alone[name]), np.squeeze(expected[name]))
+        assert one.at(float(length)) == one
+    with pytest.raises(ValueError, match=r"`length` must be one of .*, got 12345"):
+        result.at(12345)
+
+
+def test_one_of_many_lengths_is_the_result_of_that_length_alone() -> None:
+    calls = [
+        lambda lengths: pl.prompt_moments(HEAD, LAW, [1.0, 0.5], lengths),
+        lambda lengths: pl.risk(LINEAR, TASK, lengths),
+        lambda lengths: pl.weight_statistics(1.3, lengths),
+        lambda lengths: pl.output_gap(HEAD, LAW, LAW, lengths, kind="bound"),
+    ]
+    for call in calls:
+        many = call(LENGTHS)
+        for length in (100, math.inf):
+            one, alone = many.at(length), call(length)
+            assert one.kind == alone.kind
+            for field in dataclasses.fields(alone):
+                found, expected = getattr(one, field.name), getattr(alone, field.name)
+                assert type(found) is type(expected), field.name
+                if isinstance(expected, np.ndarray | float):
+                    assert np.shape(found) == np.shape(expected)
+                    if not field.name.endswith("error"):
+                        assert_allclose(found, expected, rtol=1e-12, err_msg=field.name)
+
+
+def test_the_covariance_of_one_length_is_its_variance() -> None:
+    curve = example("GapCurve")
+    one = curve.at(100)
+    assert_array_equal(one.cov, curve.cov[1:, 1:])
+    assert_allclose(np.sqrt(one.cov[0]), one.error)
+
+
+def test_several_sharpnesses_at_one_length_stay() -> None:
+    found = pl.weight_statistics([[1.0], [2.0]], [10, 100]).at(100)
+    assert_array_equal(found.sharpness, [1.0, 2.0])
+    assert_array_equal(found.lengths, [100.0, 100.0])
+
+
+def test_a_result_with_a_curve_is_drawn_and_others_say_why_not(result: Any) -> None:
+    roles = type(result)._roles()
+    axes = {role.axes[0] for role in roles.values() if role.is_axis and role.axes}
+    value = roles.get("value")
+    drawable = value is not None and value.axes is not None and axes & set(value.axes)
+    if drawable or type(result).plot is not Result.plot:
+        ax = result.plot()
+        assert type(ax).__name__ == "Axes"
+        assert ax.get_ylabel()
+        assert result.plot(ax) is ax
+        close(ax)
+    else:
+        with pytest.raises(TypeError, match="has no `value` along an axis to draw"):
+            result.plot()
+
+
+def test_labelled_arrays_hold_the_fields(result: Any) -> None:
+    pytest.importorskip("xarray")
+    found = result.to_xarray()
+    for name in found.data_vars:
+        field, _, key = name.partition(".")
+        value = getattr(result, field)
+        assert_array_equal(found[name].values, value[key] if key else value)
+    for name, value in vars(result).items():
+        if isinstance(value, np.ndarray) and not type(result)._roles()[name].is_axis:
+            assert name in found
+    kind = getattr(result, "kind", None)
+    assert found.attrs.get("kind") == kind
+
+
+def test_a_table_has_one_row_for_each_entry_of_the_value(result: Any) -> None:
+    pytest.importorskip("pandas")
+    frame = result.to_pandas()
+    value = getattr(result, "value", None)
+    if isinstance(value, np.ndarray):
+        assert_array_equal(frame["value"], value.ravel())
+    if isinstance(value, dict):
+        assert len(frame) == len(result.lengths)
+        assert_array_equal(frame["value.value[0,2]"], value["value"][:, 0, 2])
+    if isinstance(result, Risk):
+        assert list(frame.index) == LENGTHS
+
+
+def test_arrays_are_numbers(result: Any) -> None:
+    arrays = result.to_arrays()
+    assert all(array.dtype.kind in "biuf" for array in arrays.values())
+    value = getattr(result, "value", None)
+    if isinstance(value, np.ndarray):
+        assert_array_equal(arrays["value"], value)
+
+
+def test_a_class_declares_fields_and_inherits_the_rest() -> None:
+    class Curve(Result):
+        """A curve of one's own."""
+
+        depths: np.ndarray = axis("depth", "K")
+        value: np.ndarray = variable("depth", label="loss")
+        note: str = "none"
+
+        @property
+        @derived("depth")
+        def twice(self) -> np.ndarray:
+            return 2.0 * self.value
+
+    curve = Curve(np.arange(3.0), np.array([1.0, 2.0, np.nan]))
+    assert curve.to_dict() == {
+        "depths": [0.0, 1.0, 2.0],
+        "value": [1.0, 2.0, None],
+        "note": "none",
+        "twice": [2.0, 4.0, None],
+    }
+    assert repr(curve) == "Curve(depths=[0, 1, 2], value=[1, 2, nan], note='none')"
+    ax: Any = curve.plot()
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("depth K", "loss")
+    close(ax)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        curve.note = "x"  # ty: ignore[invalid-assignment]
+
+
+def test_a_risk_is_drawn_against_its_lengths_with_its_errors_and_its_limit() -> None:
+    lengths = np.array([2.0, 10.0, math.inf])
+    risk = Risk(
+        np.array([0.9, 0.5, 0.3]), np.array([0.0, 0.1, 0.0]), "exact", lengths, np.zeros(3, int)
+    )
+    ax: Any = risk.plot(color="C3")
+    line, limit = ax.get_lines()
+    assert_array_equal(line.get_xydata(), [[2.0, 0.9], [10.0, 0.5]])
+    assert list(limit.get_ydata()) == [0.3, 0.3]
+    assert (ax.get_xscale(), ax.get_yscale(), line.get_color()) == ("log", "log", "C3")
+    (band,) = ax.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.4, 0.9)
+    assert line.get_label() == "exact"
+    close(ax)
+    assert_array_equal(risk.mse, [1.8, 1.0, 0.6])
+    assert_array_equal(risk.mse_error, [0.0, 0.2, 0.0])
+    assert repr(risk) == ("Risk(kind='exact', lengths=[2, 10, inf], value=[0.9, 0.5 ± 0.1, 0.3])")
+
+
+def test_what_vanishes_at_infinite_length_has_no_level_on_a_logarithmic_axis() -> None:
+    ax: Any = example("PromptMoments").plot(label="mine")
+    (line,) = ax.get_lines()
+    assert_array_equal(line.get_ydata(), example("PromptMoments").mse[:2])
+    assert line.get_label() == "mine"
+    close(ax)
+
+
+def test_the_best_of_several_lengths_is_the_value() -> None:
+    exact = RequiredLength(0.01, False, None, 100.0, 90.0, 1e9)
+    assert (exact.value, exact.kind, exact.error) == (100.0, "exact", 0.0)
+    proved = RequiredLength(0.01, False, None, None, 90.0, 1e9)
+    assert (proved.value, proved.kind, proved.error) == (1e9, "bound", 0.0)
+    guessed = RequiredLength(0.01, False, None, None, 90.0, None)
+    assert (guessed.value, guessed.kind) == (90.0, "asymptotic")
+    assert math.isnan(guessed.error)
+    assert (example("GapExponent").kind, example("GapExponent").error) == ("limit", 0.0)
+
+
+def test_the_excess_of_tuned_layers_is_a_risk() -> None:
+    found = example("TunedLayers")
+    assert_array_equal(found.mse, 2.0 * found.value)
+    assert_array_equal(found.mse_error, 2.0 * found.error)
+
+
+def test_a_flow_is_drawn_against_time_and_its_end_is_a_level() -> None:
+    ax: Any = flow().plot()
+    line, end = ax.get_lines()
+    assert_array_equal(line.get_xydata(), [[0.0, 1.0], [1.0, 0.7], [4.0, 0.4]])
+    assert list(end.get_ydata()) == [0.2, 0.2]
+    assert line.get_label() == "L = 7"
+    assert ax.get_xscale() == "symlog"
+    close(ax)
+
+
+def test_every_run_is_drawn_and_told_apart_by_length_and_kernel() -> None:
+    found = runs()
+    ax: Any = found.plot()
+    lines = ax.get_lines()
+    assert len(lines) == 12
+    assert_array_equal(lines[4].get_ydata(), found.value[0, 1, 1])
+    named = [text.get_text() for text in ax.legend().get_texts()]
+    assert named == ["L = 5, softmax", "L = 5, linear", "L = 9, softmax", "L = 9, linear"]
+    assert (lines[0].get_color(), lines[6].get_color()) == ("C0", "C1")
+    assert (lines[0].get_linestyle(), lines[3].get_linestyle()) == ("-", "--")
+    close(ax)
+
+
+def test_axes_have_names() -> None:
+    pytest.importorskip("xarray")
+    path, many, one = flow().to_xarray(), runs().to_xarray(), Risk(0.5, 0.0, "limit", math.inf, 0)
+    assert float(path.value.sel(time=4.0)) == 0.4
+    assert path.key_query.dims == ("time", "token", "query")
+    assert path["parameters.value"].dims == ("time", "value.row", "value.column")
+    assert path.attrs == {"kind": "exact", "length": 7.0}
+    picked = many.value.sel(length=9, step=10).isel(start=1, seed=2)
+    assert float(picked) == runs().value[1, 1, 2, 2]
+    assert list(many.kernels.values) == ["softmax", "linear"]
+    assert float(many.times.sel(step=10)) == 1.0
+    assert float(one.to_xarray().length) == math.inf
+    assert example("PromptMoments").to_xarray().cov.dims == ("length", "output", "other_output")
+    broadcast = pl.weight_statistics([[1.0], [2.0]], [10, 100]).to_xarray()
+    assert broadcast.participation.dims == ("length_0", "length_1")
+    assert broadcast.value.attrs == {"long_name": "participation"}
+
+
+@pytest.mark.parametrize(
+    ("method", "package", "wanted"),
+    [
+        ("to_xarray", "xarray", "'promptlimit[xarray]'"),
+        ("to_pandas", "pandas", "pandas"),
+        ("plot", "matplotlib", "matplotlib"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, method: str, package: str, wanted: str
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(MissingPackageError) as caught:
+        getattr(tuned(), method)()
+    assert str(caught.value) == (
+        f"`{method}` requires the package {package}, which is not installed. "
+        f"Run pip install {wanted}."
+    )
