@@ -372,8 +372,9 @@ class Fixed(pl.AbstractAttention):
         ({"tolerance": 0.0}, "`tolerance` must be positive and finite, got 0.0."),
         (
             {"task": Copied(TASK, jnp.zeros(()))},
-            "`key` must be given to simulate prompts of Copied, got None. "
-            "Pass key=jax.random.key(0).",
+            "`key` must be given for SoftmaxAttention on Copied, which has no exact answer here "
+            "(Copied does not define `closed_risk`), got None. Pass key=jax.random.key(0) to "
+            "simulate prompts.",
         ),
         (
             {"samples": 1},

@@ -20,7 +20,6 @@ from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rul
 from promptlimit.dynamics._plan import require_positive
 from promptlimit.dynamics._requests import (
     FlowRequest,
-    require_key,
     require_start,
     require_times,
 )
@@ -36,10 +35,13 @@ from promptlimit.dynamics._risks import (
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.finite import UnreliableErrorWarning
 from promptlimit.results import RunFolder, Trajectory
+from promptlimit.rules import Effort, computes
 from promptlimit.tasks import (
+    OBJECTIVE,
     SHARPNESS_RANGES,
     AbstractTask,
     Lengths,
+    RiskProblem,
     require_lengths,
     require_points,
 )
@@ -86,6 +88,7 @@ def gradient_flow(
     samples: int = ...,
     folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
+@computes(OBJECTIVE)
 def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,
@@ -144,7 +147,7 @@ def gradient_flow(
     require_positive(tolerance=tolerance, arrival=threshold, radius=float(radius))
     tokens, when, count = require_lengths(lengths), require_times(times), require_points(points)
     with jax.enable_x64(True):
-        head, law = in_double(start), in_double(task)
+        head, law, effort = in_double(start), in_double(task), Effort(key, samples)
         requests = []
         for length in tokens.ravel().tolist():
             request = FlowRequest(
@@ -161,7 +164,8 @@ def gradient_flow(
                 key=key,
                 samples=int(samples),
             )
-            require_key(request)
+            # Raises an error where prompts must be simulated and there is no key.
+            OBJECTIVE.choose(RiskProblem(head, law, np.array([length])), "auto", effort)
             if solver is None:
                 request = dataclasses.replace(request, solver=_usual_solver(request))
             requests.append(request)
