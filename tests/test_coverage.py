@@ -14,7 +14,7 @@ import pytest
 import promptlimit as pl
 from oracle_statistics import oracle, table
 
-pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("x64")
 
 LENGTHS = (2, 10, 100, 10**4, 10**8, 10**12)
 RISK_LENGTHS = (2, 30, 1000, 10**6, 10**12)

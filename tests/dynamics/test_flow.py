@@ -383,8 +383,9 @@ class Fixed(pl.AbstractAttention):
         ({"rtol": 0.0}, "`rtol` must be positive and finite, got 0.0."),
         (
             {"task": Copied(TASK, jnp.zeros(()))},
-            "`key` must be given to simulate prompts of Copied, got None. "
-            "Pass key=jax.random.key(0).",
+            "`key` must be given for SoftmaxAttention on Copied, which has no exact answer here "
+            "(Copied does not define `closed_risk`), got None. Pass key=jax.random.key(0) to "
+            "simulate prompts.",
         ),
         (
             {"samples": 1},

@@ -46,7 +46,7 @@ def test_a_flow_on_a_formula_needs_no_key_and_ends_at_the_posterior_mean(x64):
         assert_allclose(flow.value_matrix[-1], best(length), atol=1e-8)
         assert not flow.error.any()
         assert np.ptp(flow.key_query, axis=0).max() == 0.0
-    with pytest.raises(ValueError, match="`key` must be given to simulate prompts of H"):
+    with pytest.raises(ValueError, match="`key` must be given for SoftmaxAttention on H"):
         pl.gradient_flow(START, HiddenMean(SCATTER), 3, times)
 
 

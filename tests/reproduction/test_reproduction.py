@@ -16,7 +16,6 @@ from commit import commit_seed
 from promptlimit.reporting import QUICK_FORMATS
 from promptlimit.reproduction import papers
 
-pytestmark = pytest.mark.slow
 SEED = commit_seed()  # every commit tries another one
 PAPERS = [paper for paper in papers() if paper.claims or paper.figures]
 

@@ -58,6 +58,7 @@ def chosen(function, *arguments, **keywords):
         (pl.bayes_risk, (REGRESSION, 10), "exact", "`LinearRegression` and `RotatedRegression`"),
         (pl.bayes_risk, (TURNED, INF), "limit", "`InContextDenoising`, all lengths infinite"),
         (pl.bayes_excess, (LAYER, MIXTURE, 10), "exact", "`Denoising`, softmax heads"),
+        (pl.gradient_flow, (SOFTMAX, REGRESSION, 10, [1.0]), "exact", "`LinearRegression`, one"),
         (pl.linear_optimum, (REGRESSION, 10), "exact", "`LinearRegression`, one layer"),
         (pl.linear_optimum, (ROTATED, INF, 2), "limit", "`RotatedRegression`"),
     ],

@@ -20,7 +20,6 @@ from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rul
 from promptlimit.dynamics._plan import FlowPlan
 from promptlimit.dynamics._requests import (
     FlowRequest,
-    require_key,
     require_start,
 )
 from promptlimit.dynamics._risks import (
@@ -35,10 +34,13 @@ from promptlimit.dynamics._risks import (
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.results import RunFolder, Trajectory
+from promptlimit.rules import Effort, computes
 from promptlimit.tasks import (
+    OBJECTIVE,
     SHARPNESS_RANGES,
     AbstractTask,
     Lengths,
+    RiskProblem,
     require_lengths,
 )
 
@@ -70,6 +72,7 @@ def gradient_flow(
     key: PRNGKeyArray | None = ...,
     folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
+@computes(OBJECTIVE)
 @numpy_only("Use `risk_function`, which is differentiable.")
 def gradient_flow(
     start: AbstractAttention,
@@ -109,7 +112,7 @@ def gradient_flow(
     chosen = plan if isinstance(plan, FlowPlan) else FlowPlan(plan)
     tokens = require_lengths(lengths)
     with jax.enable_x64(True):
-        head, law = in_double(start), in_double(task)
+        head, law, effort = in_double(start), in_double(task), Effort(key, chosen.samples)
         requests = []
         for length in tokens.ravel().tolist():
             request = FlowRequest(
@@ -126,7 +129,8 @@ def gradient_flow(
                 key=key,
                 samples=chosen.samples,
             )
-            require_key(request)
+            # Raises an error where prompts must be simulated and there is no key.
+            OBJECTIVE.choose(RiskProblem(head, law, np.array([length])), "auto", effort)
             if chosen.solver is None:
                 request = dataclasses.replace(request, solver=_usual_solver(request))
             requests.append(request)

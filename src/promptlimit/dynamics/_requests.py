@@ -350,13 +350,3 @@ def require_start(start: AbstractAttention, task: AbstractTask) -> None:
             f"must hold an array, got {type(start).__name__} without any. Its arrays are "
             "what moves.",
         )
-
-
-def require_key(request: FlowRequest) -> None:
-    """Refuse to simulate prompts without randomness."""
-    if request.key is None and request.exact is None:
-        raise ArgumentError(
-            "key",
-            f"must be given to simulate prompts of {type(request.task).__name__}, got None. "
-            "Pass key=jax.random.key(0).",
-        )

@@ -125,7 +125,7 @@ def stack_objectives(problem: RiskProblem, length: float, points: int) -> Object
     task, depth = task_of(problem, AbstractGaussianRegression), len(_layers(problem))
     fixed = task.turns == 0 and math.isinf(length)
     if fixed and 3 ** (depth * (task.token_dim - 1)) <= _MOST_NODES:
-        return Objectives.closed(_hermite_objective(task, 3**depth))
+        return Objectives(lambda _s, _r: _hermite_objective(task, 3**depth), is_closed_form=True)
     if math.isinf(length):
         return Objectives(lambda _, replicate: _limit_objective(task, points, replicate))
     return Objectives(lambda _, replicate: _finite_objective(task, length, points, replicate))
