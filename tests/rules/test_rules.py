@@ -99,7 +99,7 @@ def test_a_quantity_without_simulation_says_that_it_is_not_available():
     quantity: Quantity[Number, float] = Quantity("half")
     quantity.rule(kind="exact", scope="odd", method="by hand", obstacle=odd)(lambda *_: 0.5)
     with pytest.raises(
-        pl.KindUnavailableError, match=r"^half is not available for the number 2: it is even\.$"
+        pl.KindUnavailableError, match=r"^`half` is not available for the number 2: it is even\.$"
     ):
         quantity.choose(Number(2), "auto", Effort())
 

@@ -103,10 +103,10 @@ def test_refusals_name_the_way_out():
         "`risk` of a Stack of your own beyond.": lambda: pl.linear_optimum(
             TASK, 10, depth=4, moving_covariates=True
         ),
-        "linear_optimum is not available for 2 layers on LinearRegression over 10 tokens: the "
+        "`linear_optimum` is not available for 2 layers on LinearRegression over 10 tokens: the "
         "covariance is not a multiple of the identity (use depth=1, math.inf, or the `risk` of a "
         "Stack).": lambda: pl.linear_optimum(tilted, 10, depth=2),
-        "linear_optimum is not available for 2 layers on RotatedRegression over 10 tokens: the "
+        "`linear_optimum` is not available for 2 layers on RotatedRegression over 10 tokens: the "
         "length is finite (use math.inf, or the `risk` of a Stack).": lambda: pl.linear_optimum(
             rotated, 10, depth=2
         ),

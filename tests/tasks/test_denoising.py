@@ -426,7 +426,7 @@ def test_what_the_tasks_do_not_take_is_said():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.tasks.bayes_layer(pl.LinearRegression([[1.0]]))
     message = (
-        "bayes_risk is not available for InContextDenoising: a length is finite; the best "
+        "`bayes_risk` is not available for InContextDenoising: a length is finite; the best "
         "predictor from a finite prompt is not known, and its risk over infinite prompts is a "
         "lower bound. Give the task a method `bayes_risk`, or register a rule."
     )
@@ -437,7 +437,7 @@ def test_what_the_tasks_do_not_take_is_said():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.risk(narrow, FIGURE, INF)
     message = (
-        "bayes_excess is not available for LinearAttention on LinearRegression: no rule covers "
+        "`bayes_excess` is not available for LinearAttention on LinearRegression: no rule covers "
         "it. Subtract `bayes_risk` from `risk`."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):

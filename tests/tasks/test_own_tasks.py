@@ -84,7 +84,7 @@ def test_other_attentions_are_simulated_as_before():
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         pl.risk(linear, KnownMean(SCATTER), 7)
     message = (
-        "bayes_risk is not available for HiddenMean: no rule covers it. Give the task a method "
+        "`bayes_risk` is not available for HiddenMean: no rule covers it. Give the task a method "
         "`bayes_risk`, or register a rule."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
