@@ -188,7 +188,7 @@ def answered(U, V, task, length, tolerance):  # noqa: N803 - the letters of the 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", pl.errors.UnreliableErrorWarning)
         try:
-            return pl.risk(pl.SoftmaxAttention(U, V), task, length, tolerance=tolerance)
+            return pl.risk(pl.SoftmaxAttention(U, V), task, length, rtol=tolerance)
         except (pl.errors.AccuracyError, ValueError):
             return None
 

@@ -137,5 +137,5 @@ def test_refusals_name_the_way_out():
             pl.depth_flow(attention, prompt, times, method=method)
         assert str(refusal.value) == sentence.strip()
     for wrong in (0.0, -1.0, np.nan, 1.0):
-        with pytest.raises(ValueError, match=r"^`tolerance` must be between 1e-13 and 0\.001, got"):
-            pl.depth_flow(head, law, [1.0], tolerance=wrong)
+        with pytest.raises(ValueError, match=r"^`rtol` must be between 1e-13 and 0\.001, got"):
+            pl.depth_flow(head, law, [1.0], rtol=wrong)

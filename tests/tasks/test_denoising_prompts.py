@@ -104,7 +104,7 @@ SEVERAL = pl.Layer([softmax(0.5, 0.7), softmax(-0.3, 0.4), softmax(0.1, -0.5)], 
 
 
 def test_heads_of_different_tilts_agree_with_simulation_and_one_token_with_algebra():
-    mse = np.asarray(pl.risk(SEVERAL, LINE, [1, 2, 20], tolerance=5e-4).mse)
+    mse = np.asarray(pl.risk(SEVERAL, LINE, [1, 2, 20], rtol=5e-4).mse)
     for place, length in enumerate((2, 20), start=1):
         mean, error = simulated(SEVERAL, LINE, length)
         assert abs(mse[place] - mean) < 4 * error
@@ -141,7 +141,7 @@ def test_all_rules_for_queries_agree_in_many_dimensions(dim):
     values = []
     for change in (0.0 * eye, 1e-7 * plane, 1e-7 * loose):  # polar, lattice and radii, Sobol'
         layer = pl.Layer(pl.SoftmaxAttention(0.5 * eye / 5, 0.7 * eye + change), -0.1 * eye)
-        values.append(pl.bayes_excess(layer, task, 30, tolerance=0.02))
+        values.append(pl.bayes_excess(layer, task, 30, rtol=0.02))
     assert_allclose(values[1].mse, values[0].mse, rtol=1e-3)
     distance = np.abs(values[2].mse - values[0].mse)
     assert distance < 4 * values[2].error + 0.01 * values[0].mse
@@ -158,7 +158,7 @@ def test_three_components_agree_with_simulation(kernel):
     u, v, c, other, last = random_matrices(5, 2, 0.3, 1)
     heads = [kernel(u, v)] + ([kernel(other, last)] if kernel is pl.LinearAttention else [])
     layer = pl.Layer(heads, c)
-    exact = pl.risk(layer, task, 5, tolerance=1e-2)
+    exact = pl.risk(layer, task, 5, rtol=1e-2)
     mean, error = simulated(layer, task, 5)
     assert exact.kind == "exact"
     assert abs(exact.mse - mean) < 4 * error + 2 * exact.error
@@ -222,7 +222,7 @@ def test_means_that_are_far_have_a_number():
     task = pl.Denoising([[7.0], [-7.0]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     with jax.enable_x64(True):
         layer = pl.tasks.bayes_layer(task)
-    excess = pl.bayes_excess(layer, task, 2, tolerance=0.5)
+    excess = pl.bayes_excess(layer, task, 2, rtol=0.5)
     mean, error = simulated(layer, task, 2)
     assert abs(excess.mse + pl.bayes_risk(task, 2).mse - mean) < 4 * error + 2 * excess.error
 
@@ -241,7 +241,7 @@ def test_a_flow_at_finite_length_descends_the_exact_risk_and_leaves_bayes():
     task = pl.Denoising([[2.0], [-2.0]], [0.5, 0.5], within_variance=1, noise_variance=2)
     flow = pl.gradient_flow(start, task, 50, pl.dynamics.FlowPlan([0.0, 5.0], points=64, rtol=1e-4))
     ends = [flow.attention(start, place) for place in (0, -1)]
-    exact = [pl.risk(end, task, 50, tolerance=1e-6).value for end in ends]
+    exact = [pl.risk(end, task, 50, rtol=1e-6).value for end in ends]
     assert flow.kind == "exact"
     assert_allclose(flow.value, np.array(exact), rtol=2e-5)
     assert exact[1] < 0.9 * exact[0]

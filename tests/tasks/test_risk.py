@@ -96,8 +96,8 @@ def test_long_prompts_leave_the_known_constant_over_length():
 
 def test_points_are_added_until_the_tolerance_is_met():
     head = pl.SoftmaxAttention(KEY_QUERY, VALUE)
-    loose = pl.risk(head, TASKS["anisotropic"], 10, tolerance=0.01)
-    tight = pl.risk(head, TASKS["anisotropic"], 10, tolerance=1e-5)
+    loose = pl.risk(head, TASKS["anisotropic"], 10, rtol=0.01)
+    tight = pl.risk(head, TASKS["anisotropic"], 10, rtol=1e-5)
     assert tight.error <= 1e-5 * tight.value < loose.error <= 0.01 * loose.value
     assert loose.samples < tight.samples
     assert np.abs(loose.value - tight.value) < 2 * (loose.error + tight.error)
@@ -109,7 +109,7 @@ def test_an_infinite_prompt_makes_softmax_and_linear_one():
     linear = pl.risk(pl.LinearAttention(KEY_QUERY, VALUE), task, math.inf)
     assert softmax == linear
     assert (softmax.kind, softmax.error, softmax.samples) == ("limit", 0.0, 0)
-    long = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, 1e15, tolerance=0.5)
+    long = pl.risk(pl.SoftmaxAttention(KEY_QUERY, VALUE), task, 1e15, rtol=0.5)
     assert_allclose(long.value, softmax.value, rtol=1e-8)
     assert softmax.to_dict() == {
         "value": softmax.value,
@@ -126,11 +126,11 @@ def test_factors_and_single_heads_have_the_risk_of_their_product():
     task, rng = TASKS["anisotropic"], np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (1, 2)])
     for kernel, head in [("softmax", pl.SoftmaxAttention), ("linear", pl.LinearAttention)]:
-        merged = pl.risk(head(0.7 * K.T @ Q, out @ V), task, 2, tolerance=0.5)
+        merged = pl.risk(head(0.7 * K.T @ Q, out @ V), task, 2, rtol=0.5)
         factored = pl.Factored(kernel, K, Q, V, out, scale=0.7)
         single = pl.MultiHead([pl.Factored(kernel, K, Q, V, scale=0.7)], output=out)
         for same in (factored, single):
-            found = pl.risk(same, task, 2, tolerance=0.5)
+            found = pl.risk(same, task, 2, rtol=0.5)
             assert_allclose(found.value, merged.value, rtol=1e-6)
 
 
@@ -188,8 +188,8 @@ TASK = TASKS["anisotropic"]
             "tokens of a prompt.",
         ),
         (
-            lambda: pl.risk(HEAD, TASK, 10, tolerance=0.0),
-            "`tolerance` must lie between 0 and 1, got 0.0. It is a relative error.",
+            lambda: pl.risk(HEAD, TASK, 10, rtol=0.0),
+            "`rtol` must lie between 0 and 1, got 0.0. It is a relative error.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, points=1000),

@@ -45,7 +45,7 @@ def depth_flow(
     times: ArrayLike,
     *,
     method: str = "auto",
-    tolerance: float = 1e-9,
+    rtol: float = 1e-9,
 ) -> DepthFlow:
     r"""Return what continuous depth makes of a prompt: $\mu_t$ with $z'=T[\mu_t](z)$.
 
@@ -59,7 +59,7 @@ def depth_flow(
         times: the depths, increasing, from 0 on.
         method: "closed" for the closed form of the covariance, "ode" for the equation, "auto" for
             the first where there is one.
-        tolerance: of the solver, relative; the error reported is the change when it is 100 times
+        rtol: of the solver, relative; the error reported is the change when it is 100 times
             as large.
 
     >>> import numpy as np, promptlimit as pl
@@ -72,10 +72,10 @@ def depth_flow(
     inf
     """
     require_choice("method", method, _METHODS)
-    if not _FINEST <= tolerance <= _COARSEST:
+    if not _FINEST <= rtol <= _COARSEST:
         raise ArgumentError(
-            "tolerance",
-            f"must be between {_FINEST:g} and {_COARSEST:g}, got {tolerance}. It is "
+            "rtol",
+            f"must be between {_FINEST:g} and {_COARSEST:g}, got {rtol}. It is "
             "the relative error of the solver's steps.",
         )
     with jax.enable_x64(True):
@@ -84,7 +84,7 @@ def depth_flow(
         law = _require_problem(head, in_double(prompt), when)
         heads = _heads(head)
         if isinstance(law, Empirical):
-            return _token_flow(heads, law, when, tolerance)
+            return _token_flow(heads, law, when, rtol)
         start = _State(np.asarray(law.location), np.asarray(law.covariance))
     symmetric = _closed_matrix(heads)
     if symmetric is None or method == "ode":
@@ -94,8 +94,8 @@ def depth_flow(
                 "must have softmax heads with multiples of the identity for values to "
                 "have a closed form of depth, got other ones. Ask for method='ode'.",
             )
-        return _solved_flow(heads, start, when, tolerance)
-    return _closed_flow(heads, start, symmetric, when, tolerance)
+        return _solved_flow(heads, start, when, rtol)
+    return _closed_flow(heads, start, symmetric, when, rtol)
 
 
 class _State(NamedTuple):

@@ -56,7 +56,7 @@ def bayes_excess(
     task: AbstractTask,
     lengths: Lengths,
     *,
-    tolerance: float = 1e-3,
+    rtol: float = 1e-3,
     points: int | None = None,
 ) -> Risk:
     r"""Return the risk of an attention minus the Bayes risk, without taking the difference.
@@ -67,8 +67,8 @@ def bayes_excess(
         attention: $T$.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        tolerance: the relative error at which points are enough.
-        points: a power of two in each of eight replicates, in place of the tolerance.
+        rtol: the relative error at which points are enough.
+        points: a power of two in each of eight replicates, in place of `rtol`.
 
     >>> import math, numpy as np, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
@@ -78,7 +78,7 @@ def bayes_excess(
     """
     tokens = require_lengths(lengths)
     count = None if points is None else require_points(points)
-    effort = Effort(tolerance=tolerance, points=count)
+    effort = Effort(tolerance=rtol, points=count)
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         rule = BAYES_EXCESS.choose(problem, "auto", effort)

@@ -54,7 +54,7 @@ def risk(
     task: AbstractTask,
     lengths: Lengths,
     *,
-    tolerance: float = 1e-3,
+    rtol: float = 1e-3,
     points: int | None = None,
     key: PRNGKeyArray | None = None,
     samples: int | None = None,
@@ -72,8 +72,8 @@ def risk(
         attention: $T$; on regressions its last output coordinate predicts.
         task: the law of prompts and queries, and the loss.
         lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        tolerance: the relative error at which points are enough.
-        points: a power of two in each of eight replicates, in place of the tolerance.
+        rtol: the relative error at which points are enough.
+        points: a power of two in each of eight replicates, in place of `rtol`.
         key: randomness, where prompts are simulated.
         samples: prompts to simulate, 16384 when None.
         kind: "auto", "exact" or "estimate".
@@ -88,13 +88,13 @@ def risk(
     >>> print(pl.risk(head, task, [10, 100]).mse.round(3))
     [0.709 0.379]
     """
-    if not 0.0 < tolerance < 1.0:
+    if not 0.0 < rtol < 1.0:
         raise ArgumentError(
-            "tolerance", f"must lie between 0 and 1, got {tolerance}. It is a relative error."
+            "rtol", f"must lie between 0 and 1, got {rtol}. It is a relative error."
         )
     tokens = require_lengths(lengths)
     count = None if points is None else require_points(points)
-    effort = Effort(key, samples, tolerance=tolerance, points=count)
+    effort = Effort(key, samples, tolerance=rtol, points=count)
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         rule = RISK.choose(problem, kind, effort)

@@ -22,7 +22,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         head = SoftmaxAttention([[0.5]], [[1.0]])
         for length in lengths:
             tokens = rng.normal(size=(length, 1))
-            past = depth_flow(head, Empirical(tokens), [2.0], tolerance=1e-6)
+            past = depth_flow(head, Empirical(tokens), [2.0], rtol=1e-6)
             bound = math.exp(2.0) * np.abs(tokens).max()
             reached.append(float(np.abs(np.asarray(past.tokens)).max() / bound))
             finite.append(float(past.cov[0, 0, 0] / bound**2))

@@ -21,7 +21,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
         for length in lengths.tolist():
             setting.tell(f"{length} tokens through depth")
             tokens = Empirical(rng.normal(size=(length, 1)))
-            variances.append(depth_flow(head, tokens, times, tolerance=1e-4).cov[:, 0, 0])
+            variances.append(depth_flow(head, tokens, times, rtol=1e-4).cov[:, 0, 0])
     return {
         "times": times,
         "lengths": lengths,

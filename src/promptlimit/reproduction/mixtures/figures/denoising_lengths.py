@@ -20,10 +20,10 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
         layer, heads = bayes_layer(task), bayes_heads(task)
     setting.tell("the layer of Bayes")
     tolerance = 0.05 if setting.quick else 3e-3
-    layer_excess = bayes_excess(layer, task, lengths, tolerance=tolerance)
+    layer_excess = bayes_excess(layer, task, lengths, rtol=tolerance)
     setting.tell("the two heads of Theorem 4.1")
     few = lengths[1:2] if setting.quick else lengths[::2]
-    heads_excess = bayes_excess(heads, task, few, tolerance=0.05)
+    heads_excess = bayes_excess(heads, task, few, rtol=0.05)
     linear, affine = least_gaps(task)
     arrays = {
         "lengths": lengths,

@@ -19,7 +19,7 @@ _WIDE = 1.5
 
 def _slopes(layer: Layer, task: Denoising, places: np.ndarray) -> np.ndarray:
     ends = np.round(np.stack([places / _WIDE, places * _WIDE]))
-    excess = np.asarray(bayes_excess(layer, task, ends, tolerance=0.05).mse)
+    excess = np.asarray(bayes_excess(layer, task, ends, rtol=0.05).mse)
     return -np.log(excess[1] / excess[0]) / math.log(_WIDE**2)
 
 
