@@ -177,7 +177,7 @@ def load(path: str | Path) -> Model:
     model = Model(source.name, shape, around, layers, source.tokenizer())
     try:
         parity = rebuilding_error(model)
-    except ValueError:  # a head refuses numbers that are not finite
+    except ArgumentError:  # a head refuses numbers that are not finite
         parity = np.array([np.nan])
     if not np.isfinite(parity).all():
         raise InputFileError(
