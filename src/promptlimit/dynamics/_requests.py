@@ -27,6 +27,7 @@ from promptlimit.dynamics._risks import (
 )
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Length
+from promptlimit.rules import Effort
 from promptlimit.tasks import (
     AbstractObjective,
     AbstractTask,
@@ -38,7 +39,7 @@ from promptlimit.tasks import (
     kind_of,
     require_fitting_task,
     require_task,
-    simulated_objective,
+    simulated_objectives,
 )
 
 Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
@@ -73,8 +74,11 @@ class FlowRequest:
     @functools.cached_property
     def exact(self) -> Objectives | None:
         """The risk without simulation, where a rule computes it."""
-        problem = RiskProblem(self.start, self.task, np.array([self.length]))
-        return exact_objectives(problem, self.points, self.together)
+        return exact_objectives(self._problem, self.points, self.together)
+
+    @property
+    def _problem(self) -> RiskProblem:
+        return RiskProblem(self.start, self.task, np.array([self.length]))
 
     @functools.cached_property
     def reading(self) -> StateReading:
@@ -91,10 +95,8 @@ class FlowRequest:
         replicate = self.replicate + shift
         if self.exact is not None:
             return self.exact(max_sharpness, replicate)
-        if self.key is None:
-            raise AssertionError("prompts are simulated with a key")
-        key = jax.random.fold_in(self.key, replicate)
-        return simulated_objective(self.task, self.length, samples=self.samples, key=key)
+        (simulated,) = simulated_objectives(self._problem, Effort(self.key, self.samples))
+        return simulated(max_sharpness, replicate)
 
     @property
     def config(self) -> dict[str, object]:
@@ -143,9 +145,11 @@ class TrainingRequest:
 
     def _exact(self, start: AbstractAttention, length: Length) -> Objectives | None:
         """Return the risk without simulation, where a rule computes it."""
-        lengths = np.array([float(length)])
-        problem = RiskProblem(in_double(start), in_double(self.task), lengths)
+        problem = self._problem(start, length)
         return exact_objectives(problem, self.plan.points, [float(n) for n in self.lengths])
+
+    def _problem(self, start: AbstractAttention, length: Length) -> RiskProblem:
+        return RiskProblem(in_double(start), in_double(self.task), np.array([float(length)]))
 
     @property
     def members(self) -> Cell:
@@ -200,8 +204,9 @@ class TrainingRequest:
         exact = self._exact(start, length) if self.is_exact else None
         if exact is not None:
             return exact(max_sharpness, shift)
-        key, samples = jax.random.fold_in(self.key, 1 + shift), int(self.plan.samples)
-        return simulated_objective(in_double(self.task), float(length), samples=samples, key=key)
+        effort = Effort(self.key, int(self.plan.samples))
+        (simulated,) = simulated_objectives(self._problem(start, length), effort)
+        return simulated(max_sharpness, 1 + shift)
 
     def config(self, cell: Cell | None = None) -> dict[str, object]:
         """The request, or one cell of it, as plain numbers and strings."""

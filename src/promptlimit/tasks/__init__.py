@@ -62,3 +62,4 @@ from promptlimit.tasks._bayes import bayes_risk as bayes_risk
 from promptlimit.tasks._risk import batch_gradient as batch_gradient
 from promptlimit.tasks._risk import risk as risk
 from promptlimit.tasks._risk import risk_gradient as risk_gradient
+from promptlimit.tasks._risk import simulated_objectives as simulated_objectives

@@ -183,14 +183,13 @@ class _ClosedObjective(AbstractObjective):
 
 
 def _no_formula(problem: RiskProblem) -> str | None:
-    length = to_device(float(problem.lengths[0]))
-    formula = eqx.filter_eval_shape(problem.task.closed_risk, problem.attention, length)
-    if formula is not None:
-        return None
-    name = type(problem.task).__name__
-    if type(problem.task).closed_risk is AbstractTask.closed_risk:
+    task, name = problem.task, type(problem.task).__name__
+    if type(task).closed_risk is AbstractTask.closed_risk:
         return OutOfScope(f"{name} does not define `closed_risk`")
-    return f"`closed_risk` of {name} returns None for this attention"
+    length = to_device(float(problem.lengths[0]))
+    if eqx.filter_eval_shape(task.closed_risk, problem.attention, length) is None:
+        return f"`closed_risk` of {name} returns None for this attention"
+    return None
 
 
 @OBJECTIVE.rule(
@@ -200,15 +199,14 @@ def _no_formula(problem: RiskProblem) -> str | None:
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    def objectives(length: float) -> Objectives:
-        objective = _ClosedObjective(problem.task, to_device(length, jnp.float64))
-        return Objectives.closed(objective)
-
-    return [objectives(length) for length in problem.lengths.tolist()]
+    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
+    return [Objectives.closed(_ClosedObjective(problem.task, length)) for length in lengths]
 
 
 @OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
-def _simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    """Return the mean loss over prompts that are drawn once, one set per replicate."""
+
     def objectives(length: float) -> Objectives:
         def make(_sharpness: float, replicate: int) -> AbstractObjective:
             key = jax.random.fold_in(unwrap(effort.key), replicate)
