@@ -1,7 +1,7 @@
 """The reference: a page for every public name, from its docstring; a name without one fails.
 
-Public is what `promptlimit` itself has, what the packages `heads` and `reproduction` have, and what
-the guide takes from another package.
+Public is what `promptlimit` itself has, what the packages `heads` and `reproduction` have, classes
+of results, and what the guide takes from another package.
 """
 
 import ast
@@ -101,6 +101,10 @@ def _names(docs: Path) -> dict[str, list[str]]:
     for package in _OPEN:
         module = importlib.import_module(f"promptlimit.{package}")
         names[package] |= {name for name in dir(module) if _is_documented(package, name)}
+    for package in ("dynamics", "results", "weights"):
+        module = importlib.import_module(f"promptlimit.{package}")
+        own = {name for name in dir(module) if _is_result(getattr(module, name), package)}
+        names[package] |= own - names["heads"]
     for package, name in _mentions(docs):
         if package in names and _is_documented(package, name):
             names[package].add(name)
@@ -128,6 +132,12 @@ def _mentions(docs: Path) -> set[tuple[str, str]]:
         for match in pattern.finditer(text)
         for name in match["names"].split(", ")
     }
+
+
+def _is_result(member: object, package: str) -> bool:
+    """Return whether a name is a class of results that is defined in the package."""
+    is_class = isinstance(member, type) and issubclass(member, pl.results.Result)
+    return is_class and member.__module__.startswith(f"promptlimit.{package}.")
 
 
 @functools.cache

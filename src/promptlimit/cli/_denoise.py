@@ -243,27 +243,31 @@ class _Report:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers and lists; what is infinite is null."""
+        from promptlimit.results import plain
+
         task = self.task
-        return {
-            "means": task.means.tolist(),
-            "weights": task.weights.tolist(),
-            "within_variance": task.within_variance,
-            "noise_variance": task.noise_variance,
-            "clean_prompt": task.clean_prompt,
-            "bayes_risk": self.bayes_risk,
-            "lengths": _plain(self.lengths),
-            "predictors": {
-                name: {
-                    "kind": "exact",
-                    "excess": _plain(one.excess),
-                    "error": _plain(one.error),
-                    **{key: _plain(column) for key, column in one.more.items()},
-                }
-                for name, one in self.predictors.items()
-            },
-            "missing": self.missing,
-            "exponent": {"value": self.exponent, "tau": self.tau},
-        }
+        return plain(
+            {
+                "means": task.means,
+                "weights": task.weights,
+                "within_variance": task.within_variance,
+                "noise_variance": task.noise_variance,
+                "clean_prompt": task.clean_prompt,
+                "bayes_risk": self.bayes_risk,
+                "lengths": self.lengths,
+                "predictors": {
+                    name: {
+                        "kind": "exact",
+                        "excess": one.excess,
+                        "error": one.error,
+                        **one.more,
+                    }
+                    for name, one in self.predictors.items()
+                },
+                "missing": self.missing,
+                "exponent": {"value": self.exponent, "tau": self.tau},
+            }
+        )
 
     def to_arrays(self) -> "dict[str, np.ndarray]":
         """Return what the figure shows."""
@@ -367,10 +371,6 @@ def _predictors(
 
 def _best_item(length: float) -> str:
     return f"best layer at L = {length:g}"
-
-
-def _plain(values: "np.ndarray") -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _notes(report: _Report, best: bool) -> Iterator[str]:

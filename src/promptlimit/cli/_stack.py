@@ -171,29 +171,33 @@ class _StackReport:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers and lists; what is not known is null."""
+        from promptlimit.results import plain
+
         curves = {
             kind: {
-                "lengths": moments.lengths.tolist(),
-                "mse": _plain(moments.mse),
-                "error": _plain(moments.error),
-                "bias": _plain(moments.bias),
-                "bias_error": _plain(moments.bias_error),
-                "cov": _plain(moments.cov),
+                "lengths": moments.lengths,
+                "mse": moments.mse,
+                "error": moments.error,
+                "bias": moments.bias,
+                "bias_error": moments.bias_error,
+                "cov": moments.cov,
                 "samples": int(moments.samples.max()),
             }
             for kind, moments in self.curves.items()
         }
-        return {
-            "limit": {
-                "kind": self.limit.kind,
-                "value": _plain(self.limit.limit),
-                "error": _plain(self.limit.limit_error),
-            },
-            "causal": self.causal,
-            "squared_tau": self.squared_tau,
-            "curves": curves,
-            "missing": self.missing,
-        }
+        return plain(
+            {
+                "limit": {
+                    "kind": self.limit.kind,
+                    "value": self.limit.limit,
+                    "error": self.limit.limit_error,
+                },
+                "causal": self.causal,
+                "squared_tau": self.squared_tau,
+                "curves": curves,
+                "missing": self.missing,
+            }
+        )
 
     def to_arrays(self) -> "dict[str, np.ndarray]":
         """Return what the figure shows."""
@@ -210,13 +214,6 @@ class _StackReport:
                 f"{kind}_bias_error": np.linalg.norm(moments.bias_error, axis=1),
             }
         return arrays
-
-
-def _plain(array: "np.ndarray") -> object:
-    """Return an array as lists of numbers, None for those that are not finite."""
-    if array.ndim == 0:
-        return float(array) if math.isfinite(array) else None
-    return [_plain(row) for row in array]
 
 
 def _report(

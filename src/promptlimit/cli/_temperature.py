@@ -20,8 +20,6 @@ from promptlimit.cli._inputs import lengths_in
 from promptlimit.cli._progress import progress
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from promptlimit.results import TemperatureTable
 
 _CURVE = 9
@@ -134,27 +132,27 @@ def _notes(table: "TemperatureTable") -> list[str]:
 
 def _document(table: "TemperatureTable") -> dict[str, object]:
     """Return plain numbers and lists; what is not finite is null."""
+    from promptlimit.results import plain
+
     columns = ("factor", "entropy", "effective_tokens", "needle")
     rows = {
         name: {
-            **{column: _plain(getattr(table, column)[row]) for column in columns},
-            "frozen_from": _plain(table.frozen_from[row : row + 1])[0],
+            **{column: getattr(table, column)[row] for column in columns},
+            "frozen_from": table.frozen_from[row],
         }
         for row, name in enumerate(table.names)
     }
-    return {
-        "kind": table.kind,
-        "relative_error": table.relative_error,
-        "sharpness": table.sharpness,
-        "base": table.base,
-        "margin": table.margin,
-        "lengths": _plain(table.lengths),
-        "rules": rows,
-    }
-
-
-def _plain(values: "np.ndarray") -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    return plain(
+        {
+            "kind": table.kind,
+            "relative_error": table.relative_error,
+            "sharpness": table.sharpness,
+            "base": table.base,
+            "margin": table.margin,
+            "lengths": table.lengths,
+            "rules": rows,
+        }
+    )
 
 
 def _print(table: "TemperatureTable") -> None:

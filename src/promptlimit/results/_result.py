@@ -166,8 +166,6 @@ class Result:
 
     __hash__ = None
 
-    # Plain values ---------------------------------------------------------------------------
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, lists and strings; numbers that are not finite become None."""
         return {
@@ -189,8 +187,6 @@ class Result:
                 arrays |= {f"{name}.{key}": array for key, array in part.to_arrays().items()}
         return {name: array for name, array in arrays.items() if array.dtype.kind in "biuf"}
 
-    # Labelled arrays ------------------------------------------------------------------------
-
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` with the axes, variables and labels of this result."""
         variables, coordinates = {}, {}
@@ -209,15 +205,8 @@ class Result:
         """
         pandas = package("pandas", "to_pandas")
         index, columns = self._table()
-        frame = pandas.DataFrame(columns)
-        frame.index = (
-            pandas.MultiIndex.from_arrays(list(index.values()), names=list(index))
-            if len(index) > 1
-            else pandas.Index(*index.values(), name=next(iter(index)))
-            if index
-            else pandas.RangeIndex(1)
-        )
-        return frame
+        frame = pandas.DataFrame({**index, **columns})
+        return frame.set_index(list(index)) if index else frame
 
     def _attributes(self) -> dict[str, Any]:
         """Return the fields that are a number or a text."""
@@ -278,8 +267,6 @@ class Result:
             columns |= {name: np.array([value]) for name, value in self._attributes().items()}
         return index, columns
 
-    # Values ---------------------------------------------------------------------------------
-
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
         """Return (value - k error, value + k error); two mappings where `value` is one."""
         value, error = (getattr(self, name, None) for name in ("value", "error"))
@@ -296,7 +283,7 @@ class Result:
         Args:
             length: one of those the result has, possibly infinite.
         """
-        roles = type(self)._roles()
+        roles = self._roles()
         found = [n for n, role in roles.items() if role.is_axis and role.axes == ("length",)]
         if not found:
             raise TypeError(f"`{type(self).__name__}` has no axis of lengths.")
@@ -319,8 +306,6 @@ class Result:
                 changes["kind"] = "limit" if math.isinf(length) else value
         return dataclasses.replace(self, **changes)  # ty: ignore[invalid-argument-type]
 
-    # Figures and text -----------------------------------------------------------------------
-
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
         """Draw `value` along its first axis with a band of one `error`.
 
@@ -330,7 +315,7 @@ class Result:
             ax: matplotlib's axes; new ones when None.
             style: of the lines, as for `ax.plot`.
         """
-        roles = type(self)._roles()
+        roles = self._roles()
         role = roles.get("value", Role())
         along = {r.axes[0]: (n, r) for n, r in roles.items() if r.is_axis and r.axes}
         own = next((name for name in role.axes or () if name in along), None)
@@ -339,11 +324,11 @@ class Result:
         name, coordinate = along[own]
         x = np.asarray(getattr(self, name), dtype=np.float64)
         drawn = axes_for(ax, coordinate, role, x)
-        values, errors = getattr(self, "value"), getattr(self, "error", None)  # noqa: B009
+        values, errors = (getattr(self, field, None) for field in ("value", "error"))
         several = isinstance(values, Mapping)
         length = getattr(self, "length", None)
         label = getattr(self, "kind", None) if length is None else f"L = {length:g}"
-        curves = values if several else {label: values}
+        curves: Any = values if several else {label: values}
         before = role.axes.index(own)
         for key, value in curves.items():
             error: Any = 0.0 if errors is None else errors[key] if several else errors
@@ -359,10 +344,10 @@ class Result:
         return f"{type(self).__name__}({', '.join(self._summary())})"
 
     def _summary(self) -> Iterator[str]:
-        roles = type(self)._roles()
+        roles = self._roles()
         value, error = getattr(self, "value", None), getattr(self, "error", None)
-        if "kind" in roles:
-            yield f"kind={getattr(self, 'kind')!r}"  # noqa: B009 - a class need not have it
+        if (kind := getattr(self, "kind", None)) is not None:
+            yield f"kind={kind!r}"
         for name, role in roles.items():
             if role.is_axis:
                 yield f"{name}={_short(getattr(self, name))}"
@@ -375,7 +360,8 @@ class Result:
     def _repr_html_(self) -> str:
         """Return a small table, for notebooks."""
         index, columns = self._table()
-        shown = {n: c for n, c in {**index, **columns}.items() if c.ndim == 1}
+        first = {name: columns[name] for name in ("value", "error") if name in columns}
+        shown = {**index, **first, **columns}
         names = list(shown)[:_COLUMNS]
         count = max((shown[name].size for name in names), default=0)
         rows = [[_number(shown[name][i]) for name in names] for i in range(min(count, _ROWS))]
