@@ -237,7 +237,7 @@ def test_beyond_its_tables_the_risk_is_not_a_number_and_says_how_far(softmax):
     assert np.isnan(slopes[0]).any()
 
 
-def test_the_error_of_a_gradient_is_two_standard_errors_over_the_point_sets(x64: None) -> None:
+def test_the_error_of_a_gradient_is_their_standard_error_widened_by_students_law(x64: None) -> None:
     head, task = pl.SoftmaxAttention(KEY_QUERY, VALUE), TASKS["anisotropic"]
     found = pl.risk_gradient(head, task, 10, points=64)
     versions = replicate_risks(Regressor(task, 10.0, head.key_query, head.value[-1]), 64)
@@ -246,6 +246,7 @@ def test_the_error_of_a_gradient_is_two_standard_errors_over_the_point_sets(x64:
     slopes = np.stack(sets)
     shared = np.abs(np.stack(changed) - slopes[0]).sum(axis=0)
     assert_allclose(found.value["key_query"], slopes.mean(axis=0), rtol=1e-7, atol=1e-9)
-    expected = 2 * slopes.std(axis=0, ddof=1) / 8**0.5 + shared
+    student = 8.466925 / 4  # of 7 degrees of freedom, where the normal law has 4
+    expected = student * slopes.std(axis=0, ddof=1) / 8**0.5 + shared
     assert_allclose(found.error["key_query"], expected, rtol=1e-5, atol=1e-9)
     assert shared[:, :3].max() > 0

@@ -46,7 +46,7 @@ _COLUMNS = (
 Columns = dict[str, Array]
 
 
-@numpy_only("Use `weight_interpolant`, which is differentiable.")
+@numpy_only("Use `weights.weight_interpolant`, which is differentiable.")
 def length_statistics(
     sharpness: ArrayLike | AbstractScores, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> LengthStatistics:

@@ -14,9 +14,9 @@ class Risk(Result):
     Attributes:
         value: the mean loss; for regression half the mean squared error, noisy query label
             included.
-        error: of `value`, in its units: 0 for a closed form; twice the standard error over
-            independent point sets, plus the error of tables ("exact", "limit"); one standard error
-            ("estimate").
+        error: of `value`, in its units: 0 for a closed form; one standard error over eight
+            independent point sets, widened by Student's law, plus the error of tables ("exact",
+            "limit"); one standard error over prompts ("estimate").
         kind: "exact", "limit" or "estimate"; "limit" when all lengths are infinite.
         lengths: $L$, the number of tokens of a prompt.
         samples: points of quadrature used (0 for a closed form), or prompts simulated.

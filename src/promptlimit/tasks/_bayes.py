@@ -50,7 +50,7 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
 
 
 @computes(BAYES_EXCESS)
-@numpy_only("Use `risk_function`, which is differentiable.")
+@numpy_only("Use `tasks.risk_function`, which is differentiable.")
 def bayes_excess(
     attention: AbstractAttention,
     task: AbstractTask,

@@ -34,7 +34,7 @@ from promptlimit.tasks._problem import (
     require_lengths,
     require_points,
     risk_at_lengths,
-    spread,
+    standard_error,
     unwrap,
 )
 from promptlimit.tasks._simulation import (
@@ -48,7 +48,7 @@ _DEFAULT_SAMPLES = 2**14
 
 
 @computes(RISK)
-@numpy_only("Use `risk_function`, which is differentiable.")
+@numpy_only("Use `tasks.risk_function`, which is differentiable.")
 def risk(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -103,7 +103,7 @@ def risk(
 
 
 @computes(RISK_GRADIENT)
-@numpy_only("Use `risk_function`, which is differentiable.")
+@numpy_only("Use `tasks.risk_function`, which is differentiable.")
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -240,7 +240,9 @@ def _over_sets(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Estimat
         if objectives.is_closed_form:
             risks.append(Estimate(float(values[0]), 0.0, 0))
         else:
-            risks.append(Estimate(float(values.mean()), spread(values), points * values.size))
+            risks.append(
+                Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
+            )
     return risks
 
 

@@ -132,7 +132,7 @@ class WeightStatistics(Result):
             return np.asarray(1.0 / self.participation)
 
 
-@numpy_only("Use `weight_interpolant`, which is differentiable.")
+@numpy_only("Use `weights.weight_interpolant`, which is differentiable.")
 def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 

@@ -36,7 +36,7 @@ from promptlimit.tasks._problem import (
     RiskProblem,
     on,
     some_finite,
-    spread,
+    standard_error,
     unwrap,
 )
 from promptlimit.tasks.denoising._points import (
@@ -282,7 +282,7 @@ def _until(
     count = USUAL_POINTS if points is None else points
     while True:
         values = np.array([mean(count, replicate) for replicate in range(REPLICATES)])
-        value, error = float(values.mean()), spread(values)
+        value, error = float(values.mean()), float(standard_error(values))
         enough = points is not None or count >= _MOST_POINTS
         if enough or error <= max(tolerance * value, floor):
             return Estimate(value, error, count * REPLICATES)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._problem import REPLICATES, Estimate, spread
+from promptlimit.tasks._problem import REPLICATES, Estimate, standard_error
 from promptlimit.tasks.denoising._task import Denoising
 
 _SEED = 20_261_001
@@ -122,7 +122,7 @@ def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
             variance = shares @ np.sum(centred**2, axis=1) - np.sum((shares @ centred) ** 2, axis=1)
             scatter += weight * float(masses @ variance)
         values[replicate] = 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
-    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
+    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
 
 
 def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:

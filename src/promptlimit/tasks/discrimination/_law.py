@@ -34,7 +34,7 @@ from promptlimit.tasks._problem import (
     require_lengths,
     require_points,
     risk_at_lengths,
-    spread,
+    standard_error,
     task_of,
 )
 from promptlimit.tasks.discrimination._limit_risk import limit_risks
@@ -300,7 +300,7 @@ def mean_over_queries(
         means.append(float(mean))
         quick, total = max(quick, float(error)), total + queries.weights.size
     values = np.array(means)
-    error = abs(values[0] - values[1]) if values.size == 2 else spread(values)
+    error = abs(values[0] - values[1]) if values.size == 2 else float(standard_error(values))
     return Estimate(float(values.mean()), float(error) + quick, total)
 
 

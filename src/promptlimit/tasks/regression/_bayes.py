@@ -13,7 +13,7 @@ from promptlimit.tasks._problem import (
     BayesProblem,
     Estimate,
     on,
-    spread,
+    standard_error,
     task_of,
     unwrap,
 )
@@ -64,7 +64,7 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
         standard, _ = bartlett_factors(rank, length, points, replicate)
         factor = np.sqrt(variances[seen])[:, None] * standard
         values[replicate] = (never + _unexplained(factor, inside, noise, prior).mean()) / 2
-    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
+    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
 
 
 def _unexplained(

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 from promptlimit._inputs import to_device
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
-from promptlimit.tasks._problem import LARGEST_POINTS, REPLICATES, Estimate, spread
+from promptlimit.tasks._problem import LARGEST_POINTS, REPLICATES, Estimate, standard_error
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
@@ -180,7 +180,7 @@ def _mean_risk(
     share = min(1.0, max(0.0, -float(flat @ spare) / size)) if size > 0.0 else 1.0
     values = flat + share * difference
     # The slopes were fitted to the same sets: one degree of freedom less.
-    error = spread(values) * math.sqrt((values.size - 1) / (values.size - 2))
+    error = float(standard_error(values)) * math.sqrt((values.size - 1) / (values.size - 2))
     return Estimate(float(values.mean()), error, 0), share
 
 

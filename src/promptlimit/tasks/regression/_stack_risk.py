@@ -37,7 +37,7 @@ from promptlimit.tasks._problem import (
     Objectives,
     RiskProblem,
     on,
-    spread,
+    standard_error,
     task_of,
 )
 from promptlimit.tasks.regression._commuting import commuting_risk, scalar_layers
@@ -183,7 +183,7 @@ def _over_points(problem: RiskProblem, length: float, points: int) -> Estimate:
     values = np.array([float(_compiled(risk, problem.attention)) for risk in risks])
     if objectives.is_closed_form:
         return Estimate(float(values[0]), 0.0, 0)
-    return Estimate(float(values.mean()), spread(values), points * REPLICATES)
+    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
 
 
 def _objective(
