@@ -87,7 +87,7 @@ def test_the_table_says_how_the_best_layer_is_tuned(
 
     def tuned(_: object, length: float) -> SimpleNamespace:
         return SimpleNamespace(
-            mse=1 / 3, error=1e-4, gate=gates[length], gain=0.5, residual=-length / 8
+            mse=1 / 3, mse_error=1e-4, gate=gates[length], gain=0.5, residual=-length / 8
         )
 
     monkeypatch.setattr(promptlimit.tasks, "best_layer", tuned)

@@ -270,7 +270,10 @@ def test_one_entry_makes_results_unequal_and_nan_equals_nan() -> None:
     other = dataclasses.replace(one, value=np.array([0.5, 0.25]))
     assert one != other
     assert one != dataclasses.replace(one, value=np.array([[0.5, np.nan]]))
-    assert Risk(0.5, 0.0, "exact", 2.0, 0) != Risk(0.75, 0.0, "exact", 2.0, 0)
+    single = Risk(0.5, 0.0, "exact", 2.0, 0)
+    assert single != Risk(0.75, 0.0, "exact", 2.0, 0)
+    assert single != dataclasses.replace(single, samples=np.zeros(2, int))
+    assert dataclasses.replace(single, samples=np.zeros(2, int)) != single
 
 
 def test_an_interval_is_the_value_and_its_error(result: Any) -> None:

@@ -130,7 +130,7 @@ class CausalAtlas(AbstractAtlas):
             yield {"layer": layer, "head": head, **numbers}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return settings, medians and one record a head; numbers that are not finite are None."""
+        """Return settings, medians and one record a head; non-finite numbers become None."""
         return plain(
             {
                 **self._attributes(),

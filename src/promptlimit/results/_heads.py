@@ -191,7 +191,7 @@ class HeadAtlas(AbstractAtlas):
             }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return settings, parity and one record a head; numbers that are not finite are None."""
+        """Return settings, parity and one record a head; non-finite numbers become None."""
         settings = {**self._attributes(), "sharpness": SHARPNESS_UNIT, "parity": self.parity}
         return plain({**settings, "heads": list(self.rows())})
 

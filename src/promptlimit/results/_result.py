@@ -167,7 +167,7 @@ class Result:
     __hash__ = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, lists and strings; numbers that are not finite become None."""
+        """Return plain numbers, lists and strings; non-finite numbers become None."""
         return {
             name: plain(getattr(self, name))
             for name, role in self._roles().items()
@@ -191,11 +191,11 @@ class Result:
         """Return an `xarray.Dataset` with the axes, variables and labels of this result."""
         variables, coordinates = {}, {}
         for name, dims, array, role in self._labelled():
-            told = {"long_name": role.label} if role.label else {}
+            attributes = {"long_name": role.label} if role.label else {}
             if role.is_axis and role.axes:
-                coordinates[role.axes[0]] = (dims, array, told)
+                coordinates[role.axes[0]] = (dims, array, attributes)
             else:
-                variables[name] = (dims, array, told)
+                variables[name] = (dims, array, attributes)
         return package("xarray", "to_xarray").Dataset(variables, coordinates, self._attributes())
 
     def to_pandas(self) -> Any:
@@ -335,8 +335,8 @@ class Result:
             bands = np.broadcast_to(error, np.shape(value))
             pair = (_lines(np.asarray(y), before, x.ndim) for y in (value, bands))
             for place, (line, band) in enumerate(zip(*pair, strict=True)):
-                told = {"label": key if place == 0 else None, **style}
-                draw_curve(drawn, x.ravel(), line, band, **told)
+                line_style = {"label": key if place == 0 else None, **style}
+                draw_curve(drawn, x.ravel(), line, band, **line_style)
         return drawn
 
     def __repr__(self) -> str:
@@ -371,13 +371,15 @@ class Result:
             f"<tr>{''.join(f'<td>{html.escape(x)}</td>' for x in r)}</tr>" for r in rows
         )
         head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
-        told = ", ".join(f"{n} = {_short(v)}" for n, v in self._attributes().items())
-        caption = html.escape(f"{type(self).__name__}: {told}" if told else type(self).__name__)
+        details = ", ".join(f"{n} = {_short(v)}" for n, v in self._attributes().items())
+        caption = html.escape(
+            f"{type(self).__name__}: {details}" if details else type(self).__name__
+        )
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{cells}</table>"
 
 
 def plain(value: object) -> Any:
-    """Return numbers, lists, mappings and strings of Python; numbers that are not finite are None.
+    """Return Python numbers, lists, dictionaries and strings; non-finite numbers become None.
 
     >>> plain({"value": np.array([1.0, np.inf]), "kind": "exact"})
     {'value': [1.0, None], 'kind': 'exact'}
@@ -421,7 +423,7 @@ def axes_for(ax: "Axes | None", x: Role, y: Role, coordinates: np.ndarray) -> "A
 
 
 def draw_curve(ax: "Axes", x: np.ndarray, y: np.ndarray, error: np.ndarray, **style: Any) -> None:
-    """Draw y against x with a band of one error; what is at infinity is a dashed level."""
+    """Draw y against x with a band of one error; a value at x = inf is a dashed level."""
     logarithmic = ax.get_yscale() == "log"
     seen = np.isfinite(y) & ((y > 0.0) | (not logarithmic))
     inside = np.isfinite(x) & seen
@@ -473,11 +475,11 @@ def _equal(one: object, other: object) -> bool:
         if not isinstance(other, tuple | list) or len(one) != len(other):
             return False
         return all(_equal(*pair) for pair in zip(one, other, strict=True))
-    if isinstance(one, np.ndarray | float):
-        if not isinstance(other, np.ndarray | float | int) or isinstance(other, bool):
-            return False
+    if isinstance(one, np.ndarray | float) or isinstance(other, np.ndarray | float):
         a, b = np.asarray(one), np.asarray(other)
-        return np.array_equal(a, b, equal_nan=a.dtype.kind == b.dtype.kind == "f")
+        numbers = a.dtype.kind in "biuf" and b.dtype.kind in "biuf"
+        comparable = numbers or a.dtype.kind == b.dtype.kind
+        return comparable and np.array_equal(a, b, equal_nan=numbers)
     return bool(one == other)
 
 

@@ -148,7 +148,7 @@ def linear_optimum(
     >>> print(f"{pl.linear_optimum(task, 10).risk.mse:.6f}")
     0.493939
     >>> print(pl.linear_optimum(task, math.inf).risk)
-    Risk(kind='limit', lengths=inf, value=0.05, samples=0)
+    Risk(kind='limit', lengths=inf, value=0.05)
     >>> two = pl.linear_optimum(task, 40, depth=2)
     >>> print(two.steps.round(6), f"{two.risk.mse:.9f}")
     [0.638422 1.227466] 0.135299415
