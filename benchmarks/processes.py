@@ -40,14 +40,14 @@ def work(number: int, processes: int, devices: int, address: str, sizes: Sizes) 
     import jax  # noqa: PLC0415  # it counts the cores when it starts
 
     import promptlimit as pl  # noqa: PLC0415
-    from promptlimit.parallel import crew, join  # noqa: PLC0415
+    from promptlimit.parallel import active_devices, join  # noqa: PLC0415
 
     jax.config.update("jax_num_cpu_devices", devices)
     if processes > 1:
         join(address, processes, number)
     with pl.use_devices():
         kinds = {"gaps": gap_seconds, "training": training_seconds, "stream": stream_seconds}
-        found = {name: seconds(crew().size, sizes) for name, seconds in kinds.items()}
+        found = {name: seconds(active_devices().size, sizes) for name, seconds in kinds.items()}
     if number == 0:
         print("\n" + json.dumps(found))
 

@@ -11,7 +11,7 @@ import promptlimit as pl
 from parallel.processes import command, program, run
 from promptlimit.cli._console import CommandError
 from promptlimit.cli._machines import Machines, machines
-from promptlimit.parallel import collective_sums, crew, in_chunks, run_on_devices
+from promptlimit.parallel import active_devices, collective_sums, in_chunks, run_on_devices
 
 
 def doubled(shared: tuple[jax.Array, str], part: jax.Array) -> jax.Array:
@@ -98,9 +98,14 @@ def test_a_program_is_traced_once_for_the_same_shapes_and_constants() -> None:
 
 
 def test_without_spread_there_is_one_device_the_default_one() -> None:
-    assert (crew().size, crew().local, crew().hosts, crew().writes) == (1, (0,), 1, True)
+    assert (
+        active_devices().size,
+        active_devices().local,
+        active_devices().hosts,
+        active_devices().writes,
+    ) == (1, (0,), 1, True)
     with jax.default_device(jax.devices("cpu")[0]):
-        assert crew().mesh.devices.tolist() == [jax.devices("cpu")[0]]
+        assert active_devices().mesh.devices.tolist() == [jax.devices("cpu")[0]]
 
 
 def test_use_devices_refuses_more_devices_than_there_are_and_names_the_way_out() -> None:
@@ -123,7 +128,7 @@ def test_use_devices_refuses_what_is_no_number_of_devices(devices: int | str) ->
     words = f"`devices` must be 'all' or a whole number from 1, got {devices!r}."
     with pytest.raises(ValueError, match=words), pl.use_devices(devices):
         pass
-    assert crew().size == 1
+    assert active_devices().size == 1
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg"])

@@ -104,7 +104,9 @@ def test_a_process_with_another_prompt_than_the_first_one_is_refused(
         return told[0]
 
     monkeypatch.setattr(_stream, "agreed", of_the_first)
-    monkeypatch.setattr(_stream, "crew", lambda: SimpleNamespace(hosts=3, process=len(told) - 1))
+    monkeypatch.setattr(
+        _stream, "active_devices", lambda: SimpleNamespace(hosts=3, process=len(told) - 1)
+    )
     how = {"covariance": True, "linear": False, "chunk": 1}
     with jax.enable_x64(True):
         for query in ([1.0, 0.0], [1.0, 1e-16]):  # hosts may differ in a last bit
@@ -114,6 +116,6 @@ def test_a_process_with_another_prompt_than_the_first_one_is_refused(
                 checked_request(_head(), _prompt(1), [[1.0, 0.0]], [7], **how)
             )
     assert str(refusal.value) == (
-        "`prompt` and what is asked of it must be the same in all processes, but process 2 has "
-        "others than process 0. Give all the same options and tokens."
+        "`prompt` and all options must be the same in every process, but those of process 2 differ "
+        "from those of process 0."
     )

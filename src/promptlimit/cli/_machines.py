@@ -113,18 +113,18 @@ def _one_of_several(asked: Machines) -> Generator[bool]:
     number = _from_environment("--process", asked.process, "JAX_PROCESS_ID")
     processes = _from_environment("--processes", asked.processes, "JAX_NUM_PROCESSES")
     _keep_standard_output_clean()
-    from promptlimit.parallel import crew, join, leave_at_exit, use_devices
+    from promptlimit.parallel import active_devices, join, leave_at_exit, use_devices
 
     try:
         ERR.quiet = number != 0  # until it is known who speaks
         join(asked.coordinator, processes, number)
         with use_devices():
-            _require_devices(asked, crew().size // crew().hosts)
-            number = crew().process
-            ERR.quiet = not crew().writes
-            if not crew().writes:
+            _require_devices(asked, active_devices().size // active_devices().hosts)
+            number = active_devices().process
+            ERR.quiet = not active_devices().writes
+            if not active_devices().writes:
                 _be_silent()
-            yield crew().writes
+            yield active_devices().writes
     except (JoinError, PeerLostError, WriterError, ValueError) as problem:
         leave_at_exit(1)
         who = "" if number is None else f"process {number}: "

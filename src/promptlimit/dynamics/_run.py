@@ -21,7 +21,7 @@ from promptlimit.dynamics._step import (
     many_steps,
     start_arrays,
 )
-from promptlimit.parallel import agreed, crew, from_writer, run_on_devices, use_devices
+from promptlimit.parallel import active_devices, agreed, from_writer, run_on_devices, use_devices
 from promptlimit.results import Length, Progress, RunFolder, Watcher
 
 _SECONDS = 0.5  # between two looks from outside
@@ -78,7 +78,7 @@ def records_of_cell(
             for record, leaf in zip(leaves, jax.tree.leaves(state.parameters), strict=True):
                 record[:, :, place] = np.asarray(leaf)
         due = step > 0 and (step % every == 0 or step == steps)
-        if due and run is not None and crew().writes:
+        if due and run is not None and active_devices().writes:
             run.checkpoint(_arrays(state, step, leaves))
         if watch is not None:
             risk = functools.partial(_current_risk, request, cell[0][0], state.parameters)
@@ -203,14 +203,14 @@ def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
 
     With several processes all devices take part, since every process must hear of the result.
     """
-    team, rule = crew(), request.plan.rule
+    team, rule = active_devices(), request.plan.rule
     shares = shares_of_seeds(
         request.seeds, len(request.starts), team.size, all_of_them=team.hosts > 1
     )
     if team.size == 1 or shares.devices == 1 or cell[0][1] is not None:
         return advancer(rule, batch_gradient(request, cell))
     part = dataclasses.replace(request, starts=tuple(row[: shares.own] for row in request.starts))
-    program = _crew_program(many_steps(rule, batch_gradient(part, cell)))
+    program = _device_program(many_steps(rule, batch_gradient(part, cell)))
 
     def advance(state: TrainingState, first: int, last: int) -> TrainingState:
         bounds = np.array([first, last], np.uint32)
@@ -221,7 +221,7 @@ def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
     return advance
 
 
-def _crew_program(
+def _device_program(
     steps: Callable[[TrainingState, Any], TrainingState],
 ) -> Callable[[None, Any], TrainingState]:
     def program(_: None, part: tuple[TrainingState, Any]) -> TrainingState:

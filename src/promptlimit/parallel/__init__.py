@@ -4,9 +4,9 @@ from promptlimit.parallel._agreement import agreed as agreed
 from promptlimit.parallel._agreement import from_writer as from_writer
 from promptlimit.parallel._chunks import in_chunks as in_chunks
 from promptlimit.parallel._collectives import collective_sums as collective_sums
-from promptlimit.parallel._crew import Crew as Crew
-from promptlimit.parallel._crew import crew as crew
-from promptlimit.parallel._crew import use_devices as use_devices
+from promptlimit.parallel._devices import DeviceGroup as DeviceGroup
+from promptlimit.parallel._devices import active_devices as active_devices
+from promptlimit.parallel._devices import use_devices as use_devices
 from promptlimit.parallel._hosts import join as join
 from promptlimit.parallel._hosts import leave_at_exit as leave_at_exit
 from promptlimit.parallel._programs import Program as Program

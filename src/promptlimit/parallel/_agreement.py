@@ -10,14 +10,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from promptlimit.errors import WriterError
-from promptlimit.parallel._crew import AXIS, Crew, alone, crew
+from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices, alone
 from promptlimit.parallel._hosts import peers_needed
 
 _LEAST = 256
 """Bytes of the smallest message; larger ones are a power of two, so that few are compiled."""
 
 
-def gathered(tree: Any, team: Crew) -> Any:
+def gathered(tree: Any, team: DeviceGroup) -> Any:
     """Return arrays that lie over the devices as NumPy arrays, whole on every process."""
     if team.hosts == 1:
         return jax.tree.map(np.asarray, tree)
@@ -26,7 +26,7 @@ def gathered(tree: Any, team: Crew) -> Any:
         return jax.tree.map(np.asarray, _copied(tree, team))
 
 
-def _copied(tree: Any, team: Crew) -> Any:
+def _copied(tree: Any, team: DeviceGroup) -> Any:
     place = NamedSharding(team.mesh, P())
     copy = jax.jit(_same, out_shardings=place)
     return jax.block_until_ready(copy(tree))
@@ -42,7 +42,7 @@ def agreed(tree: Any) -> Any:
     Args:
         tree: NumPy arrays, of the same shapes and types on every process.
     """
-    team = crew()
+    team = active_devices()
     if team.hosts == 1:
         return tree
     leaves, structure = jax.tree.flatten(tree)
@@ -56,7 +56,7 @@ def agreed(tree: Any) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _from_first(message: bytes, team: Crew) -> bytes:
+def _from_first(message: bytes, team: DeviceGroup) -> bytes:
     """Return the message of the first process; all have the same length."""
     size = max(_LEAST, 2 ** (len(message) - 1).bit_length()) if message else _LEAST
     row = np.zeros((1, size), np.uint8)
@@ -80,7 +80,7 @@ def from_writer(work: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.nd
     Args:
         work: returns named arrays of numbers; only it touches files.
     """
-    team = crew()
+    team = active_devices()
     if team.hosts == 1:
         return dict(work())
     problem: Exception | None = None

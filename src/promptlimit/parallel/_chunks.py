@@ -7,7 +7,7 @@ import jax
 from jaxtyping import Array, Key, PRNGKeyArray
 
 from promptlimit._random import row_keys
-from promptlimit.parallel._crew import crew
+from promptlimit.parallel._devices import active_devices
 from promptlimit.parallel._programs import Program, run_on_devices
 
 
@@ -41,7 +41,7 @@ def in_chunks(
             return row_keys(key, start + device * chunk, chunk, draws)
 
         computed = run_on_devices(program, shared, keys)
-        size = crew().size
+        size = active_devices().size
         for device in range(size):
             yield jax.tree.map(lambda leaf, device=device: leaf[device], computed)
         start += size * chunk

@@ -6,7 +6,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from promptlimit.parallel._agreement import gathered
-from promptlimit.parallel._crew import AXIS, all_devices
+from promptlimit.parallel._devices import AXIS, all_devices
 from promptlimit.parallel._hosts import peers_needed
 
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from promptlimit.parallel._agreement import gathered
-from promptlimit.parallel._crew import AXIS, Crew, crew
+from promptlimit.parallel._devices import AXIS, DeviceGroup, active_devices
 
 Program = Callable[[Any, Any], Any]
 """A function (shared, part) -> pytree of arrays; a module's, so that it is compiled once."""
@@ -42,7 +42,7 @@ def launch(program: Program, shared: Any, part: Callable[[int], Any]) -> Callabl
 
     Meanwhile the host is free for other things, and the devices for what comes next.
     """
-    team = crew()
+    team = active_devices()
     if team.size == 1:
         computed = _alone(program, shared, part(0))
         return lambda: jax.tree.map(lambda leaf: np.asarray(leaf)[None], computed)
@@ -108,7 +108,7 @@ def _everywhere(leaf: Any, mesh: Mesh) -> Any:
     return jax.make_array_from_callback(host.shape, place, lambda where: host[where])
 
 
-def _own(parts: dict[int, Any], team: Crew) -> Any:
+def _own(parts: dict[int, Any], team: DeviceGroup) -> Any:
     """Return the parts of all devices as arrays with a leading axis over them."""
     place = NamedSharding(team.mesh, P(AXIS))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from promptlimit.parallel import crew, launch
+from promptlimit.parallel import active_devices, launch
 from promptlimit.results import Progress, Watcher
 from promptlimit.streaming._blocks import block_sums
 from promptlimit.streaming._prompts import not_finite
@@ -73,7 +73,7 @@ class _Round(NamedTuple):
 
 def _begun(request: StreamRequest, first: int) -> _Round:
     """Let the devices begin with the blocks from `first` on."""
-    block, size = request.block, crew().size
+    block, size = request.block, active_devices().size
     start = first * block
     most = start + size * request.capacity
     stop = request.prompt.reach(start, most)
@@ -110,7 +110,7 @@ def _whole_blocks(request: StreamRequest, first: int, count: int) -> Callable[[]
     if count == 0:
         return list
     block, share = request.block, request.task.blocks
-    starts = [(first + i * share) * block for i in range(crew().size)]
+    starts = [(first + i * share) * block for i in range(active_devices().size)]
     valid = [min(max(first + count - start // block, 0), share) * block for start in starts]
     wait = _on_devices(request, starts, valid)
     return lambda: [sums for device in wait() for sums in device]
@@ -120,7 +120,7 @@ def _partial_blocks(
     request: StreamRequest, lengths: Sequence[int]
 ) -> Callable[[], dict[int, TiltedSums]]:
     """Let the devices sum over what prefixes have of their last block."""
-    size, waiting = crew().size, []
+    size, waiting = active_devices().size, []
     for i in range(0, len(lengths), size):
         some = lengths[i : i + size]
         idle = [0] * (size - len(some))

@@ -12,7 +12,7 @@ from promptlimit._inputs import float_array, in_double, to_device
 from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.parallel import crew
+from promptlimit.parallel import active_devices
 from promptlimit.streaming._blocks import Task, is_bounded
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import AbstractPrompt, Generated, as_prompt, require_length
@@ -21,7 +21,7 @@ from promptlimit.streaming._sums import TiltedSums, no_sums, triangle
 
 def platform_at_work() -> str:
     """Return what the devices are."""
-    return crew().mesh.devices.flat[0].platform
+    return active_devices().mesh.devices.flat[0].platform
 
 
 def leaves_of_a_block(platform: str) -> int:
@@ -124,7 +124,7 @@ def checked_request(
         )
     wanted = _increasing(lengths)
     platform = platform_at_work()
-    tokens = as_prompt(prompt, crew().hosts)
+    tokens = as_prompt(prompt, active_devices().hosts)
     if tokens.dim != attention.token_dim:
         raise ArgumentError(
             "prompt",

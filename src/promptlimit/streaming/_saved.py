@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from promptlimit.errors import ArgumentError
-from promptlimit.parallel import crew, from_writer
+from promptlimit.parallel import active_devices, from_writer
 from promptlimit.results import RunFolder
 from promptlimit.streaming._request import StreamRequest
 from promptlimit.streaming._sums import TiltedSums, stacked
@@ -44,7 +44,7 @@ class Saver:
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
         """Keep other processes out of the folder; only the one that writes asks."""
-        if self._run is None or not crew().writes:
+        if self._run is None or not active_devices().writes:
             yield
             return
         with self._run.lock():
@@ -83,7 +83,7 @@ class Saver:
 
     def save(self, state: PassState, *, finished: bool) -> None:
         """Keep the state, when it is time, and the result when it is the last."""
-        if self._run is None or not crew().writes:
+        if self._run is None or not active_devices().writes:
             return
         if finished:
             self._run.save(_packed(state))

@@ -9,7 +9,7 @@ import numpy as np
 from promptlimit._arrays import ArrayLike
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.parallel import agreed, crew
+from promptlimit.parallel import active_devices, agreed
 from promptlimit.results import StreamedAttention, Watcher, run_name
 from promptlimit.streaming._pass import all_sums
 from promptlimit.streaming._readings import streamed_attention
@@ -84,13 +84,13 @@ def _require_one_for_all(request: StreamRequest) -> None:
 
     Queries may differ in their last bits, where hosts differ.
     """
-    if crew().hosts == 1:
+    if active_devices().hosts == 1:
         return
     asked = {name: value for name, value in request.config().items() if name != "queries"}
     own = np.frombuffer(run_name(asked).encode(), np.uint8)
     if not np.array_equal(agreed(own), own):
         raise ArgumentError(
             "prompt",
-            "and what is asked of it must be the same in all processes, but process "
-            f"{crew().process} has others than process 0. Give all the same options and tokens.",
+            "and all options must be the same in every process, but those of process "
+            f"{active_devices().process} differ from those of process 0.",
         )

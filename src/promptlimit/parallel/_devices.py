@@ -14,15 +14,15 @@ from jax.sharding import Mesh
 
 from promptlimit.errors import ArgumentError
 
-AXIS = "crew"
+AXIS = "devices"
 
 
 @dataclass(frozen=True)
-class Crew:
+class DeviceGroup:
     """The devices at work, in one process or in several.
 
     Attributes:
-        mesh: the devices along one axis, "crew".
+        mesh: the devices along one axis, "devices".
         hosts: how many processes they belong to.
         process: the number of this process among them.
     """
@@ -50,10 +50,10 @@ class Crew:
         return self.process == 0
 
 
-_CURRENT: ContextVar[Crew | None] = ContextVar("crew", default=None)
+_CURRENT: ContextVar[DeviceGroup | None] = ContextVar("devices", default=None)
 
 
-def crew() -> Crew:
+def active_devices() -> DeviceGroup:
     """Return the devices at work: those of `use_devices`, or jax's default device alone."""
     current = _CURRENT.get()
     return _of((_default_device(),), 1, 0) if current is None else current
@@ -61,7 +61,7 @@ def crew() -> Crew:
 
 @contextlib.contextmanager
 def use_devices(devices: int | str = "all") -> Generator[None]:
-    """Let Monte Carlo and training inside run on several devices.
+    """Run simulations and training inside the context on several devices.
 
     Estimates have the same bits on any number of devices. Training splits its seeds, and agrees to
     rounding.
@@ -88,7 +88,7 @@ def use_devices(devices: int | str = "all") -> Generator[None]:
 
 @contextlib.contextmanager
 def alone() -> Generator[None]:
-    """Let what is inside run on one device of this process, as outside `use_devices`."""
+    """Run the context on one device of this process, as outside `use_devices`."""
     token = _CURRENT.set(None)
     try:
         yield
@@ -96,13 +96,13 @@ def alone() -> Generator[None]:
         _CURRENT.reset(token)
 
 
-def all_devices() -> Crew:
+def all_devices() -> DeviceGroup:
     """Return all devices of all processes, whether they are at work or not."""
     return _of(tuple(jax.devices()), jax.process_count(), jax.process_index())
 
 
-def _chosen(devices: int | str) -> Crew | None:
-    """Return the crew of so many devices; None for the default one, wherever that is."""
+def _chosen(devices: int | str) -> DeviceGroup | None:
+    """Return a group of this many devices; None for the default device."""
     wanted = devices != "all"
     if wanted and not (isinstance(devices, Integral) and int(devices) >= 1):
         raise ArgumentError("devices", f"must be 'all' or a whole number from 1, got {devices!r}.")
@@ -142,5 +142,5 @@ def _default_device() -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _of(devices: tuple[Any, ...], hosts: int, process: int) -> Crew:
-    return Crew(Mesh(np.array(devices, dtype=object), (AXIS,)), hosts, process)
+def _of(devices: tuple[Any, ...], hosts: int, process: int) -> DeviceGroup:
+    return DeviceGroup(Mesh(np.array(devices, dtype=object), (AXIS,)), hosts, process)
