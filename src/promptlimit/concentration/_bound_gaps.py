@@ -19,7 +19,8 @@ from promptlimit.concentration._sharpness_law import (
     sharpness_law,
     square,
 )
-from promptlimit.finite import Problem, first_obstacle, known
+from promptlimit.finite import Problem, first_obstacle
+from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
 """Relative error of the average of a bound, which has a kink; it is added to the bound."""
@@ -95,8 +96,8 @@ def bound_gap(problem: Problem) -> Array:
 
 
 def _reduced(problem: Problem) -> _Reduced:
-    read = known(problem.reading)
-    root = known(problem.tail_constant) * np.eye(problem.measure.dim)
+    read = unwrap(problem.reading)
+    root = unwrap(problem.tail_constant) * np.eye(problem.measure.dim)
     if problem.gaussian is not None:
         root = problem.gaussian.root()
     scale = _norm(read.value @ root) ** 2
@@ -134,7 +135,7 @@ def _averaged(reduced: _Reduced, law: SharpnessLaw, lengths: Array) -> Array:
 
 
 def _proposition(reduced: _Reduced, problem: Problem) -> Array:
-    norm = known(problem.queries.sub_gaussian) * _norm(reduced.transform)
+    norm = unwrap(problem.queries.sub_gaussian) * _norm(reduced.transform)
     require_within_reach(np.array(norm))
     return reduced.scale * output_bound(
         problem.lengths, dim=reduced.dim, sub_gaussian=1.0, key_query_norm=norm, value_norm=1.0

@@ -25,9 +25,10 @@ from promptlimit.concentration._sharpness_law import (
     square,
 )
 from promptlimit.errors import KindUnavailableError
-from promptlimit.finite import Problem, Queries, checked_problem, known, softmax_moments
+from promptlimit.finite import Problem, Queries, checked_problem, softmax_moments
 from promptlimit.measures import AbstractMeasure, Gaussian
 from promptlimit.results import GapExponent
+from promptlimit.rules import unwrap
 from promptlimit.weights import (
     MAX_SHARPNESS,
     score_law,
@@ -69,7 +70,7 @@ class GaussianGap:
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
-    read, root = known(problem.reading), known(problem.gaussian).root()
+    read, root = unwrap(problem.reading), unwrap(problem.gaussian).root()
     transform = root @ read.key_query
     size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
     outer = read.value @ root

@@ -25,7 +25,6 @@ from promptlimit.finite import (
     checked_problem,
     chunk_of_prompts,
     first_obstacle,
-    known,
     numbers_of_prompt,
     simulated_chunks,
     tokens_that_fit,
@@ -33,7 +32,7 @@ from promptlimit.finite import (
 )
 from promptlimit.measures import AbstractMeasure, has_transform
 from promptlimit.results import GapCurve, Kind
-from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
 DEFAULT_SAMPLES = 4096
 
@@ -273,7 +272,7 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
     chunk = chunk_of_prompts(entries, min(samples, _LARGEST_CHUNK))
     with jax.enable_x64(True):
         shared = PromptSimulation.of(problem), problem.prompt, counts
-        chunks = simulated_chunks(_squares, shared, chunk, known(effort.key))
+        chunks = simulated_chunks(_squares, shared, chunk, unwrap(effort.key))
         rows = list(islice(chunks, -(-samples // chunk)))
     squares = np.concatenate(rows)[:samples]
     _require_limits(problem, squares[:, -1])

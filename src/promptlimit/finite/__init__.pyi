@@ -6,7 +6,6 @@ from ._problem import HeadProblem as HeadProblem
 from ._problem import Problem as Problem
 from ._problem import checked_problem as checked_problem
 from ._problem import first_obstacle as first_obstacle
-from ._problem import known as known
 from ._prompt_moments import PROMPT_MOMENTS as PROMPT_MOMENTS
 from ._prompt_moments import prompt_moments as prompt_moments
 from ._queries import Queries as Queries

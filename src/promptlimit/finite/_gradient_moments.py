@@ -21,12 +21,12 @@ from promptlimit.finite._head_moments import (
     leading_error,
     linear_spread_error,
 )
-from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
+from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
 from promptlimit.finite._simulation import gradient_errors, simulated_lengths, standard_error
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
-from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
 GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity("gradient_moments")
 """The rules of `gradient_moments`."""
@@ -114,7 +114,7 @@ def _mean_obstacle(kind: Kind, problem: Problem) -> str | None:
 
 def _mean_square(kind: Kind, problem: Problem, effort: Effort) -> GradientRows:
     rows = PROMPT_MOMENTS.choose(problem, kind, effort).compute(problem, effort)
-    size = known(problem.reading).size(problem.query)
+    size = unwrap(problem.reading).size(problem.query)
     return GradientRows(size * rows.mse, size * rows.error)
 
 
@@ -138,7 +138,7 @@ def _gaussian_spread(problem: Problem) -> str | None:
 
 def _leading_spread_obstacle(problem: Problem) -> str | None:
     obstacle = _spread_obstacle("softmax", problem)
-    return obstacle or problem.leading_obstacle(known(problem.head).tilt)
+    return obstacle or problem.leading_obstacle(unwrap(problem.head).tilt)
 
 
 def _zero(problem: Problem, _effort: Effort) -> GradientRows:
@@ -149,32 +149,32 @@ def _spread(
     error_of: Callable[[Problem, Array], tuple[Array, Array]], problem: Problem, _effort: Effort
 ) -> GradientRows:
     r"""Return $E\|K(\hat C-C)V^\top\|_F^2$ and its error, times the size of the query."""
-    reading = known(problem.reading)
-    value, error = error_of(problem, known(reading.left))
+    reading = unwrap(problem.reading)
+    value, error = error_of(problem, unwrap(reading.left))
     size = reading.size(problem.query)
     return GradientRows(size * value, size * error)
 
 
 def _linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
-    value, lengths = known(problem.reading).value, problem.lengths
+    value, lengths = unwrap(problem.reading).value, problem.lengths
     spread = linear_spread_error(problem.measure, left, value, lengths, problem.own_token)
     return spread, np.zeros_like(lengths)
 
 
 def _leading_linear_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
-    value, lengths = known(problem.reading).value, problem.lengths
+    value, lengths = unwrap(problem.reading).value, problem.lengths
     spread = linear_spread_error(problem.measure, left, value, lengths, None)
     return spread, leading_error(lengths)
 
 
 def _exact_gaussian_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
-    head = known(problem.head)
-    tokens = WhitenedTokens.along(head.tilt, known(problem.gaussian))
+    head = unwrap(problem.head)
+    tokens = WhitenedTokens.along(head.tilt, unwrap(problem.gaussian))
     return gaussian_spread_error(tokens, left, head.value, problem.lengths)
 
 
 def _leading_softmax_spread(problem: Problem, left: Array) -> tuple[Array, Array]:
-    head, lengths = known(problem.head), problem.lengths
+    head, lengths = unwrap(problem.head), problem.lengths
     spread = asymptotic_spread_error(head, problem.measure, left, lengths)
     return spread, leading_error(lengths)
 

@@ -20,12 +20,12 @@ from promptlimit._arrays import (
 )
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.finite._problem import Problem, checked_problem, first_obstacle, known
+from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import finite_length
 from promptlimit.finite._simulation import output_errors, simulated_lengths
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import OutputLaw, sinh_thresholds
-from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
 
 _STEP = 0.15
@@ -113,7 +113,7 @@ def output_law(
     place = _require_coordinate(coordinate, attention.output_dim)
     effort = Effort(key, 2**16 if samples is None else samples)
     rule = OUTPUT_LAW.choose(problem, kind, effort)
-    with problem.named():
+    with problem.add_context():
         laws = rule.compute(problem, effort)(place)
         grids = [_thresholds(laws, i, own) for i in range(shaped.size)]
         tails = [laws.tail(i, grid) for i, grid in enumerate(grids)]
@@ -265,7 +265,7 @@ def _obstacle(problem: Problem) -> str | None:
 
 
 def _of_gaussians(laws: type[_ExactLaws], problem: Problem, _effort: Effort) -> ReadLaws:
-    head, parts = known(problem.head), known(problem.parts)
+    head, parts = unwrap(problem.head), unwrap(problem.parts)
 
     def read(coordinate: int) -> AbstractScalarLaws:
         passed = problem.passed_by[coordinate]

@@ -309,7 +309,7 @@ class Problem:
         return None
 
     @contextlib.contextmanager
-    def named(self) -> Generator[None]:
+    def add_context(self) -> Generator[None]:
         """Say of what a law is not analytic, or moments are not exact."""
         try:
             yield
@@ -401,10 +401,3 @@ def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> 
 def first_obstacle(*reasons: tuple[bool, str]) -> str | None:
     """Return the reason of the first condition that holds."""
     return next((reason for holds, reason in reasons if holds), None)
-
-
-def known(value: Known | None) -> Known:
-    """Return what an obstacle has made sure of: no rule computes where it is not known."""
-    if value is None:
-        raise TypeError("a rule must not compute what its obstacle speaks against")
-    return value

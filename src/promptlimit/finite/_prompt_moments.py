@@ -20,7 +20,7 @@ from promptlimit.finite._head_moments import (
     leading_error,
     linear_rows,
 )
-from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle, known
+from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
 from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
@@ -39,7 +39,7 @@ from promptlimit.finite._stack_moments import (
 )
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import PromptMoments
-from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes
+from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 from promptlimit.weights import MAX_SHARPNESS
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity("prompt_moments")
@@ -166,12 +166,12 @@ def _softmax_over_gaussian(problem: Problem) -> str | None:
 
 
 def _whitened_tokens(problem: Problem) -> WhitenedTokens:
-    return WhitenedTokens.along(known(problem.head).tilt, known(problem.gaussian))
+    return WhitenedTokens.along(unwrap(problem.head).tilt, unwrap(problem.gaussian))
 
 
 def _softmax_over_law(problem: Problem) -> str | None:
     obstacle = _head_obstacle("softmax", problem)
-    return obstacle or problem.law_obstacle(known(problem.head).tilt)
+    return obstacle or problem.law_obstacle(unwrap(problem.head).tilt)
 
 
 def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
@@ -193,9 +193,9 @@ def _not_by_nodes(problem: Problem) -> str | None:
 
 
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
-    first, second = known(_head_beside_mean(problem))
+    first, second = unwrap(_head_beside_mean(problem))
     law, values = problem.law_along(first.tilt), (first.value, second.value)
-    with problem.named():
+    with problem.add_context():
         return moments_beside_mean(law, *values, problem.lengths, problem.own_token)
 
 
@@ -215,23 +215,23 @@ def _limit(problem: Problem, _effort: Effort) -> MomentRows:
 
 
 def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
-    head = known(problem.head)
+    head = unwrap(problem.head)
     return linear_rows(head, problem.measure, problem.lengths, problem.own_token)
 
 
 def _exact_gaussian(problem: Problem, _effort: Effort) -> MomentRows:
-    return gaussian_rows(known(problem.head), _whitened_tokens(problem), problem.lengths)
+    return gaussian_rows(unwrap(problem.head), _whitened_tokens(problem), problem.lengths)
 
 
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
-    head = known(problem.head)
+    head = unwrap(problem.head)
     law = problem.law_along(head.tilt)
-    with problem.named():
+    with problem.add_context():
         return softmax_moments(law, head.value, problem.lengths, problem.own_token)
 
 
 def _leading_order(problem: Problem, effort: Effort) -> MomentRows:
-    head, lengths = known(problem.head), problem.lengths
+    head, lengths = unwrap(problem.head), problem.lengths
     if head.kernel == "softmax":
         return asymptotic_rows(head, problem.measure, lengths, problem.own_token)
     bias = _exact_linear(problem, effort).bias

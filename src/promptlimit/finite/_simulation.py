@@ -16,10 +16,10 @@ from jaxtyping import Key, PRNGKeyArray
 from promptlimit._arrays import Array
 from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.errors import ArgumentError, UnreliableErrorWarning
-from promptlimit.finite._problem import Problem, known
+from promptlimit.finite._problem import Problem
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, agreed, in_chunks
-from promptlimit.rules import Effort
+from promptlimit.rules import Effort, unwrap
 
 MEMORY_BUDGET = 2**26
 """Bytes that the prompts simulated at one time may take."""
@@ -69,7 +69,7 @@ class PromptSimulation(eqx.Module):
         """Return the same of finitely many tokens, the query among them if it should be."""
         prompt = Empirical(tokens)
         if self.causal:
-            layers = known(self.attention.as_layers())
+            layers = unwrap(self.attention.as_layers())
             return attend_through(layers, prompt, query, causal=True)
         return self.read(prompt.including(query) if self.including_query else prompt, query)
 
@@ -114,7 +114,7 @@ def prompt_chunks(
     entries = numbers_of_prompt(problem, count, _COPIES)
     chunk = chunk_of_prompts(entries, min(_FIRST_LOOK, effort.most_samples))
     shared = PromptSimulation.of(problem), count, *constants
-    return simulated_chunks(program, shared, chunk, known(effort.key)), chunk
+    return simulated_chunks(program, shared, chunk, unwrap(effort.key)), chunk
 
 
 def simulated_chunks(program: Program, shared: Any, chunk: int, key: PRNGKeyArray) -> Iterator[Any]:

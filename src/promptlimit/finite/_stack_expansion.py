@@ -29,8 +29,8 @@ from promptlimit.depth import (
 )
 from promptlimit.errors import SlowExpansionWarning
 from promptlimit.finite._head_moments import MomentRows, leading_error
-from promptlimit.finite._problem import Problem, first_obstacle, known
-from promptlimit.rules import Effort
+from promptlimit.finite._problem import Problem, first_obstacle
+from promptlimit.rules import Effort, unwrap
 
 
 def expansion_obstacle(problem: Problem) -> str | None:
@@ -53,7 +53,7 @@ def expansion_obstacle(problem: Problem) -> str | None:
 
 def gaussian_stack(problem: Problem) -> GaussianStack:
     """Return the layers of a problem over its Gaussian tokens."""
-    gaussian = known(problem.gaussian)
+    gaussian = unwrap(problem.gaussian)
     layers = problem.layers or (problem.attention,)
     return GaussianStack.of(layers, gaussian.means[0], gaussian.all_covs()[0])
 

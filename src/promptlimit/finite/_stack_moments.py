@@ -27,7 +27,7 @@ from promptlimit.depth import (
 )
 from promptlimit.errors import AccuracyError, KindUnavailableError
 from promptlimit.finite._head_moments import MomentRows
-from promptlimit.finite._problem import Problem, first_obstacle, known
+from promptlimit.finite._problem import Problem, first_obstacle
 from promptlimit.finite._simulation import (
     PromptSimulation,
     chunk_of_prompts,
@@ -43,7 +43,7 @@ from promptlimit.finite._simulation import (
 )
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
 from promptlimit.measures import Empirical, GaussianParts, sqrtm_psd
-from promptlimit.rules import Effort
+from promptlimit.rules import Effort, unwrap
 
 _PARTICLES = 1024
 """Tokens that stand for a law in more than two dimensions; their error falls as 1/N^2."""
@@ -104,7 +104,7 @@ def atoms_limit(problem: Problem, _effort: Effort) -> MomentRows:
 
 
 def _limit_by_atoms(problem: Problem) -> tuple[Array, Array]:
-    parts, nodes = known(problem.parts), _FIRST_NODES[problem.measure.dim]
+    parts, nodes = unwrap(problem.parts), _FIRST_NODES[problem.measure.dim]
     before = _over_atoms(problem, parts, nodes)
     while True:
         nodes *= 2
@@ -161,7 +161,7 @@ def particle_moments(problem: Problem, effort: Effort) -> MomentRows:
     The limit comes from atoms where they can be had. What is not known of it counts in the errors
     of the mean squared errors.
     """
-    key, prompt_key = jax.random.split(known(effort.key))
+    key, prompt_key = jax.random.split(unwrap(effort.key))
     if without_atoms(problem) is None:
         limit, limit_error = _limit_by_atoms(problem)
     else:
@@ -226,8 +226,8 @@ def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
 
 def _put_draws(rows: MomentRows, place: int, draws: Array) -> None:
     """Write how many draws the bias is the mean of, and its standard error."""
-    known(rows.samples)[place] = draws.shape[0]
-    known(rows.bias_error)[place] = draws.std(axis=0, ddof=1) / math.sqrt(draws.shape[0])
+    unwrap(rows.samples)[place] = draws.shape[0]
+    unwrap(rows.bias_error)[place] = draws.std(axis=0, ddof=1) / math.sqrt(draws.shape[0])
 
 
 def _covariance(deviation: Array) -> Array:
@@ -344,7 +344,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
     """
     stack = _linear_stack(problem)
     rows = _rows_to_fill(problem, stack.limit)
-    words = np.asarray(jax.random.key_data(known(effort.key))).ravel()
+    words = np.asarray(jax.random.key_data(unwrap(effort.key))).ravel()
     for place in np.flatnonzero(np.isfinite(problem.lengths)):
         rng = np.random.default_rng([*map(int, words)])
         chunk = chunk_of_prompts(8 * problem.measure.dim**2, effort.most_samples)
@@ -373,12 +373,12 @@ def _is_linear(layer: AbstractAttention) -> bool:
 
 def _linear_stack(problem: Problem) -> LinearStack:
     """Return the stack as matrices, at the query, in coordinates that carry the tokens' spread."""
-    gaussian, layers = known(problem.gaussian), []
+    gaussian, layers = unwrap(problem.gaussian), []
     with jax.enable_x64(True):
-        for layer in known(problem.layers):
+        for layer in unwrap(problem.layers):
             residual = layer.residual_matrix()
             shape = (layer.output_dim, layer.query_dim)
-            heads = known(layer.as_heads())
+            heads = unwrap(layer.as_heads())
             layers.append(
                 LayerMatrices(
                     np.zeros(shape) if residual is None else as_float64(residual),

@@ -8,3 +8,4 @@ from promptlimit.rules._rules import Rule as Rule
 from promptlimit.rules._rules import applies_always as applies_always
 from promptlimit.rules._rules import computes as computes
 from promptlimit.rules._rules import explain as explain
+from promptlimit.rules._rules import unwrap as unwrap

@@ -28,6 +28,7 @@ class Subject(Protocol):
 
 ProblemT = TypeVar("ProblemT", bound=Subject)
 Computed = TypeVar("Computed")
+Known = TypeVar("Known")
 ComputeT = TypeVar("ComputeT", bound=Callable[..., Any])
 
 
@@ -38,6 +39,13 @@ class OutOfScope(str):
     """
 
     __slots__ = ()
+
+
+def unwrap(value: Known | None) -> Known:
+    """Return an optional value that the obstacle of a rule guarantees."""
+    if value is None:
+        raise TypeError("a rule must not compute where its obstacle holds")
+    return value
 
 
 def applies_always(problem: object) -> None:  # noqa: ARG001

@@ -5,7 +5,7 @@ import jax
 from promptlimit._arrays import numpy_only
 from promptlimit.attention import AbstractAttention
 from promptlimit.results import Risk
-from promptlimit.rules import Effort, OutOfScope, computes
+from promptlimit.rules import Effort, OutOfScope, computes, unwrap
 from promptlimit.tasks._abstract import AbstractTask, Lengths
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
@@ -18,7 +18,6 @@ from promptlimit.tasks._problem import (
     require_points,
     require_task,
     risk_at_lengths,
-    unwrap,
 )
 
 

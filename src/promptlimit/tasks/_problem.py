@@ -348,13 +348,6 @@ def _student_factor(count: int) -> float:
     return -float(stdtrit(count - 1, ndtr(-4.0))) / 4.0
 
 
-def unwrap(value: Known | None) -> Known:
-    """Return an optional value that the obstacle of a rule guarantees."""
-    if value is None:
-        raise TypeError("a rule must not compute where its obstacle holds")
-    return value
-
-
 def merged(attention: AbstractAttention) -> AbstractHead:
     """Return the one head that an attention is; differentiable."""
     head = attention.single_head()

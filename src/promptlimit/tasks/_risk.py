@@ -14,7 +14,7 @@ from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
-from promptlimit.rules import Effort, OutOfScope, Rule, computes
+from promptlimit.rules import Effort, OutOfScope, Rule, computes, unwrap
 from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
 from promptlimit.tasks._problem import (
     BATCH_GRADIENT,
@@ -35,7 +35,6 @@ from promptlimit.tasks._problem import (
     require_points,
     risk_at_lengths,
     standard_error,
-    unwrap,
 )
 from promptlimit.tasks._simulation import (
     RiskSimulation,

@@ -20,7 +20,7 @@ from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Mixture
-from promptlimit.rules import Effort
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._abstract import AbstractTask
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
@@ -37,7 +37,6 @@ from promptlimit.tasks._problem import (
     on,
     some_finite,
     standard_error,
-    unwrap,
 )
 from promptlimit.tasks.denoising._points import (
     bayes_denoising_risk,

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
-from promptlimit.rules import Effort, Quantity, Rule
+from promptlimit.rules import Effort, Quantity, Rule, unwrap
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
     OBJECTIVE,
@@ -27,7 +27,6 @@ from promptlimit.tasks._problem import (
     RiskProblem,
     on,
     task_of,
-    unwrap,
 )
 from promptlimit.tasks.denoising._limit_risk import (
     is_rotation_invariant,

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
-from promptlimit.rules import Effort
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
     BAYES_RISK,
     OBJECTIVE,
@@ -33,7 +33,6 @@ from promptlimit.tasks._problem import (
     on,
     some_finite,
     task_of,
-    unwrap,
 )
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 

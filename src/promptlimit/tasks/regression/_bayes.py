@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.depth import bartlett_factors
-from promptlimit.rules import Effort
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
     BAYES_RISK,
     REPLICATES,
@@ -15,7 +15,6 @@ from promptlimit.tasks._problem import (
     on,
     standard_error,
     task_of,
-    unwrap,
 )
 from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression
 

@@ -12,7 +12,7 @@ from promptlimit._arrays import Number, checked_lengths, require_whole
 from promptlimit._inputs import require_choice, to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.rules import Effort
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
     OBJECTIVE,
     RISK,
@@ -30,7 +30,6 @@ from promptlimit.tasks._problem import (
     on,
     require_points,
     task_of,
-    unwrap,
 )
 from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_heads_risk, linear_risk

@@ -13,7 +13,6 @@ from promptlimit.dynamics import (
     imbalance,
     trajectory_gap,
 )
-from promptlimit.finite import known
 from promptlimit.reproduction import Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
@@ -28,6 +27,7 @@ from promptlimit.reproduction.large_prompt._regressions import (
 )
 from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
 from promptlimit.results import Check, Trajectory
+from promptlimit.rules import unwrap
 from promptlimit.tasks import linear_optimum
 
 _DIGITS = 1e-8
@@ -38,7 +38,7 @@ _NOISE = 0.3
 def _distance(flow: Trajectory, other: AbstractAttention) -> float:
     """Return how far the end of a flow is from another head, in the largest entry."""
     U, V = flow.merged()
-    head = known(other.single_head())
+    head = unwrap(other.single_head())
     ends = (U[-1] - np.asarray(head.key_query), V[-1] - np.asarray(head.value))
     return float(max(np.abs(end).max() for end in ends))
 
