@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import pickle
 import zipfile
 from pathlib import Path
@@ -60,6 +61,7 @@ BUILT = {
     ),
     "discrimination": lambda: pl.Discrimination(ROTATION, [0.6, 0.4], np.eye(2)),
     "plan": lambda: pl.TrainingPlan(steps=9, learning_rate=THIRD, record=(0, 3, 9)),
+    "flow plan": lambda: pl.dynamics.FlowPlan([0.0, THIRD, math.inf], rtol=1e-9, points=512),
     "gap": lambda: pl.output_gap(_head(), _law(), [[1.0, 2.0]], [10, np.inf]),
     "exponent": lambda: pl.gap_exponent(_head(), _law(), _law()),
     "length": lambda: pl.required_length(_head(), _law(), [[1.0, 2.0]], 0.1),

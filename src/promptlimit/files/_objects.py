@@ -59,6 +59,7 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         ),
         ("tasks", None),
     ),
+    "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
     "WeightStatistics": ("weights", None),
     **dict.fromkeys(
