@@ -229,7 +229,7 @@ def test_estimates_at_different_lengths_share_their_prompts(x64):
     np.testing.assert_allclose(alone.value, all_three.value[-1:])
 
 
-@pytest.mark.filterwarnings("ignore::promptlimit.finite.UnreliableErrorWarning")
+@pytest.mark.filterwarnings("ignore::promptlimit.errors.UnreliableErrorWarning")
 def test_error_bars_of_estimates_cover_the_exact_gap(x64):
     repeats = 300
     exact = pl.output_gap(head(0.2), NORMAL, NORMAL, SHARED).value
