@@ -1,4 +1,4 @@
-"""Results: what a number is, how sure it is, and how it reaches the disk. No jax here."""
+"""Result types, with kinds and errors, and their storage on disk. This package does not use jax."""
 
 from promptlimit.results._causal_heads import CausalAtlas as CausalAtlas
 from promptlimit.results._claims import Check as Check

@@ -21,7 +21,7 @@ class CausalAtlas(AbstractAtlas):
         window: tokens of a window.
         windows: number of windows.
         shortest: tokens of the shortest prompt that was looked at.
-        every: one query of so many was looked at.
+        every: one query in `every` was measured.
         sinks: tokens kept at the beginning.
         recent: tokens kept before the query, its own included.
         equivalent: tokens that take as much memory as the moments of the far tokens.

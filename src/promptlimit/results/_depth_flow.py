@@ -1,4 +1,4 @@
-"""What continuous depth makes of a prompt."""
+"""The law of tokens along continuous depth."""
 
 from typing import TYPE_CHECKING, Any
 

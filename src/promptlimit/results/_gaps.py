@@ -24,9 +24,9 @@ class GapCurve(Result):
         value: $E\|T_L-T\|^2$ over prompts and queries, or the same for a gradient, [n].
         error: of `value`, in its units: the numerical error the code measured on itself ("exact"),
             one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 ("bound").
-        kind: what the numbers are.
+        kind: of the numbers.
         wrt: the parameter whose gradient is compared; None for outputs.
-        limit_square: $E\|T\|^2$ over queries, what the gap is relative to.
+        limit_square: $E\|T\|^2$ over queries, the unit of the relative gap.
         cov: covariance of the estimates at all lengths, [n, n]; None for other kinds.
         samples: how many prompts were simulated; 0 unless the kind is "estimate".
     """
@@ -77,7 +77,7 @@ class RequiredLength(Result):
     r"""The length from which the gap stays below a tolerance, by every way of knowing it.
 
     A length is a whole number, `math.inf` when it is beyond 1e30, NaN when the leading order in 1/L
-    diverges, and None when that kind of answer is not to be had for the problem.
+    diverges, and None where that kind is not available for the problem.
 
     Attributes:
         tolerance: the gap allowed.
@@ -117,7 +117,7 @@ class RequiredLength(Result):
     @property
     @derived()
     def length(self) -> dict[str, int | str]:
-        """The answers by kind: a whole number, or words where there is none."""
+        """The answers by kind: a whole number, or a description where there is no finite one."""
         answers = {"exact": self.exact, "asymptotic": self.asymptotic, "bound": self.bound}
         return {
             kind: int(value) if value is not None and math.isfinite(value) else self.describe(kind)
@@ -157,7 +157,7 @@ class GapReport(Result):
     """Everything known about one gap: its curves of every kind, its rate, and a fit to the curve.
 
     Attributes:
-        curves: one for each kind that can be had.
+        curves: one for each available kind.
         exponent: the rate that theory predicts; None where it is not known.
         fit: a power law fitted to the best curve; None for fewer than two usable lengths.
         fit_from: the shortest length of that fit: of an exact curve, the first from which on it is

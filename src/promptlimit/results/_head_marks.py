@@ -1,4 +1,4 @@
-"""What a stored atlas says of where its heads stand: their sharpness, and the length they read."""
+"""The sharpness of each head of a stored atlas, and the length of its prompts."""
 
 import math
 from collections.abc import Mapping

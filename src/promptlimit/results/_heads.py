@@ -73,7 +73,7 @@ class HeadAtlas(AbstractAtlas):
         window: tokens of a prompt, L.
         windows: number of prompts.
         clusters: number of Gaussians in the limit "mixture".
-        sinks: number of tokens that are atoms beside one Gaussian in the limit "sinks".
+        sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
         causal: whether a query's prompt ends with the query.
         rotary: whether keys were taken after rotation, their law averaged over positions.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
@@ -203,7 +203,7 @@ class HeadReplacement(Result):
         model: the name of the model's folder.
         measure: "cosine" of the embedding with that of the model as trained, or "loss" in nats.
         window: tokens of a prompt.
-        sinks: number of tokens that are atoms beside one Gaussian in the limit "sinks".
+        sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
         read_before: how many of the windows the atlas had read, when both were given one text.
         counts: numbers of heads replaced, [n].
         curves: by name, one value for every count and window, [n, windows].

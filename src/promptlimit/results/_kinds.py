@@ -1,9 +1,9 @@
-"""Every number says what it is; what is not good enough, or cannot be had, is refused."""
+"""The kinds of numbers and the type of a length."""
 
 from typing import Literal, TypeAlias
 
 Kind = Literal["exact", "limit", "asymptotic", "bound", "estimate"]
-"""What a value is.
+"""The kind of a value.
 
 - `exact`: prompts integrated out, by closed form or quadrature.
 - `limit`: the prompt is infinite.

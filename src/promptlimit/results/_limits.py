@@ -1,4 +1,4 @@
-"""What softmax and linear attention make of one prompt and one query."""
+"""The limits of softmax and linear attention for one prompt and one query."""
 
 import numpy as np
 

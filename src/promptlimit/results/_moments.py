@@ -1,4 +1,4 @@
-"""What a finite prompt does to attention: moments over prompts, and what kind of number each is."""
+"""Moments of attention over finite prompts."""
 
 import numpy as np
 

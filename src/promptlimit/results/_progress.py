@@ -1,4 +1,4 @@
-"""How far a computation is: the one shape that every watcher is told in."""
+"""The progress of a computation, passed to watchers."""
 
 import math
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from promptlimit.results._kinds import Length
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training or a stream is.
+    """The progress of a training or of a stream.
 
     Attributes:
-        done: how many steps are taken, or tokens read.
-        total: how many there are; None when only the end will tell.
-        rate: of them a second, 0 before it is known.
-        lengths: the prompt lengths that train together; none of a stream.
-        risk: returns the risk of the first run as it is now, NaN where nothing has one; ask before
-            going on.
+        done: steps taken, or tokens read.
+        total: their total number; None if not known in advance.
+        rate: steps or tokens per second; 0 before it is known.
+        lengths: the prompt lengths that train together; empty for a stream.
+        risk: returns the current risk of the first run, NaN for a stream; call it before the
+            watcher returns.
     """
 
     done: int
@@ -28,9 +28,9 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Which part is done, from 0 to 1; 0 where only the end will tell."""
+        """The share that is done, from 0 to 1; 0 if the total is not known."""
         return self.done / self.total if self.total else 0.0
 
 
 Watcher = Callable[[Progress], None]
-"""What is told now and then how far things are."""
+"""A function that is called with the progress now and then."""

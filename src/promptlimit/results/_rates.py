@@ -1,4 +1,4 @@
-"""What a curve says about its rate: an exponent, how sure it is, and whether to believe it yet."""
+"""The rate of a curve: an exponent, its interval, and whether the curve is a power law yet."""
 
 import math
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from promptlimit.results._result import Result, derived
 
 RateStatus = Literal["power law", "not yet", "too noisy", "too few"]
-"""What the data say about $C L^{-\\kappa}$.
+"""How well the data fit $C L^{-\\kappa}$.
 
 - `power law`: the slope drifts by less than the tolerance, shown by the data.
 - `not yet`: the slope still moves.
@@ -28,8 +28,7 @@ class RateFit(Result):
         drift: how much the local exponent changes from the shortest to the longest length; NaN for
             two lengths.
         drift_interval: the same with its noise, (low, high).
-        reach: how far the local exponent travels in all, on to $L=\infty$ if it goes on like
-            $1/\ln L$.
+        reach: total change of the local exponent up to $L=\infty$, extrapolated like $1/\ln L$.
         tolerance: the reach up to which a curve is called a power law.
         chi_square: squared residuals of the line in units of their noise; NaN for exact values.
         degrees_of_freedom: what `chi_square` is compared with.

@@ -6,8 +6,8 @@
     DIR/PAPER/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
 
 Every file appears whole, the .json of a figure after its arrays. Nothing that is read is trusted:
-what is not as it was written is refused in one sentence, and a verdict that does not follow from
-its numbers is no verdict.
+a file that differs from what was written raises an error of one sentence, and so does a verdict
+that does not follow from its numbers.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Run folders: what was asked, where it ran, what came out, and a mark that it is whole.
+"""Run folders: the configuration, the environment and the arrays of a run.
 
 A run lives in a folder named by the hash of its configuration: `config.json`, `environment.json`,
 `arrays.npz` and `done`; one under way has a `checkpoint.npz`, and a `lock` with its `lock-holder`.

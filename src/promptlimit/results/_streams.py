@@ -1,4 +1,4 @@
-"""What attention does with one prompt, at some of its prefix lengths."""
+"""Attention over one prompt at several of its prefix lengths."""
 
 import numpy as np
 
@@ -13,17 +13,17 @@ class StreamedAttention(Result):
 
     Attributes:
         lengths: $L$, [n].
-        output: of the attention that was asked about, [n, q, output_dim].
+        output: of the attention, [n, q, output_dim].
         log_sum_exp: $\log\sum_ie^{s_i}$, [n, q].
         max_score: $\max_is_i$, [n, q].
         max_weight: $\max_ip_i$, [n, q].
         participation: $S_2=\sum_ip_i^2$, [n, q].
         entropy: $-\sum_ip_i\log p_i$, [n, q].
         mean: $\sum_ip_iz_i$, [n, q, token_dim].
-        cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$, [n, q, token_dim, token_dim]; None when not
-            asked for.
+        cov: $\sum_ip_i(z_i-\bar z)(z_i-\bar z)^\top$, [n, q, token_dim, token_dim]; None if not
+            requested.
         linear_output: of the linear attention with the same matrices, [n, q, output_dim]; None
-            when not asked for.
+            if not requested.
         dtype: the precision in which tokens were read.
     """
 
@@ -47,13 +47,13 @@ class StreamedAttention(Result):
 
 
 class StreamReport(Result):
-    """A streamed prompt beside what theory says of prompts of its law.
+    """A streamed prompt compared with the theory of prompts of its law.
 
     Attributes:
-        streamed: what was read.
-        reference: what outputs are held against, [q, output_dim]: the limit, or the output on the
-            whole prompt where the law of the tokens is not known...
-        is_limit: ... and which of the two it is.
+        streamed: the streamed attention.
+        reference: the output with which outputs are compared, [q, output_dim]: the limit, or the
+            output on the whole prompt where the law of the tokens is not known.
+        is_limit: whether `reference` is the limit.
         expected_square: the exact mean square distance of outputs from the limit, [n, q], and
         expected_tokens: one over the exact mean of $S_2$, [n, q]; None where they are not known.
     """

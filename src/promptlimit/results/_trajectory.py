@@ -77,7 +77,7 @@ class Trajectory(Result):
     parameter_error: np.ndarray | None = variable("time", default=None)
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the merged U and V of one head at all times, or say that there are none."""
+        """Return the merged U and V of one head at all times; an error for other attentions."""
         if self.key_query is None or self.value_matrix is None:
             raise ArgumentError(
                 "key_query",

@@ -18,13 +18,13 @@ Lengths: TypeAlias = Number | ArrayLike
 
 
 class Batches(NamedTuple):
-    """What `sgd` trains at once: members with a length each, all with the same heads.
+    """The runs that `sgd` trains together: one length per member, the same heads for all.
 
     Attributes:
-        lengths: the number of tokens of a prompt, one a member.
-        keys: randomness, one a member; step k's batch is a function of (key, length, k).
-        size: how many prompts a batch has.
-        kernels: "softmax" or "linear", one a head.
+        lengths: the prompt length of each member.
+        keys: one per member; the batch of step k is a function of (key, length, k).
+        size: number of prompts per batch.
+        kernels: "softmax" or "linear", for each head.
         sampling: "tokens", or "law" where prompts need not be realised.
     """
 
@@ -47,14 +47,14 @@ r"""The gradient in $U$ and $V$ of twice the mean loss over a batch, at a step, 
 
 
 class AbstractTask(eqx.Module):
-    r"""An in-context task: a law over prompts $\mu$, and what is asked of each.
+    r"""An in-context task: a law over prompts $\mu$, the law of a query given $\mu$, and a loss.
 
     The risk of an attention $T$ is $R_L=E_\mu\,E_{z_1,\dots,z_L\sim\mu}\,E_{z\sim\nu_\mu}\,
     \ell(T[\hat\mu_L](\text{masked }z),\,z)$ (section 4 of the paper, where $\nu_\mu=\mu$; other
     query laws are its Remark 4.1).
 
-    **Your own task** takes four methods. Here each prompt has its own hidden mean, tokens scatter
-    about it, and the attention, which sees nothing of the query, should guess that mean:
+    **A user-defined task** implements four methods. In this example each prompt has a hidden mean,
+    the tokens scatter about it, and the attention should return that mean from the tokens alone:
 
     >>> import jax, jax.numpy as jnp, promptlimit as pl
     >>> class HiddenMean(pl.AbstractTask):
@@ -79,8 +79,8 @@ class AbstractTask(eqx.Module):
     >>> print(found.kind, abs(found.value - 0.1) < 4 * found.error)
     estimate True
 
-    **What more it knows** it says through the methods that return None by default. One formula,
-    `closed_risk`, makes its risks, their gradients, flows and the records of `sgd` exact:
+    **Optional methods** return None by default. One formula, `closed_risk`, makes the risks of the
+    task, their gradients, flows and the records of `sgd` exact:
 
     >>> class KnownMean(HiddenMean):
     ...     def closed_risk(self, attention, length):
@@ -107,11 +107,11 @@ class AbstractTask(eqx.Module):
 
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
-        r"""Return a random prompt $\mu$, and the law $\nu_\mu$ of the token asked about."""
+        r"""Return a random prompt $\mu$ and the law $\nu_\mu$ of the query token."""
 
     @abc.abstractmethod
     def query_of(self, token: Float[Array, " token_dim"]) -> Float[Array, " query_dim"]:
-        """Return the query: what the attention is shown of the token asked about."""
+        """Return the query: the part of the query token that the attention receives."""
 
     @abc.abstractmethod
     def loss(
@@ -124,7 +124,7 @@ class AbstractTask(eqx.Module):
         attention: AbstractAttention,  # noqa: ARG002
         length: Float[Array, ""],  # noqa: ARG002
     ) -> Float[Array, ""] | None:
-        r"""Return $R_L$ by a formula, differentiable in the attention; None where there is none.
+        r"""Return $R_L$ by a formula, differentiable in the attention; None if not known.
 
         Args:
             attention: whose risk; read it through `attention.single_head()`.
@@ -133,7 +133,7 @@ class AbstractTask(eqx.Module):
         return None
 
     def bayes_risk(self, length: Number) -> float | None:  # noqa: ARG002
-        """Return the smallest risk of any predictor by a formula; None where there is none.
+        """Return the smallest risk of any predictor by a formula; None if not known.
 
         Args:
             length: $L$, which may be infinite.

@@ -29,7 +29,7 @@ class RiskSimulation(eqx.Module):
 
     Attributes:
         attention: what predicts.
-        task: what is asked.
+        task: the task.
         length: the number of tokens of a prompt; at infinity the attention reads its law.
         key: prompt i comes from `split(fold_in(key, i), 3)`, so that a key has one answer whatever
             the chunks.
@@ -42,7 +42,7 @@ class RiskSimulation(eqx.Module):
 
 
 def simulated_risk(simulation: RiskSimulation, samples: int) -> Estimate:
-    """Return the mean loss over so many prompts and its standard error, inside `enable_x64`."""
+    """Return the mean loss over prompts and its standard error; call inside `enable_x64`."""
     mean, error = _over_prompts(_losses, simulation, samples)
     return Estimate(float(mean[0]), float(error[0]), samples)
 
@@ -124,7 +124,7 @@ class SimulatedObjective(AbstractObjective):
     Attributes:
         task: whose loss.
         prompts: the prompts, stacked along the first axis of every array.
-        tokens: what each prompt is asked about, [samples, token_dim].
+        tokens: the query token of each prompt, [samples, token_dim].
     """
 
     task: AbstractTask
@@ -158,7 +158,7 @@ def simulated_objective(
 def _prompts(
     task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
 ) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
-    """Return so many prompts of a task and the tokens they are asked about; one program for all."""
+    """Return prompts of a task and their query tokens, compiled once."""
 
     def one(own: Key[Array, " 3"]) -> tuple[AbstractMeasure, Array]:
         law_key, tokens_key, query_key = own

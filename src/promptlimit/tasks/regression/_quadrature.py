@@ -1,4 +1,4 @@
-"""The risk of softmax attention, over as many points as a tolerance asks for."""
+"""The risk of softmax attention, with the number of points chosen by a tolerance."""
 
 import functools
 import math
