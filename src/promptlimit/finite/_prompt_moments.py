@@ -24,6 +24,7 @@ from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, fi
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
 from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
+    NOT_A_STACK,
     atoms_limit,
     controlled_moments,
     controlled_obstacle,
@@ -39,7 +40,7 @@ from promptlimit.finite._stack_moments import (
 )
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import PromptMoments
-from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
+from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
 from promptlimit.weights import MAX_SHARPNESS
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity("prompt_moments")
@@ -185,11 +186,13 @@ def _head_beside_mean(problem: Problem) -> tuple[TiltedHead, TiltedHead] | None:
 
 def _softmax_beside_mean(problem: Problem) -> str | None:
     heads = _head_beside_mean(problem)
-    return _softmax_over_law(problem) if heads is None else problem.law_obstacle(heads[0].tilt)
+    if heads is None:
+        return OutOfScope("it is not a softmax head with a second one of tilt zero")
+    return problem.law_obstacle(heads[0].tilt)
 
 
 def _not_by_nodes(problem: Problem) -> str | None:
-    return _softmax_beside_mean(problem) if problem.layers is None else many_nodes(problem)
+    return NOT_A_STACK if problem.layers is None else many_nodes(problem)
 
 
 def _exact_beside_mean(problem: Problem, _effort: Effort) -> MomentRows:
@@ -207,7 +210,7 @@ def _leading_obstacle(problem: Problem) -> str | None:
 
 
 def _expansion_obstacle(problem: Problem) -> str | None:
-    return expansion_obstacle(problem) if problem.head is None else _leading_obstacle(problem)
+    return expansion_obstacle(problem) if problem.head is None else OutOfScope("it is one head")
 
 
 def _limit(problem: Problem, _effort: Effort) -> MomentRows:

@@ -43,7 +43,9 @@ from promptlimit.finite._simulation import (
 )
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
 from promptlimit.measures import Empirical, GaussianParts, sqrtm_psd
-from promptlimit.rules import Effort, unwrap
+from promptlimit.rules import Effort, OutOfScope, unwrap
+
+NOT_A_STACK = OutOfScope("it is not a stack of several layers")
 
 _PARTICLES = 1024
 """Tokens that stand for a law in more than two dimensions; their error falls as 1/N^2."""
@@ -238,7 +240,7 @@ def _covariance(deviation: Array) -> Array:
 def controlled_obstacle(problem: Problem) -> str | None:
     """Return why the first order of what a prompt does is not taken out of a simulation."""
     if problem.layers is None:
-        return problem.no_head_reason
+        return NOT_A_STACK
     obstacle = expansion_obstacle(problem)
     if obstacle is not None:
         return obstacle
@@ -306,7 +308,7 @@ def linear_stack_obstacle(problem: Problem) -> str | None:
     """Return why a problem is not of linear layers over Gaussian tokens."""
     layers = problem.layers
     if layers is None:
-        return problem.no_head_reason
+        return NOT_A_STACK
     return first_obstacle(
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.causal, "under a causal mask each token has a second moment of its own"),
