@@ -39,7 +39,7 @@ def test_lazy_names_and_typed_names_are_the_same(stub: Path) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="No promptlimit attribute Gausian"):
+    with pytest.raises(AttributeError, match=r"'Gausian'; did you mean Gaussian\?$"):
         pl.Gausian  # type: ignore  # noqa: B018
 
 
@@ -170,3 +170,9 @@ def test_packages_use_the_public_names_of_one_another() -> None:
                 package, *inside = (node.module or "").split(".")[1:]
                 private = any(name.startswith("_") for name in inside)
                 assert package == own or not private, f"{path} imports {node.module}"
+
+
+def test_a_name_of_a_package_is_pointed_to_its_place() -> None:
+    with pytest.raises(AttributeError, match=r"did you mean promptlimit\.results\.GapCurve\?$"):
+        _ = pl.GapCurve  # ty: ignore[missing-attribute]
+    assert not hasattr(pl, "_repr_mimebundle_")

@@ -9,6 +9,22 @@ Names load on first use: importing the package, or asking the command line for h
 import jax.
 """
 
+import difflib
+import importlib
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_PACKAGES = ("results", "errors", "rules", "measures", "tasks", "dynamics", "lengths", "weights")
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        return _load(name)
+    message = f"promptlimit has no attribute '{name}'"
+    if not name.startswith("_"):
+        packages = (f"promptlimit.{package}" for package in _PACKAGES)
+        homes = [home for home in packages if hasattr(importlib.import_module(home), name)]
+        likely = [f"{home}.{name}" for home in homes] or difflib.get_close_matches(name, __all__, 1)
+        message += f"; did you mean {likely[0]}?" if likely else ""
+    raise AttributeError(message)

@@ -535,3 +535,13 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(
         f"`{method}` requires the package {package}, which is not installed. "
         f"Run pip install {wanted}."
     )
+
+
+def test_bad_lengths_and_multiples_are_refused_in_one_sentence():
+    found = pl.risk(pl.LinearAttention(np.eye(2), np.eye(2)), pl.LinearRegression([[1.0]]), [5, 7])
+    with pytest.raises(pl.errors.ArgumentError, match=r"^`length` must be one of 5, 7, got 6\.$"):
+        found.at(6)
+    with pytest.raises(pl.errors.ArgumentError, match=r"^`length` must be 5, got 6\.$"):
+        found.at(5).at(6)
+    with pytest.raises(pl.errors.ArgumentError, match=r"^`k` must be a number of at least 0"):
+        found.interval(-1)

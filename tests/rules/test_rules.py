@@ -196,3 +196,41 @@ def test_replacing_the_parameter_gives_the_structure_of_the_new_one():
     assert other.reading.left is not None
     assert problem.at(np.ones(2)).reading is problem.reading
     assert problem.with_lengths(np.array([3.0])).reading is problem.reading
+
+
+def test_a_rule_that_returns_too_few_numbers_is_refused():
+    head, law = pl.SoftmaxAttention([[1.0]], [[1.0]]), pl.Gaussian([0.0], [[1.0]])
+
+    def one(problem, effort):
+        return pl.concentration.GapValues(np.ones(1), np.zeros(1))
+
+    gaps = pl.concentration.GAPS
+    gaps.rule(kind="bound", scope="anything", method="one number", first=True)(one)
+    try:
+        with pytest.raises(TypeError, match="must return values and errors for 2 lengths"):
+            pl.output_gap(head, law, law, [1, 10], kind="bound")
+    finally:
+        gaps.remove(one)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ([0.5, 0.5], TypeError, "one `Estimate` per length"),
+        ([pl.tasks.Estimate(0.5, 0.0, 0)], TypeError, "one `Estimate` per length"),
+        ([pl.tasks.Estimate(float("nan"), 0.0, 0)] * 2, pl.errors.AccuracyError, "gave NaN"),
+    ],
+)
+def test_a_rule_of_risk_that_returns_no_estimates_is_refused(returned, error, message):
+    task = pl.LinearRegression(np.eye(2))
+    head = pl.SoftmaxAttention(np.eye(3), np.eye(3))
+
+    def wrong(problem, effort):
+        return returned
+
+    pl.tasks.RISK.rule(kind="exact", scope="anything", method="wrong", first=True)(wrong)
+    try:
+        with pytest.raises(error, match=message):
+            pl.risk(head, task, [10, 20])
+    finally:
+        pl.tasks.RISK.remove(wrong)

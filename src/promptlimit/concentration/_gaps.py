@@ -172,6 +172,11 @@ def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
     gaps = GapValues(np.zeros(0), np.zeros(0))
     if finite.size:
         gaps = rule.compute(problem.with_lengths(finite), effort)
+        if np.shape(gaps.value) != finite.shape or np.shape(gaps.error) != finite.shape:
+            raise TypeError(
+                f"a rule of {GAPS.name} must return values and errors for {finite.size} lengths, "
+                f"got shapes {np.shape(gaps.value)} and {np.shape(gaps.error)}"
+            )
     beyond = (0, lengths.size - finite.size)
     value, error = np.pad(gaps.value, beyond), np.pad(gaps.error, beyond)
     cov = None if gaps.cov is None else np.pad(gaps.cov, beyond)

@@ -73,7 +73,7 @@ def gradient_flow(
     folder: str | Path | None = ...,
 ) -> tuple[Trajectory, ...]: ...
 @computes(OBJECTIVE)
-@numpy_only("Use `tasks.risk_function`, which is differentiable.")
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
 def gradient_flow(
     start: AbstractAttention,
     task: AbstractTask,

@@ -32,7 +32,7 @@ _CURVES = ("value", "gradient_norms", "error")
 _MOMENTS = ("key_query", "value_matrix", *_CURVES)
 
 
-@numpy_only("Use `tasks.risk_function`, which is differentiable.")
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
 def sgd(
     start: Start | Sequence[Start],
     task: AbstractTask,

@@ -18,6 +18,7 @@ import importlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from types import ModuleType
 from typing import (
     TYPE_CHECKING,
@@ -32,7 +33,7 @@ from typing import (
 
 import numpy as np
 
-from promptlimit.errors import MissingPackageError
+from promptlimit.errors import ArgumentError, MissingPackageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -269,6 +270,8 @@ class Result:
 
     def interval(self, k: float | int = 2.0) -> tuple[Any, Any]:  # noqa: PYI041 - run-time checks
         """Return (value - k error, value + k error); two mappings where `value` is one."""
+        if not isinstance(k, Real) or not k >= 0:
+            raise ArgumentError("k", f"must be a number of at least 0, got {k!r}.")
         value, error = (getattr(self, name, None) for name in ("value", "error"))
         if value is None or error is None:
             raise TypeError(f"`{type(self).__name__}` has no `value` with an `error`.")
@@ -291,7 +294,8 @@ class Result:
         where = lengths == length
         if not where.any():
             known = ", ".join(f"{known:g}" for known in np.unique(lengths))
-            raise ValueError(f"`length` must be one of {known}, got {length:g}.")
+            one = "one of " if np.unique(lengths).size > 1 else ""
+            raise ArgumentError("length", f"must be {one}{known}, got {length}.")
         several = roles[found[0]].keeps or where.sum() > 1
         place = (where,) if several else tuple(int(i) for i in np.argwhere(where)[0])
         changes: dict[str, Any] = {}

@@ -49,7 +49,7 @@ def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> R
 
 
 @computes(BAYES_EXCESS)
-@numpy_only("Use `tasks.risk_function`, which is differentiable.")
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
 def bayes_excess(
     attention: AbstractAttention,
     task: AbstractTask,

@@ -17,7 +17,7 @@ from scipy.special import ndtr, stdtrit
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import in_double
 from promptlimit.attention import AbstractAttention, AbstractHead
-from promptlimit.errors import ArgumentError
+from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
@@ -282,8 +282,15 @@ def checked_risk_problem(
     return RiskProblem(in_double(attention), in_double(task), lengths.ravel())
 
 
-def risk_at_lengths(risks: Sequence[Estimate], lengths: NDArray[np.float64], kind: Kind) -> Risk:
+def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Risk:
     """Return one risk per length: arrays of the shape of the lengths, numbers for one number."""
+    if len(risks) != lengths.size or not all(isinstance(risk, Estimate) for risk in risks):
+        raise TypeError(
+            f"a rule must return a list with one `Estimate` per length ({lengths.size}), got "
+            f"{risks!r:.80}"
+        )
+    if kind != "estimate" and any(math.isnan(risk.value) for risk in risks):
+        raise AccuracyError("The risk must be a number, but the rule that computes it gave NaN.")
     value, error, samples = (
         np.array(column).reshape(lengths.shape) for column in zip(*risks, strict=True)
     )

@@ -47,7 +47,7 @@ _DEFAULT_SAMPLES = 2**14
 
 
 @computes(RISK)
-@numpy_only("Use `tasks.risk_function`, which is differentiable.")
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
 def risk(
     attention: AbstractAttention,
     task: AbstractTask,
@@ -102,7 +102,7 @@ def risk(
 
 
 @computes(RISK_GRADIENT)
-@numpy_only("Use `tasks.risk_function`, which is differentiable.")
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
 def risk_gradient(
     attention: AbstractAttention,
     task: AbstractTask,
