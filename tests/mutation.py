@@ -74,7 +74,7 @@ TESTS = {
     "_configuration": ("test_configuration.py", "dynamics/test_sgd_runs.py", "streaming"),
     "_cores": ("test_cores.py",),
     "_inputs": ("measures", "attention"),
-    "_errors": ("test_errors.py",),
+    "errors": ("test_errors.py",),
     "_normals": ("streaming", "dynamics"),
     "_packages": ("test_packages.py",),
     "_random": ("measures", "parallel", "dynamics"),

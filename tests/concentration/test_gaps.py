@@ -314,7 +314,7 @@ def test_the_query_inside_counts_as_in_prompt_moments(x64):
 def test_an_exact_gap_is_no_more_certain_than_the_statistics_it_is_made_of(x64, monkeypatch):
     def uncertain(*args):
         statistics = some_statistics(*args)
-        return statistics | {"error": np.full_like(statistics["error"], 1e-3)}
+        return statistics | {"relative_error": np.full_like(statistics["relative_error"], 1e-3)}
 
     monkeypatch.setattr(_exact_gaps, "some_statistics", uncertain)
     _exact_gaps._kept_statistics.cache_clear()
