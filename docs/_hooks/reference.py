@@ -36,7 +36,7 @@ _PACKAGES = {
 }
 """Packages in the order a reader meets them, and what they are called there."""
 
-_OPEN = ("heads", "reproduction", "rules")
+_OPEN = ("errors", "heads", "reproduction", "rules")
 """Packages whose names are reached through them alone."""
 
 _FORMULA = re.compile(r"\$[^$]+\$")

@@ -4,7 +4,7 @@ An error about an argument is an `ArgumentError`, a `ValueError` whose attribute
 name of that argument.
 """
 
-import re
+import re as _re
 
 
 class ArgumentError(ValueError):
@@ -34,7 +34,7 @@ class ArgumentError(ValueError):
         >>> print(ArgumentError("cov", "must fit `mean`.").renamed(cov="query_cov", mean="centre"))
         `query_cov` must fit `centre`.
         """
-        requirement = re.sub(
+        requirement = _re.sub(
             "`([a-z_]+)`", lambda name: f"`{names.get(name[1], name[1])}`", self.requirement
         )
         return ArgumentError(names.get(self.argument, self.argument), requirement)
