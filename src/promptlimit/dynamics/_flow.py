@@ -41,6 +41,7 @@ from promptlimit.tasks import (
     AbstractTask,
     Lengths,
     RiskProblem,
+    exact_objectives,
     require_lengths,
 )
 
@@ -115,6 +116,9 @@ def gradient_flow(
         head, law, effort = in_double(start), in_double(task), Effort(key, chosen.samples)
         requests = []
         for length in tokens.ravel().tolist():
+            problem = RiskProblem(head, law, np.array([length]))
+            # Raises an error where prompts must be simulated and there is no key.
+            OBJECTIVE.choose(problem, "auto", effort)
             request = FlowRequest(
                 task=law,
                 start=head,
@@ -123,16 +127,12 @@ def gradient_flow(
                 tolerance=chosen.rtol,
                 arrival=chosen.arrival,
                 radius=chosen.radius,
-                solver=StabilisedRungeKutta() if chosen.solver is None else chosen.solver,
+                solver=_usual_solver(problem, chosen) if chosen.solver is None else chosen.solver,
                 points=chosen.points,
                 replicate=chosen.replicate,
                 key=key,
                 samples=chosen.samples,
             )
-            # Raises an error where prompts must be simulated and there is no key.
-            OBJECTIVE.choose(RiskProblem(head, law, np.array([length])), "auto", effort)
-            if chosen.solver is None:
-                request = dataclasses.replace(request, solver=_usual_solver(request))
             requests.append(request)
         flows = _trajectories(requests, folder)
     return flows if tokens.ndim else flows[0]
@@ -156,11 +156,13 @@ def _trajectories(
     return tuple(flows)
 
 
-def _usual_solver(request: FlowRequest) -> diffrax.AbstractSolver:
+def _usual_solver(problem: RiskProblem, plan: FlowPlan) -> diffrax.AbstractSolver:
     """Return a method of high order where steps are cheap or must be fine, else the stabilised."""
-    cheap = request.exact is not None and request.exact.is_closed_form
-    fine = request.tolerance < _STABILISED_FROM
-    return diffrax.Dopri8() if cheap or fine else StabilisedRungeKutta()
+    if plan.rtol < _STABILISED_FROM:
+        return diffrax.Dopri8()
+    exact = exact_objectives(problem, plan.points)
+    cheap = exact is not None and exact.is_closed_form
+    return diffrax.Dopri8() if cheap else StabilisedRungeKutta()
 
 
 class _Attempt(NamedTuple):
