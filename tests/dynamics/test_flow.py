@@ -77,6 +77,18 @@ def test_the_infinite_flow_is_the_block_equation_of_the_paper(
     assert not flow.error.any()
 
 
+def test_the_block_defect_is_the_largest_entry_outside_the_blocks_at_each_time() -> None:
+    dim = TASK.token_dim - 1
+    key_query, value = 0.3 * np.eye(dim + 1), np.zeros((dim + 1, dim + 1))
+    value[-1, -1] = 0.2
+    key_query[-1, 0], value[-1, 1] = -0.07, 0.05
+    flow = pl.gradient_flow(pl.SoftmaxAttention(key_query, value), TASK, math.inf, [0.0, 0.5])
+    defect = block_defect(flow)
+    assert defect.shape == (2,)
+    assert defect[0] == pytest.approx(0.07, rel=1e-6)
+    assert 0.0 < defect[1] != defect[0]
+
+
 def test_the_infinite_flow_ends_at_remark_5_3_and_conserves_the_balance() -> None:
     theta = np.array([[1.0, 0.3], [-0.2, 0.5]])
     start = pl.dynamics.block_start(TASK, 0.3, theta)

@@ -259,6 +259,16 @@ def test_a_mixture_of_one_law_with_itself_is_that_law():
         assert_allclose(getattr(moved, name), getattr(one, name), rtol=1e-12)
 
 
+def test_weights_of_listed_scores_may_miss_sum_one_by_rounding():
+    weights = np.full(10, 0.1 * (1.0 + 1e-12))
+    scores = np.linspace(-1.0, 1.0, 10)
+    one, other = (
+        pl.length_statistics(pl.lengths.ListedScores(scores, shares), [3, 1e4])
+        for shares in (None, weights)
+    )
+    np.testing.assert_allclose(one.entropy, other.entropy, rtol=1e-11)
+
+
 def test_mixtures_are_long_lists_even_where_some_prompts_have_low_scores_alone():
     weights, means, sharpness = [0.37, 0.54, 0.09], [-4.5, 5.3, -0.3], [0.08, 0.6, 1.7]
     lists = []

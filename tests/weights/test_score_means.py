@@ -27,10 +27,15 @@ def quadrature(sharpness, u):
     first, second = x * np.exp(-x), x * x * np.exp(-x)
     # E[(s - Lambda') x] = 0, so that for small x the drift is a sum without cancellation.
     drift = np.where(u < 0.0, (s * x * np.expm1(-x)) @ shares, (s * first) @ shares)
+    mean, lost = x @ shares, -np.expm1(-x) @ shares
+    rest = np.where(x < 0.01, x**2 / 2 - x**3 / 6 + x**4 / 24 - x**5 / 120, np.expm1(-x) + x)
+    log_rest = np.where(lost < 0.01, -sum(lost**k / k for k in range(2, 8)), np.log1p(-lost) + lost)
     return {
         "log_mean": log_mean,
         "tilted_mean": tilted_mean,
-        "log_phi": np.log1p(np.expm1(-x) @ shares),
+        "log_phi": np.log1p(-lost),
+        "excess": rest @ shares + log_rest,
+        "slope": (-(x * np.expm1(-x)) @ shares - lost * mean) / (1.0 - lost),
         "mass": first @ shares,
         "drift": drift,
         "log_mass": (t * first) @ shares,

@@ -251,8 +251,8 @@ def _expected_loss(tokens: ScoredValues, length: float, positive: float, toleran
     mean, variance, _ = _central(tokens, length)
     step, agreement = (0.3, 1e-3) if tolerance >= 1e-4 else (0.2, 1e-6)
     sd = math.sqrt(variance)
-    if sd == 0.0:  # values that do not vary
-        return float(np.logaddexp(0.0, -mean)) + (1.0 - positive) * mean
+    if sd == 0.0:  # the value matrix is 0, and so is every output
+        return math.log(2.0)
     c = sinh_thresholds(mean, sd, tokens.hull, step)
     tail, _ = upper_tails(tokens, length, c, agreement=agreement)
     loss = mean_under_tail(
