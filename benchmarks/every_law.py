@@ -42,6 +42,7 @@ def laws() -> dict[str, pl.AbstractMeasure]:
     return {
         "Gaussian": normal,
         "a list of 1000 tokens": pl.Empirical(np.random.default_rng(0).normal(size=(1000, 5))),
+        "a list of 1e6 tokens": pl.Empirical(np.random.default_rng(0).normal(size=(10**6, 5))),
         "cube": pl.UniformCube(np.ones(5)),
         "sphere": pl.UniformSphere(5, radius=2.0),
         "mixture of a Gaussian and a sphere": pl.Mixture(

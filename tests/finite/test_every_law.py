@@ -16,6 +16,7 @@ import promptlimit as pl
 from promptlimit.errors import NotAnalyticError
 from promptlimit.finite import _softmax_moments, softmax_moments
 from promptlimit.weights import Ray, RayLaw, score_law
+from promptlimit.weights._atoms import Atoms, ManyAtoms
 
 MATRIX = np.array([[1.0, 0.5], [-0.3, 0.8], [0.2, 0.1]])
 
@@ -155,6 +156,36 @@ def test_a_list_of_tokens_and_its_ray_agree_for_sharp_scores(x64, monkeypatch, s
     assert_allclose(listed.mse, on_ray.mse, rtol=1e-10, atol=1e-20)
     assert (np.abs(listed.mse - on_ray.mse) <= on_ray.error).all()
     assert_allclose(1.0 / listed.effective_tokens, on_ray.participation, rtol=1e-10)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 3.0])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_long_list_is_the_sum_over_its_tokens(scale, inside):
+    rng = np.random.default_rng(5)
+    tokens, weights = rng.normal(size=(3000, 3)), rng.random(3000)
+    value, tilt = rng.normal(size=(2, 3)), scale * rng.normal(size=3)
+    own_token = rng.normal(size=3) if inside else None
+    lengths = np.array([1.0, 2.0, 3.0, 40.0, 1e4, 1e12])
+    laws = (kind(weights / weights.sum(), tokens, tilt) for kind in (Atoms, ManyAtoms))
+    one, other = (softmax_moments(law, value, lengths, own_token) for law in laws)
+    for name in ("mse", "participation", "bias"):
+        assert_allclose(getattr(other, name), getattr(one, name), rtol=1e-12)
+    size = np.trace(one.cov, axis1=1, axis2=2)[:, None, None]
+    assert (np.abs(other.cov - one.cov) <= 1e-11 * size).all()
+
+
+def test_long_lists_are_summed_over_cells_of_scores(x64):
+    tokens = np.random.default_rng(5).normal(size=(3000, 2))
+    assert isinstance(score_law(pl.Empirical(tokens), np.ones(2)), ManyAtoms)
+    assert not isinstance(score_law(pl.Empirical(tokens[:500]), np.ones(2)), ManyAtoms)
+    # A token on a node, and cells without tokens.
+    many = np.concatenate([np.linspace(0.0, 0.5, 200), np.linspace(9.0, 9.5, 200)])[:, None]
+    node = 0.25 * (1.0 + np.cos(np.pi * 4.5 / 16))
+    many[7] = node
+    weights, lengths = np.full(400, 1 / 400), np.array([2.0, 50.0])
+    laws = (kind(weights, many, np.ones(1)) for kind in (Atoms, ManyAtoms))
+    one, other = (softmax_moments(law, np.eye(1), lengths, None) for law in laws)
+    assert_allclose(other.mse, one.mse, rtol=1e-12)
 
 
 class TwoSidedExponential(pl.AbstractMeasure):

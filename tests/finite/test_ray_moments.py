@@ -21,7 +21,7 @@ import promptlimit as pl
 from finite.mixtures import moments_on_the_ray
 from promptlimit.errors import AccuracyError
 from promptlimit.finite import _softmax_moments
-from promptlimit.weights import _prompts
+from promptlimit.weights import _functional
 
 REFERENCE = json.loads(pathlib.Path(__file__).with_name("mixture_reference.json").read_text())
 MANY_LENGTHS = [1, 2, 3, 10, 1e3, 1e6, 1e12, 1e30, math.inf]
@@ -477,8 +477,7 @@ def test_the_measured_error_covers_the_true_one(monkeypatch, scale):
     lengths = [2, 10, 1e4, 1e12, 1e30]
     true = moments_on_the_ray(**mixture, lengths=lengths)
     for step in (1.0, 0.7, 0.5):
-        monkeypatch.setattr(_prompts, "STEP", step)
-        monkeypatch.setattr(_softmax_moments, "STEP", step)
+        monkeypatch.setattr(_functional, "STEP", step)
         monkeypatch.setattr(_softmax_moments, "TOLERANCE", 1.0)
         coarse = moments_on_the_ray(**mixture, lengths=lengths)
         assert np.all(np.abs(coarse.mse - true.mse) <= coarse.error)

@@ -1,6 +1,7 @@
-r"""Finitely many tokens, each with its probability, as integrals over prompts ask for them.
+r"""Finitely many tokens, each with its probability: transforms are sums over tokens.
 
-$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$, $x_i=e^{s_i+u}$: plain sums. A place is a token.
+$F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$, $x_i=e^{s_i+u}$. A place is a token. In a long list a
+place is one of a few scores at which these kernels are interpolated.
 """
 
 import dataclasses
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
-from promptlimit.weights._prompts import (
+from promptlimit.weights._score_law import (
     EPSILON,
     LARGEST_EXPONENT,
     NEGLIGIBLE,
@@ -29,6 +31,13 @@ _WIDEST = 2.0**13
 
 _ENTRIES_AT_ONCE = 2**20
 _ROUNDING = 8.0 * EPSILON
+
+_CELL = 0.5
+_NODES = 16
+"""On a cell of this width so many Chebyshev nodes interpolate every kernel to 1e-16 of its peak."""
+
+_SHORT = 4.0
+"""A list is long where its cells have this many times fewer nodes than it has tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +63,21 @@ class Atoms(AbstractScoreLaw):
     def token_scores(self) -> Array:
         r"""$s_i=\langle t,z_i\rangle$ from that of the heaviest token, [j]."""
         return (self.tokens - self.tokens[self.heaviest]) @ self.tilt
+
+    @property
+    def places(self) -> Array:
+        """The scores at which kernels are evaluated, [j]."""
+        return self.token_scores
+
+    @property
+    def masses(self) -> Array:
+        """The probabilities of the places, [j]."""
+        return self.weights
+
+    @property
+    def factors(self) -> Array:
+        """What multiplies a kernel in sums over the means that `readings` yields, [j]."""
+        return self.weights
 
     @property
     def offset(self) -> float:
@@ -88,26 +112,21 @@ class Atoms(AbstractScoreLaw):
         log_phi, mass = np.empty((2, u.size))
         for part in self._blocks(u):
             power = self._powers(u[part])
-            phi, complement = np.exp(-power) @ self.weights, -np.expm1(-power) @ self.weights
+            phi, complement = np.exp(-power) @ self.masses, -np.expm1(-power) @ self.masses
             near_one = complement < 0.5
             small = np.log(np.maximum(phi, SMALLEST))
             log_phi[part] = np.where(near_one, np.log1p(-np.minimum(complement, 0.5)), small)
-            mass[part] = (power * np.exp(-power)) @ self.weights
+            mass[part] = (power * np.exp(-power)) @ self.masses
         rounding = _ROUNDING * np.minimum(np.abs(log_phi), 1.0)
         return Scores(u, log_phi, rounding, mass)
 
-    def products(self, power: int, u: Array, weights: Array) -> "AtomProducts":
-        """Return $F_k$, k = `power`, summed over even and over odd u with weights, [n, u]."""
-        shares = np.zeros((2, weights.shape[0], self.weights.size))
+    def products(self, power: int, u: Array) -> "AtomProducts":
+        """Return $F_k$, k = `power`, at evenly spaced u."""
         density = np.empty(u.size)
         for part in self._blocks(u):
             x = self._powers(u[part])
-            kernel = x**power * np.exp(-x) * self.weights
-            here = weights[:, part]
-            shares += np.stack([here[:, at] @ kernel[at] for at in even_and_odd(part)])
-            density[part] = kernel.sum(axis=1)
-        rounding = _ROUNDING * shares.sum(axis=0)
-        return AtomProducts(shares, rounding, density, self, u, power)
+            density[part] = (x**power * np.exp(-x)) @ self.masses
+        return AtomProducts(density, self.masses / self.factors, self, u, power)
 
     def ends(self, value: Array) -> tuple[Array, Array, Array]:
         r"""Return $V\nabla\Lambda(t)$, $V\nabla\Lambda(0)$ and $V\nabla^2\Lambda(0)V'$."""
@@ -118,28 +137,35 @@ class Atoms(AbstractScoreLaw):
         return value @ (tilted @ self.tokens), value @ mean, cov
 
     def readings(
-        self, value: Array, limit: Array, products: AbstractProducts
+        self,
+        value: Array,
+        limit: Array,
+        products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield tokens, and Vz - T of each, which does not vary.
-
-        Differences from the token of largest tilted weight, to which T may be close: no error.
-        """
+        """Yield tokens, and Vz - T of each, which does not vary."""
         count, outputs = self.weights.size, limit.size
-        tilted = softmax(np.log(self.weights) + self.token_scores)
-        apart = self.tokens - self.tokens[self.heaviest]
-        centred = (apart - tilted @ apart) @ value.T
+        centred = self._centred(value)
         block = max(1, _ENTRIES_AT_ONCE // outputs**2)
-        for start in range(0, products.shares.shape[2], block):
+        for start in range(0, count, block):
             part = slice(start, min(start + block, count))
             still = np.zeros((part.stop - part.start, outputs, outputs))
             exact = np.zeros(still.shape[0])
             yield part, centred[part], still, exact, exact
 
+    def _centred(self, value: Array) -> Array:
+        """Return Vz - T of each token, [i, e].
+
+        Differences from the token of largest tilted weight, to which T may be close: no error.
+        """
+        tilted = softmax(np.log(self.weights) + self.token_scores)
+        apart = self.tokens - self.tokens[self.heaviest]
+        return (apart - tilted @ apart) @ value.T
+
     def _powers(self, u: Array) -> Array:
-        return np.exp(np.minimum(u[:, None] + self.token_scores, LARGEST_EXPONENT))
+        return np.exp(np.minimum(u[:, None] + self.places, LARGEST_EXPONENT))
 
     def _blocks(self, u: Array) -> Iterator[slice]:
-        size = max(1, _ENTRIES_AT_ONCE // self.weights.size)
+        size = max(1, _ENTRIES_AT_ONCE // self.places.size)
         for start in range(0, u.size, size):
             yield slice(start, min(start + size, u.size))
 
@@ -152,6 +178,17 @@ class AtomProducts(AbstractProducts):
     u: Array
     power: int
 
+    def shares(self, weights: Array) -> tuple[Array, Array]:
+        r"""Return $\sum_uw\,x_i^ke^{-x_i}$ times $w_i$, by even and by odd u, and its error."""
+        law = self.law
+        shares = np.zeros((2, weights.shape[0], law.places.size))
+        for part in law._blocks(self.u):
+            x = law._powers(self.u[part])
+            kernel = x**self.power * np.exp(-x) * law.factors
+            here = weights[:, part]
+            shares += np.stack([here[:, at] @ kernel[at] for at in even_and_odd(part)])
+        return shares, _ROUNDING * shares.sum(axis=0)
+
     def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002  # exact here
         r"""Return $F_{k-1}$, [u, e], of f at the tokens, [j, e], and its error, [u].
 
@@ -162,10 +199,123 @@ class AtomProducts(AbstractProducts):
         size = np.linalg.norm(centred, axis=1)
         for part in law._blocks(self.u):
             x = law._powers(self.u[part])
-            direct = x**below * np.exp(-x) * law.weights
-            other = -(x**below) * np.expm1(-x) * law.weights
+            direct = x**below * np.exp(-x) * law.factors
+            other = -(x**below) * np.expm1(-x) * law.factors
             sizes = direct @ size, other @ size
             smaller = sizes[0] <= sizes[1]
             lowered[part] = np.where(smaller[:, None], direct @ centred, -(other @ centred))
             lost[part] = _ROUNDING * np.minimum(*sizes)
         return lowered, lost
+
+
+def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
+    """Return the law of listed tokens along a tilt, by cells of scores where there are many."""
+    law = Atoms(weights, tokens, tilt)
+    reach = float(np.ptp(law.token_scores))
+    if weights.size > _SHORT * _NODES * (reach / _CELL + 1.0):
+        return ManyAtoms(weights, tokens, tilt)
+    return law
+
+
+class ManyAtoms(Atoms):
+    r"""The law of a long list: sums over cells of scores, at a cost of one pass over the tokens.
+
+    Kernels of the score are interpolated at the nodes g of each cell,
+    $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$, so that $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with
+    $f_g=\sum_iw_i\ell_g(s_i)f_i$.
+    """
+
+    @property
+    def places(self) -> Array:
+        """The nodes g of all cells that hold tokens, [j]."""
+        return self._cells.nodes
+
+    @cached_property
+    def masses(self) -> Array:
+        r"""$\sum_iw_i\ell_g(s_i)$, [j]; some may be negative."""
+        return self._cells.sums(np.ones((self.weights.size, 1)))[:, 0]
+
+    @cached_property
+    def factors(self) -> Array:
+        """One: the means that `readings` yields contain the probabilities."""
+        return np.ones(self.places.size)
+
+    @cached_property
+    def _cells(self) -> "_Cells":
+        return _Cells.of(self.token_scores, self.weights)
+
+    def readings(
+        self,
+        value: Array,
+        limit: Array,
+        products: AbstractProducts,  # noqa: ARG002  # lines need it
+    ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
+        """Yield nodes, the sums of Vz - T there, and what their products lack of those of pairs."""
+        centred, outputs = self._centred(value), limit.size
+        first = self._cells.sums(centred)
+        for start in range(0, self.places.size, _NODES):
+            part = slice(start, start + _NODES)
+            own, weights = self._cells.weights_of(start // _NODES)
+            second = np.zeros((_NODES, outputs, outputs))
+            block = max(1, _ENTRIES_AT_ONCE // outputs**2)
+            for some in range(0, own.size, block):
+                y = centred[own[some : some + block]]
+                pairs = (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)
+                second += (weights[some : some + block].T @ pairs).reshape(second.shape)
+            spread = second - first[part, :, None] * first[part, None, :]
+            exact = np.zeros(_NODES)
+            yield part, first[part], spread, exact, exact
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cells:
+    """Tokens sorted into cells of equal width by their scores.
+
+    Attributes:
+        order: the tokens by cell, [i].
+        starts: where each cell starts in `order`, and the number of tokens, [cells + 1].
+        nodes: the Chebyshev nodes of each cell, [cells * nodes].
+        scores: of the tokens, [i].
+        weights: their probabilities, [i].
+    """
+
+    order: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    nodes: Array
+    scores: Array
+    weights: Array
+
+    @staticmethod
+    def of(scores: Array, weights: Array) -> "_Cells":
+        """Return the cells that hold tokens."""
+        lowest = float(scores.min())
+        cell = np.floor((scores - lowest) / _CELL).astype(np.int64)
+        order = np.argsort(cell, kind="stable")
+        used, starts = np.unique(cell[order], return_index=True)
+        nodes = lowest + _CELL * (used[:, None] + 0.5 * (1.0 + _CHEBYSHEV))
+        return _Cells(order, np.append(starts, scores.size), nodes.ravel(), scores, weights)
+
+    def weights_of(self, cell: int) -> tuple[NDArray[np.int64], Array]:
+        r"""Return the tokens of a cell and $w_i\ell_g(s_i)$, [i, nodes]."""
+        own = self.order[self.starts[cell] : self.starts[cell + 1]]
+        nodes = self.nodes[cell * _NODES : (cell + 1) * _NODES]
+        apart = self.scores[own, None] - nodes
+        with np.errstate(divide="ignore", invalid="ignore"):
+            terms = _BARYCENTRIC / apart
+            basis = terms / terms.sum(axis=1, keepdims=True)
+        on_node = (apart == 0.0).any(axis=1)
+        basis[on_node] = apart[on_node] == 0.0
+        return own, self.weights[own, None] * basis
+
+    def sums(self, values: Array) -> Array:
+        r"""Return $\sum_iw_i\ell_g(s_i)f_i$ at all nodes, [j, e]."""
+        pieces = []
+        for cell in range(self.starts.size - 1):
+            own, weights = self.weights_of(cell)
+            pieces.append(weights.T @ values[own])
+        return np.concatenate(pieces)
+
+
+_ANGLES = np.pi * (np.arange(_NODES) + 0.5) / _NODES
+_CHEBYSHEV = np.cos(_ANGLES)
+_BARYCENTRIC = (-1.0) ** np.arange(_NODES) * np.sin(_ANGLES)

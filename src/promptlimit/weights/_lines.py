@@ -21,16 +21,7 @@ from scipy.special import loggamma
 from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError, NotAnalyticError
 from promptlimit.measures import AbstractMeasure
-from promptlimit.weights._atoms import Atoms
-from promptlimit.weights._prompts import (
-    EPSILON,
-    NEGLIGIBLE,
-    SMALLEST,
-    AbstractProducts,
-    AbstractScoreLaw,
-    Scores,
-    even_and_odd,
-)
+from promptlimit.weights._atoms import token_list
 from promptlimit.weights._ray import (
     LEFT,
     MOST_PARTS,
@@ -40,6 +31,15 @@ from promptlimit.weights._ray import (
     Complex,
     GaussianRay,
     Ray,
+)
+from promptlimit.weights._score_law import (
+    EPSILON,
+    NEGLIGIBLE,
+    SMALLEST,
+    AbstractProducts,
+    AbstractScoreLaw,
+    Scores,
+    even_and_odd,
 )
 
 _SLACK = 4.0
@@ -266,10 +266,9 @@ class RayLaw(AbstractScoreLaw):
             rounding[part] = line.rounding(here) * size * np.exp(-log_phi[part])
         return Scores(u, np.minimum(log_phi, 0.0), rounding, mass)
 
-    def products(self, power: int, u: Array, weights: Array) -> "LineProducts":
-        """Return $F_k$, k = `power`, summed over even and over odd u with weights, [n, u]."""
-        density, start = np.empty(u.size), 0
-        multiples, shares, roundings, lines = [], [], [], []
+    def products(self, power: int, u: Array) -> "LineProducts":
+        """Return $F_k$, k = `power`, at evenly spaced u."""
+        density, start, lines = np.empty(u.size), 0, []
         for line, integrand, part in self.integrands(power, u):
             here = u[part]
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
@@ -282,43 +281,72 @@ class RayLaw(AbstractScoreLaw):
                 sign = (-1.0) ** order
                 upper = np.append(upper, sign / math.factorial(order))
                 lower = np.append(lower, -sign / math.factorial(order + 1))
-            weighted = weights[:, part] * scale
-            halves = [_real_times(weighted[:, at], waves[:, at]) for at in even_and_odd(part)]
-            shares.append(np.stack(halves) * upper)
-            lost = weighted @ line.rounding(here)
-            roundings.append(lost[:, None] * np.abs(upper))
             density[part] = (upper @ waves).real * scale
             place = slice(start, start + c.size)
-            lines.append((place, part, lower, waves, scale, line.rounding(here)))
-            multiples.append(c)
+            rounding = line.rounding(here)
+            lines.append(_LineSums(place, part, c, upper, lower, waves, scale, rounding))
             start += c.size
-        joined = np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
-        return LineProducts(*joined, density, np.concatenate(multiples), lines)
+        return LineProducts(density, np.ones(start), lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class _LineSums:
+    r"""What makes $F_k[f]$ and $F_{k-1}[f]$ of $E[fe^{cs}]/E[e^{cs}]$ on one line.
+
+    Attributes:
+        place: of its multiples among those of all lines.
+        part: the nodes u that use it.
+        multiples: c, [j].
+        upper: the factors of $F_k$, [j].
+        lower: the factors of $F_{k-1}$, [j].
+        waves: $e^{(c-c_0)u}$, [j, u].
+        scale: $e^{c_0u}$ times the size of the integrand, [u].
+        rounding: the relative rounding error of a term, [u].
+    """
+
+    place: slice
+    part: slice
+    multiples: Complex
+    upper: Complex
+    lower: Complex
+    waves: Complex
+    scale: Array
+    rounding: Array
 
 
 @dataclasses.dataclass(frozen=True)
 class LineProducts(AbstractProducts):
-    r"""Sums over multiples c on lines.
+    """Sums over multiples c on lines."""
 
-    Attributes:
-        multiples: all c, [j].
-        lines: for each line its place among the c, its u, and what makes $F_{k-1}[f]$ of
-            $E[fe^{cs}]$.
-    """
+    lines: list[_LineSums]
 
-    multiples: Complex
-    lines: list[tuple[slice, slice, Complex, Complex, Array, Array]]
+    @cached_property
+    def multiples(self) -> Complex:
+        """All c, [j]."""
+        return np.concatenate([line.multiples for line in self.lines])
+
+    def shares(self, weights: Array) -> tuple[Complex, Array]:
+        r"""Return $\sum_uw\,F_k$ as weights of the multiples, by even and odd u, and its error."""
+        shares, roundings = [], []
+        for line in self.lines:
+            weighted = weights[:, line.part] * line.scale
+            halves = [
+                _real_times(weighted[:, at], line.waves[:, at]) for at in even_and_odd(line.part)
+            ]
+            shares.append(np.stack(halves) * line.upper)
+            roundings.append((weighted @ line.rounding)[:, None] * np.abs(line.upper))
+        return np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
 
     def lower(self, centred: Complex, blur: Array) -> tuple[Array, Array]:
         r"""Return $F_{k-1}$, [u, e], of $E[fe^{cs}]/E[e^{cs}]$, [j, e], and its error, [u]."""
         lowered = np.empty((self.density.size, centred.shape[1]))
         lost = np.empty(self.density.size)
-        for place, part, coefficients, waves, scale, rounding in self.lines:
-            terms = coefficients[:, None] * centred[place]
-            lowered[part] = (terms.T @ waves).real.T * scale[:, None]
-            sizes = np.abs(coefficients) * blur[place], np.linalg.norm(terms, axis=1)
-            blurred, summed = (size @ np.abs(waves) for size in sizes)
-            lost[part] = (summed * rounding + blurred) * scale
+        for line in self.lines:
+            terms = line.lower[:, None] * centred[line.place]
+            lowered[line.part] = (terms.T @ line.waves).real.T * line.scale[:, None]
+            sizes = np.abs(line.lower) * blur[line.place], np.linalg.norm(terms, axis=1)
+            blurred, summed = (size @ np.abs(line.waves) for size in sizes)
+            lost[line.part] = (summed * line.rounding + blurred) * line.scale
         return lowered, lost
 
 
@@ -378,7 +406,7 @@ def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
     """
     parts = measure.gaussian_parts()
     if parts is not None and parts.covs is None:
-        return Atoms(parts.weights, parts.means, tilt)
+        return token_list(parts.weights, parts.means, tilt)
     ray = Ray(measure, tilt)
     if parts is not None and parts.weights.size <= MOST_PARTS:
         ray = GaussianRay(measure, tilt, parts)

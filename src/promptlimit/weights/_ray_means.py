@@ -14,8 +14,8 @@ from scipy.special import digamma
 
 from promptlimit._arrays import Array
 from promptlimit.weights._lines import Line, RayLaw
-from promptlimit.weights._prompts import EPSILON
 from promptlimit.weights._ray import Complex
+from promptlimit.weights._score_law import EPSILON
 from promptlimit.weights._score_means import PartitionMeans, assembled
 
 _SHIFTS = 12

@@ -1,0 +1,370 @@
+r"""Exact moments of softmax attention: one integral over the Laplace functional of a prompt.
+
+Tokens have scores $s_l$ and values $y_l=Vz_l-T$. With $x_l=e^{s_l+u}$ the functional and its
+derivatives at $a=0$ are
+
+    Psi(u; a) = E exp(-sum_l x_l (1 - <a, y_l>)),   k_0 = log Psi,   k_1 = its gradient,   k_2 = its Hessian.
+
+The integral $Z^{-k}=\frac1{\Gamma(k)}\int e^{ku}e^{-e^uZ}du$ with $Z=\sum_le^{s_l}$ gives
+
+    E(T_L - T)             = int k_1 e^{k_0} du
+    E(T_L - T)(T_L - T)'   = int (k_2 + k_1 k_1') e^{k_0} du.
+
+With 1 in place of y, $k_1$ integrates to one: the mass. With x in place of y it integrates to
+$E\,S_2$. Independent parts of a prompt multiply $\Psi$, so that their $k_0$, $k_1$ and $k_2$ add:
+
+| part | $k_0$ | $k_1$ | $k_2$ |
+|---|---|---|---|
+| L tokens from a law | $L\log\phi$ | $LB/\phi$, $B=F_1[y]$ | $L(F_2[yy']/\phi-BB'/\phi^2)$ |
+| a known token $(s_f,y_f)$ | $-x_f$ | $x_fy_f$ | 0 |
+
+A new kind of prompt is a subclass of `AbstractPart`.
+"""  # noqa: E501  # a formula stays on one line
+
+import abc
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from promptlimit._arrays import Array, as_float64
+from promptlimit.errors import AccuracyError
+from promptlimit.weights._score_law import (
+    EPSILON,
+    LARGEST_EXPONENT,
+    NEGLIGIBLE,
+    AbstractScoreLaw,
+    Numbers,
+    Scores,
+)
+
+STEP = 0.25
+"""Spacing in u of each of two interleaved rules; integrands are analytic for |Im u| < pi/2."""
+
+_UNDERFLOW = 1e-280
+
+
+@dataclasses.dataclass(frozen=True)
+class AbstractTerms(abc.ABC):
+    r"""$k_1$ and $k_2$ of a part at the nodes.
+
+    Attributes:
+        mass: $k_1$ with 1 in place of y, [n, u].
+        squares: $k_1$ with x in place of y, [n, u].
+        first: $k_1$, [n, u, e].
+        rounding: the rounding error of the trace of the second moments that this part causes, [n].
+    """
+
+    mass: Array
+    squares: Array
+    first: Array
+    rounding: Array
+
+    def about(self, centre: Array) -> Array:
+        r"""Return $k_1$ of values measured from $T+$ `centre`, [n, u, e], for centres [n, e]."""
+        return self.first - self.mass[..., None] * centre[:, None]
+
+    @abc.abstractmethod
+    def second(self, rule: int, centre: Array) -> Array:
+        r"""Return $\sum_uw\,k_2$ over the even (0) or the odd (1) nodes, [n, e, e].
+
+        Values are measured from $T+$ `centre`, [n, e].
+        """
+
+
+class AbstractPart(abc.ABC):
+    """A part of a prompt, for one or several lengths: independent of the other parts."""
+
+    @abc.abstractmethod
+    def window(self) -> tuple[float, float]:
+        r"""Return the u between which neither $1-e^{k_0}$ nor $e^{k_0}$ is negligible."""
+
+    @abc.abstractmethod
+    def log_psi(self, u: Array) -> tuple[Array, Array]:
+        r"""Return $k_0$ at evenly spaced nodes and its rounding error, [n, u] each."""
+
+    @abc.abstractmethod
+    def terms(self, u: Array, weights: Array) -> AbstractTerms:
+        r"""Return $k_1$, and $k_2$ summed over the nodes.
+
+        Args:
+            u: the nodes; the number of them is even.
+            weights: $w=$ `STEP` $e^{k_0}$ of the whole prompt, [n, u].
+        """
+
+
+# ---------------------------------------------------------------- the two kinds of parts
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownTokens(AbstractPart):
+    """Tokens that are in every prompt, such as the query.
+
+    Attributes:
+        scores: $s_f$, measured from the offset of the law of the other tokens, [f].
+        values: $y_f$, [f, e].
+    """
+
+    scores: Array
+    values: Array
+
+    def window(self) -> tuple[float, float]:
+        top = float(self.scores.max())
+        return -NEGLIGIBLE - top, math.log(NEGLIGIBLE) + 0.5 - top
+
+    def x(self, u: Array) -> Array:
+        r"""Return $x_f$, [u, f]."""
+        return np.exp(np.minimum(u[:, None] + self.scores, LARGEST_EXPONENT))
+
+    def log_psi(self, u: Array) -> tuple[Array, Array]:
+        log_psi = -self.x(u).sum(axis=1)[None]
+        return log_psi, np.zeros_like(log_psi)
+
+    def terms(self, u: Array, weights: Array) -> "KnownTerms":
+        x = self.x(u)
+        rows = x.sum(axis=1)[None], (x**2).sum(axis=1)[None], (x @ self.values)[None]
+        return KnownTerms(*rows, np.zeros(len(weights)), x, self.values, weights @ x)
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownTerms(AbstractTerms):
+    r"""$k_1$ of known tokens; their $k_2$ is zero.
+
+    Attributes:
+        x: $x_f$, [u, f].
+        values: $y_f$, [f, e].
+        attention: the mean weight of each token, $\int x_fe^{k_0}du$, [n, f].
+    """
+
+    x: Array
+    values: Array
+    attention: Array
+
+    def about(self, centre: Array) -> Array:
+        apart = self.values - centre[:, None]  # exactly zero for a token at the centre
+        return np.einsum("uf,nfe->nue", self.x, apart)
+
+    def second(self, rule: int, centre: Array) -> Array:  # noqa: ARG002  # zero for both rules
+        outputs = centre.shape[1]
+        return np.zeros((len(centre), outputs, outputs))
+
+    def dominant(self) -> Array:
+        r"""Return $y_f$ of the token with more than half of the weight, or zero, [n, e]."""
+        return np.where(self.attention > 0.5, 1.0, 0.0) @ self.values
+
+
+@dataclasses.dataclass(frozen=True)
+class IndependentTokens(AbstractPart):
+    r"""L independent tokens from one law, for several L.
+
+    Attributes:
+        law: of a token, along the tilt.
+        lengths: L, finite, [n]; at least 2, or 1 with known tokens.
+        value: V, [e, d].
+        limit: $T=V\nabla\Lambda(t)$, [e].
+    """
+
+    law: AbstractScoreLaw
+    lengths: Array
+    value: Array
+    limit: Array
+
+    def window(self) -> tuple[float, float]:
+        longest, shortest = float(self.lengths.max()), float(self.lengths.min())
+        return self.law.window(longest, max(shortest - 1.0, 0.5))
+
+    def log_psi(self, u: Array) -> tuple[Array, Array]:
+        scores = self.law.scores(u)
+        return self.lengths[:, None] * scores.log_phi, self.lengths[:, None] * scores.rounding
+
+    def terms(self, u: Array, weights: Array) -> "TokenTerms":
+        scores, products = self.law.scores(u), self.law.products(2, u)
+        phi, lengths = np.exp(scores.log_phi), self.lengths[:, None]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            one = np.where(weights > 0.0, lengths * weights / phi, 0.0)
+            two = np.where(weights > 0.0, lengths * weights / phi**2, 0.0)
+        shares, blurred = products.shares(one)
+        outputs, places = self.limit.size, shares.shape[2]
+        centred = np.empty((places, outputs), dtype=shares.dtype)
+        spread, square, blur, shake = np.empty((4, places))
+        within = np.zeros((2, len(weights), outputs, outputs))
+        for part, slopes, curvatures, *errors in self.law.readings(
+            self.value, self.limit, products
+        ):
+            centred[part] = slopes
+            blur[part], shake[part] = errors
+            within += np.real(np.tensordot(shares[:, :, part], curvatures, axes=1))
+            trace = np.trace(curvatures, axis1=1, axis2=2)
+            spread[part] = np.abs(trace)
+            square[part] = np.abs(trace + (slopes**2).sum(axis=1))
+        drift, lost = products.lower(centred, blur)
+        distance = np.linalg.norm(centred, axis=1)
+        rounding = blurred @ square
+        rounding += np.abs(shares).sum(axis=0) @ (shake + EPSILON * (spread + distance**2))
+        pairs = two * (self.lengths[:, None] - 1.0)
+        rounding += pairs @ (2.0 * lost * np.linalg.norm(drift, axis=1) + lost**2)
+        return TokenTerms(
+            mass=lengths * (scores.mass / phi),
+            squares=lengths * (products.density / phi),
+            first=lengths[..., None] * (drift / phi[:, None]),
+            rounding=rounding,
+            scores=scores,
+            drift=drift,
+            lost=lost,
+            two=two,
+            shares=shares,
+            masses=products.masses,
+            centred=centred,
+            within=within,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenTerms(AbstractTerms):
+    r"""$k_1$ and $k_2$ of independent tokens.
+
+    Attributes:
+        scores: $\log\phi$ and $F_1[1]$.
+        drift: $B=F_1[y]$, [u, e].
+        lost: the rounding error of B, [u].
+        two: $wL/\phi^2$, [n, u].
+        shares: $\sum_uwLF_2/\phi$ over the places, [2, n, j].
+        masses: the mean of 1 at each place, [j].
+        centred: the mean value at each place, [j, e].
+        within: $\sum_uwLF_2/\phi$ of the covariances at the places, [2, n, e, e].
+    """
+
+    scores: Scores
+    drift: Array
+    lost: Array
+    two: Array
+    shares: Numbers
+    masses: Array
+    centred: Numbers
+    within: Array
+
+    def second(self, rule: int, centre: Array) -> Array:
+        total = self.within[rule].copy()
+        at = slice(rule, None, 2)
+        missing = np.real(self.shares[rule] @ (self.masses - 1.0))
+        for n, c in enumerate(centre):
+            apart = self.centred - c
+            total[n] += missing[n] * np.outer(c, c)
+            moved = self.drift[at] - self.scores.mass[at, None] * c
+            total[n] += np.real((self.shares[rule, n][:, None] * apart).T @ apart)
+            total[n] -= (self.two[n, at][:, None] * moved).T @ moved
+        return total
+
+
+# ---------------------------------------------------------------- the integral
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptIntegrals:
+    r"""Moments of the output over prompts, for n lengths.
+
+    Attributes:
+        u: the nodes.
+        weights: `STEP` times $e^{k_0}$, [n, u].
+        terms: of each part.
+        bias: $E\,T_L-T$, [n, e].
+        cov: the covariance of $T_L$, [n, e, e].
+        mse: $E|T_L-T|^2$, [n].
+        participation: $E\,S_2$, [n].
+        error: of `mse`, as measured, [n].
+    """
+
+    u: Array
+    weights: Array
+    terms: list[AbstractTerms]
+    bias: Array
+    cov: Array
+    mse: Array
+    participation: Array
+    error: Array
+
+
+def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
+    """Return the moments over prompts made of independent parts.
+
+    The covariance is centred inside the integrals: sums of squares lose no digits to the bias.
+
+    Raises:
+        AccuracyError: no node carries any weight.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        u, log_psi, blur = _nodes(parts)
+        weights = STEP * np.exp(log_psi)
+        terms = [part.terms(u, weights) for part in parts]
+        mass, squares, first = (
+            _total(getattr(term, name) for term in terms) for name in ("mass", "squares", "first")
+        )
+
+        def both(integrand: Array) -> Array:
+            """Return the integral by even and by odd nodes, [2, n, ...]."""
+            pairs = [
+                (weights[:, at], integrand[:, at]) for at in (slice(0, None, 2), slice(1, None, 2))
+            ]
+            return np.stack([np.einsum("nu,nu...->n...", w, f) for w, f in pairs])
+
+        def second(origin: Array, away: Array) -> Array:
+            """Return the second moment of values measured from `origin` + `away`."""
+            moved = _total(term.about(origin) for term in terms) - mass[..., None] * away[:, None]
+            rules = []
+            for rule in (0, 1):
+                at = slice(rule, None, 2)
+                rows = zip(weights[:, at], moved[:, at], strict=True)
+                pairs = np.stack([(w[:, None] * m).T @ m for w, m in rows])
+                rules.append(pairs + _total(term.second(rule, origin + away) for term in terms))
+            return np.stack(rules)
+
+        masses, participations, biases = both(mass), both(squares), both(first)
+        bias, participation = biases.mean(axis=0), participations.mean(axis=0)
+        seconds = second(np.zeros_like(bias), np.zeros_like(bias))
+        # Where a known token has most of the weight, the output hardly differs from its value.
+        known = [term.dominant() for term in terms if isinstance(term, KnownTerms)]
+        origin = _total([np.zeros_like(bias), *known])
+        away = both(_total(term.about(origin) for term in terms)).mean(axis=0)
+        cov = second(origin, away).mean(axis=0)
+        mse = np.trace(seconds.mean(axis=0), axis1=1, axis2=2)
+        share = weights * np.abs(squares)
+        tilt = (share * blur).sum(axis=1) / np.maximum(share.sum(axis=1), _UNDERFLOW)
+        error = np.max(
+            [
+                np.abs(masses.mean(axis=0) - 1.0) * mse,
+                _apart(participations) / participation * mse,
+                _apart(seconds),
+                _apart(biases) * np.sqrt(np.maximum(mse, 0.0)),
+                _total(term.rounding for term in terms) + tilt * mse,
+            ],
+            axis=0,
+        )
+    return PromptIntegrals(u, weights, terms, bias, cov, mse, participation, error)
+
+
+def _nodes(parts: Sequence[AbstractPart]) -> tuple[Array, Array, Array]:
+    r"""Return u, $k_0$ and its rounding error where $e^{k_0}$ is not negligible."""
+    lows, highs = zip(*(part.window() for part in parts), strict=True)
+    high = min(highs)
+    first, last = math.floor(min(*lows, high) / STEP), math.ceil(high / STEP)
+    u = as_float64(0.5 * STEP * np.arange(2 * first, 2 * last + 2))
+    rows = [part.log_psi(u) for part in parts]
+    log_psi, blur = (_total(row[k] for row in rows) for k in (0, 1))
+    some = np.flatnonzero(log_psi.max(axis=0) > -3.0 * NEGLIGIBLE)
+    if not some.size:
+        raise AccuracyError("the law of the scores leaves nothing to integrate.")
+    kept = int(some[-1]) + 2
+    kept = min(kept + kept % 2, u.size)
+    return u[:kept], log_psi[:, :kept], blur[:, :kept]
+
+
+def _apart(rules: Array) -> Array:
+    """Return how far the two rules are apart, [n]: twice a bound of the error of their mean."""
+    return np.abs(rules[0] - rules[1]).reshape(rules.shape[1], -1).max(axis=1)
+
+
+def _total(arrays: Iterable[Array]) -> Array:
+    """Return the sum of the parts."""
+    return functools.reduce(np.add, arrays)
