@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SEEN, SURVIVED, BROKEN = "seen", "SURVIVED", "did not run"
+SEEN, SURVIVED, BROKEN, HANGS = "seen", "SURVIVED", "did not run", "timed out"
 
 _SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"),
@@ -392,6 +392,8 @@ def run_tests(copy: Path, tests: Iterable[str], limit: float) -> tuple[str, floa
     # The unchanged tests pass, so any other end is due to the change, except for these: pytest
     # found no tests (5), or the shell no Python (126, 127).
     verdict = SURVIVED if status == 0 else BROKEN if status in (5, 126, 127) else SEEN
+    if status is None:
+        verdict = HANGS  # the change, or a machine that has become slower
     return verdict, round(time.monotonic() - began, 1)
 
 
@@ -524,7 +526,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="which random changes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
     parser.add_argument("--only", default="", help="modules with this in their path")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds; longer is seen")
+    parser.add_argument("--timeout", type=float, default=300.0, help="the least limit in seconds")
     parser.add_argument("--no-planted", action="store_true", help="leave out the named errors")
     parser.add_argument("--list", action="store_true", help="print the changes and exit")
     parser.add_argument("--log", type=Path, default=ROOT / ".mutants" / "log.jsonl")
@@ -544,8 +546,9 @@ def main(arguments: list[str] | None = None) -> int:
     for change, verdict in verdicts.items():
         if verdict != SEEN:
             print(f"\n{verdict}: {snippet(change, root)}")
-    print(f"\n{counts[SEEN]} seen, {counts[SURVIVED]} survived, {counts[BROKEN]} did not run")
-    return len(verdicts) - counts[SEEN]
+    order = SEEN, HANGS, SURVIVED, BROKEN
+    print("\n" + ", ".join(f"{counts[verdict]} {verdict.lower()}" for verdict in order))
+    return counts[SURVIVED] + counts[BROKEN]
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ def test_a_change_is_noticed_and_a_survivor_listed_and_a_second_run_goes_on(
     ]
     assert main(command) == 1
     printed = capsys.readouterr().out
-    assert "2 seen, 1 survived, 0 did not run" in printed  # the named error is seen, too
+    # The named error is seen, too.
+    assert "2 seen, 0 timed out, 1 survived, 0 did not run" in printed
     survivor = printed.partition("SURVIVED: ")[2]
     assert survivor.startswith("src/tiny/sums.py:10: operator")
     assert "    -    return x - 7\n    +    return x + 7\n" in survivor
@@ -171,8 +172,11 @@ def test_a_change_is_noticed_and_a_survivor_listed_and_a_second_run_goes_on(
     assert log.read_text() == before, "the second run must read every verdict from the log"
 
 
-def test_a_change_that_hangs_is_killed_and_counts_as_seen(tree: Path) -> None:
+def test_a_change_that_hangs_is_killed_and_listed(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     endless = ERRORS.replace('"y"', '"sum(iter(int, 1))"')
     (tree / "tests" / "planted_errors.toml").write_text(endless)
     command = ["--root", str(tree), "--log", str(tree / "log.jsonl"), "--count", "0"]
     assert main([*command, "--timeout", "5"]) == 0
+    assert "0 seen, 1 timed out, 0 survived" in capsys.readouterr().out
