@@ -237,7 +237,7 @@ def test_pickles_bombs_and_damaged_files_are_refused(
         )
         with archive.open("description.npy", "w") as member:
             member.write(header.getvalue() + bytes(2**22))
-    monkeypatch.setattr("promptlimit.results._files._UNPACKED", 2**20)
+    monkeypatch.setattr("promptlimit.storage._arrays._UNPACKED", 2**20)
     with pytest.raises(InputFileError, match="it would unpack to"):
         pl.load(path)
     pl.save(path, _law())

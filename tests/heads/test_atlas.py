@@ -19,8 +19,8 @@ from promptlimit.heads._forward import (
     Replacement,
     Replacements,
 )
+from promptlimit.reporting import HeadMarks
 from promptlimit.reporting._drawing import draw
-from promptlimit.results import HeadMarks
 
 WINDOW = 24
 IDS = (5 + 7 * np.arange(3 * WINDOW) ** 2) % 40

@@ -21,9 +21,10 @@ from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
 from promptlimit.errors import MissingPackageError
 from promptlimit.results import (
     CausalAtlas,
+    GapCurve,
+    GapExponent,
+    GapReport,
     HeadAtlas,
-    HeadMark,
-    HeadMarks,
     HeadReplacement,
     Limits,
     RequiredLength,
@@ -150,8 +151,6 @@ EXAMPLES = {
     "GapReport": lambda: gap_report(HEAD, LAW, LAW, [10, 100, 1000]),
     "GradientMoments": lambda: pl.gradient_moments(HEAD, LAW, [1.0, 0.5], LENGTHS, wrt="value"),
     "HeadAtlas": head_atlas,
-    "HeadMark": lambda: HeadMark(0, 1, 2.0, 512),
-    "HeadMarks": lambda: HeadMarks("small", (HeadMark(0, 1, 2.0, 512),)),
     "HeadReplacement": lambda: HeadReplacement(
         "small", "cosine", 24, 2, 0, np.array([0, 2]), {"gaussian": np.ones((2, 3))}, 0.5
     ),
@@ -545,3 +544,11 @@ def test_bad_lengths_and_multiples_are_refused_in_one_sentence():
         found.at(5).at(6)
     with pytest.raises(pl.errors.ArgumentError, match=r"^`k` must be a number of at least 0"):
         found.interval(-1)
+
+
+def test_only_a_gap_of_outputs_is_shown_with_the_slope_that_theory_predicts() -> None:
+    lengths = np.array([10.0, 100.0])
+    for wrt, shown in ((None, 0.5), ("value", math.nan)):
+        curve = GapCurve(lengths, 1 / lengths, 0 * lengths, "exact", wrt, 1.0, None, 0)
+        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).to_arrays()
+        np.testing.assert_equal(float(arrays["exponent"]), shown)

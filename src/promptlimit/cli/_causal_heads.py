@@ -144,7 +144,7 @@ def _atlas(
 
 def _write(out: Path, atlases: "dict[str, CausalAtlas]", shown: AbstractProgress) -> Path:
     from promptlimit.reporting.page import write_causal_page
-    from promptlimit.results import write_bytes, write_json
+    from promptlimit.storage import write_bytes, write_json
 
     shown.at(_DRAWN)
     drawings: dict[str, bytes] = {}

@@ -292,7 +292,7 @@ def _write(
 ) -> Path:
     from promptlimit.heads import export_maps
     from promptlimit.reporting.page import write_heads_page
-    from promptlimit.results import write_bytes, write_json
+    from promptlimit.storage import write_bytes, write_json
 
     shown.at(_DRAWN)
     drawn: dict[str, list[Path]] = {}

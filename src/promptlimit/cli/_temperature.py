@@ -179,7 +179,7 @@ def _print(table: "TemperatureTable") -> None:
 
 
 def _write(table: "TemperatureTable", document: dict[str, object], out: Path) -> None:
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "temperature.json", document)
     write_figure("temperature", table.to_arrays(), out / "temperature")

@@ -22,7 +22,7 @@ import numpy as np
 from promptlimit._arrays import is_traced
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.results import unpacked_arrays, write_bytes
+from promptlimit.storage import unpacked_arrays, write_bytes
 
 Class = TypeVar("Class", bound=type)
 

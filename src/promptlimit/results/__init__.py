@@ -1,28 +1,13 @@
-"""Result types, with kinds and errors, and their storage on disk. This package does not use jax."""
+"""Result types: named arrays with kinds and errors. This package does not use jax."""
 
 from promptlimit.results._causal_heads import CausalAtlas as CausalAtlas
-from promptlimit.results._claims import Check as Check
-from promptlimit.results._claims import ClaimResult as ClaimResult
-from promptlimit.results._claims import Origin as Origin
-from promptlimit.results._claims import StoredClaim as StoredClaim
-from promptlimit.results._claims import StoredFigure as StoredFigure
-from promptlimit.results._claims import StoredPaper as StoredPaper
-from promptlimit.results._claims import StoredReport as StoredReport
-from promptlimit.results._claims import Verdict as Verdict
-from promptlimit.results._claims import figure_numbers as figure_numbers
 from promptlimit.results._depth_flow import DepthFlow as DepthFlow
-from promptlimit.results._files import numbers_in_archive as numbers_in_archive
-from promptlimit.results._files import read_arrays as read_arrays
-from promptlimit.results._files import unpacked_arrays as unpacked_arrays
-from promptlimit.results._files import write_bytes as write_bytes
-from promptlimit.results._files import write_json as write_json
 from promptlimit.results._gaps import GapCurve as GapCurve
 from promptlimit.results._gaps import GapExponent as GapExponent
 from promptlimit.results._gaps import GapReport as GapReport
 from promptlimit.results._gaps import RequiredLength as RequiredLength
-from promptlimit.results._head_marks import HeadMark as HeadMark
-from promptlimit.results._head_marks import HeadMarks as HeadMarks
 from promptlimit.results._heads import REGIMES as REGIMES
+from promptlimit.results._heads import SHARPNESS_UNIT as SHARPNESS_UNIT
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement
 from promptlimit.results._kinds import Kind as Kind
@@ -31,7 +16,6 @@ from promptlimit.results._law_checks import LawCheck as LawCheck
 from promptlimit.results._law_checks import LawReport as LawReport
 from promptlimit.results._laws import OutputLaw as OutputLaw
 from promptlimit.results._laws import mean_under_tail as mean_under_tail
-from promptlimit.results._laws import sinh_thresholds as sinh_thresholds
 from promptlimit.results._lengths import TEMPERATURE_ROWS as TEMPERATURE_ROWS
 from promptlimit.results._lengths import EntropyPrediction as EntropyPrediction
 from promptlimit.results._lengths import InverseTemperatures as InverseTemperatures
@@ -40,11 +24,8 @@ from promptlimit.results._lengths import TemperatureTable as TemperatureTable
 from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
 from promptlimit.results._moments import PromptMoments as PromptMoments
-from promptlimit.results._progress import Progress as Progress
-from promptlimit.results._progress import Watcher as Watcher
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus
-from promptlimit.results._report_folder import ReportFolder as ReportFolder
 from promptlimit.results._result import Result as Result
 from promptlimit.results._result import absolute as absolute
 from promptlimit.results._result import axis as axis
@@ -55,15 +36,8 @@ from promptlimit.results._result import variable as variable
 from promptlimit.results._risks import Risk as Risk
 from promptlimit.results._risks import RiskGradient as RiskGradient
 from promptlimit.results._risks import TunedLayers as TunedLayers
-from promptlimit.results._run_folder import OPAQUE as OPAQUE
-from promptlimit.results._run_folder import RunFolder as RunFolder
-from promptlimit.results._run_folder import environment as environment
-from promptlimit.results._run_folder import require_configuration as require_configuration
-from promptlimit.results._run_folder import run_name as run_name
 from promptlimit.results._streams import StreamedAttention as StreamedAttention
 from promptlimit.results._streams import StreamReport as StreamReport
 from promptlimit.results._training import Training as Training
-from promptlimit.results._training import pack_nonfinite as pack_nonfinite
-from promptlimit.results._training import unpack_nonfinite as unpack_nonfinite
 from promptlimit.results._trajectory import OfOneHead as OfOneHead
 from promptlimit.results._trajectory import Trajectory as Trajectory

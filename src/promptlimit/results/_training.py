@@ -15,7 +15,6 @@ from promptlimit.results._trajectory import HasArraysT, OfOneHead, Trajectory
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MASK = "missing."
 _AXES = "length", "start", "seed", "step"
 
 
@@ -137,24 +136,3 @@ class Training(Result):
 def _plain(number: Length) -> Length | str:
     """Return a number for a configuration, which is JSON: infinity by its name."""
     return number if math.isfinite(number) else str(number)
-
-
-def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with zeros for what is not finite, and masks that say where that was."""
-    finite = {}
-    for name, array in arrays.items():
-        missing = ~np.isfinite(array)
-        finite[name] = np.where(missing, np.zeros_like(array), array)
-        if missing.any():
-            finite[_MASK + name] = missing
-    return finite
-
-
-def unpack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with NaN where `pack_nonfinite` took something out."""
-    whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
-    for name, missing in arrays.items():
-        if name.startswith(_MASK):
-            array = whole[name.removeprefix(_MASK)]
-            whole[name.removeprefix(_MASK)] = np.where(missing.astype(bool), np.nan, array)
-    return whole

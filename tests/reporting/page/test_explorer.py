@@ -15,8 +15,7 @@ from playwright.sync_api import Page, expect
 
 import promptlimit as pl
 from promptlimit.errors import InputFileError
-from promptlimit.reporting import explorer_page
-from promptlimit.results import HeadMark, HeadMarks
+from promptlimit.reporting import HeadMark, HeadMarks, explorer_page
 from reporting.page.visits import NEEDS_BROWSER, Visit
 
 pytestmark = NEEDS_BROWSER

@@ -9,7 +9,8 @@ import numpy as np
 from promptlimit.reporting.page._heads import PageFigure, drawn_figure
 from promptlimit.reporting.page._numbers import number, two_digits
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import CausalAtlas, write_bytes
+from promptlimit.results import CausalAtlas
+from promptlimit.storage import write_bytes
 
 WAYS = {
     "dropped": "dropped, more recent tokens instead",

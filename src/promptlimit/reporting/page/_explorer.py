@@ -3,8 +3,8 @@
 import dataclasses
 from importlib import resources
 
+from promptlimit.reporting.page._head_marks import HeadMarks
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import HeadMarks
 
 
 @dataclasses.dataclass(frozen=True)

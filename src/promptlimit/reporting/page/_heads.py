@@ -10,7 +10,8 @@ from markupsafe import Markup
 from promptlimit.reporting.page._numbers import number, two_digits
 from promptlimit.reporting.page._svg import inline
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement, write_bytes
+from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement
+from promptlimit.storage import write_bytes
 
 _CAPTIONS = {
     "heads_phase": (
