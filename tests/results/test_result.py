@@ -1,9 +1,11 @@
 """Every result: exports, comparison, selection and figures derived from its declared fields."""
 
 import copy
+import csv
 import dataclasses
 import functools
 import importlib
+import io
 import json
 import math
 from collections.abc import Iterator
@@ -97,6 +99,7 @@ def head_atlas() -> HeadAtlas:
     return HeadAtlas(
         model="small", model_type="bert", window=24, windows=3, clusters=2, sinks=2, causal=False,
         rotary=False, parity=np.full(LAYERS, np.nan), sharpness=cells(5),
+        quantiles=np.array([0.05, 0.25, 0.5, 0.75, 0.95]),
         r2={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
         **{name: cells() for name in names},
     )  # fmt: skip
@@ -214,9 +217,6 @@ def test_every_result_class_has_an_example() -> None:
 def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
     found = result.to_dict()
     assert json.loads(result.to_json()) == found
-    if isinstance(result, HeadAtlas | CausalAtlas):
-        assert len(found["heads"]) == LAYERS * HEADS
-        return
     roles = type(result)._roles()
     assert {name for name, role in roles.items() if not role.bulk} <= set(found)
     value = getattr(result, "value", None)
@@ -352,7 +352,8 @@ def test_a_result_with_a_curve_is_drawn_and_others_say_why_not(result: Any) -> N
     roles = type(result)._roles()
     axes = {role.axes[0] for role in roles.values() if role.is_axis and role.axes}
     value = roles.get("value")
-    drawable = value is not None and value.axes is not None and axes & set(value.axes)
+    declared = set() if value is None else set(value.axes or ())
+    drawable = axes & declared or (declared and np.ndim(result.value) == 2)
     if drawable or type(result).plot is not Result.plot:
         ax = result.plot()
         assert type(ax).__name__ == "Axes"
@@ -389,6 +390,27 @@ def test_a_table_has_one_row_for_each_entry_of_the_value(result: Any) -> None:
         assert_array_equal(frame["value.value[0,2]"], value["value"][:, 0, 2])
     if isinstance(result, Risk):
         assert list(frame.index) == LENGTHS
+
+
+def test_rows_and_csv_are_the_table(result: Any) -> None:
+    pytest.importorskip("pandas")
+    rows, frame = list(result.rows()), result.to_pandas()
+    assert len(rows) == len(frame)
+    for name in frame.columns:
+        assert_array_equal([row[name] for row in rows], frame[name])
+    lines = list(csv.DictReader(io.StringIO(result.to_csv())))
+    assert [list(line) for line in lines] == [list(row) for row in rows]
+    assert [line.get("value") for line in lines] == [
+        str(row["value"]) if "value" in row else None for row in rows
+    ]
+
+
+def test_columns_are_named_by_the_coordinates_of_further_axes() -> None:
+    (first, *_) = example("HeadAtlas").rows()
+    assert first["sharpness[0.05]"] == example("HeadAtlas").sharpness[0, 0, 0]
+    assert (first["layer"], first["head"], first["regime"]) == (0, 0, "linear")
+    (first, *_) = runs().rows()
+    assert (first["start"], first["kernels"]) == (0, "softmax")
 
 
 def test_arrays_are_numbers(result: Any) -> None:
@@ -492,6 +514,25 @@ def test_every_run_is_drawn_and_told_apart_by_length_and_kernel() -> None:
     assert named == ["L = 5, softmax", "L = 5, linear", "L = 9, softmax", "L = 9, linear"]
     assert (lines[0].get_color(), lines[6].get_color()) == ("C0", "C1")
     assert (lines[0].get_linestyle(), lines[3].get_linestyle()) == ("-", "--")
+    close(ax)
+
+
+def test_rules_are_curves_of_their_names() -> None:
+    table = example("TemperatureTable")
+    ax: Any = table.plot()
+    assert [line.get_label() for line in ax.get_lines()] == list(table.names)
+    assert_array_equal(ax.get_lines()[3].get_ydata(), table.value[3])
+    assert ax.get_xlabel() == "length L"
+    close(ax)
+
+
+def test_a_value_of_layers_and_heads_is_a_map() -> None:
+    atlas = head_atlas()
+    ax: Any = atlas.plot(cmap="gray")
+    (image,) = ax.get_images()
+    assert_array_equal(image.get_array(), atlas.value)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
+    assert image.colorbar.ax.get_ylabel() == "median sharpness"
     close(ax)
 
 

@@ -1,13 +1,12 @@
 """Result types: named arrays with kinds and errors. This package does not use jax."""
 
-from promptlimit.results._causal_heads import CausalAtlas as CausalAtlas
 from promptlimit.results._depth_flow import DepthFlow as DepthFlow
 from promptlimit.results._gaps import GapCurve as GapCurve
 from promptlimit.results._gaps import GapExponent as GapExponent
 from promptlimit.results._gaps import GapReport as GapReport
 from promptlimit.results._gaps import RequiredLength as RequiredLength
 from promptlimit.results._heads import REGIMES as REGIMES
-from promptlimit.results._heads import SHARPNESS_UNIT as SHARPNESS_UNIT
+from promptlimit.results._heads import CausalAtlas as CausalAtlas
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement
 from promptlimit.results._kinds import Kind as Kind
@@ -21,8 +20,8 @@ from promptlimit.results._lengths import EntropyPrediction as EntropyPrediction
 from promptlimit.results._lengths import InverseTemperatures as InverseTemperatures
 from promptlimit.results._lengths import LengthStatistics as LengthStatistics
 from promptlimit.results._lengths import TemperatureTable as TemperatureTable
-from promptlimit.results._limits import Limits as Limits
 from promptlimit.results._moments import GradientMoments as GradientMoments
+from promptlimit.results._moments import Limits as Limits
 from promptlimit.results._moments import PromptMoments as PromptMoments
 from promptlimit.results._rates import RateFit as RateFit
 from promptlimit.results._rates import RateStatus as RateStatus

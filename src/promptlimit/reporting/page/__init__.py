@@ -3,7 +3,6 @@
 from promptlimit.reporting.page._causal import causal_page as causal_page
 from promptlimit.reporting.page._causal import write_causal_page as write_causal_page
 from promptlimit.reporting.page._explorer import explorer_page as explorer_page
-from promptlimit.reporting.page._head_marks import HeadMark as HeadMark
 from promptlimit.reporting.page._head_marks import HeadMarks as HeadMarks
 from promptlimit.reporting.page._heads import heads_page as heads_page
 from promptlimit.reporting.page._heads import write_heads_page as write_heads_page

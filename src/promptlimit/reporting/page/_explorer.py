@@ -50,8 +50,9 @@ def explorer_page(heads: HeadMarks | None = None) -> str:
     """
     marks = example_heads() if heads is None else heads
     points = [
-        [round(mark.sharpness, 4), mark.length, f"layer {mark.layer}, head {mark.head}"]
-        for mark in marks.heads
+        [round(sharpness, 4), marks.window, f"layer {layer}, head {head}"]
+        for layer, heads_of_layer in enumerate(marks.sharpness)
+        for head, sharpness in enumerate(heads_of_layer)
     ]
     return page_text(
         "explorer.html",
