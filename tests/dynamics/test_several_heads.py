@@ -15,8 +15,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import promptlimit as pl
-from promptlimit.dynamics._flow_folder import load_flow, save_flow
-from promptlimit.storage import RunFolder
 
 KEY = jax.random.key(5)
 COV = np.array([[1.0, 0.3], [0.3, 0.8]])
@@ -136,9 +134,8 @@ def test_training_without_one_head_has_parameters_by_name_and_no_merged_matrices
     assert trained.kernels == ("Layer(softmax, linear)",) * 2
     assert (trained.kind, trained.lengths) == ("estimate", (math.inf, 4))
     run = trained.trajectory(math.inf, 1)
-    folder = RunFolder(tmp_path, run.config)
-    save_flow(folder, run)
-    loaded = load_flow(folder)
+    pl.save(tmp_path / "run.npz", run)
+    loaded = pl.load(tmp_path / "run.npz")
     assert loaded.key_query is loaded.value_matrix is None
     assert (loaded.length, loaded.kind) == (math.inf, "estimate")
     for name in NAMES:

@@ -9,6 +9,7 @@ import io
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from promptlimit.results import (
     RequiredLength,
     Result,
     Risk,
+    RiskGradient,
     StreamReport,
     Training,
     Trajectory,
@@ -226,6 +228,16 @@ def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
         assert_array_equal(plain, np.where(np.isfinite(expected), expected, np.nan))
 
 
+def test_a_result_is_saved_and_loaded_with_the_same_bits(result: Any, tmp_path: Path) -> None:
+    pl.save(tmp_path / "result.npz", result)
+    found = pl.load(tmp_path / "result.npz")
+    assert type(found) is type(result)
+    assert found == result
+    pairs = zip(arrays_in(found), arrays_in(result), strict=True)
+    assert all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
+    assert not any(array.flags.writeable for array in arrays_in(found))
+
+
 def test_texts_are_short(result: Any) -> None:
     assert repr(result).startswith(f"{type(result).__name__}(")
     assert len(repr(result)) < 600
@@ -243,6 +255,33 @@ def test_a_result_equals_its_copy_and_nothing_else(result: Any) -> None:
         assert changed != result, field.name
     with pytest.raises(TypeError):
         hash(result)
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Result):
+        yield from (array for part in vars(value).values() for array in arrays_in(part))
+    elif isinstance(value, dict | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        yield from (array for part in parts for array in arrays_in(part))
+
+
+def test_the_arrays_of_a_result_cannot_be_written_to(result: Any) -> None:
+    for array in arrays_in(result):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+def test_a_result_does_not_change_with_the_arrays_it_was_made_from() -> None:
+    lengths, gradient = np.array([2.0, 3.0]), {"value": np.ones(2)}
+    risk = Risk(np.ones(2), np.zeros(2), "exact", lengths, np.zeros(2, int))
+    slopes = RiskGradient(gradient, gradient, "exact", lengths, np.zeros(2, int))
+    lengths[0], gradient["value"][0] = 7.0, 7.0
+    gradient["more"] = np.ones(1)
+    assert_array_equal(risk.lengths, [2.0, 3.0])
+    assert list(slopes.value) == ["value"]
+    assert_array_equal(slopes.value["value"], [1.0, 1.0])
 
 
 def altered(value: Any) -> Any:

@@ -149,12 +149,17 @@ def package(name: str, purpose: str) -> ModuleType:
 class Result:
     """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
 
-    Subclasses become dataclasses by inheritance. A result with a `value` and an `error` has an
-    `interval`; one whose `value` has an axis can be drawn.
+    Subclasses become dataclasses by inheritance. Their arrays are read-only: a result copies what
+    could be changed from outside. A result with a `value` and an `error` has an `interval`; one
+    whose `value` has an axis can be drawn.
     """
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _read_only(value))
 
     @classmethod
     def _roles(cls) -> dict[str, Role]:
@@ -530,6 +535,16 @@ def _further(name: str, count: int) -> tuple[str, ...]:
     """Return names for undeclared axes: rows and columns of a matrix, or numbers."""
     words = ("row", "column") if count <= 2 else tuple(f"axis_{i}" for i in range(count))
     return tuple(f"{name}.{word}" for word in words[:count])
+
+
+def _read_only(value: Any) -> Any:
+    """Return an array that nobody can write to, a copy where somebody could; so in mappings."""
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value = value.copy()
+        value.flags.writeable = False
+    elif isinstance(value, Mapping):
+        return {key: _read_only(part) for key, part in value.items()}
+    return value
 
 
 def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.ndarray:
