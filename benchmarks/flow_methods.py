@@ -1,7 +1,7 @@
 """Which method should step a gradient flow?
 
 The softmax flow of `flow.py` at L = 15 and 16, time 600. The first call compiles, the second reuses
-the program. Processor seconds, which other work on the machine changes less than seconds of waiting.
+the program. Processor seconds: other work on the machine changes them less than waiting times.
 
     python benchmarks/flow_methods.py [--smallest]
 """

@@ -11,8 +11,8 @@ import pytest
 
 import promptlimit as pl
 from promptlimit._packages import extra_versions, installed_version, package_versions
-from promptlimit.results import RunFolder, environment
-from promptlimit.results._run_folder import _environment
+from promptlimit.storage import RunFolder, environment
+from promptlimit.storage._run_folder import _environment
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
     "project"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from promptlimit.results import OPAQUE
+from promptlimit.storage import OPAQUE
 
 
 def description(value: object) -> object:  # noqa: PLR0911  # one line a kind of value

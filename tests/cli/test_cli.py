@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import promptlimit
+from promptlimit.claims import Check
 from promptlimit.cli import _progress
 from promptlimit.cli._inputs import read_files
 from promptlimit.reproduction import Claim
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.results import Check
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"

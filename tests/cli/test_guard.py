@@ -16,7 +16,7 @@ import pytest
 
 from promptlimit.cli import _app, _limit
 from promptlimit.cli._console import print_table, share_cores
-from promptlimit.results import write_bytes
+from promptlimit.storage import write_bytes
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 REPORT = "hint: please report it, with what promptlimit --debug ... shows"
@@ -89,7 +89,7 @@ def test_a_result_that_cannot_be_written_is_shown_all_the_same(
     def full(path: Path, _: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr("promptlimit.results.write_json", full)
+    monkeypatch.setattr("promptlimit.storage.write_json", full)
     done = here("limit", "--example", "shifted", "--out", "o")
     assert done.returncode == 1
     assert "distance     0.125" in done.stdout

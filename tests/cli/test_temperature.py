@@ -29,7 +29,7 @@ def test_the_table_and_the_files_hold_what_the_library_says(
     kept = result["rules"]["keep needle"]
     at_first = result["rules"]["none"]["needle"][0]
     assert_allclose(kept["needle"], at_first, rtol=1e-10)
-    b = kept["factor"][-1]
+    b = kept["value"][-1]
     weight = pl.length_statistics(1.5 * b, 1e5, fixed_scores=[8.0 * b]).fixed_weights
     assert_allclose(weight, at_first, rtol=1e-10)
     entropies = result["rules"]["keep entropy"]["entropy"]
@@ -54,5 +54,5 @@ def test_far_beyond_freezing_there_are_factors_and_no_statistics(here: Here) -> 
     done = here("temperature", "--sharpness", "9", "--from", "10", "--to", "1e30", "--json")
     assert done.returncode == 0, done.stderr
     yarn = json.loads(done.stdout)["rules"]["YaRN"]
-    assert yarn["factor"][0] > 40 / 9
+    assert yarn["value"][0] > 40 / 9
     assert yarn["entropy"] == [None]

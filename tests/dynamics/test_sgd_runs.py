@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.results import RunFolder
+from promptlimit.storage import RunFolder
 
 CODE = """
 import sys, time, jax, numpy as np, optax, promptlimit as pl

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 import promptlimit as pl
 from promptlimit.errors import ArgumentError, InputFileError
+from promptlimit.storage import RunFolder
 
 ROTATION = np.array([[0.6, -0.8], [0.8, 0.6]])
 THIRD = 1.0 / 3.0
@@ -202,7 +203,7 @@ def test_a_file_that_was_tampered_with_is_refused_in_one_sentence(change, words,
     with pytest.raises(InputFileError) as caught:
         pl.load(path)
     sentence = str(caught.value)
-    assert sentence.startswith(f"{path} must hold an object that promptlimit.save wrote, but ")
+    assert sentence.startswith(f"{path} must be a file that promptlimit.save wrote, but ")
     assert words in sentence
     assert "\n" not in sentence
 
@@ -228,8 +229,11 @@ def test_pickles_bombs_and_damaged_files_are_refused(
     with pytest.raises(InputFileError, match="Python objects, which are never loaded"):
         pl.load(path)
     path.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(InputFileError, match="must hold an object that"):
-        pl.load(path)
+    refused(
+        path,
+        f"{path} must be a file that promptlimit.save wrote, but it is damaged or of another "
+        "format. Save the object again.",
+    )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         header = io.BytesIO()
         np.lib.format.write_array_header_1_0(
@@ -237,15 +241,58 @@ def test_pickles_bombs_and_damaged_files_are_refused(
         )
         with archive.open("description.npy", "w") as member:
             member.write(header.getvalue() + bytes(2**22))
-    monkeypatch.setattr("promptlimit.results._files._UNPACKED", 2**20)
+    monkeypatch.setattr("promptlimit.storage._arrays._UNPACKED", 2**20)
     with pytest.raises(InputFileError, match="it would unpack to"):
         pl.load(path)
     pl.save(path, _law())
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(InputFileError, match="must hold an object"):
+    with pytest.raises(InputFileError, match=r"wrote, but .*\. Save the object again\.$"):
         pl.load(path)
-    with pytest.raises(InputFileError, match="no such file exists"):
-        pl.load(tmp_path / "absent.npz")
+    np.savez(path, description=np.ones(3))
+    refused(
+        path,
+        f"{path} must be a file that promptlimit.save wrote, but it has no description. Save the "
+        "object again.",
+    )
+
+
+def refused(path: Path, sentence: str) -> None:
+    with pytest.raises(InputFileError) as caught:
+        pl.load(path)
+    assert str(caught.value) == sentence
+
+
+def test_a_path_without_a_saved_object_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    absent = tmp_path / "absent.npz"
+    refused(
+        absent,
+        f"{absent} must be a file that promptlimit.save wrote, but it does not exist. Check the "
+        "path.",
+    )
+    refused(
+        tmp_path,
+        f"{tmp_path} must be a file that promptlimit.save wrote, got a folder. Give the path of a "
+        ".npz file.",
+    )
+    run = RunFolder(tmp_path, {"what": "test"}).save({"value": np.ones(1)})
+    refused(
+        run,
+        f"{run} must be a file that promptlimit.save wrote, got a folder. It is a run folder: "
+        "`gradient_flow`, `sgd` and `stream` read it when they are called again with "
+        f"folder={str(tmp_path)!r}.",
+    )
+
+
+def test_mappings_keep_their_order_and_need_text_for_keys(tmp_path: Path) -> None:
+    path = tmp_path / "mapping.npz"
+    mapping = {"b.0": (np.ones(1), {"x": math.inf}), "b": {"0": np.zeros(2)}, "a": None}
+    pl.save(path, mapping)
+    found = pl.load(path)
+    assert list(found) == ["b.0", "b", "a"]
+    same(found["b"]["0"], mapping["b"]["0"])
+    assert found["b.0"][1] == {"x": math.inf}
+    with pytest.raises(ArgumentError, match=r"must have text for the keys of mappings, got 1 \(ob"):
+        pl.save(path, {1: 2.0})
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from promptlimit.heads._forward import (
     Replacement,
     Replacements,
 )
+from promptlimit.reporting import HeadMarks
 from promptlimit.reporting._drawing import draw
-from promptlimit.results import HeadMarks
 
 WINDOW = 24
 IDS = (5 + 7 * np.arange(3 * WINDOW) ** 2) % 40
@@ -150,10 +150,10 @@ def test_a_stored_atlas_has_the_standard_deviation_that_the_explorer_shows(
     path = tmp_path / "atlas.json"
     path.write_text(json.dumps(atlas.to_dict()))
     marks = HeadMarks.read(path)
-    found = [mark.sharpness for mark in marks.heads]
-    np.testing.assert_allclose(found, atlas.sharpness[..., 2].ravel())
+    assert (marks.model, marks.window) == (atlas.model, atlas.window)
+    np.testing.assert_allclose(marks.sharpness, atlas.sharpness[..., 2])
     for row, values in zip(atlas.rows(), atlas.sharpness.reshape(-1, 5), strict=True):
-        names = [f"sharpness_{name}" for name in ("q05", "q25", "median", "q75", "q95")]
+        names = [f"sharpness[{share}]" for share in (0.05, 0.25, 0.5, 0.75, 0.95)]
         assert [row[name] for name in names] == values.tolist()
 
 
@@ -174,8 +174,9 @@ def test_no_affine_answer_beats_the_best_one(
 def test_the_tables_hold_every_head(atlas: pl.heads.HeadAtlas) -> None:
     rows = list(csv.DictReader(io.StringIO(atlas.to_csv())))
     assert len(rows) == 8
-    assert float(rows[5]["r2_gaussian"]) == pytest.approx(atlas.r2["gaussian"][1, 1])
-    assert len(json.loads(json.dumps(atlas.to_dict(), allow_nan=False))["heads"]) == 8
+    assert float(rows[5]["r2.gaussian"]) == pytest.approx(atlas.r2["gaussian"][1, 1])
+    assert (rows[5]["layer"], rows[5]["head"]) == ("1", "1")
+    assert np.shape(json.loads(atlas.to_json())["r2"]["gaussian"]) == (2, 4)
 
 
 def test_replacing_no_head_changes_nothing_and_all_heads_much(
@@ -233,7 +234,7 @@ def test_heads_that_do_nothing_are_drawn_and_counted_out(atlas: pl.heads.HeadAtl
     assert np.isfinite(idle.rank_correlation())
     assert np.isfinite(list(idle.median_r2("linear").values())).all()
     assert idle.order()[6:] == [(0, 0), (1, 1)]
-    assert json.loads(json.dumps(idle.to_dict(), allow_nan=False))["heads"][0]["r2_sinks"] is None
+    assert json.loads(idle.to_json())["r2"]["sinks"][0][0] is None
 
 
 @pytest.mark.parametrize("model", ["gpt2"], indirect=True)

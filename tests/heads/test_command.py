@@ -53,7 +53,7 @@ def test_the_command_writes_tables_maps_figures_and_a_page(
         assert re.fullmatch(rf"heads: {end}, 0\.0 s, {left} left", line), line
     assert page == str(out / "index.html")
     assert found["texts"]["letters"]["windows"] == 4
-    assert len(found["texts"]["letters"]["heads"]) == 8
+    assert np.size(found["texts"]["letters"]["value"]) == 8
     assert found["replacement"]["curves"]["gaussian, random order"][0] == pytest.approx([1] * 4)
     names = {path.name for path in out.rglob("*") if path.is_file()}
     assert {"atlas.csv", "atlas.json", "maps.safetensors", "heads_phase.svg", "index.html"} <= names
@@ -137,7 +137,7 @@ def test_the_command_measures_causal_models_by_distance(
     printed = capsys.readouterr()
     found = json.loads(printed.out)["texts"]["abc"]
     assert (found["window"], found["windows"], found["sinks"], found["recent"]) == (64, 1, 2, 6)
-    assert len(found["heads"]) == 8
+    assert np.shape(found["value"]) == (2, 4)
     assert set(found["median_r2"]) == set(WAYS)
     assert re.search(r"text abc: moments beat dropping in \d of 8 heads", printed.err)
     names = {path.name for path in out.rglob("*") if path.is_file()}

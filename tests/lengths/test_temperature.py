@@ -89,12 +89,12 @@ def test_the_table_of_rules_is_the_one_worked_out_beforehand():
     }
     for name, (here, far, entropy, tokens, needle) in expected.items():
         row = rows[name]
-        assert_allclose(table.factor[row], [here, far], atol=6e-5, err_msg=name)
+        assert_allclose(table.value[row], [here, far], atol=6e-5, err_msg=name)
         assert_allclose(table.entropy[row, 0], entropy, atol=6e-4)
         assert_allclose(table.effective_tokens[row, 0], tokens, atol=0.06)
         assert_allclose(table.needle[row, 0], needle, atol=6e-5)
     assert_allclose(table.margin, 11.0079, atol=6e-5)
-    kept = table.factor[[rows["keep needle"], rows["keep entropy"]], 0]
+    kept = table.value[[rows["keep needle"], rows["keep entropy"]], 0]
     assert_allclose(kept, [1.4535, 1.5690], atol=6e-5)
     assert_allclose(table.entropy[rows["keep entropy"]], 7.029, atol=6e-4)
     assert_allclose(table.needle[rows["keep needle"]], 0.5, rtol=1e-11)
@@ -108,7 +108,7 @@ def test_the_table_of_rules_is_the_one_worked_out_beforehand():
 def test_flat_heads_are_nearly_kept_by_log_n_and_sharp_ones_by_nothing():
     flat = pl.lengths.temperature_table(1.0, 8192, 131072)
     rows = dict(zip(flat.names, range(len(flat.names)), strict=True))
-    assert_allclose(flat.factor[rows["keep needle"], 0], 1.3323, atol=6e-5)
+    assert_allclose(flat.value[rows["keep needle"], 0], 1.3323, atol=6e-5)
     needles = flat.needle[[rows["Qwen log-n"], rows["YaRN"]], 0]
     assert_allclose(needles, [0.450, 0.917], atol=6e-4)
     margin = needle_margin(3.0, 8192, 0.5)
@@ -215,4 +215,4 @@ def test_heads_of_any_sharpness_have_a_table():
         table = pl.lengths.temperature_table(sigma, 8192, 131072)
         weight = pl.length_statistics(sigma, 8192, fixed_scores=[table.margin]).fixed_weights
         assert_allclose(weight, 0.5, rtol=1e-11)
-        assert_allclose(table.factor[0], 1.0)
+        assert_allclose(table.value[0], 1.0)

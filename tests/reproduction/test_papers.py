@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from promptlimit.claims import ReportFolder
 from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_page
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.results import ReportFolder
 from reporting.page.stored_results import figure, plot, write_results
 
 IMPORT = "from promptlimit.reproduction import Claim\n"
@@ -26,7 +26,7 @@ PAPER = Paper(__name__, "On coins", "Nobody, 2026")
 """,
     "claims/fair.py": """
 from promptlimit.reproduction import Claim
-from promptlimit.results import Check
+from promptlimit.claims import Check
 
 def decide(setting):
     return [Check("heads", 0.5, "<=", 0.5), Check("a forged coin", 0.9, ">=", 0.6, role="control")]

@@ -15,7 +15,7 @@ PAPER = Paper(__name__, "On coins", "Nobody, 2026")
     "claims/__init__.py": "",
     "claims/fair.py": """
 from promptlimit.reproduction import Claim
-from promptlimit.results import Check
+from promptlimit.claims import Check
 
 CONTROL = Check("a forged coin", 0.9, ">=", 0.6, role="control")
 
@@ -26,7 +26,7 @@ CLAIM = Claim(1, "fair", "A coin is fair.", "Theorem 1", decide)
 """,
     "claims/thrown.py": """
 from promptlimit.reproduction import Claim
-from promptlimit.results import Check
+from promptlimit.claims import Check
 
 def decide(setting):
     if setting.seed == 2:

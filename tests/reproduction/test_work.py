@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 
+from promptlimit.claims import Check, ReportFolder, StoredClaim, StoredFigure
 from promptlimit.cli._progress import progress
 from promptlimit.reproduction import (
     Claim,
@@ -32,7 +33,6 @@ from promptlimit.reproduction import (
 )
 from promptlimit.reproduction._work import Work, outcome, reproduce
 from promptlimit.reproduction.large_prompt import PAPER
-from promptlimit.results import Check, ReportFolder, StoredClaim, StoredFigure
 
 CONTROL = Check("another", 9.0, ">=", 5.0, role="control")
 

@@ -1,12 +1,15 @@
 """Every result: exports, comparison, selection and figures derived from its declared fields."""
 
 import copy
+import csv
 import dataclasses
 import functools
 import importlib
+import io
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,14 +24,16 @@ from promptlimit.dynamics._comparison import BallGap, LimitBand, trajectory_gap
 from promptlimit.errors import MissingPackageError
 from promptlimit.results import (
     CausalAtlas,
+    GapCurve,
+    GapExponent,
+    GapReport,
     HeadAtlas,
-    HeadMark,
-    HeadMarks,
     HeadReplacement,
     Limits,
     RequiredLength,
     Result,
     Risk,
+    RiskGradient,
     StreamReport,
     Training,
     Trajectory,
@@ -96,6 +101,7 @@ def head_atlas() -> HeadAtlas:
     return HeadAtlas(
         model="small", model_type="bert", window=24, windows=3, clusters=2, sinks=2, causal=False,
         rotary=False, parity=np.full(LAYERS, np.nan), sharpness=cells(5),
+        quantiles=np.array([0.05, 0.25, 0.5, 0.75, 0.95]),
         r2={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
         **{name: cells() for name in names},
     )  # fmt: skip
@@ -150,8 +156,6 @@ EXAMPLES = {
     "GapReport": lambda: gap_report(HEAD, LAW, LAW, [10, 100, 1000]),
     "GradientMoments": lambda: pl.gradient_moments(HEAD, LAW, [1.0, 0.5], LENGTHS, wrt="value"),
     "HeadAtlas": head_atlas,
-    "HeadMark": lambda: HeadMark(0, 1, 2.0, 512),
-    "HeadMarks": lambda: HeadMarks("small", (HeadMark(0, 1, 2.0, 512),)),
     "HeadReplacement": lambda: HeadReplacement(
         "small", "cosine", 24, 2, 0, np.array([0, 2]), {"gaussian": np.ones((2, 3))}, 0.5
     ),
@@ -215,9 +219,6 @@ def test_every_result_class_has_an_example() -> None:
 def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
     found = result.to_dict()
     assert json.loads(result.to_json()) == found
-    if isinstance(result, HeadAtlas | CausalAtlas):
-        assert len(found["heads"]) == LAYERS * HEADS
-        return
     roles = type(result)._roles()
     assert {name for name, role in roles.items() if not role.bulk} <= set(found)
     value = getattr(result, "value", None)
@@ -225,6 +226,16 @@ def test_a_dictionary_is_plain_and_survives_json(result: Any) -> None:
         expected = np.asarray(value, dtype=float)
         plain = np.array(found["value"], dtype=float)
         assert_array_equal(plain, np.where(np.isfinite(expected), expected, np.nan))
+
+
+def test_a_result_is_saved_and_loaded_with_the_same_bits(result: Any, tmp_path: Path) -> None:
+    pl.save(tmp_path / "result.npz", result)
+    found = pl.load(tmp_path / "result.npz")
+    assert type(found) is type(result)
+    assert found == result
+    pairs = zip(arrays_in(found), arrays_in(result), strict=True)
+    assert all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in pairs)
+    assert not any(array.flags.writeable for array in arrays_in(found))
 
 
 def test_texts_are_short(result: Any) -> None:
@@ -244,6 +255,33 @@ def test_a_result_equals_its_copy_and_nothing_else(result: Any) -> None:
         assert changed != result, field.name
     with pytest.raises(TypeError):
         hash(result)
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, Result):
+        yield from (array for part in vars(value).values() for array in arrays_in(part))
+    elif isinstance(value, dict | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        yield from (array for part in parts for array in arrays_in(part))
+
+
+def test_the_arrays_of_a_result_cannot_be_written_to(result: Any) -> None:
+    for array in arrays_in(result):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+
+
+def test_a_result_does_not_change_with_the_arrays_it_was_made_from() -> None:
+    lengths, gradient = np.array([2.0, 3.0]), {"value": np.ones(2)}
+    risk = Risk(np.ones(2), np.zeros(2), "exact", lengths, np.zeros(2, int))
+    slopes = RiskGradient(gradient, gradient, "exact", lengths, np.zeros(2, int))
+    lengths[0], gradient["value"][0] = 7.0, 7.0
+    gradient["more"] = np.ones(1)
+    assert_array_equal(risk.lengths, [2.0, 3.0])
+    assert list(slopes.value) == ["value"]
+    assert_array_equal(slopes.value["value"], [1.0, 1.0])
 
 
 def altered(value: Any) -> Any:
@@ -353,7 +391,8 @@ def test_a_result_with_a_curve_is_drawn_and_others_say_why_not(result: Any) -> N
     roles = type(result)._roles()
     axes = {role.axes[0] for role in roles.values() if role.is_axis and role.axes}
     value = roles.get("value")
-    drawable = value is not None and value.axes is not None and axes & set(value.axes)
+    declared = set() if value is None else set(value.axes or ())
+    drawable = axes & declared or (declared and np.ndim(result.value) == 2)
     if drawable or type(result).plot is not Result.plot:
         ax = result.plot()
         assert type(ax).__name__ == "Axes"
@@ -390,6 +429,27 @@ def test_a_table_has_one_row_for_each_entry_of_the_value(result: Any) -> None:
         assert_array_equal(frame["value.value[0,2]"], value["value"][:, 0, 2])
     if isinstance(result, Risk):
         assert list(frame.index) == LENGTHS
+
+
+def test_rows_and_csv_are_the_table(result: Any) -> None:
+    pytest.importorskip("pandas")
+    rows, frame = list(result.rows()), result.to_pandas()
+    assert len(rows) == len(frame)
+    for name in frame.columns:
+        assert_array_equal([row[name] for row in rows], frame[name])
+    lines = list(csv.DictReader(io.StringIO(result.to_csv())))
+    assert [list(line) for line in lines] == [list(row) for row in rows]
+    assert [line.get("value") for line in lines] == [
+        str(row["value"]) if "value" in row else None for row in rows
+    ]
+
+
+def test_columns_are_named_by_the_coordinates_of_further_axes() -> None:
+    (first, *_) = example("HeadAtlas").rows()
+    assert first["sharpness[0.05]"] == example("HeadAtlas").sharpness[0, 0, 0]
+    assert (first["layer"], first["head"], first["regime"]) == (0, 0, "linear")
+    (first, *_) = runs().rows()
+    assert (first["start"], first["kernels"]) == (0, "softmax")
 
 
 def test_arrays_are_numbers(result: Any) -> None:
@@ -496,6 +556,25 @@ def test_every_run_is_drawn_and_told_apart_by_length_and_kernel() -> None:
     close(ax)
 
 
+def test_rules_are_curves_of_their_names() -> None:
+    table = example("TemperatureTable")
+    ax: Any = table.plot()
+    assert [line.get_label() for line in ax.get_lines()] == list(table.names)
+    assert_array_equal(ax.get_lines()[3].get_ydata(), table.value[3])
+    assert ax.get_xlabel() == "length L"
+    close(ax)
+
+
+def test_a_value_of_layers_and_heads_is_a_map() -> None:
+    atlas = head_atlas()
+    ax: Any = atlas.plot(cmap="gray")
+    (image,) = ax.get_images()
+    assert_array_equal(image.get_array(), atlas.value)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
+    assert image.colorbar.ax.get_ylabel() == "median sharpness"
+    close(ax)
+
+
 def test_axes_have_names() -> None:
     pytest.importorskip("xarray")
     path, many, one = flow().to_xarray(), runs().to_xarray(), Risk(0.5, 0.0, "limit", math.inf, 0)
@@ -545,3 +624,11 @@ def test_bad_lengths_and_multiples_are_refused_in_one_sentence():
         found.at(5).at(6)
     with pytest.raises(pl.errors.ArgumentError, match=r"^`k` must be a number of at least 0"):
         found.interval(-1)
+
+
+def test_only_a_gap_of_outputs_is_shown_with_the_slope_that_theory_predicts() -> None:
+    lengths = np.array([10.0, 100.0])
+    for wrt, shown in ((None, 0.5), ("value", math.nan)):
+        curve = GapCurve(lengths, 1 / lengths, 0 * lengths, "exact", wrt, 1.0, None, 0)
+        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).to_arrays()
+        np.testing.assert_equal(float(arrays["exponent"]), shown)

@@ -13,7 +13,8 @@ import pytest
 import promptlimit as pl
 from parallel.processes import run, script
 from promptlimit.errors import InputFileError, RunBusyError
-from promptlimit.results import RunFolder, StreamedAttention
+from promptlimit.results import StreamedAttention
+from promptlimit.storage import RunFolder
 from promptlimit.streaming import Progress
 from promptlimit.streaming._leaves import LEAF
 from promptlimit.streaming._prompts import as_prompt

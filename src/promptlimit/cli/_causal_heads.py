@@ -30,9 +30,9 @@ _DRAWN = "figures and page"
 _HEADINGS = {
     "layer": "layer", "head": "head", "sharpness": "σ", "between_share": "between",
     "sink_weight": "sinks", "recent_weight": "recent", "effective_tokens": "1/S₂",
-    "entropy_tokens": "e^H", "far_sharpness": "σ far", "r2_dropped": "R² dropped",
-    "r2_mean": "mean", "r2_gaussian": "moments", "r2_gaussian_finite": "finite",
-    "r2_gaussian_mass": "true mass",
+    "entropy_tokens": "e^H", "far_sharpness": "σ far", "r2.dropped": "R² dropped",
+    "r2.mean": "mean", "r2.gaussian": "moments", "r2.gaussian_finite": "finite",
+    "r2.gaussian_mass": "true mass",
 }  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def _atlas(
 
 def _write(out: Path, atlases: "dict[str, CausalAtlas]", shown: AbstractProgress) -> Path:
     from promptlimit.reporting.page import write_causal_page
-    from promptlimit.results import write_bytes, write_json
+    from promptlimit.storage import write_bytes, write_json
 
     shown.at(_DRAWN)
     drawings: dict[str, bytes] = {}
@@ -170,19 +170,19 @@ def _print_atlas(name: str, result: "CausalAtlas") -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     for row in rows:
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    medians = ", ".join(f"{way} {value:.2f}" for way, value in result.median_r2().items())
+    medians = ", ".join(f"{way} {value:.2f}" for way, value in result.median_r2.items())
     typer.echo(f"median R² over heads: {medians}")
-    errors = ", ".join(f"{way} {value:.2f}" for way, value in result.entropy_errors().items())
+    errors = ", ".join(f"{way} {value:.2f}" for way, value in result.entropy_errors.items())
     typer.echo(f"entropy of the longest prompts from the shortest, mean error in nats: {errors}")
 
 
 def _cells(row: Mapping[str, float | int]) -> tuple[str, ...]:
-    shares = ("r2_dropped", "r2_mean", "between_share", "sink_weight", "recent_weight")
+    shares = ("r2.dropped", "r2.mean", "between_share", "sink_weight", "recent_weight")
     return tuple(
         str(row[key])
         if isinstance(row[key], int)
         else f"{row[key]:.2f}"
-        if key in shares or key.startswith("r2_gaussian")
+        if key in shares or key.startswith("r2.gaussian")
         else f"{row[key]:.3g}"
         for key in _HEADINGS
     )

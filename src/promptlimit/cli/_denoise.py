@@ -165,7 +165,7 @@ def _typed_means(text: str) -> "dict[str, np.ndarray] | None":
 
 def _means_in_file(name: str) -> "dict[str, np.ndarray]":
     """Return what a file holds: means, and perhaps weights."""
-    from promptlimit.results import read_arrays
+    from promptlimit.storage import read_arrays
 
     single = Path(name).suffix.lower() in (".npy", ".csv")
     try:
@@ -415,7 +415,7 @@ def _rate(report: _Report) -> str:
 
 
 def _write(report: _Report, out: Path) -> None:
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "denoise.json", report.to_dict())
     write_figure("denoise_curve", report.to_arrays(), out / "denoise")

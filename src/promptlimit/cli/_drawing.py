@@ -17,7 +17,7 @@ def figure_paths(stem: Path) -> list[Path]:
 def write_figure(name: str, data: "dict[str, np.ndarray]", stem: Path) -> list[Path]:
     """Draw the figure of that name from its arrays; return the files, `stem` with each ending."""
     from promptlimit.reporting import FORMATS, draw, render
-    from promptlimit.results import write_bytes
+    from promptlimit.storage import write_bytes
 
     figure, paths = draw(name, data), figure_paths(stem)
     for path, content in zip(paths, render(figure, *FORMATS), strict=True):

@@ -30,8 +30,8 @@ def explore(
         raise UsageError(
             f"`--out` must end in .html, got {str(out)!r}.", "promptlimit explore --out FILE.html"
         )
-    from promptlimit.reporting import explorer_page
-    from promptlimit.results import HeadMarks, write_bytes
+    from promptlimit.reporting import HeadMarks, explorer_page
+    from promptlimit.storage import write_bytes
 
     try:
         marks = None if heads is None else HeadMarks.read(heads)

@@ -116,7 +116,7 @@ def _flows(
     shown: AbstractProgress,
 ) -> "list[Trajectory]":
     """Return the flows at all lengths, and tell of each; those in the folder were stored."""
-    from promptlimit.results import run_name
+    from promptlimit.storage import run_name
 
     before = set() if folder is None else {path.parent.name for path in folder.glob("*/done")}
     what = f"{len(lengths) - 1} lengths and infinite prompts, {kernel}, to time {end:g}"
@@ -153,7 +153,7 @@ def _start(
 
 def _write(out: Path, report: dict[str, object], curves: "dict[str, np.ndarray]") -> None:
     from promptlimit.cli._drawing import write_figure
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "flow.json", report)
     write_figure("flow", curves, out / "figures" / "flow")

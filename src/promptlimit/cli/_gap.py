@@ -98,7 +98,7 @@ def gap(
 
 
 def _write(report: "GapReport", out: Path) -> None:
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "gap.json", report.to_dict())
     write_figure("gap_curve", report.to_arrays(), out / "gap")

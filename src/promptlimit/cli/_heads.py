@@ -292,7 +292,7 @@ def _write(
 ) -> Path:
     from promptlimit.heads import export_maps
     from promptlimit.reporting.page import write_heads_page
-    from promptlimit.results import write_bytes, write_json
+    from promptlimit.storage import write_bytes, write_json
 
     shown.at(_DRAWN)
     drawn: dict[str, list[Path]] = {}
@@ -340,13 +340,13 @@ def _cells(row: dict) -> tuple[str, ...]:
         str(row["layer"]),
         str(row["head"]),
         row["regime"],
-        f"{row['sharpness_median']:.3g}",
-        f"{row['sharpness_q05']:.2g}-{row['sharpness_q95']:.2g}",
+        f"{row['value']:.3g}",
+        f"{row['sharpness[0.05]']:.2g}-{row['sharpness[0.95]']:.2g}",
         f"{row['effective_tokens']:.3g}",
         f"{row['effective_tokens_predicted']:.3g}",
-        *(f"{row[f'r2_{name}']:.2f}" for name in ("uniform", "gaussian")),
+        *(f"{row[f'r2.{name}']:.2f}" for name in ("uniform", "gaussian")),
         f"{1 - row['error_predicted']:.2f}",
-        *(f"{row[f'r2_{name}']:.2f}" for name in ("sinks", "mixture", "affine")),
+        *(f"{row[f'r2.{name}']:.2f}" for name in ("sinks", "mixture", "affine")),
         f"{row['length_needed']:.2g}",
     )
 

@@ -160,7 +160,7 @@ def read_files(
     names: Collection[str] = ARRAY_NAMES,
 ) -> "dict[str, np.ndarray | str]":
     """Return the named arrays of all files, later ones replacing earlier ones."""
-    from promptlimit.results import read_arrays
+    from promptlimit.storage import read_arrays
 
     arrays: dict[str, np.ndarray | str] = {}
     try:
@@ -264,7 +264,7 @@ def require_covariance(text: str) -> None:
 
 def covariance_arrays(text: str) -> "dict[str, np.ndarray]":
     """Return what the file named by --covariance holds: the matrix, and perhaps that of queries."""
-    from promptlimit.results import read_arrays
+    from promptlimit.storage import read_arrays
 
     hint = "--covariance kms:0.5"
     names = {"covariance", "query_covariance"}

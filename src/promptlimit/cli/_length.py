@@ -45,7 +45,7 @@ def length(
     require_folder(out)
     asked = problem_of("length", source, standard)
     from promptlimit.concentration import required_length
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     try:
         with progress("length") as shown:

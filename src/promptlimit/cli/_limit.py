@@ -33,7 +33,7 @@ def limit(
     require_folder(out)
     problem = problem_of("limit", source)
     from promptlimit.cli._problems import limits
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     try:
         result = limits(problem)

@@ -20,8 +20,8 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write DIR/index.html again from the claims and figures stored in DIR; compute nothing."""
+    from promptlimit.claims import ReportFolder
     from promptlimit.reproduction import paper_at, write_page
-    from promptlimit.results import ReportFolder
 
     try:
         own = [paper_at(Path(place)) for place in papers or []]

@@ -28,8 +28,8 @@ from promptlimit.cli._progress import progress
 from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
+    from promptlimit.claims import Check, ClaimResult
     from promptlimit.reproduction import Claim, Figure, Paper, SeedVerdicts
-    from promptlimit.results import Check, ClaimResult
 
 _COLOURS = {
     "holds": "green",
@@ -103,7 +103,7 @@ def reproduce(
     with progress("reproduce") as shown, reproduction.helper_ahead(all_anew) as new_helper:
         shown.at("starting")
         use_double_precision()
-        from promptlimit.results import ReportFolder, StoredClaim
+        from promptlimit.claims import ReportFolder, StoredClaim
 
         began = time.monotonic()
         papers, items = _papers(names or [])

@@ -341,7 +341,7 @@ def _cells(kind: str, moments: "PromptMoments", place: int) -> list[str]:
 
 
 def _write(report: _StackReport, out: Path) -> None:
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "stack.json", report.to_dict())
     if report.curves:

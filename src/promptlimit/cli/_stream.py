@@ -225,7 +225,7 @@ def _two_a_decade(length: int) -> list[int]:
 
 
 def _write(report: "StreamReport", out: Path) -> None:
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "stream.json", report.to_dict())
     write_figure("stream_curve", report.to_arrays(), out / "stream")

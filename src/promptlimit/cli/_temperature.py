@@ -122,7 +122,7 @@ def _between(base: int, length: int) -> list[float]:
 
 def _notes(table: "TemperatureTable") -> list[str]:
     """Return what a reader must know: what no temperature keeps."""
-    last = dict(zip(table.names, table.factor[:, -1], strict=True))
+    last = dict(zip(table.names, table.value[:, -1], strict=True))
     return [
         f"no temperature keeps the {name.removeprefix('keep ')} at L = {table.lengths[-1]:g}"
         for name in table.names
@@ -134,7 +134,7 @@ def _document(table: "TemperatureTable") -> dict[str, object]:
     """Return plain numbers and lists; what is not finite is null."""
     from promptlimit.results import plain
 
-    columns = ("factor", "entropy", "effective_tokens", "needle")
+    columns = ("value", "entropy", "effective_tokens", "needle")
     rows = {
         name: {
             **{column: getattr(table, column)[row] for column in columns},
@@ -161,7 +161,7 @@ def _print(table: "TemperatureTable") -> None:
         frozen = table.frozen_from[row]
         entropy = table.entropy[row, -1]
         numbers = (
-            f"{table.factor[row, -1]:.4f}",
+            f"{table.value[row, -1]:.4f}",
             f"{entropy:.3f}",
             f"{math.exp(entropy):.4g}",
             f"{table.effective_tokens[row, -1]:.4g}",
@@ -179,7 +179,7 @@ def _print(table: "TemperatureTable") -> None:
 
 
 def _write(table: "TemperatureTable", document: dict[str, object], out: Path) -> None:
-    from promptlimit.results import write_json
+    from promptlimit.storage import write_json
 
     write_json(out / "temperature.json", document)
     write_figure("temperature", table.to_arrays(), out / "temperature")

@@ -69,7 +69,7 @@ def train(
         shown.close()
         if not writes:
             return
-        from promptlimit.results import write_json
+        from promptlimit.storage import write_json
 
         emit(
             lambda: print_json(training.to_dict()) if as_json else _print(training),
@@ -120,7 +120,7 @@ class _Watch:
 
 
 def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
-    from promptlimit.results import require_configuration
+    from promptlimit.storage import require_configuration
 
     arguments = plan.arguments()
     file, new = out / "train.json", not (out / "train.json").exists()

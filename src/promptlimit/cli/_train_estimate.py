@@ -63,7 +63,7 @@ def _finished(plan: Plan, out: Path) -> set[int]:
 
     An accelerator trains several lengths together, and those with another one anew.
     """
-    from promptlimit.results import RunFolder
+    from promptlimit.storage import RunFolder
 
     try:
         if json.loads((out / "train.json").read_text(encoding="utf-8")) != plan.record():

@@ -19,6 +19,6 @@ from promptlimit.dynamics._starts import block_limit as block_limit
 from promptlimit.dynamics._starts import block_start as block_start
 from promptlimit.dynamics._starts import imbalance as imbalance
 from promptlimit.dynamics._starts import uniform_factors as uniform_factors
-from promptlimit.results import Progress as Progress
 from promptlimit.results import Training as Training
 from promptlimit.results import Trajectory as Trajectory
+from promptlimit.storage import Progress as Progress

@@ -17,6 +17,7 @@ from promptlimit._arrays import ArrayLike, Number, numpy_only
 from promptlimit._inputs import in_double, to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
+from promptlimit.dynamics._flow_folder import load_flow, save_flow
 from promptlimit.dynamics._plan import FlowPlan
 from promptlimit.dynamics._requests import (
     FlowRequest,
@@ -33,8 +34,9 @@ from promptlimit.dynamics._risks import (
 )
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
 from promptlimit.errors import UnreliableErrorWarning
-from promptlimit.results import RunFolder, Trajectory
+from promptlimit.results import Trajectory
 from promptlimit.rules import Effort, computes
+from promptlimit.storage import RunFolder
 from promptlimit.tasks import (
     OBJECTIVE,
     SHARPNESS_RANGES,
@@ -151,9 +153,9 @@ def _trajectories(
     flows = []
     for request, run, there in zip(requests, runs, stored, strict=True):
         together = dataclasses.replace(request, together=lengths)
-        flow = Trajectory.load(run.path) if run is not None and there else _solution(together)
-        if folder is not None and not there:
-            flow.save(folder)
+        flow = load_flow(run) if run is not None and there else _solution(together)
+        if run is not None and not there:
+            save_flow(run, flow)
         flows.append(flow)
     return tuple(flows)
 

@@ -22,7 +22,8 @@ from promptlimit.dynamics._step import (
     start_arrays,
 )
 from promptlimit.parallel import active_devices, agreed, from_writer, run_on_devices, use_devices
-from promptlimit.results import Length, Progress, RunFolder, Watcher
+from promptlimit.results import Length
+from promptlimit.storage import Progress, RunFolder, Watcher
 
 _SECONDS = 0.5  # between two looks from outside
 

@@ -24,7 +24,8 @@ from promptlimit.dynamics._risks import OTHER_SETS, training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import from_writer
-from promptlimit.results import RunFolder, Training, Watcher, pack_nonfinite, unpack_nonfinite
+from promptlimit.results import Training
+from promptlimit.storage import RunFolder, Watcher, pack_nonfinite, unpack_nonfinite
 from promptlimit.tasks import AbstractTask
 
 _PREFIX = "parameters."

@@ -12,6 +12,7 @@ import io
 import json
 import math
 import operator
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,8 @@ import numpy as np
 from promptlimit._arrays import is_traced
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.results import unpacked_arrays, write_bytes
+from promptlimit.results import Result
+from promptlimit.storage import unpacked_arrays, write_bytes
 
 Class = TypeVar("Class", bound=type)
 
@@ -61,17 +63,12 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
     ),
     "FlowPlan": ("dynamics", None),
     "TrainingPlan": ("dynamics", None),
-    "WeightStatistics": ("weights", None),
-    **dict.fromkeys(
-        (
-            *("GapCurve", "GapExponent", "GradientMoments", "LengthStatistics", "PromptMoments"),
-            *("RateFit", "RequiredLength", "Risk"),
-        ),
-        ("results", None),
-    ),
 }
 """By the name of a class: its package, and the attribute that holds each argument of its
 constructor; None where the arguments are the fields."""
+
+_PACKAGES_OF_RESULTS = ("results", "weights", "dynamics")
+"""Packages whose public result classes can be saved, all of them."""
 
 _REGISTERED: dict[str, type] = {}
 
@@ -103,7 +100,8 @@ def savable(cls: Class) -> Class:
 def save(path: str | Path, obj: object) -> None:
     """Write a law, an attention, a task, a training plan or a result to a .npz file.
 
-    The file holds arrays and a JSON description, no pickle. It appears whole or not at all, and
+    The file holds arrays and a JSON description, no pickle. Every result of this library can be
+    saved. It appears whole or not at all, and
     `load` returns an object with the same bits.
 
     Args:
@@ -140,17 +138,31 @@ def load(path: str | Path) -> Any:
     sentence (`InputFileError`).
     """
     place = Path(path)
-    if not place.is_file():
-        raise InputFileError(f"{place} must be a file, but no such file exists.")
+    needed = f"{place} must be a file that promptlimit.save wrote"
+    if place.is_dir():
+        raise InputFileError(f"{needed}, got a folder. {_advice_for_folder(place)}")
+    if not place.exists():
+        raise InputFileError(f"{needed}, but it does not exist. Check the path.")
     try:
         with place.open("rb") as file:
             arrays = unpacked_arrays(file, place.stat().st_size)
         return _loaded(arrays)
+    except zipfile.BadZipFile:
+        reason = "it is damaged or of another format"
+    except _UnknownClassError as problem:
+        raise InputFileError(f"{needed}, but {problem}") from None
     except Exception as problem:  # a damaged or hostile file may raise anything
-        reason = (str(problem) or type(problem).__name__).partition("\n")[0]
-        raise InputFileError(
-            f"{place} must hold an object that promptlimit.save wrote, but {reason}"
-        ) from None
+        reason = (str(problem) or type(problem).__name__).partition("\n")[0].rstrip(".")
+    raise InputFileError(f"{needed}, but {reason}. Save the object again.")
+
+
+def _advice_for_folder(place: Path) -> str:
+    if (place / "config.json").is_file():
+        return (
+            "It is a run folder: `gradient_flow`, `sgd` and `stream` read it when they are called "
+            f"again with folder={str(place.parent)!r}."
+        )
+    return "Give the path of a .npz file."
 
 
 def _loaded(arrays: dict[str, np.ndarray]) -> object:
@@ -197,18 +209,41 @@ def _class_of(name: object) -> tuple[type, dict[str, str]]:
         package, attributes = _TABLE[name]
         cls = getattr(importlib.import_module(f"promptlimit.{package}"), name)
         return cls, _arguments_of(cls, attributes)
-    if isinstance(name, str) and name in _REGISTERED:
-        cls = _REGISTERED[name]
-        return cls, _arguments_of(cls, None)
-    raise ValueError(
-        f"its class {name!r:.60} is not known. Import the module that registers it by `savable`."
-    )
+    cls = (_REGISTERED.get(name) or _result_class(name)) if isinstance(name, str) else None
+    if cls is None:
+        raise _UnknownClassError(
+            f"its class {name!r:.60} is not known. Import the module that registers it by "
+            "`savable`."
+        )
+    return cls, _arguments_of(cls, None)
+
+
+def _result_class(name: str) -> type[Result] | None:
+    """Return the result class of this library with that name."""
+    for package in _PACKAGES_OF_RESULTS:
+        found = getattr(importlib.import_module(f"promptlimit.{package}"), name, None)
+        if isinstance(found, type) and issubclass(found, Result) and found is not Result:
+            return found
+    return None
+
+
+def _name_of(cls: type) -> str | None:
+    """Return the name that a file has for a class; None for a class that cannot be saved."""
+    name, whole = cls.__name__, f"{cls.__module__}.{cls.__qualname__}"
+    if _REGISTERED.get(whole) is cls:
+        return whole
+    listed = name in _TABLE or (issubclass(cls, Result) and _result_class(name) is not None)
+    return name if listed and _class_of(name)[0] is cls else None
 
 
 def _arguments_of(cls: Any, attributes: dict[str, str] | None) -> dict[str, str]:
     if attributes is not None:
         return attributes
     return {field.name: field.name for field in dataclasses.fields(cls) if field.init}
+
+
+class _UnknownClassError(ValueError):
+    """A file names a class that is neither in the table nor registered."""
 
 
 class _Written:
@@ -231,9 +266,22 @@ class _Written:
                 for index, part in enumerate(value)
             ]
             return {type(value).__name__: parts}
+        if isinstance(value, Mapping):
+            return {"dict": self._entries(value, where, depth)}
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return self._array(value, where)
         return self._object(value, where, depth)
+
+    def _entries(self, value: Mapping[Any, object], where: str, depth: int) -> dict[str, object]:
+        """Describe the values of a mapping by their keys; their arrays are numbered."""
+        entries = {}
+        for index, (key, part) in enumerate(value.items()):
+            if not isinstance(key, str):
+                raise ArgumentError(
+                    "obj", f"must have text for the keys of mappings, got {key!r} ({where})."
+                )
+            entries[key] = self.described(part, f"{where}.{index}", depth + 1)
+        return entries
 
     def _array(self, value: np.ndarray | np.generic | jax.Array, where: str) -> object:
         if is_traced(value):
@@ -249,15 +297,13 @@ class _Written:
 
     def _object(self, value: object, where: str, depth: int) -> object:
         cls = type(value)
-        name = cls.__name__
-        if name not in _TABLE or _class_of(name)[0] is not cls:
-            name = f"{cls.__module__}.{cls.__qualname__}"
-            if _REGISTERED.get(name) is not cls:
-                raise ArgumentError(
-                    "obj",
-                    f"must be made of classes that can be saved, got {cls.__name__} ({where}). "
-                    "Decorate a class of your own with promptlimit.files.savable.",
-                )
+        name = _name_of(cls)
+        if name is None:
+            raise ArgumentError(
+                "obj",
+                f"must be made of classes that can be saved, got {cls.__name__} ({where}). "
+                "Decorate a class of your own with promptlimit.files.savable.",
+            )
         arguments = {}
         for argument, attribute in _class_of(name)[1].items():
             part = operator.attrgetter(attribute)(value)
@@ -290,6 +336,8 @@ def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
         raise ValueError(f"its description has {form!r:.20}, which means nothing.")
     if form in ("tuple", "list"):
         content = [_read(part, arrays, depth + 1) for part in content]
+    elif form == "dict":
+        content = {key: _read(part, arrays, depth + 1) for key, part in content.items()}
     elif form != "float":
         content = arrays[content]
     return _FORMS[form](content)
@@ -298,6 +346,7 @@ def _read(node: object, arrays: Mapping[str, np.ndarray], depth: int) -> Any:
 _FORMS: dict[str, Callable[[Any], object]] = {
     "tuple": tuple,
     "list": list,
+    "dict": dict,
     "float": float,
     "numpy": lambda array: array,
     "scalar": lambda array: array[()],

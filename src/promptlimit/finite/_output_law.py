@@ -24,9 +24,9 @@ from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import finite_length
 from promptlimit.finite._simulation import output_errors, simulated_lengths
 from promptlimit.measures import AbstractMeasure
-from promptlimit.results import OutputLaw, sinh_thresholds
+from promptlimit.results import OutputLaw
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
-from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
+from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
 _STEP = 0.15
 """Between thresholds, in asinh of their distance from the mean in standard deviations."""

@@ -167,6 +167,7 @@ def _assembled(
         causal=prompts.causal,
         rotary=prompts.rotary,
         parity=prompts.parity,
+        quantiles=np.array(QUANTILES),
         sharpness=_pooled_quantiles(sums.sharpness),
         linear=means.linear,
         frozen=means.frozen,

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from promptlimit.heads._extra import extra
-from promptlimit.results import HeadAtlas, write_bytes
+from promptlimit.results import HeadAtlas
+from promptlimit.storage import write_bytes
 
 
 def export_maps(atlas: HeadAtlas, path: str | Path) -> None:

@@ -14,7 +14,7 @@ from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._head import Head
 from promptlimit.heads._model import Model
 from promptlimit.heads._windows import USUAL, TextOrIds, windows_of
-from promptlimit.results import read_arrays, write_bytes
+from promptlimit.storage import read_arrays, write_bytes
 
 _MEMORY = 512 * 2**20
 _ARRAYS = ("queries", "keys", "values")

@@ -164,7 +164,7 @@ def temperature_table(
         margin: of the needle; when None the one whose weight is one half at $L_0$.
 
     >>> table = temperature_table(2.0, 8192, 131072)
-    >>> for name, b, weight in zip(table.names, table.factor[:, 0], table.needle[:, 0]):
+    >>> for name, b, weight in zip(table.names, table.value[:, 0], table.needle[:, 0]):
     ...     print(f"{name:12s} {b:.4f} {weight:.4f}")
     none         1.0000 0.0587
     sqrt-log     1.1435 0.1407
@@ -207,7 +207,7 @@ def temperature_table(
         margin=margin,
         lengths=counts,
         names=TEMPERATURE_ROWS,
-        factor=factor,
+        value=factor,
         entropy=np.where(known, plain.entropy, np.nan),
         participation=np.where(known, plain.participation, np.nan),
         needle=np.where(known, beside.fixed_weights[..., 0], np.nan),

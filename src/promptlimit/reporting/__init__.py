@@ -17,6 +17,7 @@ from promptlimit.reporting._theme import painted as painted
 from promptlimit.reporting._theme import selectable as selectable
 from promptlimit.reporting._theme import shades as shades
 from promptlimit.reporting._theme import theme as theme
+from promptlimit.reporting.page import HeadMarks as HeadMarks
 from promptlimit.reporting.page import causal_page as causal_page
 from promptlimit.reporting.page import explorer_page as explorer_page
 from promptlimit.reporting.page import heads_page as heads_page

@@ -1,5 +1,6 @@
 from ._fingerprint import engine_hash as engine_hash
 from ._fingerprint import item_hash as item_hash
+from ._paper import Check as Check
 from ._paper import Claim as Claim
 from ._paper import Figure as Figure
 from ._paper import Paper as Paper

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from promptlimit.reproduction._paper import Paper, Setting
-from promptlimit.results import run_name
+from promptlimit.storage import run_name
 
 _LIBRARY = Path(__file__).parents[1]
 _TALKS_OR_DRAWS = ("cli/", "reporting/")

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
+from promptlimit.claims import Check, StoredPaper, Verdict
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.results import Check, StoredPaper, Verdict
 
 if TYPE_CHECKING:
     import matplotlib.figure

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from promptlimit.claims import ReportFolder, StoredFigure, StoredReport
 from promptlimit.reporting import FORMATS, Format, explorer_page, is_drawing, render, report_page
 from promptlimit.reproduction._paper import Paper, papers
-from promptlimit.results import ReportFolder, StoredFigure, StoredReport
 
 
 def drawn_figure(

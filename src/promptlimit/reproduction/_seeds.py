@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from promptlimit._cores import usable_cores
+from promptlimit.claims import ClaimResult, ReportFolder, StoredClaim
 from promptlimit.reproduction._fingerprint import engine_hash
 from promptlimit.reproduction._paper import Claim, Paper, Setting, paper_at, papers
 from promptlimit.reproduction._work import Listener, Outcome, Work, outcome
-from promptlimit.results import ClaimResult, ReportFolder, StoredClaim
 
 
 @dataclass(frozen=True)

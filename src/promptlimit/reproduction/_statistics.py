@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from promptlimit.results import Check
+from promptlimit.claims import Check
 
 LEVEL = 1e-6
 """The probability that a statistical check fails although the statement is true."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 import jax
 
 from promptlimit._cores import usable_cores
+from promptlimit.claims import Check, ClaimResult, Origin, ReportFolder, StoredClaim, StoredFigure
 from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction._devices import on_cpu
@@ -19,15 +20,7 @@ from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
 from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction._processes import Helper, Task
-from promptlimit.results import (
-    Check,
-    ClaimResult,
-    Origin,
-    ReportFolder,
-    StoredClaim,
-    StoredFigure,
-    environment,
-)
+from promptlimit.storage import environment
 
 _CORES_FOR_GROUPS = 4
 _USUAL = {"part": 5.0, "claim": 2.0, "figure": 1.0}

@@ -1,70 +1,16 @@
 """What was measured of the heads of a trained transformer, and of replacing them."""
 
-import abc
-import csv
-import io
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from promptlimit.results._result import (
-    Result,
-    Role,
-    axes_for,
-    axis,
-    derived,
-    plain,
-    variable,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from promptlimit.results._result import Result, axis, derived, variable
 
 REGIMES = ("linear", "concentrating", "frozen")
-SHARPNESS_UNIT = "standard deviation of the scores"
-"""What `sharpness` is in a stored atlas; version 0.2 stored the variance under the same names."""
-_QUANTILE_NAMES = ("q05", "q25", "median", "q75", "q95")
 
 
-class AbstractAtlas(Result, abc.ABC):
-    """A result with one row for each head of a model."""
-
-    @property
-    @abc.abstractmethod
-    def value(self) -> np.ndarray:
-        """The sharpness of every head, [layers, heads]."""
-
-    @abc.abstractmethod
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield one flat record a head."""
-
-    def to_csv(self) -> str:
-        """Return a table with one line a head."""
-        rows = list(self.rows())
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
-
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the sharpness of every head as a map of layers and heads.
-
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the image, as for `ax.imshow`.
-        """
-        roles = self._roles()
-        drawn = axes_for(ax, Role(label="head"), Role(label="layer"), np.arange(0.0))
-        image_style: dict[str, Any] = {"origin": "lower", "aspect": "auto", **style}
-        image = drawn.imshow(self.value, **image_style)
-        drawn.figure.colorbar(image, ax=drawn, label=roles["value"].label)
-        return drawn
-
-
-class HeadAtlas(AbstractAtlas):
+class HeadAtlas(Result):
     r"""Every head of a model on one text; arrays are [layers, heads] unless said otherwise.
 
     Attributes:
@@ -78,6 +24,7 @@ class HeadAtlas(AbstractAtlas):
         rotary: whether keys were taken after rotation, their law averaged over positions.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
             NaN for heads brought by hand, with no output to compare with.
+        quantiles: the shares of queries at which `sharpness` is given, [5].
         sharpness: $\sigma=\sqrt{q^\top\mathrm{Cov}(k)q}$ with the head's scale, the standard
             deviation of a query's scores: its quantiles over the queries of all prompts together
             (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
@@ -110,6 +57,7 @@ class HeadAtlas(AbstractAtlas):
     causal: bool
     rotary: bool
     parity: np.ndarray = variable("layer")
+    quantiles: np.ndarray = axis("quantile")
     sharpness: np.ndarray = variable("layer", "head", "quantile")
     linear: np.ndarray = variable("layer", "head")
     frozen: np.ndarray = variable("layer", "head")
@@ -137,6 +85,7 @@ class HeadAtlas(AbstractAtlas):
         return self.sharpness[..., 2]
 
     @property
+    @derived("layer", "head")
     def regime(self) -> np.ndarray:
         r"""The regimes: the median $\sigma$, squared, against $\frac23\ln L$ and $2\ln L$."""
         order = self.median_sharpness**2 / math.log(self.window)
@@ -166,34 +115,112 @@ class HeadAtlas(AbstractAtlas):
         ]
         return float(np.corrcoef(np.stack(ranks))[0, 1]) if varies.sum() > 1 else math.nan
 
-    def rows(self) -> Iterator[dict[str, float | int | str]]:
-        """Yield one flat record a head."""
-        regime = self.regime
-        for layer, head in np.ndindex(self.linear.shape):
-            here = (layer, head)
-            quantiles = zip(_QUANTILE_NAMES, self.sharpness[here], strict=True)
-            yield {
-                "layer": layer,
-                "head": head,
-                "regime": str(regime[here]),
-                **{f"sharpness_{name}": float(value) for name, value in quantiles},
-                "linear_share": float(self.linear[here]),
-                "frozen_share": float(self.frozen[here]),
-                "effective_tokens": float(self.effective_tokens[here]),
-                "effective_tokens_predicted": float(self.effective_tokens_predicted[here]),
-                "skewness": float(self.skewness[here]),
-                "kurtosis": float(self.kurtosis[here]),
-                **{f"r2_{name}": float(value[here]) for name, value in self.r2.items()},
-                "r2_gaussian_error": float(self.r2_error[here]),
-                "error_predicted": float(self.error_predicted[here]),
-                "length_needed": float(self.length_needed[here]),
-                "exponent": float(self.exponent[here]),
-            }
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return settings, parity and one record a head; non-finite numbers become None."""
-        settings = {**self._attributes(), "sharpness": SHARPNESS_UNIT, "parity": self.parity}
-        return plain({**settings, "heads": list(self.rows())})
+class CausalAtlas(Result):
+    r"""Every head of a causal model on one text; arrays are [layers, heads] unless said otherwise.
+
+    A query at position i has the prompt 0..i. Means are over queries, then over windows.
+
+    Attributes:
+        model: the name of the model.
+        model_type: its family.
+        window: tokens of a window.
+        windows: number of windows.
+        shortest: tokens of the shortest prompt that was looked at.
+        every: one query in `every` was measured.
+        sinks: tokens kept at the beginning.
+        recent: tokens kept before the query, its own included.
+        equivalent: tokens that take as much memory as the moments of the far tokens.
+        band: tokens of a band of distance.
+        rotary: whether keys were taken after rotation.
+        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
+        between: variance of the mean scores of bands of distance.
+        within: variance of the scores within bands; `sharpness` squared is the sum of both.
+        sink_weight: softmax weight of the first tokens.
+        recent_weight: softmax weight of the last ones; sinks that are recent count here too.
+        effective_tokens: $1/\overline{S_2}$.
+        entropy: $\overline H$ in nats; $e^{\overline H}$ is the other number of effective tokens.
+        far_sharpness: standard deviation of the scores of far tokens, its root mean square over
+            queries.
+        mass_error: mean logarithm of the far tokens' mass from their moments, over the true one.
+        r2: share of the head's variation over queries that is left when the far tokens are not
+            there, by the way to do without them; no lower bound. NaN for a head that answers alike.
+        r2_error: standard error of each `r2` over windows; infinite for one window.
+        lengths: edges of the classes by length of prompt, [classes + 1].
+        by_length: `between`, `within` and `entropy` by class, [layers, heads, classes].
+        entropy_predicted: entropy in the last class predicted from the first, by the way to do so.
+    """
+
+    model: str
+    model_type: str
+    window: int
+    windows: int
+    shortest: int
+    every: int
+    sinks: int
+    recent: int
+    equivalent: int
+    band: int
+    rotary: bool
+    parity: np.ndarray = variable("layer")
+    between: np.ndarray = variable("layer", "head")
+    within: np.ndarray = variable("layer", "head")
+    sink_weight: np.ndarray = variable("layer", "head")
+    recent_weight: np.ndarray = variable("layer", "head")
+    effective_tokens: np.ndarray = variable("layer", "head")
+    entropy: np.ndarray = variable("layer", "head")
+    far_sharpness: np.ndarray = variable("layer", "head")
+    mass_error: np.ndarray = variable("layer", "head")
+    r2: Mapping[str, np.ndarray] = variable("layer", "head")
+    r2_error: Mapping[str, np.ndarray] = variable("layer", "head")
+    lengths: np.ndarray = variable("edge")
+    by_length: Mapping[str, np.ndarray] = variable("layer", "head", "class")
+    entropy_predicted: Mapping[str, np.ndarray] = variable("layer", "head")
+
+    @property
+    @derived("layer", "head", label="sharpness")
+    def value(self) -> np.ndarray:
+        """The sharpness."""
+        return self.sharpness
+
+    @property
+    @derived("layer", "head")
+    def sharpness(self) -> np.ndarray:
+        r"""The standard deviation $\sigma$ of the scores, its root mean square over queries."""
+        return np.sqrt(self.between + self.within)
+
+    @property
+    @derived("layer", "head")
+    def between_share(self) -> np.ndarray:
+        """The share of the scores' variance that distance alone explains."""
+        variance = self.between + self.within
+        return self.between / np.where(variance > 0, variance, np.nan)
+
+    @property
+    @derived("layer", "head")
+    def entropy_tokens(self) -> np.ndarray:
+        r"""$e^{\overline H}$, the effective number of tokens by entropy."""
+        return np.exp(self.entropy)
+
+    @property
+    @derived()
+    def median_r2(self) -> dict[str, float]:
+        """The median R² over heads of each way to do without the far tokens."""
+        return {name: float(np.nanmedian(value)) for name, value in self.r2.items()}
+
+    def wins(self, way: str, other: str = "dropped") -> int:
+        """Return for how many heads one way explains more than another."""
+        return int((self.r2[way] > self.r2[other]).sum())
+
+    @property
+    @derived()
+    def entropy_errors(self) -> dict[str, float]:
+        """The mean absolute error over heads of each prediction of entropy, in nats."""
+        there = self.by_length["entropy"][..., -1]
+        return {
+            name: float(np.nanmean(np.abs(predicted - there)))
+            for name, predicted in self.entropy_predicted.items()
+        }
 
 
 class HeadReplacement(Result):

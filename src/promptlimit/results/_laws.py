@@ -246,14 +246,3 @@ def mean_under_tail(
     widths = spread * np.cosh(places) * 0.5 * (steps[1:] + steps[:-1])
     correction = widths @ (slope(thresholds) * (tail - ndtr(-z)))
     return float(_SHARES @ function(mean + spread * _NORMAL) + correction)
-
-
-def sinh_thresholds(
-    mean: float, spread: float, hull: tuple[float, float], step: float
-) -> np.ndarray:
-    """Return thresholds that lie evenly in asinh of their distance, up to the ends of a hull.
-
-    The ends are widened so that no probability is left beyond, in whole steps from the mean.
-    """
-    ends = [math.asinh((end - mean) / spread) / step for end in hull]
-    return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))

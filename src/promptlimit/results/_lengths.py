@@ -1,13 +1,10 @@
 """What the length of a prompt does to its attention weights, and what temperature undoes it."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from promptlimit.results._result import Result, absolute, axes_for, axis, derived, variable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from promptlimit.results._result import Result, absolute, axis, derived, variable
 
 TEMPERATURE_ROWS = (
     "none",
@@ -165,7 +162,7 @@ class TemperatureTable(Result):
         margin: $\Delta$, by how much the score of a needle exceeds the mean.
         lengths: L, [n].
         names: of the rules, and of what is kept: `TEMPERATURE_ROWS`.
-        factor: b, [rule, n]; NaN where nothing keeps what is to be kept.
+        value: b, [rule, n]; NaN where nothing keeps what is to be kept.
         entropy: $E\,H$ without the needle, [rule, n]; NaN, as what follows, beyond a sharpness
             $b\sigma$ of 40.
         participation: $E\,S_2$ without the needle, [rule, n].
@@ -183,7 +180,7 @@ class TemperatureTable(Result):
     margin: float
     lengths: np.ndarray = axis("length", "L", scale="log", keeps=True)
     names: tuple[str, ...] = axis("rule")
-    factor: np.ndarray = variable("rule", "length")
+    value: np.ndarray = variable("rule", "length", label="inverse temperature b")
     entropy: np.ndarray = variable("rule", "length")
     participation: np.ndarray = variable("rule", "length")
     needle: np.ndarray = variable("rule", "length")
@@ -193,27 +190,7 @@ class TemperatureTable(Result):
     relative_error: float
 
     @property
-    @derived("rule", "length", label="inverse temperature b")
-    def value(self) -> np.ndarray:
-        """The factors."""
-        return self.factor
-
-    @property
     @derived("rule", "length")
     def effective_tokens(self) -> np.ndarray:
         r"""$n_{eff}=1/E\,S_2$, [rule, n]."""
         return 1.0 / self.participation
-
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the factors against the length, a line for each rule.
-
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
-        """
-        roles = self._roles()
-        drawn = axes_for(ax, roles["lengths"], roles["value"], self.lengths)
-        for name, row in zip(self.names, self.factor, strict=True):
-            line_style: dict[str, Any] = {"label": name, **style}
-            drawn.plot(self.lengths, row, **line_style)
-        return drawn

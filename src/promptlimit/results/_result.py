@@ -12,9 +12,11 @@ An axis may be a single number, an array, or an array with several dimensions; e
 it has the same dimensions in its place.
 """
 
+import csv
 import dataclasses
 import html
 import importlib
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +48,7 @@ _EXTRAS = {"xarray": "'promptlimit[xarray]'"}
 _ROLE = "__result_role__"
 _SHOWN, _ROWS, _COLUMNS = 4, 10, 8
 """Entries of an array in a repr; rows and columns of a table in a notebook."""
+_DASHES = ("-", "--", ":", "-.")
 
 
 class Role(NamedTuple):
@@ -57,6 +60,8 @@ class Role(NamedTuple):
     is_axis: bool = False
     keeps: bool = False
     bulk: bool = False
+    symbol: str = ""
+    names: bool = False
 
 
 def axis(name: str, label: str = "", *, scale: Scale = "linear", keeps: bool = False) -> Any:
@@ -68,7 +73,8 @@ def axis(name: str, label: str = "", *, scale: Scale = "linear", keeps: bool = F
         scale: of the axis in figures.
         keeps: whether arrays keep this axis when one length is selected.
     """
-    return _declared(Role((name,), f"{name} {label}".rstrip(), scale, True, keeps))
+    shown = f"{name} {label}".rstrip()
+    return _declared(Role((name,), shown, scale, True, keeps, symbol=label, names=True))
 
 
 def variable(
@@ -76,6 +82,7 @@ def variable(
     label: str = "",
     scale: Scale = "linear",
     bulk: bool = False,
+    names: bool = False,
     default: Any = dataclasses.MISSING,
 ) -> Any:
     """Declare an array, or a mapping of arrays, with named axes.
@@ -85,9 +92,10 @@ def variable(
         label: in figures.
         scale: in figures.
         bulk: whether it is too large for dictionaries and tables, such as parameters along time.
+        names: whether its entries name the curves of a figure, one for each place on its axis.
         default: of the field; None where the array is optional.
     """
-    return _declared(Role(axes, label, scale, bulk=bulk), default)
+    return _declared(Role(axes, label, scale, bulk=bulk, names=names), default)
 
 
 def scalar(label: str = "", *, bulk: bool = False, default: Any = dataclasses.MISSING) -> Any:
@@ -141,12 +149,17 @@ def package(name: str, purpose: str) -> ModuleType:
 class Result:
     """A frozen dataclass whose exports, figures and comparisons follow from its declared fields.
 
-    Subclasses become dataclasses by inheritance. A result with a `value` and an `error` has an
-    `interval`; one whose `value` has an axis can be drawn.
+    Subclasses become dataclasses by inheritance. Their arrays are read-only: a result copies what
+    could be changed from outside. A result with a `value` and an `error` has an `interval`; one
+    whose `value` has an axis can be drawn.
     """
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, _read_only(value))
 
     @classmethod
     def _roles(cls) -> dict[str, Role]:
@@ -209,6 +222,22 @@ class Result:
         frame = pandas.DataFrame({**index, **columns})
         return frame.set_index(list(index)) if index else frame
 
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `to_pandas`, each a flat dictionary of plain values."""
+        index, columns = self._table()
+        table = {name: column.tolist() for name, column in {**index, **columns}.items()}
+        for row in zip(*table.values(), strict=True):
+            yield dict(zip(table, row, strict=True))
+
+    def to_csv(self) -> str:
+        """Return the rows of `to_pandas` as comma-separated values, with a line of names."""
+        rows = list(self.rows())
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
     def _attributes(self) -> dict[str, Any]:
         """Return the fields that are a number or a text."""
         found = {n: getattr(self, n) for n, role in self._roles().items() if role.axes is None}
@@ -222,6 +251,14 @@ class Result:
                 own, count = role.axes[0], np.ndim(getattr(self, name))
                 dims[own] = (own,) if count == 1 else tuple(f"{own}_{i}" for i in range(count))
         return dims
+
+    def _names(self) -> dict[str, tuple[np.ndarray, Role]]:
+        """Return, by axis, what names its places: coordinates, or the entries of a variable."""
+        found = {}
+        for name, role in self._roles().items():
+            if role.names and role.axes and np.ndim(getattr(self, name)) == 1:
+                found[role.axes[0]] = (np.asarray(getattr(self, name)), role)
+        return found
 
     def _labelled(self) -> Iterator[tuple[str, tuple[str, ...], np.ndarray, Role]]:
         """Yield name, dimensions, array and role of everything declared with axes."""
@@ -250,6 +287,7 @@ class Result:
         }
         shape = tuple(sizes[dim] for dim in rows)
         index = {dim: np.indices(shape)[place].ravel() for place, dim in enumerate(rows)}
+        named = {dim: names for dim, (names, role) in self._names().items() if role.is_axis}
         columns: dict[str, np.ndarray] = {}
         for name, dims, array, role in entries:
             shared = [dim for dim in rows if dim in dims]
@@ -262,7 +300,11 @@ class Result:
                 index[dims[0]] = full.ravel()
             elif not (role.is_axis and further):
                 for place in np.ndindex(*beyond):
-                    mark = f"[{','.join(map(str, place))}]" if place else ""
+                    marks = [
+                        _number(named[dim][i]) if dim in named else str(i)
+                        for dim, i in zip(further, place, strict=True)
+                    ]
+                    mark = f"[{','.join(marks)}]" if place else ""
                     columns[name + mark] = full[(..., *place)].ravel()
         if not rows:
             columns |= {name: np.array([value]) for name, value in self._attributes().items()}
@@ -311,36 +353,72 @@ class Result:
         return dataclasses.replace(self, **changes)  # ty: ignore[invalid-argument-type]
 
     def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw `value` along its first axis with a band of one `error`.
+        """Draw `value` against its last axis with numerical coordinates, or as a map of two axes.
 
-        The value at an infinite length or time is a dashed level.
+        A curve has a band of one `error`; the value at an infinite length or time is a dashed
+        level. Curves are named by their places on the other axes: the first sets the colour, the
+        second the dashes. A value with two axes and no coordinates is drawn as an image.
 
         Args:
             ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
+            style: of the lines, as for `ax.plot`, or of the image, as for `ax.imshow`.
         """
         roles = self._roles()
         role = roles.get("value", Role())
         along = {r.axes[0]: (n, r) for n, r in roles.items() if r.is_axis and r.axes}
-        own = next((name for name in role.axes or () if name in along), None)
-        if own is None or role.axes is None:
+        along = {a: (n, r) for a, (n, r) in along.items() if _numerical(getattr(self, n))}
+        own = next((name for name in reversed(role.axes or ()) if name in along), None)
+        if own is None and role.axes is not None and np.ndim(getattr(self, "value", 0)) == 2:
+            return self._draw_map(ax, role.axes, role.label, **style)
+        if own is None:
             raise TypeError(f"`{type(self).__name__}` has no `value` along an axis to draw.")
         name, coordinate = along[own]
         x = np.asarray(getattr(self, name), dtype=np.float64)
         drawn = axes_for(ax, coordinate, role, x)
-        values, errors = (getattr(self, field, None) for field in ("value", "error"))
-        several = isinstance(values, Mapping)
         length = getattr(self, "length", None)
-        label = getattr(self, "kind", None) if length is None else f"L = {length:g}"
-        curves: Any = values if several else {label: values}
-        before = role.axes.index(own)
-        for key, value in curves.items():
-            error: Any = 0.0 if errors is None else errors[key] if several else errors
-            bands = np.broadcast_to(error, np.shape(value))
-            pair = (_lines(np.asarray(y), before, x.ndim) for y in (value, bands))
-            for place, (line, band) in enumerate(zip(*pair, strict=True)):
-                line_style = {"label": key if place == 0 else None, **style}
-                draw_curve(drawn, x.ravel(), line, band, **line_style)
+        usual = getattr(self, "kind", None) if length is None else f"L = {length:g}"
+        errors = {n: array for n, _, array, _ in self._labelled() if n.startswith("error")}
+        for name, dims, value, _ in self._labelled():
+            field, _, key = name.partition(".")
+            if field != "value":
+                continue
+            error = errors.get(f"error.{key}" if key else "error", np.zeros(()))
+            points = self._dims()[own]
+            lines = _points_last(value, dims, points)
+            bands = _points_last(np.broadcast_to(error, value.shape), dims, points)
+            others = [dim for dim in dims if dim not in points]
+            for place in np.ndindex(lines.shape[:-1]):
+                named = self._line_style(dict(zip(others, place, strict=True)), key or usual)
+                draw_curve(drawn, x.ravel(), lines[place], bands[place], **{**named, **style})
+        return drawn
+
+    def _line_style(self, place: Mapping[str, int], usual: str | None) -> dict[str, Any]:
+        """Return label, colour and dashes of the curve at a place on the axes that are not drawn.
+
+        Curves that differ only along axes without names share one label, which the first has.
+        """
+        named = {dim: entry for dim, entry in self._names().items() if dim in place}
+        style: dict[str, Any] = {}
+        parts = []
+        for option, (dim, (names, role)) in zip(
+            ("color", "linestyle"), named.items(), strict=False
+        ):
+            name = names[place[dim]]
+            number = list(dict.fromkeys(names.tolist())).index(name)
+            style[option] = f"C{number}" if option == "color" else _DASHES[number % len(_DASHES)]
+            parts.append(f"{role.symbol} = {_number(name)}" if role.symbol else _number(name))
+        first = all(index == 0 for dim, index in place.items() if dim not in named)
+        return {**style, "label": (", ".join(parts) or usual) if first else None}
+
+    def _draw_map(
+        self, ax: "Axes | None", axes: tuple[str, ...], label: str, **style: Any
+    ) -> "Axes":
+        """Draw `value` as an image, its first axis upwards."""
+        up, right = axes
+        drawn = axes_for(ax, Role(label=right), Role(label=up), np.arange(0.0))
+        image_style: dict[str, Any] = {"origin": "lower", "aspect": "auto", **style}
+        image = drawn.imshow(getattr(self, "value"), **image_style)  # noqa: B009 - not of every class
+        drawn.figure.colorbar(image, ax=drawn, label=label)
         return drawn
 
     def __repr__(self) -> str:
@@ -442,17 +520,31 @@ def draw_curve(ax: "Axes", x: np.ndarray, y: np.ndarray, error: np.ndarray, **st
         ax.axhline(level, color=line.get_color(), linestyle="--", linewidth=1)
 
 
-def _lines(array: np.ndarray, before: int, count: int) -> np.ndarray:
-    """Return curves, [line, point]: `count` axes from `before` on are those of the points."""
-    moved = np.moveaxis(array, range(before, before + count), range(-count, 0)) if count else array
-    points = math.prod(moved.shape[moved.ndim - count :])
-    return moved.reshape(-1, points)
+def _numerical(coordinates: object) -> bool:
+    return np.asarray(coordinates).dtype.kind in "biuf"
+
+
+def _points_last(array: np.ndarray, dims: tuple[str, ...], points: tuple[str, ...]) -> np.ndarray:
+    """Return an array with the dimensions of points flattened into its last axis."""
+    others = [dim for dim in dims if dim not in points]
+    moved = np.transpose(array, [dims.index(dim) for dim in (*others, *points)])
+    return moved.reshape(*moved.shape[: len(others)], -1)
 
 
 def _further(name: str, count: int) -> tuple[str, ...]:
     """Return names for undeclared axes: rows and columns of a matrix, or numbers."""
     words = ("row", "column") if count <= 2 else tuple(f"axis_{i}" for i in range(count))
     return tuple(f"{name}.{word}" for word in words[:count])
+
+
+def _read_only(value: Any) -> Any:
+    """Return an array that nobody can write to, a copy where somebody could; so in mappings."""
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value = value.copy()
+        value.flags.writeable = False
+    elif isinstance(value, Mapping):
+        return {key: _read_only(part) for key, part in value.items()}
+    return value
 
 
 def _select(value: object, axes: tuple[str, ...], place: tuple[Any, ...]) -> np.ndarray:

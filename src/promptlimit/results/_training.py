@@ -3,19 +3,14 @@
 import math
 from collections.abc import Mapping
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from promptlimit.errors import ArgumentError
 from promptlimit.results._kinds import Kind, Length
-from promptlimit.results._result import Result, axes_for, axis, draw_curve, scalar, variable
+from promptlimit.results._result import Result, axis, scalar, variable
 from promptlimit.results._trajectory import HasArraysT, OfOneHead, Trajectory
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_MASK = "missing."
 _AXES = "length", "start", "seed", "step"
 
 
@@ -47,7 +42,7 @@ class Training(Result):
     steps: np.ndarray = axis("step", scale="symlog")
     times: np.ndarray = variable("step")
     lengths: tuple[Length, ...] = axis("length", "L", keeps=True)
-    kernels: tuple[str, ...] = variable("start")
+    kernels: tuple[str, ...] = variable("start", names=True)
     parameters: Mapping[str, np.ndarray] = variable(*_AXES, bulk=True)
     key_query: OfOneHead = variable(*_AXES, "token", "query", bulk=True)
     value_matrix: OfOneHead = variable(*_AXES, "output", "token", bulk=True)
@@ -113,48 +108,7 @@ class Training(Result):
         """
         return self.trajectory(length, start, seed).attention(like, place)
 
-    def plot(self, ax: "Axes | None" = None, **style: Any) -> "Axes":
-        """Draw the risk of every run against steps: a colour a length, dashes for a linear head.
-
-        Args:
-            ax: matplotlib's axes; new ones when None.
-            style: of the lines, as for `ax.plot`.
-        """
-        roles = self._roles()
-        drawn = axes_for(ax, roles["steps"], roles["value"], self.steps)
-        for i, j, seed in np.ndindex(*self.value.shape[:3]):
-            kernel = self.kernels[j]
-            own = {
-                "color": f"C{i}",
-                "linestyle": "--" if kernel == "linear" else "-",
-                "label": f"L = {self.lengths[i]}, {kernel}" if seed == 0 else None,
-            }
-            place = (i, j, seed)
-            draw_curve(drawn, self.steps, self.value[place], self.error[place], **{**own, **style})
-        return drawn
-
 
 def _plain(number: Length) -> Length | str:
     """Return a number for a configuration, which is JSON: infinity by its name."""
     return number if math.isfinite(number) else str(number)
-
-
-def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with zeros for what is not finite, and masks that say where that was."""
-    finite = {}
-    for name, array in arrays.items():
-        missing = ~np.isfinite(array)
-        finite[name] = np.where(missing, np.zeros_like(array), array)
-        if missing.any():
-            finite[_MASK + name] = missing
-    return finite
-
-
-def unpack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with NaN where `pack_nonfinite` took something out."""
-    whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
-    for name, missing in arrays.items():
-        if name.startswith(_MASK):
-            array = whole[name.removeprefix(_MASK)]
-            whole[name.removeprefix(_MASK)] = np.where(missing.astype(bool), np.nan, array)
-    return whole

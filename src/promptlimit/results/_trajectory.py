@@ -1,28 +1,13 @@
 """Parameters along training: where they were, what they cost, and how sure that is."""
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import (
-    Any,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    cast,
-    get_args,
-    runtime_checkable,
-)
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
-from promptlimit.errors import ArgumentError, InputFileError
+from promptlimit.errors import ArgumentError
 from promptlimit.results._kinds import Kind
 from promptlimit.results._result import Result, axis, scalar, variable
-from promptlimit.results._run_folder import RunFolder
-
-_PREFIX = "parameters."
-_CURVES = ("value", "gradient_norms", "error")
-_MERGED = ("key_query", "value_matrix")
-_OF_PARAMETERS = "parameter_error"
 
 OfOneHead: TypeAlias = np.ndarray | Any
 """An array, or None where there is not one head; `Any` spares those who know that there is."""
@@ -106,59 +91,3 @@ class Trajectory(Result):
                 f"must be one of {self.times.size} times, from 0 or from the end, got {place}.",
             )
         return start.with_arrays({name: array[place] for name, array in self.parameters.items()})
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the trajectory into a folder of its own inside `folder`, and return that.
-
-        The folder's name is the hash of the configuration: the same training is written once.
-        """
-        named = {name: getattr(self, name) for name in (*_MERGED, *_CURVES, _OF_PARAMETERS)}
-        arrays = {name: array for name, array in named.items() if array is not None}
-        arrays |= {_PREFIX + name: array for name, array in self.parameters.items()}
-        arrays["arrived"] = np.array([] if self.arrived is None else [self.arrived])
-        return RunFolder(folder, self.config).save(arrays)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Trajectory":
-        """Return the trajectory in a folder that `save` made, or say why it cannot be used."""
-        run = RunFolder.at(path)
-        arrays = run.load()
-        try:
-            return _trajectory(run.config, arrays)
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
-            raise InputFileError(
-                f"{path} must hold a trajectory, but {problem or type(problem).__name__}."
-            ) from None
-
-
-def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Trajectory:
-    listed = config["times"]
-    if not isinstance(listed, list):
-        raise ValueError("its times are not a list")
-    times = np.array([float(time) for time in listed])
-    kind = config["kind"]
-    if kind not in get_args(Kind):
-        raise ValueError(f"its kind is {kind!r}")
-    parameters = {
-        name.removeprefix(_PREFIX): array
-        for name, array in arrays.items()
-        if name.startswith(_PREFIX)
-    }
-    for name, array in arrays.items():
-        axes = 1 if name in (*_CURVES, _OF_PARAMETERS) else 3 if name in _MERGED else array.ndim
-        if name != "arrived" and (array.ndim != axes or array.shape[:1] != times.shape):
-            raise ValueError(f"'{name}' does not have one entry for each time")
-    if ("key_query" in arrays) != ("value_matrix" in arrays):
-        raise ValueError("it has one of key_query and value_matrix, which come together")
-    return Trajectory(
-        times=times,
-        parameters=parameters,
-        key_query=arrays.get("key_query"),
-        value_matrix=arrays.get("value_matrix"),
-        **{name: arrays[name] for name in _CURVES},
-        arrived=float(arrays["arrived"][0]) if arrays["arrived"].size else None,
-        kind=cast(Kind, kind),
-        length=float(cast(float, config["length"])),
-        config=config,
-        parameter_error=arrays.get(_OF_PARAMETERS),
-    )

@@ -1,6 +1,6 @@
 """Prompts that never sit in memory: their attention, summed up block by block."""
 
-from promptlimit.results import Progress as Progress
+from promptlimit.storage import Progress as Progress
 from promptlimit.streaming._prompts import Generated as Generated
 from promptlimit.streaming._prompts import stored_length as stored_length
 from promptlimit.streaming._stream import stream as stream

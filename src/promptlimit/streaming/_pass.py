@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from promptlimit.parallel import active_devices, launch
-from promptlimit.results import Progress, Watcher
+from promptlimit.storage import Progress, Watcher
 from promptlimit.streaming._blocks import block_sums
 from promptlimit.streaming._prompts import not_finite
 from promptlimit.streaming._request import StreamRequest

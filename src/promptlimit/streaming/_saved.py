@@ -10,7 +10,7 @@ import numpy as np
 
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, from_writer
-from promptlimit.results import RunFolder
+from promptlimit.storage import RunFolder
 from promptlimit.streaming._request import StreamRequest
 from promptlimit.streaming._sums import TiltedSums, stacked
 from promptlimit.streaming._tree import BlockTree

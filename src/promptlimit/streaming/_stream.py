@@ -10,7 +10,8 @@ from promptlimit._arrays import ArrayLike
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, agreed
-from promptlimit.results import StreamedAttention, Watcher, run_name
+from promptlimit.results import StreamedAttention
+from promptlimit.storage import Watcher, run_name
 from promptlimit.streaming._pass import all_sums
 from promptlimit.streaming._readings import streamed_attention
 from promptlimit.streaming._request import StreamRequest, checked_request

@@ -30,6 +30,7 @@ from ._selection_table import SelectionTable as SelectionTable
 from ._selection_table import selection_tables as selection_tables
 from ._weighed_values import ScoredValues as ScoredValues
 from ._weighed_values import deviation_moments as deviation_moments
+from ._weighed_values import sinh_thresholds as sinh_thresholds
 from ._weighed_values import upper_tails as upper_tails
 from ._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
 from ._weight_statistics import WeightStatistics as WeightStatistics

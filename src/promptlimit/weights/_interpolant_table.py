@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.errors import AccuracyError
-from promptlimit.results import write_bytes
+from promptlimit.storage import write_bytes
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, some_statistics
 
 DEGREE = 7

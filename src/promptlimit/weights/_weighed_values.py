@@ -137,6 +137,15 @@ def _ray_sums(length: float, a11: Array, a22: Array, a33: Array, log_phi: Array)
     return length * _RAY_STEP * np.array([first.sum(), second.sum(), 0.5 * third.sum()])
 
 
+def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:
+    """Return thresholds that lie evenly in asinh of their distance, up to the ends of a hull.
+
+    The ends are widened so that no probability is left beyond, in whole steps from the mean.
+    """
+    ends = [math.asinh((end - mean) / spread) / step for end in hull]
+    return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))
+
+
 def upper_tails(
     tokens: ScoredValues, length: float, thresholds: Array, *, agreement: float = 1e-7
 ) -> tuple[Array, Array]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from promptlimit.results import (
+from promptlimit.claims import (
     Check,
     ClaimResult,
     Origin,

@@ -9,8 +9,8 @@ pytest.importorskip("playwright", reason="playwright is not installed: pip insta
 
 from playwright.sync_api import Locator, Page, expect
 
+from promptlimit.claims import ReportFolder
 from promptlimit.reporting import report_page
-from promptlimit.results import ReportFolder
 from reporting.page.stored_results import PAPER, plot, write_results
 from reporting.page.visits import NEEDS_BROWSER, Visit
 

@@ -15,8 +15,7 @@ from playwright.sync_api import Page, expect
 
 import promptlimit as pl
 from promptlimit.errors import InputFileError
-from promptlimit.reporting import explorer_page
-from promptlimit.results import HeadMark, HeadMarks
+from promptlimit.reporting import HeadMarks, explorer_page
 from reporting.page.visits import NEEDS_BROWSER, Visit
 
 pytestmark = NEEDS_BROWSER
@@ -103,34 +102,25 @@ def test_it_fits_a_phone(visit: Visit, address: str, scheme: str) -> None:
 
 
 def test_names_of_heads_are_text_and_no_markup(visit: Visit, tmp_path: Path) -> None:
-    marks = HeadMarks("</script><b>model", (HeadMark(0, 1, 2.0, 512),))
+    marks = HeadMarks("</script><b>model", 512, ((1.0, 2.0),))
     path = tmp_path / "own.html"
     path.write_text(explorer_page(marks), encoding="utf-8")
     with visit(path.as_uri()) as page:
         assert "</script><b>model" in page.locator(".panels").inner_text()
-        assert page.locator("circle.head title").text_content() == "layer 0, head 1"
-
-
-SIGMA = {"sharpness": "standard deviation of the scores"}
+        assert page.locator("circle.head title").last.text_content() == "layer 0, head 1"
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({}, "its 'heads' is not a list"),
-        ({"heads": []}, "its 'heads' are 0, not 1 to 100000"),
+        ({}, "its 'value' is not a list"),
+        ({"value": []}, "its 'value' has 0 heads, not 1 to 100000"),
+        ({"value": [4.0], "window": 8, "model": "m"}, "its 'value' is not a list of lists"),
+        ({"value": [["x"]], "window": 8, "model": "m"}, "its 'value' is not a number"),
+        ({"value": [[1.0]], "window": 0.5}, "its 'window' is 0.5, not a whole number from 1 to "),
         (
-            {"heads": [{"sharpness_median": 4.0}], "window": 8, "model": "m"},
-            "its 'sharpness' is not the standard deviation of the scores (version 0.2 stored the",
-        ),
-        ({"heads": [1], "window": 8, "model": "m", **SIGMA}, "one of its 'heads' is no object"),
-        (
-            {"heads": [{}], "window": 0.5, **SIGMA},
-            "its 'window' is 0.5, not a whole number from 1 to ",
-        ),
-        (
-            {"heads": [{"sharpness_median": -1.0}], "window": 8, "model": "m", **SIGMA},
-            "a 'sharpness_median' is -1.0, not finite and at least 0",
+            {"value": [[-1.0]], "window": 8, "model": "m"},
+            "its 'value' has -1.0, not finite and at least 0",
         ),
     ],
 )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from promptlimit.claims import ReportFolder
 from promptlimit.reporting import report_page
-from promptlimit.results import ReportFolder
 from reporting.page.stored_results import PAPER, plot, write_results
 
 EVIL = "</p></style><script>alert('x')</script><img src=x onerror=alert(1)>\x00\ud800"

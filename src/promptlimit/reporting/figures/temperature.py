@@ -19,7 +19,7 @@ def draw(data: Mapping[str, np.ndarray]) -> Figure:
     """Return the figure: the factors on the left, the weight of the needle on the right."""
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _lines(left, data, "factor")
+    _lines(left, data, "value")
     _lines(right, data, "needle")
     left.set_ylabel("inverse temperature $b$")
     right.set_ylabel("weight of the needle")

@@ -9,7 +9,8 @@ import numpy as np
 from promptlimit.reporting.page._heads import PageFigure, drawn_figure
 from promptlimit.reporting.page._numbers import number, two_digits
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import CausalAtlas, write_bytes
+from promptlimit.results import CausalAtlas
+from promptlimit.storage import write_bytes
 
 WAYS = {
     "dropped": "dropped, more recent tokens instead",
@@ -24,8 +25,8 @@ _COLUMNS = (
     ("between bands", "between_share", 2), ("sinks", "sink_weight", 2),
     ("recent", "recent_weight", 2), ("1/S₂", "effective_tokens", 3),
     ("e^H", "entropy_tokens", 3), ("σ far", "far_sharpness", 3),
-    ("dropped", "r2_dropped", 2), ("mean", "r2_mean", 2), ("moments", "r2_gaussian", 2),
-    ("finite", "r2_gaussian_finite", 2), ("true mass", "r2_gaussian_mass", 2),
+    ("dropped", "r2.dropped", 2), ("mean", "r2.mean", 2), ("moments", "r2.gaussian", 2),
+    ("finite", "r2.gaussian_finite", 2), ("true mass", "r2.gaussian_mass", 2),
 )  # fmt: skip
 _CAPTIONS = {
     "causal_map": (
@@ -93,13 +94,13 @@ class _CausalText:
     @property
     def predictions(self) -> str:
         """The errors of predicted entropies, in words."""
-        errors = self.atlas.entropy_errors()
+        errors = self.atlas.entropy_errors
         return ", ".join(f"{name} {two_digits(value)}" for name, value in errors.items())
 
     @property
     def verdict(self) -> str:
         """Whether any prediction is better than none."""
-        errors = self.atlas.entropy_errors()
+        errors = self.atlas.entropy_errors
         if min(errors, key=lambda name: errors[name]) == "no change":
             return "No prediction beats that of no change."
         return "Some prediction beats that of no change here; heads are not independent tokens."

@@ -3,8 +3,8 @@
 import dataclasses
 from importlib import resources
 
+from promptlimit.reporting.page._head_marks import HeadMarks
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import HeadMarks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,9 @@ def explorer_page(heads: HeadMarks | None = None) -> str:
     """
     marks = example_heads() if heads is None else heads
     points = [
-        [round(mark.sharpness, 4), mark.length, f"layer {mark.layer}, head {mark.head}"]
-        for mark in marks.heads
+        [round(sharpness, 4), marks.window, f"layer {layer}, head {head}"]
+        for layer, heads_of_layer in enumerate(marks.sharpness)
+        for head, sharpness in enumerate(heads_of_layer)
     ]
     return page_text(
         "explorer.html",

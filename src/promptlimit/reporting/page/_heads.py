@@ -10,7 +10,8 @@ from markupsafe import Markup
 from promptlimit.reporting.page._numbers import number, two_digits
 from promptlimit.reporting.page._svg import inline
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement, write_bytes
+from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement
+from promptlimit.storage import write_bytes
 
 _CAPTIONS = {
     "heads_phase": (
@@ -30,10 +31,10 @@ _CAPTIONS = {
     ),
 }
 _COLUMNS = (
-    ("layer", "layer", 0), ("head", "head", 0), ("σ", "sharpness_median", 3),
+    ("layer", "layer", 0), ("head", "head", 0), ("σ", "value", 3),
     ("tokens", "effective_tokens", 3), ("predicted", "effective_tokens_predicted", 3),
-    ("uniform", "r2_uniform", 2), ("Gaussian", "r2_gaussian", 2), ("sinks", "r2_sinks", 2),
-    ("mixture", "r2_mixture", 2), ("affine, fitted", "r2_affine", 2),
+    ("uniform", "r2.uniform", 2), ("Gaussian", "r2.gaussian", 2), ("sinks", "r2.sinks", 2),
+    ("mixture", "r2.mixture", 2), ("affine, fitted", "r2.affine", 2),
     ("length", "length_needed", 3),
 )  # fmt: skip
 _LIMITS = ("uniform", "gaussian", "sinks", "mixture", "affine")

@@ -10,6 +10,14 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from promptlimit.claims import (
+    StoredClaim,
+    StoredFigure,
+    StoredPaper,
+    StoredReport,
+    Verdict,
+    figure_numbers,
+)
 from promptlimit.reporting.page._svg import inline
 from promptlimit.reporting.page._templates import (
     Entry,
@@ -17,14 +25,6 @@ from promptlimit.reporting.page._templates import (
     facts,
     page_text,
     verdict_class,
-)
-from promptlimit.results import (
-    StoredClaim,
-    StoredFigure,
-    StoredPaper,
-    StoredReport,
-    Verdict,
-    figure_numbers,
 )
 
 _MARKS = {

@@ -19,7 +19,7 @@ from promptlimit._inputs import in_double
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
-from promptlimit.results import Risk, mean_under_tail, sinh_thresholds
+from promptlimit.results import Risk, mean_under_tail
 from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._problem import (
@@ -39,7 +39,7 @@ from promptlimit.tasks._problem import (
 )
 from promptlimit.tasks.discrimination._limit_risk import limit_risks
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
-from promptlimit.weights import ScoredValues, deviation_moments, upper_tails
+from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
 _REACH = 5.0
 _STEP, _FINEST = 0.8, 0.06

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.depth._continuous import (
     distance,
     flow,
@@ -13,7 +13,6 @@ from promptlimit.reproduction.depth._continuous import (
     random_head,
     root_of,
 )
-from promptlimit.results import Check
 
 _LEFT = 1e-6
 

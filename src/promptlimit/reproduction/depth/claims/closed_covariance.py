@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.depth._continuous import (
     closed_form,
     distance,
     flow,
     random_head,
 )
-from promptlimit.results import Check
 
 
 def decide(setting: Setting) -> Sequence[Check]:

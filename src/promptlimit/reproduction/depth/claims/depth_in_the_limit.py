@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.depth._continuous import random_covariance
 from promptlimit.reproduction.depth._regression import descent_stack
-from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, RotatedRegression, linear_optimum, risk
 
 

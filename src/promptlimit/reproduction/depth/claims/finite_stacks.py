@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.depth import fluctuation_bias, fluctuation_cov
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import (
     beyond_errors,
     rejected,
@@ -20,7 +20,6 @@ from promptlimit.reproduction.depth._finite_stacks import (
     masked_variance,
     outputs,
 )
-from promptlimit.results import Check
 
 _STACK = line_stack((1.0, 0.12, 0.6), (1.0, 0.1, 0.5), (0.8, 0.12, 0.7))
 _QUERY = 1.0

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.depth._continuous import distance, flow, random_covariance, root_of
-from promptlimit.results import Check
 
 _LATE = 1e8
 

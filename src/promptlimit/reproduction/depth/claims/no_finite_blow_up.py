@@ -9,8 +9,7 @@ import numpy as np
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.depth import depth_flow
 from promptlimit.measures import Empirical, Gaussian
-from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check
+from promptlimit.reproduction import Check, Claim, Setting
 
 
 def decide(setting: Setting) -> Sequence[Check]:

@@ -7,9 +7,8 @@ import numpy as np
 
 from promptlimit.attention import Layer, SoftmaxAttention, Stack
 from promptlimit.measures import Gaussian
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.depth._continuous import flow, random_covariance, random_symmetric
-from promptlimit.results import Check
 
 
 def _errors(

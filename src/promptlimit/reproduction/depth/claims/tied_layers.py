@@ -7,9 +7,8 @@ import jax
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.depth._regression import descent_stack
-from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, risk
 
 

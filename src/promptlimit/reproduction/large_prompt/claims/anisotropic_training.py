@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import share_at_least
 from promptlimit.reproduction.large_prompt.claims.gaps_at_the_start import slope_checks
 from promptlimit.reproduction.large_prompt.claims.risk_against_length import (
@@ -14,7 +14,6 @@ from promptlimit.reproduction.large_prompt.claims.risk_against_length import (
 )
 from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import ends, ensemble
-from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, linear_optimum
 
 _LAWS = {"kms": "as stated", "kms-as-coded": "as coded"}

@@ -18,9 +18,8 @@ from promptlimit.measures import (
     UniformCube,
     UniformSphere,
 )
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._ensembles import generic_problem, random_parameters
-from promptlimit.results import Check
 
 _DIM = 3
 

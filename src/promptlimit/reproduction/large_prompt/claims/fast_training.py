@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.large_prompt.study import ensemble
-from promptlimit.results import Check
 
 _EARLY, _TOO_EARLY = 100_000, 1_000
 _LEFT, _MOST = 0.05, 0.9

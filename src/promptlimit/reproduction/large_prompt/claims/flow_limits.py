@@ -13,7 +13,7 @@ from promptlimit.dynamics import (
     imbalance,
     trajectory_gap,
 )
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
     FLAT,
@@ -26,7 +26,7 @@ from promptlimit.reproduction.large_prompt._regressions import (
     start,
 )
 from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
-from promptlimit.results import Check, Trajectory
+from promptlimit.results import Trajectory
 from promptlimit.rules import unwrap
 from promptlimit.tasks import linear_optimum
 

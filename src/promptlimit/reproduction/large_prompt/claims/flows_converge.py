@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from promptlimit.dynamics import FlowPlan, ball_gap, gradient_flow, limit_band, trajectory_gap
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     LENGTHS,
     POINTS,
@@ -16,7 +16,6 @@ from promptlimit.reproduction.large_prompt._regressions import (
     start,
 )
 from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
-from promptlimit.results import Check
 
 _EXCESS = 0.05
 _SHORT = 3  # how many of the times the band is measured at, before exp(βt) takes over

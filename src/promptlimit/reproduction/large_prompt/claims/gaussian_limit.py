@@ -8,14 +8,13 @@ import numpy as np
 from promptlimit._inputs import to_device
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Affine, Gaussian, Rademacher
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._ensembles import (
     generic_problem,
     random_gaussian,
     random_parameters,
     relative_error,
 )
-from promptlimit.results import Check
 
 _PROBLEMS = 20
 _DIM = 3

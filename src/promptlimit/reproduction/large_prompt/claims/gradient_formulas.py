@@ -7,9 +7,8 @@ import numpy as np
 
 from promptlimit.attention import Factored
 from promptlimit.measures import Empirical, Gaussian
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._ensembles import relative_error
-from promptlimit.results import Check
 
 _DIM, _HEAD_DIM, _OUTPUTS = 3, 4, 2
 _EXACT, _DIFFERENCED = 1e-10, 1e-7

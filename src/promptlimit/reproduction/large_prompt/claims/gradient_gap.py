@@ -7,7 +7,7 @@ import numpy as np
 
 from promptlimit.concentration import gradient_gap
 from promptlimit.finite import gradient_moments
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import within_errors
 from promptlimit.reproduction.large_prompt._ensembles import generic_problem, standard_problem
 from promptlimit.reproduction.large_prompt.claims.output_gap import (
@@ -20,7 +20,6 @@ from promptlimit.reproduction.large_prompt.claims.output_gap import (
     gap_over_bound,
     local_slopes,
 )
-from promptlimit.results import Check
 
 SHARPNESS = 0.8
 """Of the head: a thousand tokens are asymptotic, and simulated squares have light tails."""

@@ -8,7 +8,7 @@ import numpy as np
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.dynamics import FlowPlan, block_start, gradient_flow
 from promptlimit.errors import OutsideTheoremWarning
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import (
     ALPHA,
     DIM,
@@ -20,7 +20,6 @@ from promptlimit.reproduction.large_prompt._regressions import (
     start,
 )
 from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
-from promptlimit.results import Check
 from promptlimit.tasks import LinearRegression, bayes_risk
 
 _EXCESS = 0.02

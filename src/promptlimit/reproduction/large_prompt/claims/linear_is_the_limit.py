@@ -6,13 +6,12 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.measures import AbstractMeasure, Gaussian, Rademacher
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._ensembles import (
     generic_problem,
     random_gaussian,
     random_parameters,
 )
-from promptlimit.results import Check
 
 _PROBLEMS = 20
 _DIM = 3

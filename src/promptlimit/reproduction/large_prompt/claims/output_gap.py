@@ -9,10 +9,9 @@ import numpy as np
 
 from promptlimit.concentration import gap_exponent, gradient_gap, output_gap
 from promptlimit.finite import prompt_moments
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import within_errors
 from promptlimit.reproduction.large_prompt._ensembles import generic_problem, standard_problem
-from promptlimit.results import Check
 from promptlimit.weights import weight_statistics
 
 _SHARPNESSES = np.array([0.5, 1.0, 2.0, 3.0, 4.0])

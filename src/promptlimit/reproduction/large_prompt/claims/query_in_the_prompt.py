@@ -7,9 +7,8 @@ import numpy as np
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import Gaussian
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt.claims.output_gap import local_slopes
-from promptlimit.results import Check
 
 _LENGTHS = np.array([1e5, 1e6])
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import share_at_least
 from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import (
@@ -15,7 +15,6 @@ from promptlimit.reproduction.large_prompt.study import (
     flow_from,
     random_start,
 )
-from promptlimit.results import Check
 
 _EVERY, _MOST, _SOME = 0.99, 0.9, 1 / 3
 """Shares of starts that stand for every one of them, for most and for some."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt.study import (
     CONVERGED,
     KERNELS,
@@ -15,7 +15,6 @@ from promptlimit.reproduction.large_prompt.study import (
     ends,
     flow,
 )
-from promptlimit.results import Check
 
 _NEAR = (0.03, 0.01)
 _FLOOR = "theory: the excess is C/L, C = 20.8 for softmax and 6.5 for linear attention; margin"

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.stats import binom
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import LEVEL
 from promptlimit.reproduction.large_prompt.study import ensemble
-from promptlimit.results import Check
 
 _LENGTH = 1000
 

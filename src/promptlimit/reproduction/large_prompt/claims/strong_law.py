@@ -9,10 +9,9 @@ from promptlimit._inputs import to_device
 from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher, UniformSphere
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import beyond_errors, within_errors
 from promptlimit.reproduction.large_prompt._ensembles import beginning
-from promptlimit.results import Check
 
 _GROWING, _FEW_GROWING = 24, 8
 _LENGTHS, _FEW_LENGTHS = ([2**k for k in range(8, last)] for last in (18, 16))

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.large_prompt.study import Ensemble, ensemble
-from promptlimit.results import Check
 
 _EVERY, _MOST = 0.999, 0.9
 """The share of starts that stands for every one of them, and the one that stands for most."""

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 
 from promptlimit.dynamics import ball_gap
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.large_prompt._regressions import POINTS, claim_lengths, regression
 from promptlimit.reproduction.large_prompt.protocol import tables_at_hand
-from promptlimit.results import Check
 
 _RADIUS = 0.5
 

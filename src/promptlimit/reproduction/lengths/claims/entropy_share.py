@@ -5,8 +5,7 @@ import math
 from collections.abc import Sequence
 
 from promptlimit.lengths import length_statistics
-from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.weights import weight_statistics
 
 

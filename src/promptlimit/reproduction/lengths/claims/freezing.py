@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.lengths import RULES, freezing_length, length_statistics, sqrt_log, yarn
-from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check
+from promptlimit.reproduction import Check, Claim, Setting
 
 _BASE = 8192.0
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from promptlimit.lengths import inverse_temperature, length_statistics, log_n, needle_margin
-from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check, Length
+from promptlimit.reproduction import Check, Claim, Setting
+from promptlimit.results import Length
 
 _CELLS = (
     (1.0, 6.0, 0.5, 1e2), (1.0, 6.0, 0.5, 1e4), (1.0, 6.0, 0.5, 1e6), (1.0, 6.0, 0.9, 1e5),

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.lengths import length_statistics
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import beyond_errors, within_errors
 from promptlimit.reproduction.lengths._prompts import annealed_weight, simulated
-from promptlimit.results import Check, Length
+from promptlimit.results import Length
 
 _FROZEN = (4.0, 10, 8.0)
 _CELLS = ((1.0, 100, 5.0), (2.0, 1000, 9.0), _FROZEN, (4.0, 1000, 14.0))

@@ -6,9 +6,8 @@ from typing import Literal
 import numpy as np
 
 from promptlimit.lengths import entropy_prediction, length_statistics
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
-from promptlimit.results import Check
 
 _LENGTHS = np.array([64.0, 4096.0, 65536.0])
 _DOWN = np.array([8.0])

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.lengths import length_statistics
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import beyond_errors, within_errors
 from promptlimit.reproduction.lengths._prompts import simulated
-from promptlimit.results import Check
 
 _SHORT = ((0.5, 2, 100_000), (1.0, 100, 250_000), (4.0, 10, 40_000))
 _LONG = ((2.0, 1000, 64_000), (4.0, 1000, 40_000))

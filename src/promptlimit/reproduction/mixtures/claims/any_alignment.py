@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import beyond_errors, within_errors
 from promptlimit.reproduction.mixtures._prompts import (
     PLANE,
@@ -12,7 +12,6 @@ from promptlimit.reproduction.mixtures._prompts import (
     random_parts,
     weighted_mean,
 )
-from promptlimit.results import Check
 
 _BANDWIDTH = 1.5
 _STEP = 0.1

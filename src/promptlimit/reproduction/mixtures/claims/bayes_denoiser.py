@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.tasks import Denoising
 
 _QUERIES = 20

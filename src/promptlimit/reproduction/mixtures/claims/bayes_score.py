@@ -7,9 +7,8 @@ import jax
 import numpy as np
 from scipy.special import expit
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import C1, Classes
-from promptlimit.results import Check
 from promptlimit.tasks import Discrimination, bayes_risk, risk
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
     THREE,
@@ -16,7 +16,6 @@ from promptlimit.reproduction.mixtures._discrimination import (
     parameters,
     without_gain,
 )
-from promptlimit.results import Check
 
 _BALANCED = dataclasses.replace(C1, positive=0.5)
 _OPENED = np.array([0.3, 0.2])

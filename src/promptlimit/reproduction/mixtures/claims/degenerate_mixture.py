@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._denoising import (
     HeadFit,
     figure_law,
     limit_excess,
     random_law,
 )
-from promptlimit.results import Check
 from promptlimit.tasks import Denoising, bayes_heads
 
 

@@ -7,9 +7,8 @@ import numpy as np
 from scipy.special import expit
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import C1, Classes
-from promptlimit.results import Check
 
 _DIRECTION = np.array([0.7, -0.4])
 _BALANCED = dataclasses.replace(C1, positive=0.5)

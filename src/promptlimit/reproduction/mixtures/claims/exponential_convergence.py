@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
     constant_gate,
@@ -12,7 +12,6 @@ from promptlimit.reproduction.mixtures._discrimination import (
     slowest,
     without_gain,
 )
-from promptlimit.results import Check
 
 _TIMES = np.linspace(0.0, 2000.0, 41)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Gaussian, Mixture
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import beyond_errors, within_errors
 from promptlimit.reproduction.mixtures._prompts import (
     PLANE,
@@ -14,7 +14,6 @@ from promptlimit.reproduction.mixtures._prompts import (
     random_parts,
     weighted_mean,
 )
-from promptlimit.results import Check
 
 _DIM = 3
 _QUERIES = 10

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._descent import (
     StartName,
@@ -14,7 +14,6 @@ from promptlimit.reproduction.mixtures._descent import (
     start,
     zero_excess,
 )
-from promptlimit.results import Check
 
 BATCHES = (1, 16, 128)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
     THREE,
@@ -13,7 +13,6 @@ from promptlimit.reproduction.mixtures._discrimination import (
     nullity,
     without_gain,
 )
-from promptlimit.results import Check
 
 _COUNT = "a count; 1e-9 parts eigenvalues of 1e-3 and more from rounding"
 

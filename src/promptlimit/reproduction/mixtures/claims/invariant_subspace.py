@@ -6,9 +6,8 @@ import numpy as np
 from scipy.special import expit
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import Classes, followed, parameters
-from promptlimit.results import Check
 
 _MEAN = np.array([1.0, 0.0, 0.7, 0.0, 0.0])
 _COV = np.diag([1.0, 1.0, 2.0, 2.0, 0.5])

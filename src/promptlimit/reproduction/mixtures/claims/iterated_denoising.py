@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._iteration import attractor, denoised, iterated
-from promptlimit.results import Check
 from promptlimit.tasks import Denoising
 
 _CENTRE, _HALF = np.array([0.5, -1.0, 2.0]), np.array([1.0, 2.0, -2.0])

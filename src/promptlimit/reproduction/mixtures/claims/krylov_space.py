@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
-from promptlimit.results import Check
+from promptlimit.reproduction import Check, Claim, Setting
 
 _COUNT = "a count; 1e-8 parts singular values, 6e-3 and more for all axes, from rounding"
 

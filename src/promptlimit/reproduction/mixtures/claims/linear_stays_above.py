@@ -6,9 +6,8 @@ import numpy as np
 
 from promptlimit.attention import LinearAttention, MultiHead
 from promptlimit.measures import Empirical
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._denoising import figure_law, least_gaps, limit_excess
-from promptlimit.results import Check
 from promptlimit.tasks import Denoising, query_points
 
 _POINTS = 4096

@@ -6,10 +6,9 @@ import numpy as np
 from scipy.optimize import minimize
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._discrimination import C1
-from promptlimit.results import Check
 
 _FLAT, _NEAR = 1e-10, 1e3
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._iteration import (
     STRONG_NOISE,
     WEAK_NOISE,
@@ -12,7 +12,6 @@ from promptlimit.reproduction.mixtures._iteration import (
     figure_points,
     iterated,
 )
-from promptlimit.results import Check
 
 _STEPS = 300
 _OFF_THE_LINE = 1e-3

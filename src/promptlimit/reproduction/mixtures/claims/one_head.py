@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._denoising import HeadFit, figure_law, limit_excess
-from promptlimit.results import Check
 from promptlimit.tasks import Denoising
 
 _OTHERS = ((1.0, 4.0), (4.0, 1.0), (2.2, 1.8), (1.5, 2.5))

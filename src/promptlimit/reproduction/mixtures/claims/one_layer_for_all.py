@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.attention import Layer, SoftmaxAttention
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._denoising import limit_excess, random_law
-from promptlimit.results import Check
 from promptlimit.tasks import Denoising, InContextDenoising, bayes_layer
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
     constant_gate,
@@ -14,7 +14,6 @@ from promptlimit.reproduction.mixtures._discrimination import (
     valley,
     without_gain,
 )
-from promptlimit.results import Check
 
 GATE = np.array([10.0, 10.0])
 """u₁₂ of the first point: the table of the preprint can be read so, or as (1, 0)."""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._discrimination import C1, THREE, Classes
-from promptlimit.results import Check
 
 _OPPOSITE = dataclasses.replace(C1, means=np.array([[1.0, 0.5], [-1.0, -0.5]]))
 

@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from promptlimit.attention import SoftmaxAttention
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction.mixtures._prompts import random_parts
-from promptlimit.results import Check
 from promptlimit.tasks import Discrimination
 
 _DIM = 3

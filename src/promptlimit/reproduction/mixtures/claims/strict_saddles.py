@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import minimize, root_scalar
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._discrimination import (
     C1,
@@ -16,7 +16,6 @@ from promptlimit.reproduction.mixtures._discrimination import (
     parameters,
     without_gain,
 )
-from promptlimit.results import Check
 
 _OPPOSITE = dataclasses.replace(C1, means=np.array([[1.0, 0.5], [-1.0, -0.5]]), positive=0.5)
 

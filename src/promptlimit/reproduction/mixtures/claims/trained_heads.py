@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.reproduction import Claim, Setting
+from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import rejected, share_at_least
 from promptlimit.reproduction.mixtures._denoising import figure_law, least_gaps
 from promptlimit.reproduction.mixtures._denoising_training import denoising_training
-from promptlimit.results import Check
 
 _CLOSE = 1e-2
 

@@ -22,8 +22,8 @@ from filelock import FileLock, Timeout
 
 from promptlimit._packages import package_versions
 from promptlimit.errors import ArgumentError, ConfigurationError, InputFileError, RunBusyError
-from promptlimit.results._files import numbers_in_archive, unpacked_arrays, write_bytes, write_json
-from promptlimit.results._json import json_object, limited_bytes
+from promptlimit.storage._arrays import numbers_in_archive, unpacked_arrays
+from promptlimit.storage._files import json_object, limited_bytes, write_bytes, write_json
 
 _AGAIN = "Delete that folder and run it again."
 _LARGEST = 2**24

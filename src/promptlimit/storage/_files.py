@@ -1,15 +1,53 @@
-"""JSON that others may have written: read within limits, and taken apart by type.
+"""Files: written whole or not at all, and JSON that others may have written, read within limits.
 
-What is wrong is a `ValueError` with the rest of a sentence: "it is ...", "its 'key' is ...".
+What is wrong with a file is a `ValueError` with the rest of a sentence: "it is ...", "its 'key' is
+...".
 """
 
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 _LARGEST, _DEEPEST = 1_000_000, 20
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    try:
+        _write_whole(path, content)
+    except OSError as problem:  # a full disk does not say which file it was
+        reason = problem.strerror or str(problem)
+        raise OSError(problem.errno, reason, str(path)) from problem
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file whole, indented, with a final newline."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def json_object(
@@ -65,7 +103,7 @@ def limited_bytes(path: Path, limit: int) -> bytes:
     return content
 
 
-def text(content: Mapping[str, Any], key: str, default: str | None = None) -> str:
+def text_of(content: Mapping[str, Any], key: str, default: str | None = None) -> str:
     """Return a text; the default where there is none."""
     value = content.get(key, default)
     if not isinstance(value, str):
@@ -73,7 +111,7 @@ def text(content: Mapping[str, Any], key: str, default: str | None = None) -> st
     return value
 
 
-def number(content: Mapping[str, Any], key: str) -> float:
+def number_of(content: Mapping[str, Any], key: str) -> float:
     """Return a number; null stands for one that could not be computed, "inf" for infinity."""
     value = content.get(key, "")
     if value is None:
@@ -88,7 +126,7 @@ def number(content: Mapping[str, Any], key: str) -> float:
         raise ValueError(f"its '{key}' is too large a number") from None
 
 
-def whole(content: Mapping[str, Any], key: str, least: int) -> int:
+def whole_of(content: Mapping[str, Any], key: str, least: int) -> int:
     """Return a whole number from `least` to 999."""
     value = content.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1000:
@@ -96,7 +134,7 @@ def whole(content: Mapping[str, Any], key: str, least: int) -> int:
     return value
 
 
-def listing(content: Mapping[str, Any], key: str) -> list[Any]:
+def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
     """Return a list."""
     value = content.get(key)
     if not isinstance(value, list):

@@ -18,8 +18,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from promptlimit.errors import InputFileError
-from promptlimit.results._claims import (
+from promptlimit.claims._claims import (
     Check,
     ClaimResult,
     Origin,
@@ -30,18 +29,22 @@ from promptlimit.results._claims import (
     StoredReport,
     Verdict,
 )
-from promptlimit.results._files import numbers_in_archive, write_bytes, write_json
-from promptlimit.results._json import (
+from promptlimit.errors import InputFileError
+from promptlimit.storage import (
     json_object,
     limited_bytes,
-    listing,
-    number,
+    list_of,
+    number_of,
+    numbers_in_archive,
     one_of,
-    text,
-    whole,
+    pack_nonfinite,
+    run_name,
+    text_of,
+    unpack_nonfinite,
+    whole_of,
+    write_bytes,
+    write_json,
 )
-from promptlimit.results._run_folder import run_name
-from promptlimit.results._training import pack_nonfinite, unpack_nonfinite
 
 _LARGEST_ARRAYS, _LARGEST_PICTURE, _MOST_FILES = 100_000_000, 10_000_000, 300
 _PICTURES = ("pdf", "png", "svg")
@@ -274,23 +277,23 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
         return StoredPaper(name, name.replace("_", " ").capitalize())
     content = _object(path)
     with _Refusing(path, "a paper's words"):
-        words = {key: text(content, key, "") for key in ("title", "citation", "link")}
+        words = {key: text_of(content, key, "") for key in ("title", "citation", "link")}
         if words["link"] and not words["link"].startswith("https://"):
             raise ValueError("its 'link' does not start with https://")
-        return StoredPaper(name, **words, claims=whole({"claims": 0} | content, "claims", 0))
+        return StoredPaper(name, **words, claims=whole_of({"claims": 0} | content, "claims", 0))
 
 
 def _read_claim(paper: str, path: Path) -> StoredClaim:
     content = _object(path)
     with _Refusing(path, "a claim"):
         result = ClaimResult(
-            number=whole(content, "number", 1),
-            name=text(content, "name"),
-            statement=text(content, "statement"),
-            reference=text(content, "reference"),
+            number=whole_of(content, "number", 1),
+            name=text_of(content, "name"),
+            statement=text_of(content, "statement"),
+            reference=text_of(content, "reference"),
             expected=one_of(content, "expected", get_args(Verdict)),
-            checks=tuple(_check(check) for check in listing(content, "checks")),
-            evidence=text(content, "evidence", ""),
+            checks=tuple(_check(check) for check in list_of(content, "checks")),
+            evidence=text_of(content, "evidence", ""),
         )
         if result.name != path.stem:
             raise ValueError(f"its 'name' is '{result.name[:40]}'")
@@ -306,14 +309,14 @@ def _check(content: object) -> Check:
     if not isinstance(content, Mapping):
         raise ValueError("one of its checks is not an object")
     return Check(
-        name=text(content, "name"),
-        value=number(content, "value"),
+        name=text_of(content, "name"),
+        value=number_of(content, "value"),
         relation=one_of(content, "relation", ("<=", ">=")),
-        tolerance=number(content, "tolerance"),
+        tolerance=number_of(content, "tolerance"),
         role=one_of(content, "role", ("statement", "amended", "control")),
-        error=None if content.get("error") is None else number(content, "error"),
-        basis=text(content, "basis", ""),
-        false_alarm=number({"false_alarm": 0.0} | dict(content), "false_alarm"),
+        error=None if content.get("error") is None else number_of(content, "error"),
+        basis=text_of(content, "basis", ""),
+        false_alarm=number_of({"false_alarm": 0.0} | dict(content), "false_alarm"),
     )
 
 
@@ -323,14 +326,14 @@ def _read_figure(paper: str, path: Path) -> StoredFigure:
         figure = StoredFigure(
             paper=paper,
             name=path.stem,
-            title=text(content, "title"),
-            caption=text(content, "caption"),
-            reference=text(content, "reference"),
+            title=text_of(content, "title"),
+            caption=text_of(content, "caption"),
+            reference=text_of(content, "reference"),
             section=one_of(content, "section", get_args(Section)),
-            drawing=text(content, "drawing"),
+            drawing=text_of(content, "drawing"),
             arrays={},
             origin=_origin(content),
-            drawn_by=text(content, "drawn_by", ""),
+            drawn_by=text_of(content, "drawn_by", ""),
             pictures=_pictures(path),
         )
     arrays = path.with_suffix(".npz")
@@ -349,7 +352,7 @@ def _read_provenance(path: Path) -> dict[str, Any]:
         return {}
     content = _object(path)
     with _Refusing(path, "where the results come from"):
-        return {**content, **{key: number(content, key) for key in content if key == "seconds"}}
+        return {**content, **{key: number_of(content, key) for key in content if key == "seconds"}}
 
 
 def _origin(content: Mapping[str, Any]) -> Origin:
@@ -357,10 +360,10 @@ def _origin(content: Mapping[str, Any]) -> Origin:
     if not isinstance(setting, Mapping):
         raise ValueError("its 'setting' is not an object")
     return Origin(
-        command=text(content, "command", ""),
+        command=text_of(content, "command", ""),
         setting=setting,
-        seconds=None if content.get("seconds") is None else number(content, "seconds"),
-        digest=text(content, "hash", ""),
+        seconds=None if content.get("seconds") is None else number_of(content, "seconds"),
+        digest=text_of(content, "hash", ""),
     )
 
 

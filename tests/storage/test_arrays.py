@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from promptlimit.errors import InputFileError
-from promptlimit.results import numbers_in_archive, read_arrays, write_bytes, write_json
+from promptlimit.storage import numbers_in_archive, read_arrays, write_bytes, write_json
 
 
 def test_written_files_are_read_back(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_archive_that_unpacks_to_more_than_a_limit_is_refused_unread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "bomb.npz"
-    monkeypatch.setattr("promptlimit.results._files._UNPACKED", 2**26)
+    monkeypatch.setattr("promptlimit.storage._arrays._UNPACKED", 2**26)
     write_zeros(path, {"cov": 2**26, "mean": 2**20})
     assert path.stat().st_size < 2**20
     monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("unpacked"))
@@ -182,7 +182,7 @@ def test_a_directory_that_speaks_of_gibibytes_is_believed(tmp_path: Path) -> Non
 def test_what_is_not_asked_for_is_not_unpacked_and_what_is_stored_whole_is_no_bomb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("promptlimit.results._files._UNPACKED", 2**21)
+    monkeypatch.setattr("promptlimit.storage._arrays._UNPACKED", 2**21)
     path, whole = tmp_path / "bomb.npz", tmp_path / "whole.npz"
     write_zeros(path, {"cov": 2**26, "mean": 2**20})
     assert np.shape(read_arrays(f"mean={path}")["mean"]) == (2**17,)

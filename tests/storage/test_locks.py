@@ -11,12 +11,12 @@ import pytest
 from filelock import FileLock
 
 from promptlimit.errors import RunBusyError
-from promptlimit.results import RunFolder, _run_folder
+from promptlimit.storage import RunFolder, _run_folder
 
 CONFIG = {"what": "test"}
 HOLDING = """
 import sys
-from promptlimit.results import RunFolder
+from promptlimit.storage import RunFolder
 with RunFolder(sys.argv[1], {"what": "test"}).lock():
     print("held", flush=True)
     sys.stdin.read()

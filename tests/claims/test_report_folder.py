@@ -11,15 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from promptlimit.claims import Check, ClaimResult, Origin, ReportFolder, StoredClaim, figure_numbers
 from promptlimit.errors import InputFileError
-from promptlimit.results import (
-    Check,
-    ClaimResult,
-    Origin,
-    ReportFolder,
-    StoredClaim,
-    figure_numbers,
-)
 from reporting.page.stored_results import PAPER, PROVENANCE, claim, figure, write_results
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from promptlimit.results._kinds import Length
+from promptlimit.results import Length
 
 
 @dataclass(frozen=True)

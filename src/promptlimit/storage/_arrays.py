@@ -1,11 +1,9 @@
-"""Files in and out: inputs are not trusted, outputs appear whole or not at all."""
+"""Arrays in files, which are not trusted: archives, tables and JSON, read within limits."""
 
 import csv
 import io
 import json
 import math
-import os
-import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -16,45 +14,11 @@ import numpy as np
 
 from promptlimit.errors import InputFileError
 
+_MASK = "missing."
 _ONE_ARRAY = (".npy", ".csv")
 _MANY_ARRAYS = (".npz", ".json")
 _UNPACKED = 2**30
 """Bytes that a file may unpack to, unless it is as large itself."""
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
-    try:
-        _write_whole(path, content)
-    except OSError as problem:  # a full disk does not say which file it was
-        reason = problem.strerror or str(problem)
-        raise OSError(problem.errno, reason, str(path)) from problem
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file whole, indented, with a final newline."""
-    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def read_arrays(source: str, names: Collection[str] | None = None) -> dict[str, np.ndarray | str]:
@@ -226,3 +190,24 @@ def _numeric(name: str, array: np.ndarray) -> np.ndarray:
 
 
 _READERS = {".npy": _read_npy, ".npz": _read_npz, ".csv": _read_csv, ".json": _read_json}
+
+
+def pack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays with zeros for what is not finite, and masks that say where that was."""
+    finite = {}
+    for name, array in arrays.items():
+        missing = ~np.isfinite(array)
+        finite[name] = np.where(missing, np.zeros_like(array), array)
+        if missing.any():
+            finite[_MASK + name] = missing
+    return finite
+
+
+def unpack_nonfinite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays with NaN where `pack_nonfinite` took something out."""
+    whole = {name: array for name, array in arrays.items() if not name.startswith(_MASK)}
+    for name, missing in arrays.items():
+        if name.startswith(_MASK):
+            array = whole[name.removeprefix(_MASK)]
+            whole[name.removeprefix(_MASK)] = np.where(missing.astype(bool), np.nan, array)
+    return whole

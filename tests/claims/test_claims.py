@@ -1,12 +1,10 @@
 """Checks become verdicts."""
 
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 
-from promptlimit.results import Check, ClaimResult, GapCurve, GapExponent, GapReport, Verdict
+from promptlimit.claims import Check, ClaimResult, Verdict
 
 GOOD = Check("small", 0.1, "<=", 1.0)
 BAD = Check("large", 2.0, "<=", 1.0)
@@ -66,11 +64,3 @@ def test_a_claim_becomes_json() -> None:
 def test_a_value_at_its_tolerance_passes() -> None:
     assert Check("x", 0.0, "<=", 0.0).passed
     assert Check("x", 1.0, ">=", 1.0).passed
-
-
-def test_only_a_gap_of_outputs_is_shown_with_the_slope_that_theory_predicts() -> None:
-    lengths = np.array([10.0, 100.0])
-    for wrt, shown in ((None, 0.5), ("value", math.nan)):
-        curve = GapCurve(lengths, 1 / lengths, 0 * lengths, "exact", wrt, 1.0, None, 0)
-        arrays = GapReport((curve,), GapExponent(0.5, 1.0), None).to_arrays()
-        np.testing.assert_equal(float(arrays["exponent"]), shown)

@@ -1,0 +1,15 @@
+"""Claims of papers, the checks that decide them, and the folders in which they are stored.
+
+This package does not use jax.
+"""
+
+from promptlimit.claims._claims import Check as Check
+from promptlimit.claims._claims import ClaimResult as ClaimResult
+from promptlimit.claims._claims import Origin as Origin
+from promptlimit.claims._claims import StoredClaim as StoredClaim
+from promptlimit.claims._claims import StoredFigure as StoredFigure
+from promptlimit.claims._claims import StoredPaper as StoredPaper
+from promptlimit.claims._claims import StoredReport as StoredReport
+from promptlimit.claims._claims import Verdict as Verdict
+from promptlimit.claims._claims import figure_numbers as figure_numbers
+from promptlimit.claims._report_folder import ReportFolder as ReportFolder

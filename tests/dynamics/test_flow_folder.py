@@ -1,0 +1,89 @@
+"""Trajectories: kept in run folders, exported, compared."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from promptlimit.dynamics import trajectory_gap
+from promptlimit.dynamics._flow_folder import load_flow, save_flow
+from promptlimit.errors import InputFileError
+from promptlimit.results import Trajectory
+from promptlimit.storage import RunFolder
+
+CONFIG = {"what": "test", "times": [0.0, "inf"], "kind": "exact", "length": 10.0}
+
+
+def trajectory(**change) -> Trajectory:
+    fields: dict[str, Any] = {
+        "times": np.array([0.0, np.inf]),
+        "parameters": {"value": np.arange(8.0).reshape(2, 2, 2)},
+        "key_query": np.ones((2, 2, 2)),
+        "value_matrix": np.zeros((2, 2, 2)),
+        "value": np.array([1.0, 0.5]),
+        "gradient_norms": np.array([1.0, 0.0]),
+        "error": np.zeros(2),
+        "arrived": 3.5,
+        "kind": "exact",
+        "length": 10.0,
+        "config": CONFIG,
+    }
+    return Trajectory(**{**fields, **change})
+
+
+def stored(flow: Trajectory, folder: Path) -> Trajectory:
+    run = RunFolder(folder, flow.config)
+    save_flow(run, flow)
+    return load_flow(run)
+
+
+def test_a_trajectory_is_read_back(tmp_path: Path) -> None:
+    for arrived in (3.5, None):
+        right = trajectory(arrived=arrived, config={**CONFIG, "arrived": arrived})
+        read = stored(right, tmp_path)
+        for field in dataclasses.fields(Trajectory):
+            there, want = getattr(read, field.name), getattr(right, field.name)
+            if isinstance(want, np.ndarray):
+                np.testing.assert_array_equal(there, want)
+            elif field.name == "parameters":
+                np.testing.assert_array_equal(there["value"], want["value"])
+            else:
+                assert there == want, field.name
+
+
+def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, CONFIG)
+    run.save({"value": np.zeros((2, 2))})
+    with pytest.raises(InputFileError, match="must hold a trajectory, but '"):
+        load_flow(run)
+    short = trajectory(value=np.ones(3), config={**CONFIG, "n": 3})
+    with pytest.raises(InputFileError, match="'value' does not have one entry for each time"):
+        stored(short, tmp_path)
+    half = trajectory(key_query=None, config={**CONFIG, "n": 4})
+    with pytest.raises(InputFileError, match="but it has one of key_query and value_matrix, which"):
+        stored(half, tmp_path)
+
+
+def test_json_has_no_infinities() -> None:
+    found = trajectory().to_dict()
+    assert found["times"] == [0.0, None]
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_gap_is_the_squared_distance_at_common_times() -> None:
+    a = trajectory(times=np.array([0.0, 1.0]))
+    b = trajectory(times=np.array([1.0, 2.0]), key_query=np.full((2, 2, 2), 3.0))
+    gap = trajectory_gap(a, b)
+    np.testing.assert_array_equal(gap.times, [1.0])
+    np.testing.assert_array_equal(gap.merged, [16.0])
+    assert gap.parameters is not None
+    np.testing.assert_array_equal(gap.parameters, [64.0])
+    other = trajectory(parameters={"key_weight": np.ones((2, 1, 1))})
+    assert trajectory_gap(trajectory(), other).parameters is None
+    with pytest.raises(ValueError, match="`b` must share a time with `a`, got none"):
+        trajectory_gap(a, trajectory(times=np.array([5.0, 6.0])))
+    with pytest.raises(ValueError, match="`b` must move a head of the same shapes as `a`"):
+        trajectory_gap(a, trajectory(value_matrix=np.ones((2, 1, 2))))
