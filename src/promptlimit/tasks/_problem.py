@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import in_double
+from promptlimit._inputs import in_double, to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
@@ -79,6 +80,24 @@ class AbstractObjective(eqx.Module):
     def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
         """Return the largest sharpness that tables are used at, 0 without tables."""
         return 0.0
+
+
+class FormulaObjective(AbstractObjective):
+    """A risk in closed form at one length.
+
+    Attributes:
+        formula: the risk as a function of the task, the attention and the length.
+        task: the law of prompts and queries, and the loss.
+        length: $L$, the number of tokens of a prompt.
+    """
+
+    formula: Callable[[Any, AbstractAttention, Array], Array] = eqx.field(static=True)
+    task: AbstractTask
+    length: Float[Array, ""]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the value of the formula."""
+        return self.formula(self.task, attention, self.length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +250,16 @@ def on(
         return obstacle(problem)
 
     return whole
+
+
+def formula_objectives(
+    problem: RiskProblem, formula: Callable[[Any, AbstractAttention, Array], Array]
+) -> list[Objectives]:
+    """Return risks in closed form, one per length of a problem."""
+    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
+    return [
+        Objectives.closed(FormulaObjective(formula, problem.task, length)) for length in lengths
+    ]
 
 
 def not_one_head(problem: RiskProblem) -> str | None:

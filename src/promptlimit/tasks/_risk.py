@@ -5,7 +5,6 @@ from functools import partial
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -29,6 +28,7 @@ from promptlimit.tasks._problem import (
     Objectives,
     RiskProblem,
     checked_risk_problem,
+    formula_objectives,
     gradient_moments,
     kind_of,
     require_lengths,
@@ -162,23 +162,18 @@ def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None
     return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
 
-class _ClosedObjective(AbstractObjective):
-    """The formula of a task at one length."""
-
-    task: AbstractTask
-    length: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the value of the formula."""
-        risk = self.task.closed_risk(attention, self.length)
-        if risk is None:
-            raise ArgumentError(
-                "closed_risk",
-                f"of {type(self.task).__name__} must return a risk at every length "
-                "or at none, got None. Register a rule of `tasks.OBJECTIVE` that depends on the "
-                "length.",
-            )
-        return risk
+def _closed_risk(
+    task: AbstractTask, attention: AbstractAttention, length: Float[Array, ""]
+) -> Float[Array, ""]:
+    risk = task.closed_risk(attention, length)
+    if risk is None:
+        raise ArgumentError(
+            "closed_risk",
+            f"of {type(task).__name__} must return a risk at every length "
+            "or at none, got None. Register a rule of `tasks.OBJECTIVE` that depends on the "
+            "length.",
+        )
+    return risk
 
 
 def _no_formula(problem: RiskProblem) -> str | None:
@@ -198,8 +193,7 @@ def _no_formula(problem: RiskProblem) -> str | None:
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [Objectives.closed(_ClosedObjective(problem.task, length)) for length in lengths]
+    return formula_objectives(problem, _closed_risk)
 
 
 @OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")

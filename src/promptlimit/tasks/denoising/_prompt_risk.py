@@ -6,7 +6,6 @@ two components, over fixed queries and tables of selection. Linear heads have a 
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from promptlimit.tasks._problem import (
     Estimate,
     Objectives,
     RiskProblem,
+    formula_objectives,
     on,
     task_of,
 )
@@ -94,9 +94,7 @@ def _not_tabulated(problem: RiskProblem) -> str | None:
     obstacle=on(Denoising, obstacle=_not_linear),
 )
 def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    task = task_of(problem, Denoising)
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [Objectives.closed(LinearObjective(task, length)) for length in lengths]
+    return formula_objectives(problem, linear_denoising_risk)
 
 
 @OBJECTIVE.rule(
@@ -145,7 +143,7 @@ def _objective(
 def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     limit, task = limit_excess(problem, effort), task_of(problem, Denoising)
     one, never = (
-        float(LinearObjective(task, to_device(length, jnp.float64))(problem.attention))
+        float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
         for length in (1.0, math.inf)
     )
     return [
@@ -212,23 +210,6 @@ def _fixed(problem: RiskProblem) -> RiskProblem:
 
 _turned(RISK)
 _turned(BAYES_EXCESS)
-
-
-class LinearObjective(AbstractObjective):
-    """The risk of linear heads at one length, in closed form.
-
-    Attributes:
-        task: the mixture.
-        length: $L$, the number of tokens of a prompt.
-    """
-
-    task: Denoising
-    length: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk of the heads that the attention is the sum of."""
-        heads = unwrap(attention.as_heads())
-        return linear_denoising_risk(self.task, heads, attention.residual_matrix(), self.length)
 
 
 def _tables(
@@ -321,10 +302,7 @@ def _only_head(attention: AbstractAttention) -> AbstractHead:
 
 
 def linear_denoising_risk(
-    task: Denoising,
-    heads: Sequence[AbstractHead],
-    residual: Float[Array, "d d"] | None,
-    length: Float[Array, ""],
+    task: Denoising, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
     r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ mean of $zz^\top$.
 
@@ -336,6 +314,7 @@ def linear_denoising_risk(
     for $P=V_h'V_j$, $P_s$ its symmetric part, $m=m_k$ and $G$ the covariance of a token within a
     component.
     """
+    heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     dtype = heads[0].value.dtype
     means, weights = to_device(task.means, dtype), to_device(task.weights, dtype)
     variances = task.within_variance, task.token_variance, task.query_variance

@@ -230,7 +230,8 @@ def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
     key_query[:dim, :dim], value[dim, dim] = inverse / balance, balance
     with jax.enable_x64(True):
-        least = float(linear_risk(task, length, to_device(key_query), to_device(value[dim])))
+        head = to_device(key_query[None]), to_device(value[None, dim])
+        least = float(linear_risk(task, length, *head))
     kind = kind_of("exact", length)
     attention = LinearAttention(key_query, value)
     if depth > 1:
