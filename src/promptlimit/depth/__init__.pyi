@@ -25,5 +25,4 @@ from ._steps import best_moving_steps as best_moving_steps
 from ._steps import best_steps as best_steps
 from ._steps import moving_degree as moving_degree
 from ._wishart import bartlett_factors as bartlett_factors
-from ._wishart import sobol_normals as sobol_normals
 from ._wishart import trace_moments as trace_moments

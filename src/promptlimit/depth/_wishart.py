@@ -5,6 +5,8 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._replicates import sobol_sets
+
 _SEED = 20_240_207
 
 
@@ -55,12 +57,12 @@ def bartlett_factors(
         replicate: which of the independent scramblings of the sequence.
         extra: how many standard normals come with each factor, [points, extra].
     """
-    from scipy.special import gammaincinv, ndtri  # noqa: PLC0415  # as below
+    from scipy.special import gammaincinv, ndtri  # noqa: PLC0415  # scipy loads slowly
 
     columns = int(min(length, dim))
     below = np.tril_indices(dim, -1, columns)
     last = columns + below[0].size
-    uniforms = _sobol_uniforms(last + extra, points, replicate)
+    uniforms = next(sobol_sets(last + extra, points, _SEED, replicate))
     factor = np.zeros((points, dim, columns))
     freedom = length - np.arange(columns)
     diagonal = np.arange(columns)
@@ -68,19 +70,3 @@ def bartlett_factors(
     factor[:, diagonal, diagonal] = np.sqrt(chi2)
     factor[:, below[0], below[1]] = ndtri(uniforms[:, columns:last])
     return factor, ndtri(uniforms[:, last:])
-
-
-def sobol_normals(count: int, points: int, replicate: int) -> NDArray[np.float64]:
-    """Return standard normals at the points of a scrambled Sobol' sequence, [points, count]."""
-    from scipy.special import ndtri  # noqa: PLC0415  # as below
-
-    return ndtri(_sobol_uniforms(count, points, replicate))
-
-
-def _sobol_uniforms(count: int, points: int, replicate: int) -> NDArray[np.float64]:
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.stats import qmc  # noqa: PLC0415  # as said above
-
-    rng = np.random.default_rng([_SEED, replicate])
-    uniforms = qmc.Sobol(count, rng=rng).random(points)
-    return np.clip(uniforms, 2.0**-53, 1 - 2.0**-53)

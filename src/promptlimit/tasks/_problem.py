@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import equinox as eqx
@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtrit
 
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import in_double, to_device
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
@@ -25,9 +25,6 @@ from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Le
 
 Known = TypeVar("Known")
 TaskT = TypeVar("TaskT", bound=AbstractTask)
-
-REPLICATES = 8
-"""Independent point sets; their spread is the error."""
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
@@ -366,22 +363,6 @@ def _stacked_slopes(
 def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
     """Return the slopes of a risk in all matrices; with an array for its length, compiled once."""
     return jax.tree.leaves(eqx.filter_grad(risk)(attention))
-
-
-def standard_error(values: np.ndarray) -> np.ndarray:
-    r"""Return the standard error of a mean over the first axis, widened by Student's law.
-
-    A standard error from few values is itself uncertain. It is multiplied by $t/4$, t the quantile
-    of Student's law at the level of four normal standard errors (2.12 for eight values), so that
-    the mean lies within four errors as often as for many values.
-    """
-    count = values.shape[0]
-    return np.asarray(_student_factor(count) * values.std(axis=0, ddof=1) / math.sqrt(count))
-
-
-@cache
-def _student_factor(count: int) -> float:
-    return -float(stdtrit(count - 1, ndtr(-4.0))) / 4.0
 
 
 def merged(attention: AbstractAttention) -> AbstractHead:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import numpy_only
 from promptlimit._inputs import to_device
+from promptlimit._replicates import standard_error
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
@@ -34,7 +35,6 @@ from promptlimit.tasks._problem import (
     require_lengths,
     require_points,
     risk_at_lengths,
-    standard_error,
 )
 from promptlimit.tasks._simulation import (
     RiskSimulation,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine, Mixture
 from promptlimit.rules import Effort, unwrap
@@ -26,7 +27,6 @@ from promptlimit.tasks._problem import (
     BAYES_EXCESS,
     BAYES_RISK,
     OBJECTIVE,
-    REPLICATES,
     RISK,
     USUAL_POINTS,
     AbstractObjective,
@@ -36,7 +36,6 @@ from promptlimit.tasks._problem import (
     RiskProblem,
     on,
     some_finite,
-    standard_error,
 )
 from promptlimit.tasks.denoising._points import (
     bayes_denoising_risk,

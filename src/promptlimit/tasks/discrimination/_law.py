@@ -16,6 +16,7 @@ import numpy as np
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit._inputs import in_double
+from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
@@ -23,7 +24,6 @@ from promptlimit.results import Risk, mean_under_tail, sinh_thresholds
 from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._problem import (
-    REPLICATES,
     RISK,
     Estimate,
     RiskProblem,
@@ -34,7 +34,6 @@ from promptlimit.tasks._problem import (
     require_lengths,
     require_points,
     risk_at_lengths,
-    standard_error,
     task_of,
 )
 from promptlimit.tasks.discrimination._limit_risk import limit_risks
@@ -369,14 +368,8 @@ def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) ->
 
 def _sobol(task: Discrimination, points: int) -> Iterator[QuerySet]:
     """Yield independent sets of scrambled Sobol' points, the class by stratum."""
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
-
     dim, root = task.cov.shape[0], np.linalg.cholesky(task.cov)
     for replicate in range(REPLICATES):
-        sequence = qmc.Sobol(dim, rng=np.random.default_rng([_SEED, replicate]))
-        uniforms = np.clip(sequence.random(max(points // 2, 2)), 2.0**-53, 1 - 2.0**-53)
-        normals = ndtri(uniforms) @ root.T
+        normals = sobol_normals(dim, max(points // 2, 2), _SEED, replicate) @ root.T
         covariates = np.concatenate([mean + normals for mean in task.means])
         yield QuerySet(covariates, np.repeat(task.weights / normals.shape[0], normals.shape[0]))

@@ -11,8 +11,12 @@ import numpy as np
 from jaxtyping import Array
 
 from promptlimit._inputs import to_device
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
-from promptlimit.tasks._problem import LARGEST_POINTS, REPLICATES, Estimate, standard_error
+from promptlimit.tasks._problem import (
+    LARGEST_POINTS,
+    Estimate,
+)
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,

@@ -23,26 +23,26 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
+from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
 from promptlimit.attention import AbstractAttention, require_affine_limit
-from promptlimit.depth import bartlett_factors, sobol_normals
+from promptlimit.depth import bartlett_factors
 from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
 from promptlimit.rules import Effort, OutOfScope
 from promptlimit.tasks._problem import (
     OBJECTIVE,
-    REPLICATES,
     RISK,
     AbstractObjective,
     Estimate,
     Objectives,
     RiskProblem,
     on,
-    standard_error,
     task_of,
 )
 from promptlimit.tasks.regression._commuting import commuting_risk, scalar_layers
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
 
+_SEED = 20_240_207
 _FIRST, _LARGEST = 1024, 2**16
 _MOST_NODES = 4096
 _DEEPEST_RADIAL = 5
@@ -257,7 +257,7 @@ def _limit_objective(
 ) -> StackObjective:
     """Return the limit risk; the weights have exactly their second moment, as linear maps need."""
     dim = task.token_dim - 1
-    normals = sobol_normals(dim + task.turns, points // 2, replicate)
+    normals = sobol_normals(dim + task.turns, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
     weights = np.linalg.solve(np.linalg.cholesky(second), normals[:, :dim].T).T
     return _objective(task, math.sqrt(task.prior_variance) * weights, turns=normals[:, dim:])
