@@ -25,7 +25,7 @@ from promptlimit.tasks.denoising._prompts import (
     prompt_excess,
     query_rule,
 )
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
 from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
@@ -55,9 +55,7 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
     >>> print(f"{best.gate:.2f} {best.gain:.2f} {best.residual:.2f}")
     1.00 0.80 -0.60
     """
-    if not isinstance(task, Denoising | InContextDenoising):
-        raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
-    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    fixed = fixed_mixture(task)
     tokens = require_lengths(lengths)
     with jax.enable_x64(True):
         rows = [_best(fixed, float(length)) for length in tokens.ravel()]

@@ -119,6 +119,11 @@ def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
     return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
 
 
+def is_scalar(matrix: NDArray[np.float64]) -> bool:
+    """Return whether a matrix is a multiple of the identity."""
+    return bool(np.abs(matrix - matrix[0, 0] * np.eye(len(matrix))).max() <= 1e-12)
+
+
 def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an orthonormal basis of what the rows span, one vector a row."""
     _, lengths, axes = np.linalg.svd(rows, full_matrices=False)
