@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import equinox as eqx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +33,7 @@ _SMALLEST = 1e-12
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Nodes:
+class Nodes(eqx.Module):
     r"""Points $(x_q, w)$, one per column.
 
     Attributes:
@@ -50,7 +50,7 @@ class Nodes:
     weights: NDArray[np.float64]
     label: NDArray[np.float64]
     mass: NDArray[np.float64]
-    distinct: int
+    distinct: int = eqx.field(static=True)
 
 
 def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:

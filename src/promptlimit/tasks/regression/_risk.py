@@ -36,11 +36,12 @@ from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._quadrature import (
     first_range,
+    isotropic_block,
+    radial_risk,
     replicate_risks,
     require_accuracy,
     softmax_risk,
 )
-from promptlimit.tasks.regression._radial import is_radial, radial_risk
 from promptlimit.tasks.regression._softmax_risk import (
     Regressor,
     SoftmaxRisk,
@@ -238,7 +239,7 @@ def _heads_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]
 def _tabulate(problem: RiskProblem) -> None:
     """Tabulate weight statistics at all finite lengths, where points need them."""
     lengths = problem.finite
-    if len(lengths) > 1 and not is_radial(head := _regressor(problem, lengths[0])):
+    if len(lengths) > 1 and isotropic_block(head := _regressor(problem, lengths[0])) is None:
         tabulate_risks(lengths, first_range(head.task, head.key_query))
 
 

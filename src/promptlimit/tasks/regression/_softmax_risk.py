@@ -156,7 +156,7 @@ class SoftmaxRisk(eqx.Module):
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
-        query, root, weights, label, mass, distinct: the points, as in `Nodes`.
+        nodes: the points.
         slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
@@ -165,33 +165,10 @@ class SoftmaxRisk(eqx.Module):
 
     task: LinearRegression
     statistics: WeightInterpolant
-    query: np.ndarray
-    root: np.ndarray
-    weights: np.ndarray
-    label: np.ndarray
-    mass: np.ndarray
-    distinct: int = eqx.field(static=True)
-    slope_share: float | None
-    clipped: bool = eqx.field(static=True)
-    saturated: bool = eqx.field(static=True)
-
-    def __init__(
-        self,
-        task: LinearRegression,
-        statistics: WeightInterpolant,
-        nodes: Nodes,
-        *,
-        slope_share: float | None = 1.0,
-        clipped: bool = False,
-        saturated: bool = False,
-    ):
-        self.task = task
-        self.statistics = statistics
-        self.slope_share = slope_share
-        self.clipped, self.saturated = clipped, saturated
-        self.query, self.root = nodes.query, nodes.root
-        self.weights, self.label = nodes.weights, nodes.label
-        self.mass, self.distinct = nodes.mass, nodes.distinct
+    nodes: Nodes
+    slope_share: float | None = 1.0
+    clipped: bool = eqx.field(static=True, default=False)
+    saturated: bool = eqx.field(static=True, default=False)
 
     @property
     def length(self) -> float:
@@ -217,24 +194,25 @@ class SoftmaxRisk(eqx.Module):
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
-        share = jnp.mean(to_device(self.mass))
+        share = jnp.mean(to_device(self.nodes.mass))
         finite += self._mean(at.participation) / share * factor
         finite += self._mean(at.excess) / share * (exact.square - self._mean(at.square))
         return 0.5 * (exact.misfit + self.task.noise_variance + finite)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
-        return jnp.sqrt(jnp.max(scores(self, self.task.noise_variance, key_query)[2]))
+        return jnp.sqrt(jnp.max(scores(self.nodes, self.task.noise_variance, key_query).squared))
 
     def means(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> PointMeans:
         """Return the means over the points."""
-        at, mass, count = self._at_points(key_query, value_row), to_device(self.mass), self.distinct
+        at, mass = self._at_points(key_query, value_row), to_device(self.nodes.mass)
+        count = self.nodes.distinct
         f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
         q, t2 = at.scored[:, :count], at.label[:count]
-        seen = to_device(self.root) @ to_device(self.query)[:, :count]
-        known = query_averages(self.task, to_device(self.root), value_row, seen, q, t2)
+        seen = to_device(self.nodes.root) @ to_device(self.nodes.query)[:, :count]
+        known = query_averages(self.task, to_device(self.nodes.root), value_row, seen, q, t2)
         f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
         P0, rho0 = self._statistics(s0)
 
@@ -270,15 +248,12 @@ class SoftmaxRisk(eqx.Module):
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
-        dim, noise = self.query.shape[0], self.task.noise_variance
-        query, root, weights = (to_device(one) for one in (self.query, self.root, self.weights))
-        q, t2 = _tilts(root, query, key_query)
-        p = q + t2[None] * weights
-        squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
-        b = value_row[dim]
-        r = (root @ value_row[:dim])[:, None] + b * weights
+        noise, root, weights = self.task.noise_variance, self.nodes.root, self.nodes.weights
+        q, p, t2, squared = scores(self.nodes, noise, key_query)
+        b = value_row[-1]
+        r = (to_device(root) @ value_row[:-1])[:, None] + b * to_device(weights)
         c = jnp.sum(p * r, axis=0) + noise * b * t2
-        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - to_device(self.label))
+        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - to_device(self.nodes.label))
         return _AtPoints(f, c * c, squared, *self._statistics(squared), q, t2)
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
@@ -288,7 +263,7 @@ class SoftmaxRisk(eqx.Module):
         return at["participation"], at["excess"]
 
     def _mean(self, terms: Array) -> Array:
-        return jnp.mean(to_device(self.mass) * terms)
+        return jnp.mean(to_device(self.nodes.mass) * terms)
 
 
 class _AtPoints(NamedTuple):
@@ -303,29 +278,25 @@ class _AtPoints(NamedTuple):
     label: Array
 
 
+class Scores(NamedTuple):
+    r"""$Ct_1$, $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
+
+    scored: Array
+    p: Array
+    label: Array
+    squared: Array
+
+
 def scores(
-    points: "SoftmaxRisk | Nodes",
+    nodes: Nodes,
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
-) -> tuple[Array, Array, Array]:
-    r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
-    return _scores(points.root, points.query, points.weights, noise_variance, key_query)
-
-
-@jax.jit
-def _scores(
-    root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
-) -> tuple[Array, Array, Array]:
-    q, t2 = _tilts(root, query, key_query)
+) -> Scores:
+    """Return the tilts of a head at the points, and their sharpness."""
+    root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
+    q, t2 = root @ key_query[:-1, :-1] @ query, key_query[-1, :-1] @ query
     p = q + t2[None] * weights
-    return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
-
-
-def _tilts(root: Array, query: Array, key_query: Array) -> tuple[Array, Array]:
-    r"""Return $Ct_1$ and $t_2$ at each query."""
-    dim = query.shape[0]
-    tilts = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]]) @ query
-    return tilts[:dim], tilts[dim]
+    return Scores(q, p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2)
 
 
 def slopes(

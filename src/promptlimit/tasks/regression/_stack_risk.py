@@ -39,13 +39,12 @@ from promptlimit.tasks._problem import (
     on,
     task_of,
 )
-from promptlimit.tasks.regression._commuting import commuting_risk, scalar_layers
+from promptlimit.tasks.regression._commuting import commuting_risk
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
 
 _SEED = 20_240_207
 _FIRST, _LARGEST = 1024, 2**16
 _MOST_NODES = 4096
-_DEEPEST_RADIAL = 5
 
 
 class StackObjective(AbstractObjective):
@@ -143,13 +142,9 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
     """Return the risk in closed form where layers commute, or over as many points as needed."""
-    attention, task = problem.attention, task_of(problem, AbstractGaussianRegression)
-    known = commuting_risk(attention, task, length)
+    known = commuting_risk(problem.attention, task_of(problem, AbstractGaussianRegression), length)
     if known is not None:
         return Estimate(known, 0.0, 0)
-    if _is_radial(problem, length):
-        risk = _radial_objective(task, len(_layers(problem)))
-        return Estimate(float(_compiled(risk, attention)), 0.0, 0)
     count = _FIRST if effort.points is None else effort.points
     while True:
         average = _over_points(problem, length, count)
@@ -165,16 +160,6 @@ def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
             )
             return average
         count *= 4
-
-
-def _is_radial(problem: RiskProblem, length: float) -> bool:
-    """Return whether law and layers of a limit are the same in all directions."""
-    task = task_of(problem, AbstractGaussianRegression)
-    if task.turns or math.isfinite(length) or len(_layers(problem)) > _DEEPEST_RADIAL:
-        return False
-    laws = task.covariances(np.zeros((1, 0)))
-    isotropic = all(np.array_equal(law, law[0, 0] * np.eye(len(law))) for law in laws)
-    return isotropic and scalar_layers(problem.attention) is not None
 
 
 def _over_points(problem: RiskProblem, length: float, points: int) -> Estimate:
@@ -235,21 +220,6 @@ def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObj
         for along in (nodes, masses / masses.sum())
     )
     return _objective(task, math.sqrt(task.prior_variance) * grid, masses=mass.prod(axis=1))
-
-
-def _radial_objective(task: AbstractGaussianRegression, depth: int) -> StackObjective:
-    r"""Return the limit risk where nothing tells directions apart: w along one axis.
-
-    $|w|^2\sim\tau^2\chi^2_d$, and a polynomial of degree $3^K-1$ in it is integrated by
-    $(3^K+1)/2$ generalised Gauss-Laguerre nodes.
-    """
-    from scipy.special import roots_genlaguerre  # noqa: PLC0415  # where it is asked for
-
-    dim = task.token_dim - 1
-    halves, masses = roots_genlaguerre((3**depth + 1) // 2, dim / 2 - 1)
-    weights = np.zeros((halves.size, dim))
-    weights[:, 0] = np.sqrt(2 * task.prior_variance * halves)
-    return _objective(task, weights, masses=masses / masses.sum())
 
 
 def _limit_objective(
