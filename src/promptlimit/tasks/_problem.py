@@ -325,6 +325,41 @@ def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Ris
     return Risk(value, error, kind, lengths, samples)
 
 
+@eqx.filter_jit
+def evaluate(objective: AbstractObjective, attention: AbstractAttention) -> Float[Array, ""]:
+    """Return the risk of an attention, compiled once per class of objectives."""
+    return objective(attention)
+
+
+def mean_over_sets(objectives: Objectives, attention: AbstractAttention, points: int) -> Estimate:
+    """Return the mean risk over independent sets of so many points, and its error."""
+    values = np.array([float(evaluate(risk, attention)) for risk in objectives.replicates()])
+    if objectives.is_closed_form:
+        return Estimate(float(values[0]), 0.0, 0)
+    return Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
+
+
+def to_tolerance(
+    mean: Callable[[int], Estimate], effort: Effort, first: int, largest: int, floor: float = 0.0
+) -> Estimate:
+    """Return a mean over points, four times as many until its error is small enough.
+
+    Args:
+        mean: the mean over so many points.
+        effort: the number of points, or where None the relative error.
+        first: the number of points to start with.
+        largest: the number of points at which to stop.
+        floor: an absolute error that is small enough.
+    """
+    count = first if effort.points is None else effort.points
+    while True:
+        found = mean(count)
+        enough = found.error <= max(effort.tolerance * found.value, floor)
+        if enough or effort.points is not None or count >= largest:
+            return found
+        count *= 4
+
+
 def gradient_moments(
     attention: AbstractAttention,
     risks: Sequence[AbstractObjective],

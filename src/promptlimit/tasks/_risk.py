@@ -10,7 +10,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from promptlimit._arrays import numpy_only
 from promptlimit._inputs import to_device
-from promptlimit._replicates import standard_error
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
@@ -32,6 +31,7 @@ from promptlimit.tasks._problem import (
     formula_objectives,
     gradient_moments,
     kind_of,
+    mean_over_sets,
     require_lengths,
     require_points,
     risk_at_lengths,
@@ -227,16 +227,10 @@ def _over_sets(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Estimat
     """Return the mean over independent point sets, and their spread as its error."""
     points = USUAL_POINTS if effort.points is None else effort.points
     sized = dataclasses.replace(effort, points=points)
-    risks = []
-    for objectives in _objectives(kind, problem, sized):
-        values = np.array([float(risk(problem.attention)) for risk in objectives.replicates()])
-        if objectives.is_closed_form:
-            risks.append(Estimate(float(values[0]), 0.0, 0))
-        else:
-            risks.append(
-                Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
-            )
-    return risks
+    return [
+        mean_over_sets(objectives, problem.attention, points)
+        for objectives in _objectives(kind, problem, sized)
+    ]
 
 
 def _slopes_over_sets(

@@ -137,7 +137,8 @@ def _solved(
     reading = head_reading(task, tilt, eye, np.array([length]), rule.points)
     limit, bias, spread = reading.limit, reading.bias[:, 0], reading.square[:, 0]
     start = np.array([share, 1.0 - 2.0 * share])
-    missed = _missed(task, start, limit, rule.points)
+    outputs = start[0] * limit + start[1] * rule.points
+    missed = outputs - bayes_predictions(task, rule.points)
 
     def mean(left: Array, right: Array) -> float:
         return float(rule.weights @ np.sum(left * right, axis=1))
@@ -155,7 +156,3 @@ def _solved(
     excess = level + change @ hessian @ change + 2.0 * slope @ change
     gain, residual = start + change
     return float(gain), float(residual), float(excess)
-
-
-def _missed(task: Denoising, start: Array, limit: Array, queries: Array) -> Array:
-    return start[1] * queries + start[0] * limit - bayes_predictions(task, queries)

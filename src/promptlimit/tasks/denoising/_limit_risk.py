@@ -8,7 +8,6 @@ import dataclasses
 import math
 from typing import Any, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +20,14 @@ from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
-from promptlimit.tasks._problem import USUAL_POINTS, AbstractObjective, Estimate, RiskProblem
+from promptlimit.tasks._problem import (
+    USUAL_POINTS,
+    AbstractObjective,
+    Estimate,
+    RiskProblem,
+    evaluate,
+    to_tolerance,
+)
 from promptlimit.tasks.denoising._points import (
     QueryPoints,
     bayes_denoising_risk,
@@ -117,25 +123,15 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     def excess(count: int, replicate: int) -> float:
         if limit is not None:
             return projected_excess(limit, fixed, count, replicate)
-        objective = dataclasses.replace(
-            limit_objective(task, count, replicate), least=jnp.zeros(())
-        )
-        return float(_compiled_value(objective, attention))
+        objective = limit_objective(task, count, replicate)
+        return float(evaluate(dataclasses.replace(objective, least=jnp.zeros(())), attention))
+
+    def mean(count: int) -> Estimate:
+        values = np.array([excess(count, replicate) for replicate in range(REPLICATES)])
+        return Estimate(float(values.mean()), float(standard_error(values)), count * REPLICATES)
 
     floor = _ROUNDING * fixed.token_dim * fixed.query_variance
-    count = USUAL_POINTS if effort.points is None else effort.points
-    while True:
-        values = np.array([excess(count, replicate) for replicate in range(REPLICATES)])
-        value, error = float(values.mean()), float(standard_error(values))
-        enough = effort.points is not None or count >= _MOST_POINTS
-        if enough or error <= max(effort.tolerance * value, floor):
-            return Estimate(value, error, count * REPLICATES)
-        count *= 4
-
-
-@eqx.filter_jit
-def _compiled_value(objective: AbstractObjective, attention: AbstractAttention) -> Array:
-    return objective(attention)
+    return to_tolerance(mean, effort, USUAL_POINTS, _MOST_POINTS, floor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -54,14 +55,8 @@ Weighed = Callable[[ScoredValues, float, bool], tuple[float, float]]
 """(score and value of a token, P(y = 1 | x), is it light?) -> mean loss at a query, its error."""
 
 
-@dataclasses.dataclass(frozen=True)
-class QuerySet:
-    """Covariates of queries and their weights, of sum one.
-
-    Attributes:
-        covariates: x, [n, d].
-        weights: [n].
-    """
+class QuerySet(NamedTuple):
+    """Covariates of queries, [n, d], and their weights of sum one, [n]."""
 
     covariates: Array
     weights: Array
@@ -285,7 +280,11 @@ def mean_over_queries(
     key_query, row = as_float64(head.key_query), as_float64(head.value)[-1]
     parts = _token_parts(task)
     means, quick, total = [], 0.0, 0
-    for queries in _query_sets(task, key_query, row, points, edge):
+    if task.cov.shape[0] <= 2 and points is None:
+        sets = _lattice(task, key_query, row, edge)
+    else:
+        sets = _sobol(task, _POINTS if points is None else points)
+    for queries in sets:
         tilts = queries.covariates @ key_query[:, :-1].T
         _require_mild(task, tilts)
         odds = task.bayes.score(queries.covariates)
@@ -331,15 +330,6 @@ def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> 
     slope = as_float64(task.coordinates(attention).slope)
     steepness = math.sqrt(float(slope @ task.cov @ slope))
     return math.sqrt(variance) / max(steepness, 1e-12)
-
-
-def _query_sets(
-    task: Discrimination, key_query: Array, row: Array, points: int | None, edge: float
-) -> Iterator[QuerySet]:
-    if task.cov.shape[0] <= 2 and points is None:
-        yield from _lattice(task, key_query, row, edge)
-    else:
-        yield from _sobol(task, _POINTS if points is None else points)
 
 
 def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) -> Iterator[QuerySet]:

@@ -168,7 +168,12 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
             Estimate(value, error, done * REPLICATES), head.task.noise_variance
         )
         if points is None and not enough:
-            _warn(value, error, tolerance, done)
+            warnings.warn(
+                f"{done} points reach a relative error of {error / value:.2g}, not the "
+                f"{tolerance:g} asked for: the risk hangs on rare queries. Its error is reported.",
+                UnreliableErrorWarning,
+                stacklevel=3,
+            )
         return found
 
 
@@ -221,15 +226,6 @@ def _compiled_risks(
     means = PointMeans(*rows.T)
     head = (task, statistics, key_query, value_row)
     return jnp.stack([combined(*head, means, pooled, share) for share in (0.0, 1.0)])
-
-
-def _warn(value: float, error: float, tolerance: float, points: int) -> None:
-    warnings.warn(
-        f"{points} points reach a relative error of {error / value:.2g}, not the {tolerance:g} "
-        "asked for: the risk hangs on rare queries. Its error is reported.",
-        UnreliableErrorWarning,
-        stacklevel=4,
-    )
 
 
 def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:

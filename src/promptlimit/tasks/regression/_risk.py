@@ -108,21 +108,16 @@ def risk_function(
     """
     require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
-    tokens = _require_length(length)
+    lengths = checked_lengths(length)
+    if lengths.ndim:
+        raise ArgumentError("length", f"must be one number, got shape {lengths.shape}.")
+    tokens = float(lengths)
     count = require_points(points)
     require_whole("replicate", replicate, 0)
     if kernel == "linear" or np.isinf(tokens):
         return LinearRisk(task, tokens)
     statistics = risk_statistics(tokens, float(max_sharpness), folder)
     return SoftmaxRisk(task, statistics, next(node_sets(task, count, int(replicate))))
-
-
-def _require_length(length: Number) -> float:
-    """Return one prompt length as a float."""
-    lengths = checked_lengths(length)
-    if lengths.ndim:
-        raise ArgumentError("length", f"must be one number, got shape {lengths.shape}.")
-    return float(lengths)
 
 
 class RegressionObjective(AbstractObjective):

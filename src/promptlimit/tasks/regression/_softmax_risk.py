@@ -24,12 +24,7 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import Number, checked_lengths
 from promptlimit._inputs import to_device
 from promptlimit.tasks.regression._points import Nodes
-from promptlimit.tasks.regression._polynomials import (
-    Averages,
-    averages,
-    query_averages,
-    score_averages,
-)
+from promptlimit.tasks.regression._polynomials import averages, query_averages, score_averages
 from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
@@ -108,7 +103,6 @@ class PointMeans(NamedTuple):
         square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
         finite: of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
         beyond: of $f(1-P)+c^2(1-\varrho)$ at the points whose sharpness the tables do not cover.
-        largest: the largest $\sigma^2$.
     """
 
     participation: Float[Array, "*sets"]
@@ -120,7 +114,6 @@ class PointMeans(NamedTuple):
     square_sharpness: Float[Array, "*sets"]
     finite: Float[Array, "*sets"]
     beyond: Float[Array, "*sets"]
-    largest: Float[Array, "*sets"]
 
 
 class Regressor(NamedTuple):
@@ -238,7 +231,6 @@ class SoftmaxRisk(eqx.Module):
             square_sharpness=self._mean(c2 * squared) + around(c2, c0, s0),
             finite=finite + lost if self.saturated else finite,
             beyond=lost,
-            largest=jnp.max(squared),
         )
 
     def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
@@ -332,14 +324,9 @@ def combined(  # noqa: PLR0917 - a head and its means
     slope_p, slope_rho = (slope_share * one for one in slopes(statistics, sharp.sharpness))
     height_p = all_means.participation - slope_p * all_means.sharpness
     height_rho = all_means.excess - slope_rho * all_means.sharpness
-    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
-    square_sharp = sharp.square - means.square_sharpness
-    corrected = means.finite + _corrections(exact, means, height_p, height_rho)
-    corrected += slope_p * factor_sharp + slope_rho * square_sharp
-    return 0.5 * (exact.misfit + task.noise_variance + corrected)
-
-
-def _corrections(exact: Averages, means: PointMeans, height_p: Array, height_rho: Array) -> Array:
-    r"""Return $h_P(E\,f-\bar f)+h_\varrho(E\,c^2-\overline{c^2})$, bars for means over points."""
     factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
-    return height_p * factor + height_rho * (exact.square - means.square)
+    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
+    corrected = means.finite + height_p * factor + slope_p * factor_sharp
+    corrected += height_rho * (exact.square - means.square)
+    corrected += slope_rho * (sharp.square - means.square_sharpness)
+    return 0.5 * (exact.misfit + task.noise_variance + corrected)

@@ -15,7 +15,6 @@ import math
 import warnings
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +22,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
-from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
+from promptlimit._replicates import sobol_normals
 from promptlimit.attention import AbstractAttention, require_affine_limit
 from promptlimit.depth import bartlett_factors
 from promptlimit.errors import UnreliableErrorWarning
@@ -36,8 +35,10 @@ from promptlimit.tasks._problem import (
     Estimate,
     Objectives,
     RiskProblem,
+    mean_over_sets,
     on,
     task_of,
+    to_tolerance,
 )
 from promptlimit.tasks.regression._commuting import commuting_risk
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
@@ -78,9 +79,6 @@ class StackObjective(AbstractObjective):
             self.second_moments, self.weights, self.query_covariances
         )
         return 0.5 * (self.noise_variance + jnp.sum(self.masses * squares))
-
-
-_compiled = eqx.filter_jit(lambda objective, attention: objective(attention))
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
@@ -145,30 +143,20 @@ def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
     known = commuting_risk(problem.attention, task_of(problem, AbstractGaussianRegression), length)
     if known is not None:
         return Estimate(known, 0.0, 0)
-    count = _FIRST if effort.points is None else effort.points
-    while True:
-        average = _over_points(problem, length, count)
-        if effort.points is not None or average.error <= effort.tolerance * average.value:
-            return average
-        if count >= _LARGEST:
-            warnings.warn(
-                f"{_LARGEST} points reach a relative error of "
-                f"{average.error / average.value:.2g}, not the {effort.tolerance:g} asked for: the "
-                "risk hangs on rare prompts. Its error is reported.",
-                UnreliableErrorWarning,
-                stacklevel=2,
-            )
-            return average
-        count *= 4
 
+    def mean(count: int) -> Estimate:
+        return mean_over_sets(stack_objectives(problem, length, count), problem.attention, count)
 
-def _over_points(problem: RiskProblem, length: float, points: int) -> Estimate:
-    objectives = stack_objectives(problem, length, points)
-    risks = objectives.replicates()
-    values = np.array([float(_compiled(risk, problem.attention)) for risk in risks])
-    if objectives.is_closed_form:
-        return Estimate(float(values[0]), 0.0, 0)
-    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
+    found = to_tolerance(mean, effort, _FIRST, _LARGEST)
+    if effort.points is None and found.error > effort.tolerance * found.value:
+        warnings.warn(
+            f"{_LARGEST} points reach a relative error of {found.error / found.value:.2g}, not the "
+            f"{effort.tolerance:g} asked for: the risk hangs on rare prompts. Its error is "
+            "reported.",
+            UnreliableErrorWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def _objective(

@@ -1,6 +1,6 @@
 r"""What a step needs of the tokens of its prompts: two sums a head.
 
-Tokens are kept as the standard normals $g$ they are made of (`_regression_step`). With the score
+Tokens are kept as the standard normals $g$ they are made of (`_batch_gradient`). With the score
 $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the prediction is
 $T=\sum_lp_lt_l$ (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
 
