@@ -44,13 +44,7 @@ _ANGLES = 24
 
 
 class TiltedHeads(NamedTuple):
-    r"""Softmax heads beside a residual, those of one tilt merged.
-
-    Attributes:
-        tilts: $U_h$, [heads, d, d].
-        values: $V_h$, [heads, d, d].
-        residual: $C$, [d, d].
-    """
+    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], those of one tilt merged; a residual $C$."""
 
     tilts: Array
     values: Array

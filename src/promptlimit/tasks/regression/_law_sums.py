@@ -27,15 +27,7 @@ ATTEMPTS = 8
 
 
 class Frame(NamedTuple):
-    r"""Two orthonormal directions of a head, and its $a$ and $b$ in them.
-
-    Attributes:
-        first: $e_1$, [..., dim].
-        second: $e_2$.
-        size: $|a|$, [..., 1].
-        along: $\langle b,e_1\rangle$.
-        across: $\langle b,e_2\rangle$.
-    """
+    r"""$e_1$ and $e_2$ of a head, $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
 
     first: Array
     second: Array

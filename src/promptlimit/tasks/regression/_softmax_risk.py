@@ -117,14 +117,7 @@ class PointMeans(NamedTuple):
 
 
 class Regressor(NamedTuple):
-    """One softmax head on Gaussian regression at one length.
-
-    Attributes:
-        task: the regression.
-        length: the number of tokens of a prompt.
-        key_query: U, [d + 1, d + 1].
-        value_row: the last row of V, [d + 1].
-    """
+    """One softmax head on Gaussian regression at one length: U, and the last row of V."""
 
     task: LinearRegression
     length: float
