@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose
 
 import promptlimit as pl
 from promptlimit.tasks import RISK, RiskProblem
-from promptlimit.tasks.regression._stack_risk import _over_points
+from promptlimit.tasks._problem import mean_over_sets
+from promptlimit.tasks.regression._stack_risk import stack_objectives
 from tasks.stacks import adjoint, limit_slopes, stack_of
 
 INFINITE = np.array([math.inf])
@@ -47,6 +48,11 @@ def test_closed_risks_of_steps_are_the_anchors(x64):
     assert_allclose(varying.mse, 0.027355623100, atol=5e-13)
 
 
+def _over_points(stack, task, count):
+    objectives = stack_objectives(RiskProblem(stack, task, INFINITE), math.inf, count)
+    return mean_over_sets(objectives, stack, count)
+
+
 def test_the_isotropic_limit_is_the_anchor(x64):
     task = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
     residuals, *_ = _matrices(2, 3, 0)
@@ -56,7 +62,7 @@ def test_the_isotropic_limit_is_the_anchor(x64):
     limit = pl.risk(stack, task, math.inf)
     assert_allclose(limit.mse - 0.1, 0.329872210292, atol=5e-13)
     # Points that know nothing of the symmetry agree within their spread.
-    points = _over_points(RiskProblem(stack, task, INFINITE), math.inf, 4096)
+    points = _over_points(stack, task, 4096)
     assert np.abs(points.value - limit.value) < max(3 * points.error, 1e-12)
 
 
@@ -129,7 +135,7 @@ def test_points_in_four_dimensions_agree_with_the_adjoint(x64):
     assert abs(limit.value - 0.05 - values.mean()) < 4 * values.std() / math.sqrt(values.size)
     # Layers that read labels by covariates alone are linear in w: exact whatever the points.
     block = _descent([0.5, 0.9], 4, kernel="softmax")
-    points = _over_points(RiskProblem(block, task, INFINITE), math.inf, 64)
+    points = _over_points(block, task, 64)
     assert_allclose(points.value, pl.risk(block, task, math.inf).value, rtol=1e-13)
 
 

@@ -1,5 +1,6 @@
 from ._bias import fluctuation_bias as fluctuation_bias
 from ._bias import masked_bias_slope as masked_bias_slope
+from ._bias import square_error_slopes as square_error_slopes
 from ._continuous import depth_flow as depth_flow
 from ._fluctuations import StackKernel as StackKernel
 from ._fluctuations import fluctuation_cov as fluctuation_cov
@@ -17,13 +18,11 @@ from ._reach import reached_share as reached_share
 from ._semi_exact import semi_exact_bias as semi_exact_bias
 from ._spectrum import MOST_STEPS as MOST_STEPS
 from ._spectrum import Spectrum as Spectrum
+from ._spectrum import bartlett_factors as bartlett_factors
 from ._spectrum import spectrum_of as spectrum_of
+from ._spectrum import trace_moments as trace_moments
 from ._spectrum import wishart_spectrum as wishart_spectrum
-from ._square_error import square_error_slopes as square_error_slopes
 from ._steps import BestSteps as BestSteps
 from ._steps import best_moving_steps as best_moving_steps
 from ._steps import best_steps as best_steps
 from ._steps import moving_degree as moving_degree
-from ._wishart import bartlett_factors as bartlett_factors
-from ._wishart import sobol_normals as sobol_normals
-from ._wishart import trace_moments as trace_moments

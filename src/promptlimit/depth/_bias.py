@@ -12,19 +12,29 @@ covariance of the query's own noise with the field that it reads. Each term is a
 $E\exp(\tfrac12v'Jv)$: <grad_t, D grad_s> is one in a covariance $\epsilon D$ of t and s.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.depth._fluctuations import descents, pair_form, query_tilt, require_few_terms
+from promptlimit.depth._fluctuations import (
+    descents,
+    fluctuation_cov,
+    pair_form,
+    query_tilt,
+    require_few_terms,
+)
 from promptlimit.depth._gaussian_stack import GaussianStack
 from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
 from promptlimit.errors import KindUnavailableError
 
 Diagram: TypeAlias = tuple[float, Tilts, Array]
 r"""A factor, v and J: the factor times $E\exp(\tfrac12v'Jv)$, its last coefficient."""
+
+_AT_ONCE = 256
+"""Stacks at a time in `square_error_slopes`: more would not stay near the processor."""
 
 
 def fluctuation_bias(stack: GaussianStack, query: Array) -> Array:
@@ -168,3 +178,31 @@ def _own_form(stack: GaussianStack, level: int) -> Array:
     r"""Return J with $\tfrac12v'Jv=\langle x,P_py\rangle-\tfrac12x'G_px$, for v = (y, x)."""
     path, dim = stack.paths[level], stack.mean.shape[-1]
     return symmetric_form(np.zeros((dim, dim)), path.mT, -path @ stack.cov @ path.mT)
+
+
+def square_error_slopes(
+    stack: GaussianStack, queries: Array, readout: Array, targets: Array
+) -> Array:
+    r"""Return $\lim_LL\{E(e'\Phi_L-y)^2-(e'\Phi-y)^2\}=2(e'\Phi-y)\,e'b+e'Ce$, [n].
+
+    The mean over stacks, queries and targets is what one over L multiplies in the mean square
+    error of in-context predictions: each prompt has its own law of tokens.
+
+    Args:
+        stack: n laws of tokens under the same layers: mean [n, d], cov [n, d, d].
+        queries: [n, d].
+        readout: $e$, [e].
+        targets: $y$, [n].
+
+    Raises:
+        KindUnavailableError: a layer is too sharp for one of the laws.
+    """
+    slopes = np.empty(len(queries))
+    for start in range(0, len(queries), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        some = dataclasses.replace(stack, mean=stack.mean[part], cov=stack.cov[part])
+        error = some.output(queries[part]) @ readout - targets[part]
+        bias = fluctuation_bias(some, queries[part]) @ readout
+        variance = fluctuation_cov(some, queries[part]) @ readout @ readout
+        slopes[part] = 2.0 * error * bias + variance
+    return slopes

@@ -25,8 +25,14 @@ import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.depth._gaussian_stack import GaussianStack
-from promptlimit.depth._nilpotent import exponential, inverse, product
-from promptlimit.depth._tilts import GaussianMean, Tilts, symmetric_form
+from promptlimit.depth._tilts import (
+    GaussianMean,
+    Tilts,
+    exponential,
+    inverse,
+    product,
+    symmetric_form,
+)
 from promptlimit.errors import KindUnavailableError
 
 AnyArray = Any

@@ -13,6 +13,7 @@ import itertools
 import numpy as np
 
 from promptlimit._arrays import Array
+from promptlimit._replicates import sobol_normals
 from promptlimit.depth._bias import reading_bias
 from promptlimit.depth._fluctuations import query_tilt
 from promptlimit.depth._gaussian_stack import GaussianStack
@@ -133,9 +134,5 @@ def _normal_nodes(dim: int) -> tuple[Array, Array]:
         weights = np.array(list(itertools.product(w / w.sum(), repeat=dim))).prod(axis=1)
         kept = weights > 1e-18
         return nodes[kept], weights[kept]
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import ndtri  # noqa: PLC0415  # as said above
-    from scipy.stats import qmc  # noqa: PLC0415  # as said above
-
-    points = ndtri(qmc.Sobol(dim, rng=np.random.default_rng(20_250_131)).random(_POINTS))
+    points = sobol_normals(dim, _POINTS, 20_250_131)
     return np.concatenate([points, -points]), np.full(2 * _POINTS, 0.5 / _POINTS)

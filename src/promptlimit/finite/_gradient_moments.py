@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
+from promptlimit._replicates import standard_error
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._head_moments import (
     WhitenedTokens,
@@ -23,7 +24,7 @@ from promptlimit.finite._head_moments import (
 )
 from promptlimit.finite._problem import Problem, checked_problem, first_obstacle
 from promptlimit.finite._prompt_moments import PROMPT_MOMENTS, finite_length
-from promptlimit.finite._simulation import gradient_errors, simulated_lengths, standard_error
+from promptlimit.finite._simulation import gradient_errors, simulated_lengths
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap

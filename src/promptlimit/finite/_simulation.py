@@ -14,6 +14,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array
+from promptlimit._replicates import standard_error
 from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.errors import ArgumentError, UnreliableErrorWarning
 from promptlimit.finite._problem import Problem
@@ -166,14 +167,9 @@ def chunk_of_prompts(entries: int, most: int) -> int:
     return min(2 ** math.ceil(math.log2(most)), 2 ** int(math.log2(fitting)))
 
 
-def standard_error(values: Array) -> float:
-    """Return the standard error of the mean of independent values."""
-    return float(values.std(ddof=1) / math.sqrt(values.size))
-
-
 def _relative_error(squares: Array) -> float:
     mean = float(squares.mean())
-    return standard_error(squares) / mean if mean > 0.0 else 0.0
+    return float(standard_error(squares)) / mean if mean > 0.0 else 0.0
 
 
 def warn_when_unreliable(squares: Array, effort: Effort) -> bool:

@@ -17,6 +17,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._replicates import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import (
     MOST_NODES,
@@ -38,7 +39,6 @@ from promptlimit.finite._simulation import (
     rows_until_known,
     simulated_chunks,
     simulated_lengths,
-    standard_error,
     warn_when_unreliable,
 )
 from promptlimit.finite._stack_expansion import expansion_obstacle, gaussian_stack
@@ -191,7 +191,7 @@ def _limit_by_particles(problem: Problem, key: PRNGKeyArray, effort: Effort) -> 
         chunks = simulated_chunks(_replica_outputs, simulation, chunk, key)
         rows = list(itertools.islice(chunks, -(-replicas // chunk)))
     outputs = np.concatenate(rows)[:replicas]
-    return outputs.mean(axis=0), outputs.std(axis=0, ddof=1) / math.sqrt(replicas)
+    return outputs.mean(axis=0), standard_error(outputs)
 
 
 def _replica_outputs(simulation: PromptSimulation, keys: Key[JaxArray, "prompts 2"]) -> JaxArray:
@@ -212,7 +212,7 @@ def simulated_moments(problem: Problem, effort: Effort, limit: Array) -> MomentR
     simulated = simulated_lengths(problem, effort, output_errors, limit, tilt)
     for place, (squares, deviation, parts) in simulated:
         bias, cov = deviation.mean(axis=0), _covariance(deviation)
-        rows.put(place, bias, cov, squares.mean(), parts.mean(), standard_error(squares))
+        rows.put(place, bias, cov, squares.mean(), parts.mean(), float(standard_error(squares)))
         _put_draws(rows, place, deviation)
     if head is not None and head.kernel == "linear":
         rows.participation[:] = 1.0 / (problem.lengths + float(problem.including_query))
@@ -229,7 +229,7 @@ def _rows_to_fill(problem: Problem, limit: Array) -> MomentRows:
 def _put_draws(rows: MomentRows, place: int, draws: Array) -> None:
     """Write how many draws the bias is the mean of, and its standard error."""
     unwrap(rows.samples)[place] = draws.shape[0]
-    unwrap(rows.bias_error)[place] = draws.std(axis=0, ddof=1) / math.sqrt(draws.shape[0])
+    unwrap(rows.bias_error)[place] = standard_error(draws)
 
 
 def _covariance(deviation: Array) -> Array:
@@ -280,7 +280,7 @@ def controlled_moments(problem: Problem, effort: Effort) -> MomentRows:
         bias, spread = rest.mean(axis=0), _covariance(deviation)
         if not problem.causal:
             spread = spread - _covariance(control) + cov / length
-        mse, error = squares.mean(), standard_error(squares)
+        mse, error = squares.mean(), float(standard_error(squares))
         rows.put(int(place), bias, spread, mse, np.nan, error)
         _put_draws(rows, int(place), rest)
     return rows
@@ -354,7 +354,7 @@ def drawn_linear_stack(problem: Problem, effort: Effort) -> MomentRows:
         squares, first, rest = rows_until_known(chunks, chunk, effort)
         warn_when_unreliable(squares, effort)
         bias, cov = rest.mean(axis=0), _covariance(first + rest)
-        rows.put(int(place), bias, cov, squares.mean(), np.nan, standard_error(squares))
+        rows.put(int(place), bias, cov, squares.mean(), np.nan, float(standard_error(squares)))
         _put_draws(rows, int(place), rest)
     return rows
 

@@ -4,18 +4,19 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import NDArray
-from scipy.special import ndtr, stdtrit
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import in_double
+from promptlimit._inputs import in_double, to_device
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
@@ -24,9 +25,6 @@ from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Le
 
 Known = TypeVar("Known")
 TaskT = TypeVar("TaskT", bound=AbstractTask)
-
-REPLICATES = 8
-"""Independent point sets; their spread is the error."""
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
@@ -79,6 +77,24 @@ class AbstractObjective(eqx.Module):
     def sharpness(self, attention: AbstractAttention) -> float:  # noqa: ARG002
         """Return the largest sharpness that tables are used at, 0 without tables."""
         return 0.0
+
+
+class FormulaObjective(AbstractObjective):
+    """A risk in closed form at one length.
+
+    Attributes:
+        formula: the risk as a function of the task, the attention and the length.
+        task: the law of prompts and queries, and the loss.
+        length: $L$, the number of tokens of a prompt.
+    """
+
+    formula: Callable[[Any, AbstractAttention, Array], Array] = eqx.field(static=True)
+    task: AbstractTask
+    length: Float[Array, ""]
+
+    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
+        """Return the value of the formula."""
+        return self.formula(self.task, attention, self.length)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +249,16 @@ def on(
     return whole
 
 
+def formula_objectives(
+    problem: RiskProblem, formula: Callable[[Any, AbstractAttention, Array], Array]
+) -> list[Objectives]:
+    """Return risks in closed form, one per length of a problem."""
+    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
+    return [
+        Objectives.closed(FormulaObjective(formula, problem.task, length)) for length in lengths
+    ]
+
+
 def not_one_head(problem: RiskProblem) -> str | None:
     """Return the obstacle of a rule for one head."""
     return None if problem.head is not None else "the attention is not one head"
@@ -299,6 +325,41 @@ def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Ris
     return Risk(value, error, kind, lengths, samples)
 
 
+@eqx.filter_jit
+def evaluate(objective: AbstractObjective, attention: AbstractAttention) -> Float[Array, ""]:
+    """Return the risk of an attention, compiled once per class of objectives."""
+    return objective(attention)
+
+
+def mean_over_sets(objectives: Objectives, attention: AbstractAttention, points: int) -> Estimate:
+    """Return the mean risk over independent sets of so many points, and its error."""
+    values = np.array([float(evaluate(risk, attention)) for risk in objectives.replicates()])
+    if objectives.is_closed_form:
+        return Estimate(float(values[0]), 0.0, 0)
+    return Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
+
+
+def to_tolerance(
+    mean: Callable[[int], Estimate], effort: Effort, first: int, largest: int, floor: float = 0.0
+) -> Estimate:
+    """Return a mean over points, four times as many until its error is small enough.
+
+    Args:
+        mean: the mean over so many points.
+        effort: the number of points, or where None the relative error.
+        first: the number of points to start with.
+        largest: the number of points at which to stop.
+        floor: an absolute error that is small enough.
+    """
+    count = first if effort.points is None else effort.points
+    while True:
+        found = mean(count)
+        enough = found.error <= max(effort.tolerance * found.value, floor)
+        if enough or effort.points is not None or count >= largest:
+            return found
+        count *= 4
+
+
 def gradient_moments(
     attention: AbstractAttention,
     risks: Sequence[AbstractObjective],
@@ -337,22 +398,6 @@ def _stacked_slopes(
 def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
     """Return the slopes of a risk in all matrices; with an array for its length, compiled once."""
     return jax.tree.leaves(eqx.filter_grad(risk)(attention))
-
-
-def standard_error(values: np.ndarray) -> np.ndarray:
-    r"""Return the standard error of a mean over the first axis, widened by Student's law.
-
-    A standard error from few values is itself uncertain. It is multiplied by $t/4$, t the quantile
-    of Student's law at the level of four normal standard errors (2.12 for eight values), so that
-    the mean lies within four errors as often as for many values.
-    """
-    count = values.shape[0]
-    return np.asarray(_student_factor(count) * values.std(axis=0, ddof=1) / math.sqrt(count))
-
-
-@cache
-def _student_factor(count: int) -> float:
-    return -float(stdtrit(count - 1, ndtr(-4.0))) / 4.0
 
 
 def merged(attention: AbstractAttention) -> AbstractHead:

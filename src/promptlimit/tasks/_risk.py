@@ -5,7 +5,6 @@ from functools import partial
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -29,12 +28,13 @@ from promptlimit.tasks._problem import (
     Objectives,
     RiskProblem,
     checked_risk_problem,
+    formula_objectives,
     gradient_moments,
     kind_of,
+    mean_over_sets,
     require_lengths,
     require_points,
     risk_at_lengths,
-    standard_error,
 )
 from promptlimit.tasks._simulation import (
     RiskSimulation,
@@ -162,23 +162,18 @@ def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None
     return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
 
-class _ClosedObjective(AbstractObjective):
-    """The formula of a task at one length."""
-
-    task: AbstractTask
-    length: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the value of the formula."""
-        risk = self.task.closed_risk(attention, self.length)
-        if risk is None:
-            raise ArgumentError(
-                "closed_risk",
-                f"of {type(self.task).__name__} must return a risk at every length "
-                "or at none, got None. Register a rule of `tasks.OBJECTIVE` that depends on the "
-                "length.",
-            )
-        return risk
+def _closed_risk(
+    task: AbstractTask, attention: AbstractAttention, length: Float[Array, ""]
+) -> Float[Array, ""]:
+    risk = task.closed_risk(attention, length)
+    if risk is None:
+        raise ArgumentError(
+            "closed_risk",
+            f"of {type(task).__name__} must return a risk at every length "
+            "or at none, got None. Register a rule of `tasks.OBJECTIVE` that depends on the "
+            "length.",
+        )
+    return risk
 
 
 def _no_formula(problem: RiskProblem) -> str | None:
@@ -198,8 +193,7 @@ def _no_formula(problem: RiskProblem) -> str | None:
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [Objectives.closed(_ClosedObjective(problem.task, length)) for length in lengths]
+    return formula_objectives(problem, _closed_risk)
 
 
 @OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
@@ -233,16 +227,10 @@ def _over_sets(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Estimat
     """Return the mean over independent point sets, and their spread as its error."""
     points = USUAL_POINTS if effort.points is None else effort.points
     sized = dataclasses.replace(effort, points=points)
-    risks = []
-    for objectives in _objectives(kind, problem, sized):
-        values = np.array([float(risk(problem.attention)) for risk in objectives.replicates()])
-        if objectives.is_closed_form:
-            risks.append(Estimate(float(values[0]), 0.0, 0))
-        else:
-            risks.append(
-                Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
-            )
-    return risks
+    return [
+        mean_over_sets(objectives, problem.attention, points)
+        for objectives in _objectives(kind, problem, sized)
+    ]
 
 
 def _slopes_over_sets(

@@ -100,11 +100,25 @@ def _loss(
     attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
 ) -> Array:
     """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
-    task, length = simulation.task, simulation.length
-    law, queries = task.draw(key=keys[0])
-    token = queries.sample(1, key=keys[1])[0]
-    prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
+    law_key, query_key, tokens_key = keys
+    task = simulation.task
+    prompt, token = _draw(task, simulation.length, law_key, tokens_key, query_key)
     return task.loss(attention(prompt, task.query_of(token)), token)
+
+
+def _draw(
+    task: AbstractTask,
+    length: float,
+    law_key: PRNGKeyArray,
+    tokens_key: PRNGKeyArray,
+    query_key: PRNGKeyArray,
+) -> tuple[AbstractMeasure, Array]:
+    """Return a prompt, its law at infinite length, and its query token."""
+    law, queries = task.draw(key=law_key)
+    token = queries.sample(1, key=query_key)[0]
+    if math.isinf(length):
+        return law, token
+    return Empirical(law.sample(int(length), key=tokens_key)), token
 
 
 def _losses(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:
@@ -159,13 +173,4 @@ def _prompts(
     task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
 ) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
     """Return prompts of a task and their query tokens, compiled once."""
-
-    def one(own: Key[Array, " 3"]) -> tuple[AbstractMeasure, Array]:
-        law_key, tokens_key, query_key = own
-        law, queries = task.draw(key=law_key)
-        token = queries.sample(1, key=query_key)[0]
-        if math.isinf(length):
-            return law, token
-        return Empirical(law.sample(int(length), key=tokens_key)), token
-
-    return eqx.filter_vmap(one)(keys)
+    return eqx.filter_vmap(lambda own: _draw(task, length, *own))(keys)

@@ -8,6 +8,6 @@ from promptlimit.tasks.denoising._limit_risk import LimitMap as LimitMap
 from promptlimit.tasks.denoising._limit_risk import limit_map as limit_map
 from promptlimit.tasks.denoising._points import QueryPoints as QueryPoints
 from promptlimit.tasks.denoising._points import query_points as query_points
-from promptlimit.tasks.denoising._prompt_risk import PromptObjective as PromptObjective
+from promptlimit.tasks.denoising._risk import PromptObjective as PromptObjective
 from promptlimit.tasks.denoising._task import Denoising as Denoising
 from promptlimit.tasks.denoising._task import InContextDenoising as InContextDenoising

@@ -25,7 +25,7 @@ from promptlimit.tasks.denoising._prompts import (
     prompt_excess,
     query_rule,
 )
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
 from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
@@ -55,9 +55,7 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
     >>> print(f"{best.gate:.2f} {best.gain:.2f} {best.residual:.2f}")
     1.00 0.80 -0.60
     """
-    if not isinstance(task, Denoising | InContextDenoising):
-        raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
-    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    fixed = fixed_mixture(task)
     tokens = require_lengths(lengths)
     with jax.enable_x64(True):
         rows = [_best(fixed, float(length)) for length in tokens.ravel()]
@@ -139,7 +137,8 @@ def _solved(
     reading = head_reading(task, tilt, eye, np.array([length]), rule.points)
     limit, bias, spread = reading.limit, reading.bias[:, 0], reading.square[:, 0]
     start = np.array([share, 1.0 - 2.0 * share])
-    missed = _missed(task, start, limit, rule.points)
+    outputs = start[0] * limit + start[1] * rule.points
+    missed = outputs - bayes_predictions(task, rule.points)
 
     def mean(left: Array, right: Array) -> float:
         return float(rule.weights @ np.sum(left * right, axis=1))
@@ -157,7 +156,3 @@ def _solved(
     excess = level + change @ hessian @ change + 2.0 * slope @ change
     gain, residual = start + change
     return float(gain), float(residual), float(excess)
-
-
-def _missed(task: Denoising, start: Array, limit: Array, queries: Array) -> Array:
-    return start[1] * queries + start[0] * limit - bayes_predictions(task, queries)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
 
 _EQUAL = 1e-10
 """How far norms may be apart, relatively, to be equal."""
@@ -97,9 +97,7 @@ def bayes_layer(task: AbstractTask) -> Layer:
     >>> print(f"{f(task.token_law, query)[0]:.4f} {task.bayes(query)[0]:.4f}")
     1.9496 1.9496
     """
-    if not isinstance(task, Denoising | InContextDenoising):
-        raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
-    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    fixed = fixed_mixture(task)
     _require_equal_norms(fixed, "Proposition 4.4")
     g, s, eye = fixed.within_variance, fixed.query_variance, np.eye(fixed.token_dim)
     a = fixed.noise_variance / s
@@ -122,7 +120,7 @@ def linear_denoiser(task: Denoising | InContextDenoising) -> LinearAttention:
     >>> print(f"{pl.bayes_excess(pl.tasks.linear_denoiser(task), task, math.inf).mse:.4f}")
     1.6415
     """
-    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    fixed = fixed_mixture(task)
     eye = np.eye(fixed.token_dim)
     between = (fixed.means.T * fixed.weights) @ fixed.means
     clean, noisy = between + fixed.within_variance * eye, between + fixed.query_variance * eye

@@ -1,15 +1,13 @@
 r"""The risk of an attention that denoises over an infinite prompt, and its excess over Bayes.
 
 $E|f(Z)-X|^2=E|f(Z)-f^*(Z)|^2+E|f^*(Z)-X|^2$: the first term, the excess, is averaged itself, so
-that it keeps its digits where it is small beside the second.
+that it keeps its digits where it is small compared with the second.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,36 +16,30 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention
-from promptlimit.measures import Affine, Mixture
-from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.measures import Affine
+from promptlimit.rules import Effort
 from promptlimit.tasks._problem import (
-    BAYES_EXCESS,
-    BAYES_RISK,
-    OBJECTIVE,
-    REPLICATES,
-    RISK,
     USUAL_POINTS,
     AbstractObjective,
-    BayesProblem,
     Estimate,
-    Objectives,
     RiskProblem,
-    on,
-    some_finite,
-    standard_error,
+    evaluate,
+    to_tolerance,
 )
 from promptlimit.tasks.denoising._points import (
+    QueryPoints,
     bayes_denoising_risk,
     bayes_predictions,
     gates,
+    is_scalar,
     normal_rule,
     query_points,
     softmax_rows,
     span,
 )
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, require_outputs
+from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
 
 _MOST_POINTS = 2**18
 _ROUNDING = 1e-12
@@ -56,14 +48,15 @@ AnyArray: TypeAlias = NDArray[np.float64] | Array
 
 
 class LimitObjective(AbstractObjective):
-    r"""The risk $R^*+\frac12\sum_iw_i|T[\mu](z_i)-f^*(z_i)|^2$ over an infinite prompt.
+    r"""The risk $R^*+\frac12\sum_iw_i|Q_i^\top T[Q_i\mu](Q_iz_i)-f^*(z_i)|^2$, prompts infinite.
 
     Attributes:
         task: the mixture $\mu$.
         points: $z_i$.
         weights: $w_i$, of sum one.
         bayes: $f^*(z_i)$.
-        least: $R^*$, that of the Bayes predictor.
+        least: $R^*$, the risk of the Bayes predictor.
+        turns: $Q_i$, orthogonal, where each prompt turns the mixture; None where it stays.
     """
 
     task: Denoising
@@ -71,58 +64,44 @@ class LimitObjective(AbstractObjective):
     weights: Float[Array, " points"]
     bayes: Float[Array, "points d"]
     least: Float[Array, ""]
+    turns: Float[Array, "points d d"] | None = None
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
-        limit = limit_map(attention, self.task)
-        if limit is None:
-            law = self.task.token_law
-            outputs = jax.vmap(lambda query: attention(law, query))(self.points)
-        else:
+        law, limit = self.task.token_law, limit_map(attention, self.task)
+        if self.turns is not None:
+            outputs = jax.vmap(lambda turn, z: turn.T @ attention(Affine(law, turn), turn @ z))(
+                self.turns, self.points
+            )
+        elif limit is not None:
             outputs = limit(self.task, self.points)
+        else:
+            outputs = jax.vmap(lambda z: attention(law, z))(self.points)
         return self.least + 0.5 * self.weights @ jnp.sum((outputs - self.bayes) ** 2, axis=1)
 
 
-class TurnedObjective(AbstractObjective):
-    r"""The same where each query has a prompt of its own, turned by $Q_i$ as the query is.
-
-    Attributes:
-        law: $\mu$ before it is turned.
-        turns: $Q_i$, orthogonal.
-        points: $z_i$ before they are turned.
-        bayes: $f^*(z_i)$, likewise.
-        least: $R^*$.
-    """
-
-    law: Mixture
-    turns: Float[Array, "points d d"]
-    points: Float[Array, "points d"]
-    bayes: Float[Array, "points d"]
-    least: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk, differentiable in the arrays of the attention."""
-
-        def missed(turn: Array, query: Array, target: Array) -> Array:
-            return attention(Affine(self.law, turn), turn @ query) - turn @ target
-
-        outputs = jax.vmap(missed)(self.turns, self.points, self.bayes)
-        return self.least + 0.5 * jnp.mean(jnp.sum(outputs**2, axis=1))
+def limit_objective(
+    task: Denoising | InContextDenoising, points: int, replicate: int
+) -> LimitObjective:
+    """Return the risk over one set of queries, and of rotations where prompts turn the mixture."""
+    fixed = fixed_mixture(task)
+    turns, queries = None, query_points(fixed, points, replicate=replicate)
+    if isinstance(task, InContextDenoising):
+        turns, queries = _turned_queries(fixed, points, replicate)
+    nodes, weights, bayes = (to_device(column) for column in queries)
+    return LimitObjective(fixed, nodes, weights, bayes, least(fixed), turns)
 
 
-def mixture_of(task: AbstractTask) -> Denoising:
-    """Return the mixture of a denoising task, before it is turned where prompts turn it."""
-    fixed = task.fixed if isinstance(task, InContextDenoising) else task
-    if not isinstance(fixed, Denoising):
-        raise TypeError("a rule must not compute where its obstacle holds")
-    return fixed
-
-
-def plus_bayes(excess: Estimate, task: Denoising) -> Estimate:
-    """Return the risk of an excess over Bayes."""
-    least = bayes_denoising_risk(task, USUAL_POINTS)
-    error = math.hypot(excess.error, least.error)
-    return Estimate(excess.value + least.value, error, excess.points)
+def _turned_queries(task: Denoising, points: int, replicate: int) -> tuple[Array, QueryPoints]:
+    """Return Sobol' points for the query and the orthogonal matrix together."""
+    d, parts = task.token_dim, task.weights.size
+    normals, weights = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
+    turns, corners = np.linalg.qr(normals[:, d : d + d * d].reshape(-1, d, d))
+    turns *= np.sign(np.diagonal(corners, axis1=1, axis2=2))[:, None, :]
+    ranks = np.argsort(np.argsort(normals[:, -1])) / points
+    part = np.minimum(np.searchsorted(np.cumsum(task.weights), ranks, "right"), parts - 1)
+    queries = task.means[part] + math.sqrt(task.query_variance) * normals[:, :d]
+    return to_device(turns), QueryPoints(queries, weights, bayes_predictions(task, queries))
 
 
 def least(task: Denoising) -> Float[Array, ""]:
@@ -130,162 +109,29 @@ def least(task: Denoising) -> Float[Array, ""]:
     return to_device(bayes_denoising_risk(task, USUAL_POINTS).value)
 
 
-def _no_limit(problem: RiskProblem) -> str | None:
-    require_outputs(problem.attention, problem.task.token_dim)
-    if isinstance(problem.task, Denoising) and problem.kernels == {"linear"}:
-        return "linear heads have a closed form at every length"
-    return some_finite(problem)
-
-
-_IN_THE_LIMIT = on(Denoising, InContextDenoising, obstacle=_no_limit)
-
-
-def _limit_objectives(problem: RiskProblem, effort: Effort) -> Objectives:
-    task, points = mixture_of(problem.task), unwrap(effort.points)
-    if isinstance(problem.task, InContextDenoising):
-        return Objectives(lambda _, replicate: _turned_objective(task, points, replicate))
-    return limit_objectives(task, points)
-
-
-def limit_objectives(task: Denoising, points: int) -> Objectives:
-    """Return the risk over infinite prompts of one mixture, as a function to descend."""
-    return Objectives(lambda _, replicate: _fixed_objective(task, points, replicate))
-
-
-@OBJECTIVE.rule(
-    kind="limit",
-    scope="`Denoising` and `InContextDenoising`, all lengths infinite",
-    method="a mean over queries",
-    obstacle=_IN_THE_LIMIT,
-)
-def _all_limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    return [_limit_objectives(problem, effort)] * problem.lengths.size
-
-
-@BAYES_EXCESS.rule(
-    kind="limit",
-    scope="`Denoising` and `InContextDenoising`, all lengths infinite",
-    method="a mean over queries, in the few directions that gates see",
-    obstacle=_IN_THE_LIMIT,
-)
-def _limit_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    return [limit_excess(problem, effort)] * problem.lengths.size
-
-
-@RISK.rule(
-    kind="limit",
-    scope="`Denoising` and `InContextDenoising`, all lengths infinite",
-    method="the Bayes risk and the excess over it",
-    obstacle=_IN_THE_LIMIT,
-)
-def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    risk = plus_bayes(limit_excess(problem, effort), mixture_of(problem.task))
-    return [risk] * problem.lengths.size
-
-
 def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
-    """Return half the mean squared distance to the Bayes predictor over an infinite prompt."""
-    task, attention = mixture_of(problem.task), problem.attention
+    """Return half the mean squared distance to the Bayes predictor over an infinite prompt.
+
+    Point sets grow four times until their means agree to the tolerance. Heads and Bayes see a query
+    along few directions (`projected_excess`); other attentions are called at every query.
+    """
+    attention, fixed = problem.attention, fixed_mixture(problem.task)
     turned = isinstance(problem.task, InContextDenoising) and not is_rotation_invariant(attention)
-    excess_on = _turned_excess_on if turned else _fixed_excess_on
-    return _until(
-        lambda count, replicate: excess_on(task, attention, count, replicate),
-        effort.tolerance,
-        effort.points,
-        _ROUNDING * task.token_dim * task.query_variance,
-    )
+    task = problem.task if turned else fixed
+    limit = None if turned else limit_map(attention, fixed)
 
+    def excess(count: int, replicate: int) -> float:
+        if limit is not None:
+            return projected_excess(limit, fixed, count, replicate)
+        objective = limit_objective(task, count, replicate)
+        return float(evaluate(dataclasses.replace(objective, least=jnp.zeros(())), attention))
 
-def _fixed_objective(task: Denoising, points: int, replicate: int) -> LimitObjective:
-    """Return the risk over one lattice or Sobol' set of queries."""
-    queries = query_points(task, points, replicate=replicate)
-    nodes, weights, bayes = (to_device(column) for column in queries)
-    return LimitObjective(task, nodes, weights, bayes, least(task))
+    def mean(count: int) -> Estimate:
+        values = np.array([excess(count, replicate) for replicate in range(REPLICATES)])
+        return Estimate(float(values.mean()), float(standard_error(values)), count * REPLICATES)
 
-
-def _fixed_excess_on(
-    task: Denoising, attention: AbstractAttention, points: int, replicate: int
-) -> float:
-    """Return the excess by the few directions that heads and Bayes see, else by calls."""
-    limit = limit_map(attention, task)
-    if limit is not None:
-        return projected_excess(limit, task, points, replicate)
-    return _excess_of(_fixed_objective(task, points, replicate), attention)
-
-
-def _turned_objective(task: Denoising, points: int, replicate: int) -> TurnedObjective:
-    """Return the risk over Sobol' points for the query and the orthogonal matrix together."""
-    d, parts = task.token_dim, task.weights.size
-    normals, _ = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
-    turns, corners = np.linalg.qr(normals[:, d : d + d * d].reshape(-1, d, d))
-    turns *= np.sign(np.diagonal(corners, axis1=1, axis2=2))[:, None, :]
-    ranks = np.argsort(np.argsort(normals[:, -1])) / points
-    part = np.minimum(np.searchsorted(np.cumsum(task.weights), ranks, "right"), parts - 1)
-    queries = task.means[part] + math.sqrt(task.query_variance) * normals[:, :d]
-    bayes = bayes_predictions(task, queries)
-    numbers = (to_device(array) for array in (turns, queries, bayes))
-    return TurnedObjective(task.token_law, *numbers, least(task))
-
-
-def _turned_excess_on(
-    task: Denoising, attention: AbstractAttention, points: int, replicate: int
-) -> float:
-    return _excess_of(_turned_objective(task, points, replicate), attention)
-
-
-@BAYES_RISK.rule(
-    kind="exact",
-    scope="`Denoising`",
-    method="a mean over queries; one integral for two components",
-    obstacle=on(Denoising),
-)
-def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
-    """Return the risk of `bayes`, at every length: the law is known without the prompt."""
-    risk = bayes_denoising_risk(mixture_of(problem.task), unwrap(effort.points))
-    return [risk] * problem.lengths.size
-
-
-def _finite_prompt(problem: BayesProblem) -> str | None:
-    if some_finite(problem) is None:
-        return None
-    return (
-        "a length is finite; the best predictor from a finite prompt is not known, and its risk "
-        "over infinite prompts is a lower bound"
-    )
-
-
-@BAYES_RISK.rule(
-    kind="limit",
-    scope="`InContextDenoising`, all lengths infinite",
-    method="that of a predictor that knows the means, which an infinite prompt determines",
-    obstacle=on(InContextDenoising, obstacle=_finite_prompt),
-)
-def _limit_bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
-    return _bayes_risks(problem, effort)
-
-
-def _excess_of(objective: LimitObjective | TurnedObjective, attention: AbstractAttention) -> float:
-    above = eqx.tree_at(lambda risk: risk.least, objective, jnp.zeros(()))
-    return float(_compiled_value(above, attention))
-
-
-@eqx.filter_jit
-def _compiled_value(objective: AbstractObjective, attention: AbstractAttention) -> Array:
-    return objective(attention)
-
-
-def _until(
-    mean: Callable[[int, int], float], tolerance: float, points: int | None, floor: float
-) -> Estimate:
-    """Return a mean over independent point sets, four times larger until they agree."""
-    count = USUAL_POINTS if points is None else points
-    while True:
-        values = np.array([mean(count, replicate) for replicate in range(REPLICATES)])
-        value, error = float(values.mean()), float(standard_error(values))
-        enough = points is not None or count >= _MOST_POINTS
-        if enough or error <= max(tolerance * value, floor):
-            return Estimate(value, error, count * REPLICATES)
-        count *= 4
+    floor = _ROUNDING * fixed.token_dim * fixed.query_variance
+    return to_tolerance(mean, effort, USUAL_POINTS, _MOST_POINTS, floor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,5 +220,4 @@ def is_rotation_invariant(attention: AbstractAttention) -> bool:
         return False
     matrices = [matrix for head in heads for matrix in (head.key_query, head.value)]
     matrices += [] if residual is None else [residual]
-    hosts = [as_float64(matrix) for matrix in matrices]
-    return all(np.array_equal(host, host[0, 0] * np.eye(len(host))) for host in hosts)
+    return all(is_scalar(as_float64(matrix)) for matrix in matrices)

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.tasks._problem import REPLICATES, Estimate, standard_error
+from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
+from promptlimit.tasks._problem import (
+    Estimate,
+)
 from promptlimit.tasks.denoising._task import Denoising
 
 _SEED = 20_261_001
@@ -62,7 +65,8 @@ def normal_rule(
     if dim == 0:
         return np.zeros((1, 0)), np.ones(1)
     if dim > _LATTICE_DIM:
-        return _sobol_normals(dim, count, replicate), np.full(count, 1.0 / count)
+        points = sobol_normals(dim, 2 ** math.ceil(math.log2(count)), _SEED, replicate)
+        return points[:count], np.full(count, 1.0 / count)
     volume = {1: 2 * radius, 2: math.pi * radius**2}[dim]
     step = (volume / count) ** (1 / dim)
     steps = np.arange(-math.ceil(radius / step) - 1, math.ceil(radius / step) + 2)
@@ -72,16 +76,6 @@ def normal_rule(
     nearest = np.sort(np.argsort(squares, kind="stable")[:count])
     masses = np.exp(-0.5 * squares[nearest])
     return nodes[nearest], masses / masses.sum()
-
-
-def _sobol_normals(dim: int, count: int, replicate: int) -> NDArray[np.float64]:
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
-
-    sequence = qmc.Sobol(dim, rng=np.random.default_rng([_SEED, replicate]))
-    uniforms = sequence.random_base2(math.ceil(math.log2(count)))[:count]
-    return ndtri(np.clip(uniforms, 2.0**-53, 1 - 2.0**-53))
 
 
 def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -123,6 +117,11 @@ def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
             scatter += weight * float(masses @ variance)
         values[replicate] = 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
     return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
+
+
+def is_scalar(matrix: NDArray[np.float64]) -> bool:
+    """Return whether a matrix is a multiple of the identity."""
+    return bool(np.abs(matrix - matrix[0, 0] * np.eye(len(matrix))).max() <= 1e-12)
 
 
 def span(rows: NDArray[np.float64]) -> NDArray[np.float64]:

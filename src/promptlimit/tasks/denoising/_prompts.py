@@ -20,7 +20,13 @@ from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 from promptlimit._arrays import Array, as_float64
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
-from promptlimit.tasks.denoising._points import bayes_predictions, query_points, softmax_rows, span
+from promptlimit.tasks.denoising._points import (
+    bayes_predictions,
+    is_scalar,
+    query_points,
+    softmax_rows,
+    span,
+)
 from promptlimit.tasks.denoising._task import Denoising
 from promptlimit.weights import SHARPEST, MixtureTokens, cross_moment, selection
 
@@ -38,13 +44,7 @@ _ANGLES = 24
 
 
 class TiltedHeads(NamedTuple):
-    r"""Softmax heads beside a residual, those of one tilt merged.
-
-    Attributes:
-        tilts: $U_h$, [heads, d, d].
-        values: $V_h$, [heads, d, d].
-        residual: $C$, [d, d].
-    """
+    r"""Softmax heads $U_h$, $V_h$, [heads, d, d], those of one tilt merged; a residual $C$."""
 
     tilts: Array
     values: Array
@@ -113,7 +113,7 @@ def query_rule(task: Denoising, heads: TiltedHeads, step: float, longest: float 
     if dim <= 2:
         nothing = np.zeros((1, dim)), np.ones(1)
         return _lattice(task, np.eye(dim), (nothing, nothing), step, reach)
-    if task.weights.size == 2 and all(_is_scalar(matrix) for matrix in matrices):
+    if task.weights.size == 2 and all(is_scalar(matrix) for matrix in matrices):
         return _polar_rule(task, step, reach)
     among = span(task.means)
     if len(among) <= 2 and all(_acts_alike_across(matrix, among) for matrix in matrices):
@@ -134,24 +134,12 @@ def _radii(freedom: int, count: int) -> tuple[Array, Array]:
     return np.sqrt(2.0 * squares), masses / masses.sum()
 
 
-def _is_scalar(matrix: Array) -> bool:
-    return bool(np.abs(matrix - matrix[0, 0] * np.eye(len(matrix))).max() <= _SAME)
-
-
 def _acts_alike_across(matrix: Array, among: Array) -> bool:
     """Return whether a matrix is a number across a span, and mixes nothing into it."""
     across = np.eye(len(matrix)) - among.T @ among
     number = np.trace(across @ matrix) / np.trace(across)
     mixed = np.abs([across @ matrix - number * across, matrix @ across - number * across])
     return bool(mixed.max() <= _SAME * max(1.0, float(np.abs(matrix).max())))
-
-
-def _density(task: Denoising, points: Array, centres: Array) -> Array:
-    """Return the density of the query at places among the means, given with their centres."""
-    s = task.query_variance
-    squares = ((points[:, None] - centres) ** 2).sum(axis=2)
-    scale = (2 * math.pi * s) ** (-0.5 * points.shape[1])
-    return scale * np.exp(-squares / (2 * s)) @ task.weights
 
 
 def _lattice(
@@ -182,7 +170,8 @@ def _lattice(
         np.stack(np.meshgrid(*part, indexing="ij"), axis=-1).reshape(-1, len(basis))
         for part in (lines, numbers)
     )
-    weights = size ** len(basis) * _density(task, places, centres)
+    squares = ((places[:, None] - centres) ** 2).sum(axis=2) / task.query_variance
+    weights = (step / math.sqrt(2 * math.pi)) ** len(basis) * np.exp(-squares / 2) @ task.weights
     parity = steps.sum(axis=1) % 2
     points, products, halves = [], [], []
     for half, (extra, masses) in enumerate(across):
@@ -190,7 +179,9 @@ def _lattice(
         points.append(((places[own] @ basis)[:, None] + extra).reshape(-1, basis.shape[1]))
         products.append((weights[own][:, None] * masses).ravel())
         halves.append(np.full(products[-1].size, half))
-    return _pruned(*(np.concatenate(part) for part in (points, products, halves)), reach)
+    points, weights, half = (np.concatenate(part) for part in (points, products, halves))
+    kept = weights > 0.01 * math.exp(-0.5 * reach**2)
+    return QueryRule(points[kept], weights[kept] / weights[kept].sum(), half[kept])
 
 
 def _too_far(task: Denoising) -> ValueError:
@@ -203,42 +194,25 @@ def _too_far(task: Denoising) -> ValueError:
     )
 
 
-def _pruned(points: Array, weights: Array, half: NDArray[np.int64], reach: float) -> QueryRule:
-    kept = weights > 0.01 * math.exp(-0.5 * reach**2)
-    return QueryRule(points[kept], weights[kept] / weights[kept].sum(), half[kept])
-
-
 def _polar_rule(task: Denoising, step: float, reach: float) -> QueryRule:
     r"""Return queries for heads that are numbers: few pairs $(\langle z,e\rangle,|z|)$.
 
     e points from mean to mean. In the plane of the midpoint's part n across e and of the size r of
-    all else, angles cost nothing, since tilts do not see them.
+    all else, angles cost nothing, since tilts do not see them: four times as fast as `_lattice`
+    between the means.
     """
-    s, dim = task.query_variance, task.token_dim
-    sd, (first, second) = math.sqrt(s), task.means
-    apart, distance = first - second, float(np.linalg.norm(first - second))
-    if not distance < _MOST_PLACES * step * sd:
-        raise _too_far(task)
-    e = apart / distance if distance > 0.0 else np.linalg.svd(first[None])[2][-1]
+    first, second = task.means
+    distance = float(np.linalg.norm(first - second))
+    e = (first - second) / distance if distance > 0.0 else np.linalg.svd(first[None])[2][-1]
     across = first - (first @ e) * e
     shift = float(np.linalg.norm(across))
     n = across / shift if shift > _SAME else np.linalg.svd(e[None])[2][1]
     w = np.linalg.svd(np.stack([e, n]))[2][2]
-    index = np.arange(
-        math.floor((min(first @ e, second @ e) - reach * sd) / (step * sd)),
-        math.ceil((max(first @ e, second @ e) + reach * sd) / (step * sd)) + 1,
-    )
-    line = step * sd * index
-    along = step * sd * _density(task, line[:, None], (task.means @ e)[:, None])
-    points, weights, halves = [], [], []
-    for half in (0, 1):  # with another rule for the radius each, so that their distance shows both
-        own = index % 2 == half
-        x, r, polar = _polar_plane(task, shift, step, reach, more=half)
-        places = line[own][:, None, None, None] * e + x[:, :, None] * n + r[:, :, None] * w
-        points.append(places.reshape(-1, dim))
-        weights.append((along[own][:, None, None] * polar).ravel())
-        halves.append(np.full(weights[-1].size, half))
-    return _pruned(*(np.concatenate(part) for part in (points, weights, halves)), reach)
+    halves = []
+    for more in (0, 1):
+        x, r, masses = _polar_plane(task, shift, step, reach, more=more)
+        halves.append((np.outer(x, n) + np.outer(r, w), masses.ravel()))
+    return _lattice(task, e[None], (halves[0], halves[1]), step, reach)
 
 
 def _polar_plane(

@@ -215,6 +215,14 @@ class InContextDenoising(AbstractTask):
         return self.fixed.loss(output, token)
 
 
+def fixed_mixture(task: object) -> Denoising:
+    """Return the mixture of a denoising task, before it is turned where prompts turn it."""
+    fixed = task.fixed if isinstance(task, InContextDenoising) else task
+    if not isinstance(fixed, Denoising):
+        raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
+    return fixed
+
+
 def require_outputs(attention: AbstractAttention, dim: int) -> None:
     """Raise an error for an attention whose outputs are not tokens."""
     if attention.output_dim != dim:

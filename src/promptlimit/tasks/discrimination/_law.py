@@ -10,12 +10,14 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit._inputs import in_double
+from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
@@ -23,7 +25,6 @@ from promptlimit.results import Risk, mean_under_tail
 from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._problem import (
-    REPLICATES,
     RISK,
     Estimate,
     RiskProblem,
@@ -34,7 +35,6 @@ from promptlimit.tasks._problem import (
     require_lengths,
     require_points,
     risk_at_lengths,
-    standard_error,
     task_of,
 )
 from promptlimit.tasks.discrimination._limit_risk import limit_risks
@@ -55,14 +55,8 @@ Weighed = Callable[[ScoredValues, float, bool], tuple[float, float]]
 """(score and value of a token, P(y = 1 | x), is it light?) -> mean loss at a query, its error."""
 
 
-@dataclasses.dataclass(frozen=True)
-class QuerySet:
-    """Covariates of queries and their weights, of sum one.
-
-    Attributes:
-        covariates: x, [n, d].
-        weights: [n].
-    """
+class QuerySet(NamedTuple):
+    """Covariates of queries, [n, d], and their weights of sum one, [n]."""
 
     covariates: Array
     weights: Array
@@ -286,7 +280,11 @@ def mean_over_queries(
     key_query, row = as_float64(head.key_query), as_float64(head.value)[-1]
     parts = _token_parts(task)
     means, quick, total = [], 0.0, 0
-    for queries in _query_sets(task, key_query, row, points, edge):
+    if task.cov.shape[0] <= 2 and points is None:
+        sets = _lattice(task, key_query, row, edge)
+    else:
+        sets = _sobol(task, _POINTS if points is None else points)
+    for queries in sets:
         tilts = queries.covariates @ key_query[:, :-1].T
         _require_mild(task, tilts)
         odds = task.bayes.score(queries.covariates)
@@ -334,15 +332,6 @@ def _edge(task: Discrimination, attention: AbstractAttention, length: float) -> 
     return math.sqrt(variance) / max(steepness, 1e-12)
 
 
-def _query_sets(
-    task: Discrimination, key_query: Array, row: Array, points: int | None, edge: float
-) -> Iterator[QuerySet]:
-    if task.cov.shape[0] <= 2 and points is None:
-        yield from _lattice(task, key_query, row, edge)
-    else:
-        yield from _sobol(task, _POINTS if points is None else points)
-
-
 def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) -> Iterator[QuerySet]:
     """Yield two interleaved lattices of whitened queries, fine where the score rises."""
     root = np.linalg.cholesky(task.cov)
@@ -369,14 +358,8 @@ def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) ->
 
 def _sobol(task: Discrimination, points: int) -> Iterator[QuerySet]:
     """Yield independent sets of scrambled Sobol' points, the class by stratum."""
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
-
     dim, root = task.cov.shape[0], np.linalg.cholesky(task.cov)
     for replicate in range(REPLICATES):
-        sequence = qmc.Sobol(dim, rng=np.random.default_rng([_SEED, replicate]))
-        uniforms = np.clip(sequence.random(max(points // 2, 2)), 2.0**-53, 1 - 2.0**-53)
-        normals = ndtri(uniforms) @ root.T
+        normals = sobol_normals(dim, max(points // 2, 2), _SEED, replicate) @ root.T
         covariates = np.concatenate([mean + normals for mean in task.means])
         yield QuerySet(covariates, np.repeat(task.weights / normals.shape[0], normals.shape[0]))

@@ -16,7 +16,7 @@ from promptlimit._inputs import (
     require_weights,
     to_device,
 )
-from promptlimit.attention import AbstractAttention, AbstractHead, SoftmaxAttention
+from promptlimit.attention import AbstractAttention, SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure, Gaussian, Mixture, require_covariance
 from promptlimit.tasks._abstract import AbstractTask
@@ -214,7 +214,9 @@ class Discrimination(AbstractTask):
                 f"must be one head over tokens of dimension {self.token_dim}, got "
                 f"{type(attention).__name__} over {attention.token_dim}.",
             )
-        return _linear(self, head) if head.kernel == "linear" else _softmax(self, head)
+        law = (to_device(part, head.value.dtype) for part in (self.means, self.cov, self.weights))
+        compute = _linear_coordinates if head.kernel == "linear" else _softmax_coordinates
+        return compute(*law, head.key_query, head.value)
 
 
 def block_head(
@@ -239,19 +241,6 @@ def block_head(
     return SoftmaxAttention(key_query, value)
 
 
-def _in_dtype(task: Discrimination, dtype: jnp.dtype) -> tuple[Array, Array, Array]:
-    """Return the means, the covariance and the weights."""
-    means, cov, weights = (
-        to_device(array, dtype) for array in (task.means, task.cov, task.weights)
-    )
-    return means, cov, weights
-
-
-def _softmax(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
-    means, cov, weights = _in_dtype(task, head.value.dtype)
-    return _softmax_coordinates(means, cov, weights, head.key_query, head.value)
-
-
 @jax.jit
 def _softmax_coordinates(
     means: Array, cov: Array, weights: Array, key_query: Array, value: Array
@@ -267,11 +256,6 @@ def _softmax_coordinates(
         gate_slope=2.0 * u12 + U11 @ difference,
         gate_intercept=jnp.log(weights[0] / weights[1]),
     )
-
-
-def _linear(task: Discrimination, head: AbstractHead) -> ScoreCoordinates:
-    means, cov, weights = _in_dtype(task, head.value.dtype)
-    return _linear_coordinates(means, cov, weights, head.key_query, head.value)
 
 
 @jax.jit

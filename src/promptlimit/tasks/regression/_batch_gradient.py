@@ -33,14 +33,7 @@ from promptlimit.tasks.regression._token_sums import (
 
 
 class RegressionNumbers(eqx.Module):
-    r"""What makes tokens of normals: arrays, so that laws that differ in them share a program.
-
-    Attributes:
-        root: $C$.
-        query_root: that of $\Sigma_q$.
-        noise: $s$.
-        spread: $\tau$, of the weights.
-    """
+    r"""$C$, the root of $\Sigma_q$, $s$ and $\tau$, as arrays: one program serves all laws."""
 
     root: Float[Array | np.ndarray, "d d"]
     query_root: Float[Array | np.ndarray, "d d"]
@@ -125,13 +118,7 @@ def _sums(batches: Batches) -> TokenSums:
 
 
 class Questions(NamedTuple):
-    """What each prompt of a batch is about.
-
-    Attributes:
-        weights: $w$, [members, batch, d].
-        query: $x_q$, [members, batch, d].
-        target: $y_q$, [members, batch].
-    """
+    """$w$, $x_q$ and $y_q$ of each prompt of a batch."""
 
     weights: Float[Array, "members batch d"]
     query: Float[Array, "members batch d"]

@@ -5,15 +5,14 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.depth import bartlett_factors
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
     BAYES_RISK,
-    REPLICATES,
     BayesProblem,
     Estimate,
     on,
-    standard_error,
     task_of,
 )
 from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression

@@ -15,22 +15,19 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import compute_once, normal_pairs, threefry, uniform
-from promptlimit.tasks.regression._token_sums import PredictionSlopes, PromptStream, largest_block
+from promptlimit.tasks.regression._token_sums import (
+    PredictionSlopes,
+    PromptStream,
+    in_blocks,
+    largest_block,
+)
 
 ATTEMPTS = 8
 """How often a rejected number is drawn anew: one is left over in 1e10 draws, and is then taken."""
 
 
 class Frame(NamedTuple):
-    r"""Two orthonormal directions of a head, and its $a$ and $b$ in them.
-
-    Attributes:
-        first: $e_1$, [..., dim].
-        second: $e_2$.
-        size: $|a|$, [..., 1].
-        along: $\langle b,e_1\rangle$.
-        across: $\langle b,e_2\rangle$.
-    """
+    r"""$e_1$ and $e_2$ of a head, $|a|$, $\langle b,e_1\rangle$, $\langle b,e_2\rangle$."""
 
     first: Array
     second: Array
@@ -130,17 +127,10 @@ def _softmax(
     block = largest_block(batch, -(-length // prompts.pairs))
     numbers = jnp.stack([jnp.concatenate([h.size, h.along, h.across], 1) for h in heads], 1)
 
-    def body(index: Array, statistics: Array) -> Array:
-        start = index * block
-        part = jax.lax.dynamic_slice_in_dim(numbers, start, block)
-        new = _statistics(prompts, step, start.astype(jnp.uint32), part)
-        return jax.lax.dynamic_update_slice_in_dim(statistics, new, start, 0)
+    def one(first: Array, part: Array) -> Array:
+        return _statistics(prompts, step, first, part)
 
-    if block == batch:
-        statistics = _statistics(prompts, step, jnp.uint32(0), numbers)
-    else:
-        empty = jnp.zeros((batch, len(heads), 7), jnp.float32)
-        statistics = jax.lax.fori_loop(0, batch // block, body, empty)
+    statistics = in_blocks(one, numbers, block)
     return [_completed(statistics[:, i], own, rest) for i, own in enumerate(heads)]
 
 

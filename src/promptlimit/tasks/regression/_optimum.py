@@ -24,12 +24,11 @@ from promptlimit.depth import (
 )
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Risk
-from promptlimit.rules import Effort, OutOfScope, Quantity, computes
+from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
 from promptlimit.tasks._abstract import Lengths
 from promptlimit.tasks._problem import kind_of, require_lengths
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._task import (
-    AbstractGaussianRegression,
     LinearRegression,
     RotatedRegression,
     require_regression,
@@ -79,6 +78,11 @@ class OptimumProblem:
         """The problem in words."""
         layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
         return f"{layers} on {type(self.task).__name__} over {self.length:g} tokens"
+
+    @property
+    def degree(self) -> int:
+        """The degree in the prompt's second moment of the polynomial that the layers are."""
+        return moving_degree(self.depth) if self.moving else self.depth
 
     @property
     def scale(self) -> float | None:
@@ -230,22 +234,14 @@ def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     key_query, value = np.zeros((dim + 1, dim + 1)), np.zeros((dim + 1, dim + 1))
     key_query[:dim, :dim], value[dim, dim] = inverse / balance, balance
     with jax.enable_x64(True):
-        least = float(linear_risk(task, length, to_device(key_query), to_device(value[dim])))
+        head = to_device(key_query[None]), to_device(value[None, dim])
+        least = float(linear_risk(task, length, *head))
     kind = kind_of("exact", length)
     attention = LinearAttention(key_query, value)
     if depth > 1:
         attention = _stack([key_query] * depth, [-value] * depth)
     steps = None if scale is None else np.full(depth, inverse[0, 0])
     return LinearOptimum(attention, Risk(least, 0.0, kind, length, 0), steps, None, least)
-
-
-class _Descent(NamedTuple):
-    """Of what layers are the steps: the regression, L, the unit of eigenvalues and that of F."""
-
-    task: AbstractGaussianRegression
-    length: float
-    scale: float
-    load: float
 
 
 @LINEAR_OPTIMUM.rule(
@@ -255,16 +251,14 @@ class _Descent(NamedTuple):
     obstacle=_not_wishart,
 )
 def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
-    task, scale, depth = problem.task, problem.scale, problem.depth
-    if scale is None or isinstance(task, RotatedRegression):
+    task, scale = problem.task, unwrap(problem.scale)
+    if isinstance(task, RotatedRegression):
         raise TypeError("a rule must not compute where its obstacle holds")
-    tokens = int(problem.length)
-    degree = moving_degree(depth) if problem.moving else depth
-    spectrum = wishart_spectrum(task.token_dim - 1, tokens, degree)
+    dim, tokens = task.token_dim - 1, int(problem.length)
+    spectrum = wishart_spectrum(dim, tokens, problem.degree)
     ridge = Fraction(task.noise_variance) / Fraction(task.prior_variance) / Fraction(scale) / tokens
-    load = task.prior_variance * float(np.trace(task.query_covariance)) / (task.token_dim - 1)
-    descent = _Descent(task, problem.length, scale, load)
-    return _deep_optimum(descent, spectrum, ridge, depth, problem.moving)
+    load = task.prior_variance * float(np.trace(task.query_covariance)) / dim
+    return _deep_optimum(problem, spectrum, ridge, scale=scale, load=load)
 
 
 @LINEAR_OPTIMUM.rule(
@@ -274,45 +268,48 @@ def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     obstacle=_not_rotated,
 )
 def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
-    task, depth, moving = problem.task, problem.depth, problem.moving
+    task = problem.task
     if not isinstance(task, RotatedRegression):
         raise TypeError("a rule must not compute where its obstacle holds")
     eigenvalues = [Fraction(value) for value in task.spectrum.tolist() if value > 0]
     scale = sum(eigenvalues, Fraction(0)) / len(eigenvalues)
-    degree = moving_degree(depth) if moving else depth
-    spectrum = spectrum_of(
-        [
-            sum((value * (value / scale) ** k for value in eigenvalues), Fraction(0))
-            for k in range(2 * degree + 1)
-        ]
-    )
-    descent = _Descent(task, problem.length, float(scale), task.prior_variance)
-    return _deep_optimum(descent, spectrum, Fraction(0), depth, moving)
+    moments = [
+        sum((value * (value / scale) ** k for value in eigenvalues), Fraction(0))
+        for k in range(2 * problem.degree + 1)
+    ]
+    no_ridge, load = Fraction(0), task.prior_variance
+    return _deep_optimum(problem, spectrum_of(moments), no_ridge, scale=float(scale), load=load)
 
 
 def _deep_optimum(
-    descent: _Descent, spectrum: Spectrum, ridge: Fraction, depth: int, moving: bool
+    problem: OptimumProblem, spectrum: Spectrum, ridge: Fraction, *, scale: float, load: float
 ) -> LinearOptimum:
-    """Return the stack of the best steps; those of a finite spectrum are taken again and again."""
-    if moving:
-        best, covariate_steps = best_moving_steps(spectrum, ridge, depth)
+    """Return the stack of the best steps; those of a finite spectrum are taken again and again.
+
+    Args:
+        problem: the regression, the length and the layers.
+        spectrum: of the prompt's second moment, in units of `scale`.
+        ridge: c of `Spectrum`.
+        scale: the unit of eigenvalues.
+        load: the unit of F in twice the risk.
+    """
+    depth, dim, noise = problem.depth, problem.task.token_dim - 1, problem.task.noise_variance
+    shifts = None
+    if problem.moving:
+        best, moved = best_moving_steps(spectrum, ridge, depth)
+        shifts = moved / scale
     else:
-        best, covariate_steps = best_steps(spectrum, ridge), None
-    steps = np.resize(best.steps, depth) / descent.scale
-    shifts = np.zeros(depth) if covariate_steps is None else covariate_steps / descent.scale
-    dim = descent.task.token_dim - 1
+        best = best_steps(spectrum, ridge)
+    steps = np.resize(best.steps, depth) / scale
     key_query, value = [], []
-    for step, shift in zip(steps, shifts, strict=True):
+    for step, shift in zip(steps, np.zeros(depth) if shifts is None else shifts, strict=True):
         # As large as each other, as gradient flow keeps them.
         balance = math.sqrt(math.hypot(step, math.sqrt(dim) * shift) / math.sqrt(dim)) or 1.0
         key_query.append(np.diag([balance] * dim + [0.0]))
         value.append(-np.diag([shift] * dim + [step]) / balance)
-    noise = descent.task.noise_variance
-    risk, bound = ((noise + descent.load * mean) / 2 for mean in (best.mean, best.bound))
-    kind = kind_of("exact", descent.length)
-    moved = None if covariate_steps is None else shifts
-    result = Risk(risk, 0.0, kind, descent.length, 0)
-    return LinearOptimum(_stack(key_query, value), result, steps, moved, bound)
+    risk, bound = ((noise + load * mean) / 2 for mean in (best.mean, best.bound))
+    result = Risk(risk, 0.0, kind_of("exact", problem.length), problem.length, 0)
+    return LinearOptimum(_stack(key_query, value), result, steps, shifts, bound)
 
 
 def _stack(key_query: list[NDArray[np.float64]], value: list[NDArray[np.float64]]) -> Stack:

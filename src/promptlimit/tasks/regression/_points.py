@@ -15,9 +15,11 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import equinox as eqx
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._replicates import sobol_sets
 from promptlimit.tasks.regression._task import LinearRegression
 
 _SEED = 20_251_211
@@ -31,8 +33,7 @@ _SMALLEST = 1e-12
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Nodes:
+class Nodes(eqx.Module):
     r"""Points $(x_q, w)$, one per column.
 
     Attributes:
@@ -49,7 +50,7 @@ class Nodes:
     weights: NDArray[np.float64]
     label: NDArray[np.float64]
     mass: NDArray[np.float64]
-    distinct: int
+    distinct: int = eqx.field(static=True)
 
 
 def covariance_factor(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -71,11 +72,14 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
         points: about the size of one set, which has a power of two of queries.
         replicate: the index of an independent scrambling of the sequence.
     """
+    from scipy.special import ndtri  # noqa: PLC0415  # scipy loads slowly
+
     dim = task.covariance.shape[0]
     queries = 2 ** max(1, round(math.log2(points / (4 * dim))))
     query_root, root = covariance_factor(task.query_covariance), covariance_factor(task.covariance)
     place = np.random.default_rng([_SEED, replicate, 2]).random()
-    for uniform, normals in _sobol(2 * dim + 1, queries, replicate):
+    for uniforms in sobol_sets(2 * dim + 2, queries, _SEED, replicate):
+        uniform, normals = uniforms[:, 0], ndtri(uniforms[:, 1:].T)
         radius, mass = _radii(dim, uniform, place)
         query = query_root.T @ (radius * _directions(normals[:dim]))
         sizes, shares = _size_pairs(dim, normals[dim])
@@ -138,20 +142,6 @@ def _radii(
     return radius, np.exp(log_mass)
 
 
-def _sobol(
-    normals: int, points: int, replicate: int
-) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield scrambled Sobol' points: one uniform coordinate, the others as standard normals."""
-    # Loading scipy.stats takes longer than the rest of the library; only nodes need it.
-    from scipy.special import ndtri  # noqa: PLC0415
-    from scipy.stats import qmc  # noqa: PLC0415
-
-    sequence = qmc.Sobol(1 + normals, rng=np.random.default_rng([_SEED, replicate]))
-    while True:
-        drawn = np.clip(sequence.random(points), 2.0**-53, 1 - 2.0**-53).T
-        yield drawn[0], ndtri(drawn[1:])
-
-
 def tail_node_sets(
     task: LinearRegression,
     key_query: NDArray[np.float64],
@@ -192,7 +182,8 @@ def tail_node_sets(
     shift = np.random.default_rng([_SEED, replicate, 1]).random()
     across = np.eye(dim) - np.outer(e, e)
     spread, noisy = M @ across @ M.T, prior * (root @ root.T)
-    for number, (uniform, normals) in enumerate(_sobol(2 * dim, points // 2, replicate)):
+    for number, uniforms in enumerate(sobol_sets(2 * dim + 1, points // 2, _SEED, replicate)):
+        uniform, normals = uniforms[:, 0], ndtri(uniforms[:, 1:].T)
         place = np.minimum((uniform * scales).astype(int), scales - 1)
         within = uniform * scales - place
         component = np.minimum(np.searchsorted(np.cumsum(_SHARES), within, side="right"), 3)

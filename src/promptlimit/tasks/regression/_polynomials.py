@@ -7,7 +7,6 @@ $\sigma^2=t^\top\Gamma_wt$ and $v^\top\Gamma_wv$. Derived in docs/tasks.md.
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -16,13 +15,72 @@ from promptlimit._inputs import to_device
 from promptlimit.tasks.regression._task import LinearRegression
 
 
+class _Law(NamedTuple):
+    """A regression as an argument of compiled programs, so that one program serves all."""
+
+    S: Array
+    H: Array
+    prior: float | Array
+    noise: float | Array
+
+    @classmethod
+    def of(cls, task: LinearRegression) -> "_Law":
+        S, H = to_device(task.covariance), to_device(task.query_covariance)
+        return cls(S, H, task.prior_variance, task.noise_variance)
+
+    @property
+    def n1(self) -> Array:
+        r"""$E\,n$."""
+        return self.prior * jnp.trace(self.S) + self.noise
+
+    @property
+    def n2(self) -> Array:
+        r"""$E\,n^2$."""
+        return self.n1**2 + 2 * self.prior**2 * jnp.sum(self.S * self.S)
+
+
+class _QueryForm(NamedTuple):
+    r"""The form $\langle a+Bw+n\,m,\ x_q\rangle$, or many; n as in `averages`."""
+
+    a: Float[Array, "*many d"]
+    B: Float[Array, "*many d d"]
+    m: Float[Array, "*many d"]
+
+    def less_label(self) -> "_QueryForm":
+        r"""Return the form less $y=\langle w,x_q\rangle$."""
+        return self._replace(B=self.B - jnp.eye(self.B.shape[-1], dtype=self.B.dtype))
+
+
+class _Blocks(NamedTuple):
+    r"""The blocks of $U=\begin{pmatrix}A&*\\u^\top&*\end{pmatrix}$ and $v=(v_1,b)$ of each head."""
+
+    A: Float[Array, "heads d d"]
+    u: Float[Array, "heads d"]
+    v1: Float[Array, "heads d"]
+    b: Float[Array, " heads"]
+
+    @classmethod
+    def of(cls, key_query: Array, value_row: Array) -> "_Blocks":
+        A, u = key_query[:, :-1, :-1], key_query[:, -1, :-1]
+        return cls(A, u, value_row[:, :-1], value_row[:, -1])
+
+    def reads(self, law: _Law) -> _QueryForm:
+        r"""Return $c_{hg}$: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
+        (A, u, v1, b), S = self, law.S
+        Sv = v1 @ S
+        return _QueryForm(
+            a=jnp.einsum("gij,hi->hgj", A, Sv),
+            B=jnp.einsum("h,gij,ik->hgjk", b, A, S) + jnp.einsum("gj,hk->hgjk", u, Sv),
+            m=jnp.einsum("h,gj->hgj", b, u),
+        )
+
+
 class Averages(NamedTuple):
     r"""Means over $w\sim N(0,\tau^2I)$ and $x_q\sim N(0,\Sigma_q)$.
 
     Attributes:
         square: $E\,c^2$.
         cross: $E\,cy$.
-        label: $E\,y^2$.
         value: $E\,v^\top\Gamma_wv$.
         product: $E\,v^\top\Gamma_wv\;\sigma^2$.
         misfit: $E(c-y)^2=E\,c^2-2E\,cy+E\,y^2$, as a sum of squares.
@@ -30,24 +88,9 @@ class Averages(NamedTuple):
 
     square: Float[Array, ""]
     cross: Float[Array, ""]
-    label: Float[Array, ""]
     value: Float[Array, ""]
     product: Float[Array, ""]
     misfit: Float[Array, ""]
-
-
-class _Law(NamedTuple):
-    """What a regression is, as arguments of compiled programs: they serve every regression."""
-
-    S: Array
-    H: Array
-    prior: float | Array
-    noise: float | Array
-
-
-def _law(task: LinearRegression) -> _Law:
-    S, H = to_device(task.covariance), to_device(task.query_covariance)
-    return _Law(S, H, task.prior_variance, task.noise_variance)
 
 
 def averages(
@@ -71,26 +114,87 @@ def averages(
     $$E\,v^\top\Gamma_wv\,\sigma^2=\alpha\beta+(\alpha\gamma+b^2\beta)E n+b^2\gamma E n^2
     +4b\tau^2g^\top S^2v_1 .$$
     """
-    return _averages(_law(task), key_query, value_row)
+    return _averages(_Law.of(task), key_query[None], value_row[None])
 
 
 @jax.jit
 def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
-    q = _forms(law, key_query, value_row)
-    even = q.a @ q.Ha + 2 * q.b * q.n1 * q.au + q.b**2 * q.n2 * q.gamma
-    M = q.B - jnp.eye(q.B.shape[0], dtype=q.B.dtype)
-    alpha = q.v1 @ (q.S @ q.v1)
+    blocks = _Blocks.of(key_query, value_row)
+    c = _QueryForm(*(part[0, 0] for part in blocks.reads(law)))
+    misfit = c.less_label()
     return Averages(
-        square=even + q.prior * jnp.sum(q.B * q.HB),
-        cross=q.prior * jnp.trace(q.HB),
-        label=q.prior * jnp.trace(q.H),
-        value=alpha + q.b**2 * q.n1,
-        product=alpha * q.beta
-        + (alpha * q.gamma + q.b**2 * q.beta) * q.n1
-        + q.b**2 * q.gamma * q.n2
-        + 4 * q.b * q.prior * (q.Sg @ (q.S @ q.v1)),
-        misfit=even + q.prior * jnp.sum(M * (q.H @ M)),
+        square=_mean_product(law, c, c),
+        cross=law.prior * jnp.sum(law.H * c.B.T),
+        value=jnp.sum(blocks.v1 @ law.S * blocks.v1) + blocks.b[0] ** 2 * law.n1,
+        product=_mean_of_norms(law, blocks),
+        misfit=_mean_product(law, misfit, misfit),
     )
+
+
+def linear_risk(
+    task: LinearRegression,
+    length: float | Float[Array, ""],
+    key_query: Float[Array, "heads tokens tokens"],
+    value_row: Float[Array, "heads tokens"],
+    residual_row: Float[Array, " tokens"] | None = None,
+) -> Float[Array, ""]:
+    r"""Return the risk of $\langle r,q\rangle+\sum_hv_h^\top\hat\Gamma U_hq$ at $q=(x_q,0)$.
+
+    Linear heads that read the same tokens and a residual, r its last row; at infinity softmax heads
+    too. With $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the prediction has the mean
+    $c=\langle r,q\rangle+\sum_hc_{hh}$ over prompts, and by Isserlis' theorem (derived here)
+
+    $$2R_L=s^2+E(c-y)^2+\frac1L\sum_{h,g}E\big[c_{hg}c_{gh}
+    +v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g\big],$$
+
+    a polynomial in (U, v); at $L=\infty$ it is the $R_\infty$ of section 5.
+    """
+    return _linear_risk(_Law.of(task), length, key_query, value_row, residual_row)
+
+
+@jax.jit
+def _linear_risk(
+    law: _Law,
+    length: float | Array,
+    key_query: Array,
+    value_row: Array,
+    residual_row: Array | None,
+) -> Array:
+    blocks = _Blocks.of(key_query, value_row)
+    reads = blocks.reads(law)
+    crossed = _QueryForm(*(jnp.swapaxes(part, 0, 1) for part in reads))
+    misfit = _QueryForm(*(jnp.einsum("hh...->...", part) for part in reads)).less_label()
+    if residual_row is not None:
+        misfit = misfit._replace(a=misfit.a + residual_row[:-1])
+    finite = _mean_product(law, reads, crossed) + _mean_of_norms(law, blocks)
+    return 0.5 * (law.noise + _mean_product(law, misfit, misfit) + finite / length)
+
+
+def _mean_product(law: _Law, f: _QueryForm, g: _QueryForm) -> Array:
+    """Return the mean of the product of two forms, added up over the axes before the last."""
+
+    def weighed(one: Array, other: Array) -> Array:
+        return jnp.einsum("...i,ij,...j->", one, law.H, other)
+
+    total = weighed(f.a, g.a) + law.n1 * (weighed(f.a, g.m) + weighed(f.m, g.a))
+    total += law.n2 * weighed(f.m, g.m)
+    return total + law.prior * weighed(jnp.swapaxes(f.B, -1, -2), jnp.swapaxes(g.B, -1, -2))
+
+
+def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
+    r"""Return $\sum_{hg}E\,v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g$.
+
+    As `Averages.product`, with $\alpha_{hg}=v_h^\top Sv_g$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
+    $\gamma_{hg}=u_h^\top Hu_g$; what is odd in w is $(b_gv_h+b_hv_g)^\top Sw$ and
+    $(A_hHu_g+A_gHu_h)^\top Sw$.
+    """
+    (S, H, prior, _), (A, u, v1, b) = law, blocks
+    alpha, gamma, bb = v1 @ S @ v1.T, u @ H @ u.T, b[:, None] * b[None, :]
+    beta = jnp.einsum("hij,ik,gkl,jl->hg", A, S, A, H)
+    value, tilt = jnp.einsum("g,hi->hgi", b, v1), jnp.einsum("hij,jk,gk->hgi", A, H, u)
+    value, tilt = (odd + jnp.swapaxes(odd, 0, 1) for odd in (value, tilt))
+    even = alpha * beta + (alpha * gamma + bb * beta) * law.n1 + bb * gamma * law.n2
+    return jnp.sum(even) + prior * jnp.sum((value @ S) * (tilt @ S))
 
 
 class QueryAverages(NamedTuple):
@@ -124,9 +228,9 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
         scored: $CAx$.
         label: $\langle u,x\rangle$.
     """
-    (S, _, prior, noise), dim = _law(task), root.shape[0]
+    S, prior, dim = to_device(task.covariance), task.prior_variance, root.shape[0]
     v1, b = root @ value_row[:dim], value_row[dim]
-    n1 = prior * jnp.trace(S) + noise
+    n1 = prior * jnp.trace(S) + task.noise_variance
     n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
     variances = jnp.sum(root * root, axis=1)
     ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label[None]
@@ -157,216 +261,35 @@ def score_averages(
     \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
     2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
-    return _score_averages(_law(task), key_query, value_row)
+    return _score_averages(_Law.of(task), key_query, value_row)
 
 
 @jax.jit
 def _score_averages(law: _Law, key_query: Array, value_row: Array) -> ScoreAverages:
-    q = _forms(law, key_query, value_row)
-    square = _size_times_trace(q) + 2 * _size_along(q)
-    cross = _label_times_trace(q) + 2 * _label_along(q)
-    return ScoreAverages(q.beta + q.gamma * q.n1, square, cross)
-
-
-class _Forms(NamedTuple):
-    """The symbols of `averages` and their products, computed once."""
-
-    S: Array
-    H: Array
-    u: Array
-    v1: Array
-    b: Array
-    a: Array
-    B: Array
-    Ha: Array
-    Hu: Array
-    HB: Array
-    SAH: Array
-    SAHB: Array
-    G: Array  # A'SAH
-    Sg: Array
-    Bu: Array  # B'Hu
-    au: Array
-    beta: Array
-    gamma: Array
-    prior: float | Array
-    n1: Array
-    n2: Array
-    n3: Array
-    W: Array
-
-
-def _forms(law: _Law, key_query: Array, value_row: Array) -> _Forms:
-    (S, H, prior, noise), dim = law, law.S.shape[0]
-    A, u = key_query[:dim, :dim], key_query[dim, :dim]
-    v1, b = value_row[:dim], value_row[dim]
-    n1 = prior * jnp.trace(S) + noise
-    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
-    W = prior * (n1 * jnp.eye(dim, dtype=S.dtype) + 2 * prior * S)
+    (S, H, prior, noise), n1, n2 = law, law.n1, law.n2
+    A, u, v1, b = key_query[:-1, :-1], key_query[-1, :-1], value_row[:-1], value_row[-1]
+    W = prior * (n1 * jnp.eye(u.size, dtype=S.dtype) + 2 * prior * S)
     n3 = noise * n2 + prior * (n2 * jnp.trace(S) + 4 * jnp.sum(S * (S @ W)))
     Sv = S @ v1
     a, B = A.T @ Sv, b * (A.T @ S) + u[:, None] * Sv[None]
     Ha, Hu, HB, SAH = H @ a, H @ u, H @ B, S @ A @ H
-    products = {"SAHB": SAH @ B, "G": A.T @ SAH, "Sg": SAH @ u, "Bu": HB.T @ u, "au": a @ Hu}
-    traces = {"beta": jnp.sum(A * SAH), "gamma": u @ Hu, "n1": n1, "n2": n2, "n3": n3, "W": W}
-    return _Forms(
-        S=S,
-        H=H,
-        u=u,
-        v1=v1,
-        b=b,
-        a=a,
-        B=B,
-        Ha=Ha,
-        Hu=Hu,
-        HB=HB,
-        SAH=SAH,
-        prior=prior,
-        **products,
-        **traces,
-    )
+    SAHB, ASAH, BHB, Sg, Bu = SAH @ B, A.T @ SAH, B.T @ HB, SAH @ u, HB.T @ u
+    au, beta, gamma = a @ Hu, jnp.sum(A * SAH), u @ Hu
 
-
-def _size_times_trace(q: _Forms) -> Array:
-    r"""Return $E\,k^\top Hk\,\mathrm{tr}GH$: even with even parts, then odd with odd."""
-    BB = q.B.T @ q.HB
-    even = (q.a @ q.Ha) * (q.beta + q.gamma * q.n1)
-    even += q.beta * q.prior * jnp.trace(BB) + q.gamma * jnp.sum(BB * q.W)
-    even += q.b**2 * q.gamma * (q.beta * q.n2 + q.gamma * q.n3)
-    even += 2 * q.b * q.au * (q.beta * q.n1 + q.gamma * q.n2)
-    return even + 4 * q.prior * (q.Ha @ (q.B @ q.Sg)) + 4 * q.b * (q.Bu @ (q.W @ q.Sg))
-
-
-def _size_along(q: _Forms) -> Array:
-    r"""Return $E\,k^\top HGHk$: one line for each of the terms of G, two for the middle ones."""
-    total = q.Ha @ (q.G @ q.a) + 2 * q.b * q.n1 * (q.Hu @ (q.G @ q.a))
-    total += q.b**2 * q.n2 * (q.Hu @ (q.G @ q.u)) + q.prior * jnp.sum(q.HB * (q.G @ q.B))
-    total += 2 * q.prior * ((q.SAH @ q.a) @ q.Bu + q.au * jnp.trace(q.SAHB))
-    total += 2 * q.b * (q.gamma * jnp.sum(q.SAHB * q.W) + q.Sg @ (q.W @ q.Bu))
-    total += q.n1 * q.au**2 + q.Bu @ (q.W @ q.Bu)
-    return total + q.b**2 * q.gamma**2 * q.n3 + 2 * q.b * q.gamma * q.au * q.n2
-
-
-def _label_times_trace(q: _Forms) -> Array:
-    r"""Return $E\,k^\top Hw\,\mathrm{tr}GH$: even with even parts, then odd with odd."""
-    even = q.beta * q.prior * jnp.trace(q.HB) + q.gamma * jnp.sum(q.HB * q.W)
-    return even + 2 * q.prior * (q.Ha @ q.Sg) + 2 * q.b * (q.Hu @ (q.W @ q.Sg))
-
-
-def _label_along(q: _Forms) -> Array:
-    r"""Return $E\,k^\top HGHw$: one line for each of the terms of G."""
-    total = q.prior * jnp.sum(q.HB * q.G)
-    total += q.prior * ((q.SAH @ q.a) @ q.Hu) + q.b * (q.Sg @ (q.W @ q.Hu))
-    total += q.au * q.prior * jnp.trace(q.SAH) + q.b * q.gamma * jnp.sum(q.SAH * q.W)
-    return total + q.Bu @ (q.W @ q.Hu)
-
-
-def linear_risk(
-    task: LinearRegression,
-    length: float | Float[Array, ""],
-    key_query: Float[Array, "tokens tokens"],
-    value_row: Float[Array, " tokens"],
-) -> Float[Array, ""]:
-    r"""Return the risk of linear attention over L tokens; at infinity, of softmax attention too.
-
-    $2R_L=s^2+E(c-y)^2+\frac1L\big(E\,c^2+E\,v^\top\Gamma_wv\,\sigma^2\big)$, a polynomial in
-    (U, v); at $L=\infty$ it is the $R_\infty$ of section 5.
-    """
-    means = averages(task, key_query, value_row)
-    finite = (means.square + means.product) / length
-    return 0.5 * (task.noise_variance + means.misfit + finite)
-
-
-@eqx.filter_jit
-def linear_heads_risk(
-    task: LinearRegression,
-    length: float | Float[Array, ""],
-    key_query: Float[Array, "heads tokens tokens"],
-    value_row: Float[Array, "heads tokens"],
-    residual_row: Float[Array, " tokens"],
-) -> Float[Array, ""]:
-    r"""Return the risk of $\langle r,q\rangle+\sum_hv_h^\top\hat\Gamma U_hq$ at $q=(x_q,0)$.
-
-    Linear heads that read the same tokens beside a residual, r its last row; at infinity softmax
-    heads too. With $t_h=U_hq$ and $c_{hg}=v_h^\top\Gamma_wt_g$ the prediction has the mean
-    $c=\langle r,q\rangle+\sum_hc_{hh}$ over prompts, and by Isserlis' theorem (derived here)
-
-    $$2R_L=s^2+E(c-y)^2+\frac1L\sum_{h,g}E\big[c_{hg}c_{gh}
-    +v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g\big].$$
-    """
-    q = _joint_forms(task, key_query, value_row)
-    dim = q.A.shape[-1]
-    own = _QueryForm(*(jnp.einsum("hh...->...", part) for part in q.reads))
-    eye = jnp.eye(dim, dtype=own.B.dtype)
-    misfit = _QueryForm(own.a + residual_row[:dim], own.B - eye, own.m)
-    crossed = _QueryForm(*(jnp.swapaxes(part, 0, 1) for part in q.reads))
-    finite = _mean_product(q, q.reads, crossed) + _mean_of_norms(q)
-    return 0.5 * (task.noise_variance + _mean_product(q, misfit, misfit) + finite / length)
-
-
-class _QueryForm(NamedTuple):
-    r"""The form $\langle a+Bw+n\,m,\ x_q\rangle$, or many; n as in `averages`."""
-
-    a: Float[Array, "*many d"]
-    B: Float[Array, "*many d d"]
-    m: Float[Array, "*many d"]
-
-
-class _JointForms(NamedTuple):
-    r"""Several heads at once, symbols as in `averages`; `reads` are the $c_{hg}$, h before g."""
-
-    S: Array
-    H: Array
-    A: Array
-    u: Array
-    v1: Array
-    b: Array
-    reads: _QueryForm
-    prior: float
-    n1: Array
-    n2: Array
-
-
-def _joint_forms(task: LinearRegression, key_query: Array, value_row: Array) -> _JointForms:
-    r"""Return the symbols: $a=A_g^\top Sv_h$, $B=b_hA_g^\top S+u_gv_h^\top S$ and $m=b_hu_g$."""
-    S, H = to_device(task.covariance), to_device(task.query_covariance)
-    prior, dim = task.prior_variance, S.shape[0]
-    A, u = key_query[:, :dim, :dim], key_query[:, dim, :dim]
-    v1, b = value_row[:, :dim], value_row[:, dim]
-    n1 = prior * jnp.trace(S) + task.noise_variance
-    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
-    Sv = v1 @ S
-    reads = _QueryForm(
-        a=jnp.einsum("gij,hi->hgj", A, Sv),
-        B=jnp.einsum("h,gij,ik->hgjk", b, A, S) + jnp.einsum("gj,hk->hgjk", u, Sv),
-        m=jnp.einsum("h,gj->hgj", b, u),
-    )
-    return _JointForms(S, H, A, u, v1, b, reads, prior, n1, n2)
-
-
-def _mean_product(q: _JointForms, f: _QueryForm, g: _QueryForm) -> Array:
-    """Return the mean of the product of two forms, added up over the axes before the last."""
-
-    def weighed(one: Array, other: Array) -> Array:
-        return jnp.einsum("...i,ij,...j->", one, q.H, other)
-
-    total = weighed(f.a, g.a) + q.n1 * (weighed(f.a, g.m) + weighed(f.m, g.a))
-    total += q.n2 * weighed(f.m, g.m)
-    return total + q.prior * weighed(jnp.swapaxes(f.B, -1, -2), jnp.swapaxes(g.B, -1, -2))
-
-
-def _mean_of_norms(q: _JointForms) -> Array:
-    r"""Return $\sum_{hg}E\,v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g$.
-
-    As `Averages.product`, with $\alpha_{hg}=v_h^\top Sv_g$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
-    $\gamma_{hg}=u_h^\top Hu_g$; what is odd in w is $(b_gv_h+b_hv_g)^\top Sw$ and
-    $(A_hHu_g+A_gHu_h)^\top Sw$.
-    """
-    alpha, gamma = q.v1 @ q.S @ q.v1.T, q.u @ q.H @ q.u.T
-    beta = jnp.einsum("hij,ik,gkl,jl->hg", q.A, q.S, q.A, q.H)
-    bb = q.b[:, None] * q.b[None, :]
-    value = jnp.einsum("g,hi->hgi", q.b, q.v1)
-    tilt = jnp.einsum("hij,jk,gk->hgi", q.A, q.H, q.u)
-    value, tilt = (odd + jnp.swapaxes(odd, 0, 1) for odd in (value, tilt))
-    even = alpha * beta + (alpha * gamma + bb * beta) * q.n1 + bb * gamma * q.n2
-    return jnp.sum(even) + q.prior * jnp.sum((value @ q.S) * (tilt @ q.S))
+    # k'Hk tr(GH): even with even parts, then odd with odd.
+    square = (a @ Ha) * (beta + gamma * n1)
+    square += beta * prior * jnp.trace(BHB) + gamma * jnp.sum(BHB * W)
+    square += b**2 * gamma * (beta * n2 + gamma * n3) + 2 * b * au * (beta * n1 + gamma * n2)
+    square += 4 * prior * (Ha @ (B @ Sg)) + 4 * b * (Bu @ (W @ Sg))
+    # k'HGHk: a line or two for each term of G.
+    along = Ha @ (ASAH @ a) + 2 * b * n1 * (Hu @ (ASAH @ a))
+    along += b**2 * n2 * (Hu @ (ASAH @ u)) + prior * jnp.sum(HB * (ASAH @ B))
+    along += 2 * prior * ((SAH @ a) @ Bu + au * jnp.trace(SAHB))
+    along += 2 * b * (gamma * jnp.sum(SAHB * W) + Sg @ (W @ Bu))
+    along += n1 * au**2 + Bu @ (W @ Bu) + b**2 * gamma**2 * n3 + 2 * b * gamma * au * n2
+    # k'Hw tr(GH), in the same order, and k'HGHw.
+    cross = beta * prior * jnp.trace(HB) + gamma * jnp.sum(HB * W)
+    cross += 2 * prior * (Ha @ Sg) + 2 * b * (Hu @ (W @ Sg))
+    cross_along = prior * jnp.sum(HB * ASAH) + prior * ((SAH @ a) @ Hu) + b * (Sg @ (W @ Hu))
+    cross_along += au * prior * jnp.trace(SAH) + b * gamma * jnp.sum(SAH * W) + Bu @ (W @ Hu)
+    return ScoreAverages(beta + gamma * n1, square + 2 * along, cross + 2 * cross_along)

@@ -1,4 +1,7 @@
-"""The risk of softmax attention, with the number of points chosen by a tolerance."""
+r"""The risk of softmax attention to a tolerance: over as many points as it takes, or one integral.
+
+Isotropic regression and a block head $U=\mathrm{diag}(aI,0)$, $v=(0,b)$ need one integral.
+"""
 
 import functools
 import math
@@ -9,10 +12,15 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
+from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
+from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
-from promptlimit.tasks._problem import LARGEST_POINTS, REPLICATES, Estimate, standard_error
+from promptlimit.tasks._problem import (
+    LARGEST_POINTS,
+    Estimate,
+)
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
@@ -26,7 +34,7 @@ from promptlimit.tasks.regression._softmax_risk import (
     with_arrays,
 )
 from promptlimit.tasks.regression._task import LinearRegression
-from promptlimit.weights import WeightInterpolant
+from promptlimit.weights import WeightInterpolant, weight_statistics
 
 _SET = 4096
 _MARGIN = 1.25
@@ -35,6 +43,10 @@ _LOST = 1e-6
 _MISSED = 0.01
 _UNRELIABLE = 0.1
 _ROUNDING = 1e-12
+
+_STEP, _HALVINGS = 0.25, 3
+_TAIL, _NEGLIGIBLE = 42.0, 1e-17
+"""Of the trapezoidal rule for isotropic heads: its step, its end and its lightest node."""
 
 
 def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
@@ -105,7 +117,7 @@ def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
 def first_range(task: LinearRegression, key_query: Array) -> float:
     """Return how far the tables go in which `softmax_risk` looks first."""
     nodes = next(node_sets(task, _SET, 0))
-    squared = scores(nodes, task.noise_variance, key_query)[2]
+    squared = scores(nodes, task.noise_variance, key_query).squared
     largest = _MARGIN * math.sqrt(float(jnp.max(squared)))
     return next((end for end in _RANGES if end >= largest), _RANGES[-1])
 
@@ -156,7 +168,12 @@ def _within(head: Regressor, end: float, tolerance: float, points: int | None) -
             Estimate(value, error, done * REPLICATES), head.task.noise_variance
         )
         if points is None and not enough:
-            _warn(value, error, tolerance, done)
+            warnings.warn(
+                f"{done} points reach a relative error of {error / value:.2g}, not the "
+                f"{tolerance:g} asked for: the risk hangs on rare queries. Its error is reported.",
+                UnreliableErrorWarning,
+                stacklevel=3,
+            )
         return found
 
 
@@ -211,10 +228,71 @@ def _compiled_risks(
     return jnp.stack([combined(*head, means, pooled, share) for share in (0.0, 1.0)])
 
 
-def _warn(value: float, error: float, tolerance: float, points: int) -> None:
-    warnings.warn(
-        f"{points} points reach a relative error of {error / value:.2g}, not the {tolerance:g} "
-        "asked for: the risk hangs on rare queries. Its error is reported.",
-        UnreliableErrorWarning,
-        stacklevel=4,
-    )
+def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
+    r"""Return the risk, or None when law or head is no isotropic block or $\sigma$ exceeds 40.
+
+    With $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, $|x_q|^2$ is $\lambda_q\chi^2_d$. Trapezoidal
+    rule in $\log\chi^2$, whose error falls geometrically in the number of nodes: 20 times
+    as fast as points, and without tables.
+    """
+    block = isotropic_block(head)
+    if block is None:
+        return None
+    dim = head.task.covariance.shape[0]
+    step = _STEP
+    for _ in range(_HALVINGS):
+        chi2, mass = _chi_square_nodes(dim, step)
+        squares = _mean_squares(head, *block, chi2)
+        if squares is None:
+            return None
+        value, coarse = float(mass @ squares), 2 * float(mass[::2] @ squares[::2])
+        error = abs(value - coarse)
+        if error <= tolerance * value:
+            return Estimate(value / 2, error / 2, chi2.size)
+        step /= 2
+    return None
+
+
+def isotropic_block(head: Regressor) -> tuple[float, float] | None:
+    """Return (a, b) when laws and head are isotropic blocks, else None."""
+    key_query, value_row = np.asarray(head.key_query), np.asarray(head.value_row)
+    dim = value_row.size - 1
+    squares = (head.task.covariance, head.task.query_covariance, key_query[:dim, :dim])
+    isotropic = all(np.array_equal(M, M[0, 0] * np.eye(dim)) for M in squares)
+    if not isotropic or key_query[dim, :dim].any() or value_row[:dim].any():
+        return None
+    return float(key_query[0, 0]), float(value_row[dim])
+
+
+def _mean_squares(
+    head: Regressor, a: float, b: float, chi2: NDArray[np.float64]
+) -> NDArray[np.float64] | None:
+    r"""Return the mean square error given $r=|x_q|^2=\lambda_q\chi^2$, w averaged.
+
+    $\sigma^2=a^2\lambda r$, $E\,y^2=\tau^2r$, $E\,cy=k\tau^2r$, $E\,c^2=k^2\tau^2r$ with
+    $k=ab\lambda$, and $E\,v^\top\Gamma_wv=b^2(\tau^2\mathrm{tr}\Sigma+s^2)$.
+    """
+    task = head.task
+    scale, radius = task.covariance[0, 0], task.query_covariance[0, 0] * chi2
+    sharpness = np.sqrt(a**2 * scale * radius)
+    if sharpness.max() > 40.0:
+        return None
+    statistics = weight_statistics(sharpness, head.length)
+    P = statistics.participation
+    excess = P - 6 * statistics.cubic_participation + 6 * statistics.participation_square
+    y2, k = task.prior_variance * radius, a * b * scale
+    value = b**2 * (task.prior_variance * np.trace(task.covariance) + task.noise_variance)
+    factor = value - 2 * (k**2 - k) * y2
+    return (k - 1) ** 2 * y2 + task.noise_variance + factor * P + k**2 * y2 * excess
+
+
+def _chi_square_nodes(dim: int, step: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    r"""Return nodes and masses of $\chi^2_d$: equal steps in $\log\chi^2$."""
+    count = math.ceil((2 * _TAIL / dim + math.log(dim + 4 * _TAIL + 16 * math.sqrt(dim))) / step)
+    y = -2 * _TAIL / dim + step * np.arange(count + 1)
+    chi2 = np.exp(y)
+    mass = step * np.exp(dim / 2 * np.log(chi2 / 2) - chi2 / 2 - math.lgamma(dim / 2))
+    kept = mass > _NEGLIGIBLE
+    first = int(np.argmax(kept)) // 2 * 2
+    last = kept.size - int(np.argmax(kept[::-1]))
+    return chi2[first:last], mass[first:last]

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import Number, checked_lengths, require_whole
-from promptlimit._inputs import require_choice, to_device
+from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
@@ -24,6 +24,7 @@ from promptlimit.tasks._problem import (
     MatrixRisk,
     Objectives,
     RiskProblem,
+    formula_objectives,
     gradient_moments,
     merged,
     not_one_head,
@@ -32,14 +33,15 @@ from promptlimit.tasks._problem import (
     task_of,
 )
 from promptlimit.tasks.regression._points import node_sets
-from promptlimit.tasks.regression._polynomials import linear_heads_risk, linear_risk
+from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._quadrature import (
     first_range,
+    isotropic_block,
+    radial_risk,
     replicate_risks,
     require_accuracy,
     softmax_risk,
 )
-from promptlimit.tasks.regression._radial import is_radial, radial_risk
 from promptlimit.tasks.regression._softmax_risk import (
     Regressor,
     SoftmaxRisk,
@@ -66,7 +68,7 @@ class LinearRisk(eqx.Module):
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> Float[Array, ""]:
         r"""Return $R_L$ at $U$ and the last row of $V$."""
-        return linear_risk(self.task, self.length, key_query, value_row)
+        return linear_risk(self.task, self.length, key_query[None], value_row[None])
 
 
 def risk_function(
@@ -106,21 +108,16 @@ def risk_function(
     """
     require_regression(task)
     require_choice("kernel", kernel, ("softmax", "linear"))
-    tokens = _require_length(length)
+    lengths = checked_lengths(length)
+    if lengths.ndim:
+        raise ArgumentError("length", f"must be one number, got shape {lengths.shape}.")
+    tokens = float(lengths)
     count = require_points(points)
     require_whole("replicate", replicate, 0)
     if kernel == "linear" or np.isinf(tokens):
         return LinearRisk(task, tokens)
     statistics = risk_statistics(tokens, float(max_sharpness), folder)
     return SoftmaxRisk(task, statistics, next(node_sets(task, count, int(replicate))))
-
-
-def _require_length(length: Number) -> float:
-    """Return one prompt length as a float."""
-    lengths = checked_lengths(length)
-    if lengths.ndim:
-        raise ArgumentError("length", f"must be one number, got shape {lengths.shape}.")
-    return float(lengths)
 
 
 class RegressionObjective(AbstractObjective):
@@ -158,26 +155,15 @@ def _objective(risk: LinearRisk | SoftmaxRisk) -> RegressionObjective:
     return RegressionObjective(with_arrays(risk))
 
 
-class LinearHeadsObjective(AbstractObjective):
-    """The risk of heads that read the prompt's second moment, beside a residual: a polynomial.
-
-    Attributes:
-        task: the regression.
-        length: $L$, the number of tokens of a prompt.
-    """
-
-    task: LinearRegression
-    length: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk of the heads that the attention is the sum of."""
-        heads, residual = attention.as_heads(), attention.residual_matrix()
-        if heads is None:
-            raise AssertionError("an attention does not forget its heads")
-        key_query = jnp.stack([head.key_query for head in heads])
-        value_row = jnp.stack([head.value[-1] for head in heads])
-        row = jnp.zeros_like(value_row[0]) if residual is None else residual[-1]
-        return linear_heads_risk(self.task, self.length, key_query, value_row, row)
+def _heads_risk(
+    task: LinearRegression, attention: AbstractAttention, length: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Return the risk of heads that read the prompt's second moment, and of a residual."""
+    heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
+    key_query = jnp.stack([head.key_query for head in heads])
+    value_row = jnp.stack([head.value[-1] for head in heads])
+    row = None if residual is None else residual[-1]
+    return linear_risk(task, length, key_query, value_row, row)
 
 
 def _not_softmax(problem: RiskProblem) -> str | None:
@@ -242,15 +228,13 @@ def _head_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     obstacle=on(LinearRegression, obstacle=_not_heads),
 )
 def _heads_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    task = task_of(problem, LinearRegression)
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [Objectives.closed(LinearHeadsObjective(task, length)) for length in lengths]
+    return formula_objectives(problem, _heads_risk)
 
 
 def _tabulate(problem: RiskProblem) -> None:
     """Tabulate weight statistics at all finite lengths, where points need them."""
     lengths = problem.finite
-    if len(lengths) > 1 and not is_radial(head := _regressor(problem, lengths[0])):
+    if len(lengths) > 1 and isotropic_block(head := _regressor(problem, lengths[0])) is None:
         tabulate_risks(lengths, first_range(head.task, head.key_query))
 
 

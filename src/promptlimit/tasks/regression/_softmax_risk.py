@@ -24,12 +24,7 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import Number, checked_lengths
 from promptlimit._inputs import to_device
 from promptlimit.tasks.regression._points import Nodes
-from promptlimit.tasks.regression._polynomials import (
-    Averages,
-    averages,
-    query_averages,
-    score_averages,
-)
+from promptlimit.tasks.regression._polynomials import averages, query_averages, score_averages
 from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
@@ -108,7 +103,6 @@ class PointMeans(NamedTuple):
         square_sharpness: of $c^2(\sigma^2-\bar\sigma^2)+\overline{c^2}\,\bar\sigma^2$.
         finite: of $f(P-P_0)+c^2(\varrho-\varrho_0)+\bar f P_0+\overline{c^2}\varrho_0$.
         beyond: of $f(1-P)+c^2(1-\varrho)$ at the points whose sharpness the tables do not cover.
-        largest: the largest $\sigma^2$.
     """
 
     participation: Float[Array, "*sets"]
@@ -120,18 +114,10 @@ class PointMeans(NamedTuple):
     square_sharpness: Float[Array, "*sets"]
     finite: Float[Array, "*sets"]
     beyond: Float[Array, "*sets"]
-    largest: Float[Array, "*sets"]
 
 
 class Regressor(NamedTuple):
-    """One softmax head on Gaussian regression at one length.
-
-    Attributes:
-        task: the regression.
-        length: the number of tokens of a prompt.
-        key_query: U, [d + 1, d + 1].
-        value_row: the last row of V, [d + 1].
-    """
+    """One softmax head on Gaussian regression at one length: U, and the last row of V."""
 
     task: LinearRegression
     length: float
@@ -156,7 +142,7 @@ class SoftmaxRisk(eqx.Module):
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
-        query, root, weights, label, mass, distinct: the points, as in `Nodes`.
+        nodes: the points.
         slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
@@ -165,33 +151,10 @@ class SoftmaxRisk(eqx.Module):
 
     task: LinearRegression
     statistics: WeightInterpolant
-    query: np.ndarray
-    root: np.ndarray
-    weights: np.ndarray
-    label: np.ndarray
-    mass: np.ndarray
-    distinct: int = eqx.field(static=True)
-    slope_share: float | None
-    clipped: bool = eqx.field(static=True)
-    saturated: bool = eqx.field(static=True)
-
-    def __init__(
-        self,
-        task: LinearRegression,
-        statistics: WeightInterpolant,
-        nodes: Nodes,
-        *,
-        slope_share: float | None = 1.0,
-        clipped: bool = False,
-        saturated: bool = False,
-    ):
-        self.task = task
-        self.statistics = statistics
-        self.slope_share = slope_share
-        self.clipped, self.saturated = clipped, saturated
-        self.query, self.root = nodes.query, nodes.root
-        self.weights, self.label = nodes.weights, nodes.label
-        self.mass, self.distinct = nodes.mass, nodes.distinct
+    nodes: Nodes
+    slope_share: float | None = 1.0
+    clipped: bool = eqx.field(static=True, default=False)
+    saturated: bool = eqx.field(static=True, default=False)
 
     @property
     def length(self) -> float:
@@ -217,24 +180,25 @@ class SoftmaxRisk(eqx.Module):
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
-        share = jnp.mean(to_device(self.mass))
+        share = jnp.mean(to_device(self.nodes.mass))
         finite += self._mean(at.participation) / share * factor
         finite += self._mean(at.excess) / share * (exact.square - self._mean(at.square))
         return 0.5 * (exact.misfit + self.task.noise_variance + finite)
 
     def sharpness(self, key_query: Float[Array, "tokens tokens"]) -> Float[Array, ""]:
         r"""Return the largest $\sigma$ at any point."""
-        return jnp.sqrt(jnp.max(scores(self, self.task.noise_variance, key_query)[2]))
+        return jnp.sqrt(jnp.max(scores(self.nodes, self.task.noise_variance, key_query).squared))
 
     def means(
         self, key_query: Float[Array, "tokens tokens"], value_row: Float[Array, " tokens"]
     ) -> PointMeans:
         """Return the means over the points."""
-        at, mass, count = self._at_points(key_query, value_row), to_device(self.mass), self.distinct
+        at, mass = self._at_points(key_query, value_row), to_device(self.nodes.mass)
+        count = self.nodes.distinct
         f, c2, P, rho, squared = at.factor, at.square, at.participation, at.excess, at.sharpness
         q, t2 = at.scored[:, :count], at.label[:count]
-        seen = to_device(self.root) @ to_device(self.query)[:, :count]
-        known = query_averages(self.task, to_device(self.root), value_row, seen, q, t2)
+        seen = to_device(self.nodes.root) @ to_device(self.nodes.query)[:, :count]
+        known = query_averages(self.task, to_device(self.nodes.root), value_row, seen, q, t2)
         f0, c0, s0 = known.value - 2 * (known.square - known.cross), known.square, known.sharpness
         P0, rho0 = self._statistics(s0)
 
@@ -260,7 +224,6 @@ class SoftmaxRisk(eqx.Module):
             square_sharpness=self._mean(c2 * squared) + around(c2, c0, s0),
             finite=finite + lost if self.saturated else finite,
             beyond=lost,
-            largest=jnp.max(squared),
         )
 
     def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
@@ -270,15 +233,12 @@ class SoftmaxRisk(eqx.Module):
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
         $v^\top\Gamma_wv=|r|^2+s^2b^2$.
         """
-        dim, noise = self.query.shape[0], self.task.noise_variance
-        query, root, weights = (to_device(one) for one in (self.query, self.root, self.weights))
-        q, t2 = _tilts(root, query, key_query)
-        p = q + t2[None] * weights
-        squared = jnp.sum(p * p, axis=0) + noise * t2 * t2
-        b = value_row[dim]
-        r = (root @ value_row[:dim])[:, None] + b * weights
+        noise, root, weights = self.task.noise_variance, self.nodes.root, self.nodes.weights
+        q, p, t2, squared = scores(self.nodes, noise, key_query)
+        b = value_row[-1]
+        r = (to_device(root) @ value_row[:-1])[:, None] + b * to_device(weights)
         c = jnp.sum(p * r, axis=0) + noise * b * t2
-        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - to_device(self.label))
+        f = jnp.sum(r * r, axis=0) + noise * b**2 - 2 * c * (c - to_device(self.nodes.label))
         return _AtPoints(f, c * c, squared, *self._statistics(squared), q, t2)
 
     def _statistics(self, squared: Array) -> tuple[Array, Array]:
@@ -288,7 +248,7 @@ class SoftmaxRisk(eqx.Module):
         return at["participation"], at["excess"]
 
     def _mean(self, terms: Array) -> Array:
-        return jnp.mean(to_device(self.mass) * terms)
+        return jnp.mean(to_device(self.nodes.mass) * terms)
 
 
 class _AtPoints(NamedTuple):
@@ -303,29 +263,25 @@ class _AtPoints(NamedTuple):
     label: Array
 
 
+class Scores(NamedTuple):
+    r"""$Ct_1$, $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
+
+    scored: Array
+    p: Array
+    label: Array
+    squared: Array
+
+
 def scores(
-    points: "SoftmaxRisk | Nodes",
+    nodes: Nodes,
     noise_variance: float | Float[Array, ""],
     key_query: Float[Array, "tokens tokens"],
-) -> tuple[Array, Array, Array]:
-    r"""Return $p=C(t_1+t_2w)$, $t_2$ and $\sigma^2=|p|^2+s^2t_2^2$ at each point."""
-    return _scores(points.root, points.query, points.weights, noise_variance, key_query)
-
-
-@jax.jit
-def _scores(
-    root: Array, query: Array, weights: Array, noise_variance: Array, key_query: Array
-) -> tuple[Array, Array, Array]:
-    q, t2 = _tilts(root, query, key_query)
+) -> Scores:
+    """Return the tilts of a head at the points, and their sharpness."""
+    root, query, weights = (to_device(one) for one in (nodes.root, nodes.query, nodes.weights))
+    q, t2 = root @ key_query[:-1, :-1] @ query, key_query[-1, :-1] @ query
     p = q + t2[None] * weights
-    return p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2
-
-
-def _tilts(root: Array, query: Array, key_query: Array) -> tuple[Array, Array]:
-    r"""Return $Ct_1$ and $t_2$ at each query."""
-    dim = query.shape[0]
-    tilts = jnp.concatenate([root @ key_query[:dim, :dim], key_query[dim:, :dim]]) @ query
-    return tilts[:dim], tilts[dim]
+    return Scores(q, p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2)
 
 
 def slopes(
@@ -361,14 +317,9 @@ def combined(  # noqa: PLR0917 - a head and its means
     slope_p, slope_rho = (slope_share * one for one in slopes(statistics, sharp.sharpness))
     height_p = all_means.participation - slope_p * all_means.sharpness
     height_rho = all_means.excess - slope_rho * all_means.sharpness
-    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
-    square_sharp = sharp.square - means.square_sharpness
-    corrected = means.finite + _corrections(exact, means, height_p, height_rho)
-    corrected += slope_p * factor_sharp + slope_rho * square_sharp
-    return 0.5 * (exact.misfit + task.noise_variance + corrected)
-
-
-def _corrections(exact: Averages, means: PointMeans, height_p: Array, height_rho: Array) -> Array:
-    r"""Return $h_P(E\,f-\bar f)+h_\varrho(E\,c^2-\overline{c^2})$, bars for means over points."""
     factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
-    return height_p * factor + height_rho * (exact.square - means.square)
+    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
+    corrected = means.finite + height_p * factor + slope_p * factor_sharp
+    corrected += height_rho * (exact.square - means.square)
+    corrected += slope_rho * (sharp.square - means.square_sharpness)
+    return 0.5 * (exact.misfit + task.noise_variance + corrected)

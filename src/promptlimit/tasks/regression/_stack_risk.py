@@ -15,7 +15,6 @@ import math
 import warnings
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,29 +22,30 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
+from promptlimit._replicates import sobol_normals
 from promptlimit.attention import AbstractAttention, require_affine_limit
-from promptlimit.depth import bartlett_factors, sobol_normals
+from promptlimit.depth import bartlett_factors
 from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
 from promptlimit.rules import Effort, OutOfScope
 from promptlimit.tasks._problem import (
     OBJECTIVE,
-    REPLICATES,
     RISK,
     AbstractObjective,
     Estimate,
     Objectives,
     RiskProblem,
+    mean_over_sets,
     on,
-    standard_error,
     task_of,
+    to_tolerance,
 )
-from promptlimit.tasks.regression._commuting import commuting_risk, scalar_layers
+from promptlimit.tasks.regression._commuting import commuting_risk
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
 
+_SEED = 20_240_207
 _FIRST, _LARGEST = 1024, 2**16
 _MOST_NODES = 4096
-_DEEPEST_RADIAL = 5
 
 
 class StackObjective(AbstractObjective):
@@ -79,9 +79,6 @@ class StackObjective(AbstractObjective):
             self.second_moments, self.weights, self.query_covariances
         )
         return 0.5 * (self.noise_variance + jnp.sum(self.masses * squares))
-
-
-_compiled = eqx.filter_jit(lambda objective, attention: objective(attention))
 
 
 def _no_second_moment(problem: RiskProblem) -> str | None:
@@ -143,47 +140,23 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
     """Return the risk in closed form where layers commute, or over as many points as needed."""
-    attention, task = problem.attention, task_of(problem, AbstractGaussianRegression)
-    known = commuting_risk(attention, task, length)
+    known = commuting_risk(problem.attention, task_of(problem, AbstractGaussianRegression), length)
     if known is not None:
         return Estimate(known, 0.0, 0)
-    if _is_radial(problem, length):
-        risk = _radial_objective(task, len(_layers(problem)))
-        return Estimate(float(_compiled(risk, attention)), 0.0, 0)
-    count = _FIRST if effort.points is None else effort.points
-    while True:
-        average = _over_points(problem, length, count)
-        if effort.points is not None or average.error <= effort.tolerance * average.value:
-            return average
-        if count >= _LARGEST:
-            warnings.warn(
-                f"{_LARGEST} points reach a relative error of "
-                f"{average.error / average.value:.2g}, not the {effort.tolerance:g} asked for: the "
-                "risk hangs on rare prompts. Its error is reported.",
-                UnreliableErrorWarning,
-                stacklevel=2,
-            )
-            return average
-        count *= 4
 
+    def mean(count: int) -> Estimate:
+        return mean_over_sets(stack_objectives(problem, length, count), problem.attention, count)
 
-def _is_radial(problem: RiskProblem, length: float) -> bool:
-    """Return whether law and layers of a limit are the same in all directions."""
-    task = task_of(problem, AbstractGaussianRegression)
-    if task.turns or math.isfinite(length) or len(_layers(problem)) > _DEEPEST_RADIAL:
-        return False
-    laws = task.covariances(np.zeros((1, 0)))
-    isotropic = all(np.array_equal(law, law[0, 0] * np.eye(len(law))) for law in laws)
-    return isotropic and scalar_layers(problem.attention) is not None
-
-
-def _over_points(problem: RiskProblem, length: float, points: int) -> Estimate:
-    objectives = stack_objectives(problem, length, points)
-    risks = objectives.replicates()
-    values = np.array([float(_compiled(risk, problem.attention)) for risk in risks])
-    if objectives.is_closed_form:
-        return Estimate(float(values[0]), 0.0, 0)
-    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
+    found = to_tolerance(mean, effort, _FIRST, _LARGEST)
+    if effort.points is None and found.error > effort.tolerance * found.value:
+        warnings.warn(
+            f"{_LARGEST} points reach a relative error of {found.error / found.value:.2g}, not the "
+            f"{effort.tolerance:g} asked for: the risk hangs on rare prompts. Its error is "
+            "reported.",
+            UnreliableErrorWarning,
+            stacklevel=2,
+        )
+    return found
 
 
 def _objective(
@@ -237,27 +210,12 @@ def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObj
     return _objective(task, math.sqrt(task.prior_variance) * grid, masses=mass.prod(axis=1))
 
 
-def _radial_objective(task: AbstractGaussianRegression, depth: int) -> StackObjective:
-    r"""Return the limit risk where nothing tells directions apart: w along one axis.
-
-    $|w|^2\sim\tau^2\chi^2_d$, and a polynomial of degree $3^K-1$ in it is integrated by
-    $(3^K+1)/2$ generalised Gauss-Laguerre nodes.
-    """
-    from scipy.special import roots_genlaguerre  # noqa: PLC0415  # where it is asked for
-
-    dim = task.token_dim - 1
-    halves, masses = roots_genlaguerre((3**depth + 1) // 2, dim / 2 - 1)
-    weights = np.zeros((halves.size, dim))
-    weights[:, 0] = np.sqrt(2 * task.prior_variance * halves)
-    return _objective(task, weights, masses=masses / masses.sum())
-
-
 def _limit_objective(
     task: AbstractGaussianRegression, points: int, replicate: int
 ) -> StackObjective:
     """Return the limit risk; the weights have exactly their second moment, as linear maps need."""
     dim = task.token_dim - 1
-    normals = sobol_normals(dim + task.turns, points // 2, replicate)
+    normals = sobol_normals(dim + task.turns, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
     weights = np.linalg.solve(np.linalg.cholesky(second), normals[:, :dim].T).T
     return _objective(task, math.sqrt(task.prior_variance) * weights, turns=normals[:, dim:])

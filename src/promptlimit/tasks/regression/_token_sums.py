@@ -1,6 +1,6 @@
 r"""What a step needs of the tokens of its prompts: two sums a head.
 
-Tokens are kept as the standard normals $g$ they are made of (`_regression_step`). With the score
+Tokens are kept as the standard normals $g$ they are made of (`_batch_gradient`). With the score
 $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the prediction is
 $T=\sum_lp_lt_l$ (softmax) or $\frac1L\sum_ls_lt_l$ (linear), and
 
@@ -111,20 +111,9 @@ def token_sums(
     rows = jnp.stack([score[0], value[0]]).transpose(2, 0, 1, 3)  # [batch, 2, heads, dim]
 
     def one(first: Array, rows: Array) -> Array:
-        normals = coordinates(prompts, step, first, block)
-        return _block_sums(normals, kernels, rows)
+        return _block_sums(coordinates(prompts, step, first, block), kernels, rows)
 
-    if block == batch:
-        sums = one(jnp.uint32(0), rows)
-    else:
-
-        def body(index: Array, sums: Array) -> Array:
-            start = index * block
-            part = jax.lax.dynamic_slice_in_dim(rows, start, block)
-            new = one(start.astype(jnp.uint32), part)
-            return jax.lax.dynamic_update_slice_in_dim(sums, new, start, 0)
-
-        sums = jax.lax.fori_loop(0, batch // block, body, jnp.zeros_like(rows))
+    sums = in_blocks(one, rows, block)
     by_value, by_score = sums.transpose(1, 2, 0, 3)
     return PredictionSlopes(by_value[None], by_score[None])
 
@@ -133,6 +122,22 @@ def largest_block(batch: int, length: int) -> int:
     """Return the largest divisor of the batch whose tokens fit in a block, at least 1."""
     most = max(1, _BLOCK // length)
     return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= most)
+
+
+def in_blocks(function: Callable[[Array, Array], Array], rows: Array, block: int) -> Array:
+    """Return a function of (the first row of a block, its rows), one block at a time."""
+    batch = rows.shape[0]
+    if block == batch:
+        return function(jnp.uint32(0), rows)
+
+    def body(index: Array, results: Array) -> Array:
+        start = index * block
+        part = jax.lax.dynamic_slice_in_dim(rows, start, block)
+        new = function(start.astype(jnp.uint32), part)
+        return jax.lax.dynamic_update_slice_in_dim(results, new, start, 0)
+
+    shape = jax.eval_shape(function, jnp.uint32(0), rows[:block]).shape
+    return jax.lax.fori_loop(0, batch // block, body, jnp.zeros((batch, *shape[1:]), rows.dtype))
 
 
 def coordinates(

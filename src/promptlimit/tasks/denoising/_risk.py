@@ -1,12 +1,12 @@
-r"""The risk of denoising over prompts of L tokens: its value, and what flows descend.
+r"""The rules for the risks of denoising, and what flows descend.
 
-Values are those of `_denoising_prompts`. Flows follow one softmax head beside a residual between
-two components, over fixed queries and tables of selection. Linear heads have a closed form.
+Over infinite prompts risks are those of `_limit_risk`, over prompts of L tokens those of
+`_prompts`. Flows at finite L follow one softmax head and a residual between two components, over
+fixed queries and tables of selection. Linear heads have a closed form.
 """
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +19,34 @@ from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, Quantity, Rule, unwrap
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
+    BAYES_RISK,
     OBJECTIVE,
     RISK,
+    USUAL_POINTS,
     AbstractObjective,
+    BayesProblem,
     Estimate,
     Objectives,
     RiskProblem,
+    formula_objectives,
     on,
+    some_finite,
     task_of,
 )
 from promptlimit.tasks.denoising._limit_risk import (
     is_rotation_invariant,
     least,
     limit_excess,
-    limit_objectives,
-    plus_bayes,
+    limit_objective,
 )
-from promptlimit.tasks.denoising._points import query_points
-from promptlimit.tasks.denoising._prompts import (
-    TiltedHeads,
-    prompt_excess,
-    query_rule,
-    tilted_heads,
+from promptlimit.tasks.denoising._points import bayes_denoising_risk, query_points
+from promptlimit.tasks.denoising._prompts import prompt_excess, query_rule, tilted_heads
+from promptlimit.tasks.denoising._task import (
+    Denoising,
+    InContextDenoising,
+    fixed_mixture,
+    require_outputs,
 )
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, require_outputs
 from promptlimit.weights import SelectionTable, selection_tables
 
 _STEPS = (0.65, 0.5, 0.36)
@@ -59,6 +63,18 @@ _FARTHEST = 25.0
 
 _REACH_SHARE = 0.5
 """How far tables of selection go, as a share of those of one Gaussian: they have two axes."""
+
+
+_LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
+_SOFTMAX_SCOPE = "`Denoising`, softmax heads and a residual"
+_LINEAR_SCOPE = "`Denoising`, linear heads"
+
+
+def _no_limit(problem: RiskProblem) -> str | None:
+    require_outputs(problem.attention, problem.task.token_dim)
+    if isinstance(problem.task, Denoising) and problem.kernels == {"linear"}:
+        return "linear heads have a closed form at every length"
+    return some_finite(problem)
 
 
 def _not_softmax(problem: RiskProblem) -> str | None:
@@ -87,16 +103,31 @@ def _not_tabulated(problem: RiskProblem) -> str | None:
     return None
 
 
+_IN_THE_LIMIT = on(Denoising, InContextDenoising, obstacle=_no_limit)
+
+
+@OBJECTIVE.rule(
+    kind="limit", scope=_LIMIT_SCOPE, method="a mean over queries", obstacle=_IN_THE_LIMIT
+)
+def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    points = unwrap(effort.points)
+
+    def make(_sharpness: float, replicate: int) -> AbstractObjective:
+        if isinstance(problem.task, InContextDenoising):
+            return limit_objective(problem.task, points, replicate)
+        return limit_objective(fixed_mixture(problem.task), points, replicate)
+
+    return [Objectives(make)] * problem.lengths.size
+
+
 @OBJECTIVE.rule(
     kind="exact",
-    scope="`Denoising`, linear heads",
+    scope=_LINEAR_SCOPE,
     method="closed form",
     obstacle=on(Denoising, obstacle=_not_linear),
 )
 def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    task = task_of(problem, Denoising)
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [Objectives.closed(LinearObjective(task, length)) for length in lengths]
+    return formula_objectives(problem, linear_denoising_risk)
 
 
 @OBJECTIVE.rule(
@@ -109,21 +140,28 @@ def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]
     task, points = task_of(problem, Denoising), unwrap(effort.points)
 
     def objectives(length: float) -> Objectives:
-        if math.isinf(length):
-            return limit_objectives(task, points)
-        return Objectives(
-            lambda sharpness, replicate: _objective(task, length, points, sharpness, replicate)
-        )
+        def make(max_sharpness: float, replicate: int) -> AbstractObjective:
+            if math.isinf(length):
+                return limit_objective(task, points, replicate)
+            return _prompt_objective(task, length, points, max_sharpness, replicate)
+
+        return Objectives(make)
 
     return [objectives(length) for length in problem.lengths.tolist()]
 
 
-def _objective(
+def _prompt_objective(
     task: Denoising, length: float, points: int, max_sharpness: float, replicate: int
 ) -> "PromptObjective":
     """Return the risk to descend: fixed queries, and selection from tables."""
     queries = query_points(task, points, replicate=replicate, radius=_QUERY_RADIUS)
-    (table,) = _tables(task, (length,), _REACH_SHARE * max_sharpness)
+    separation = float(np.linalg.norm(task.means[0] - task.means[1]))
+    (table,) = selection_tables(
+        separation / math.sqrt(task.token_variance),
+        (float(task.weights[0]), float(task.weights[1])),
+        (length,),
+        _REACH_SHARE * max_sharpness,
+    )
     return PromptObjective(
         table=table,
         points=to_device(queries.points),
@@ -138,14 +176,14 @@ def _objective(
 
 @BAYES_EXCESS.rule(
     kind="exact",
-    scope="`Denoising`, linear heads",
+    scope=_LINEAR_SCOPE,
     method="that of the limit and a closed form in $1/L$",
     obstacle=on(Denoising, obstacle=_not_linear),
 )
 def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     limit, task = limit_excess(problem, effort), task_of(problem, Denoising)
     one, never = (
-        float(LinearObjective(task, to_device(length, jnp.float64))(problem.attention))
+        float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
         for length in (1.0, math.inf)
     )
     return [
@@ -156,43 +194,74 @@ def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 @BAYES_EXCESS.rule(
     kind="exact",
-    scope="`Denoising`, softmax heads and a residual",
+    scope=_SOFTMAX_SCOPE,
     method="a mean over a lattice of queries of the exact moments of selection",
     obstacle=on(Denoising, obstacle=_not_softmax),
 )
-def _prompt_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    task, heads = task_of(problem, Denoising), unwrap(tilted_heads(problem.attention))
-    together = tuple(problem.finite)
-    known: dict[float, Estimate] = {}
-    if together:
-        values, errors, count = _excesses(task, heads, together, effort.tolerance, effort.points)
-        known = {
-            length: Estimate(0.5 * float(value), 0.5 * float(error), count)
-            for length, value, error in zip(together, values, errors, strict=True)
-        }
-    if len(together) < len(set(problem.lengths.tolist())):
+@BAYES_EXCESS.rule(
+    kind="limit",
+    scope=_LIMIT_SCOPE,
+    method="a mean over queries, in the few directions that gates see",
+    obstacle=_IN_THE_LIMIT,
+)
+def _excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    finite = problem.finite
+    known = _prompt_excesses(problem, finite, effort) if finite else {}
+    if np.isinf(problem.lengths).any():
         known[math.inf] = limit_excess(problem, effort)
     return [known[length] for length in problem.lengths.tolist()]
 
 
+def _prompt_excesses(
+    problem: RiskProblem, lengths: list[float], effort: Effort
+) -> dict[float, Estimate]:
+    """Return the excess at each finite length, over finer lattices until two halves agree."""
+    task, heads = task_of(problem, Denoising), unwrap(tilted_heads(problem.attention))
+    steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
+    spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
+    known: dict[float, Estimate] = {}
+    for step in steps:
+        rule = query_rule(task, heads, step, max(lengths))
+        values, errors = prompt_excess(task, heads, np.array(lengths), rule, spacing=spacing)
+        known = {
+            length: Estimate(0.5 * float(value), 0.5 * float(error), len(rule.points))
+            for length, value, error in zip(lengths, values, errors, strict=True)
+        }
+        if (errors <= effort.tolerance * np.abs(values)).all():
+            break
+    return known
+
+
 @RISK.rule(
     kind="exact",
-    scope="`Denoising`, softmax heads and a residual",
+    scope=_SOFTMAX_SCOPE,
     method="the Bayes risk and the excess over it",
     obstacle=on(Denoising, obstacle=_not_softmax),
 )
-def _prompt_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    task = task_of(problem, Denoising)
-    return [plus_bayes(excess, task) for excess in _prompt_excesses(problem, effort)]
+@RISK.rule(
+    kind="limit",
+    scope=_LIMIT_SCOPE,
+    method="the Bayes risk and the excess over it",
+    obstacle=_IN_THE_LIMIT,
+)
+def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    bayes = bayes_denoising_risk(fixed_mixture(problem.task), USUAL_POINTS)
+    return [
+        Estimate(value + bayes.value, math.hypot(error, bayes.error), points)
+        for value, error, points in _excesses(problem, effort)
+    ]
 
 
 def _turned(quantity: Quantity[RiskProblem, list[Estimate]]) -> None:
     """Register the rule for mixtures that each prompt turns, where that changes nothing."""
 
+    def fixed(problem: RiskProblem) -> RiskProblem:
+        return dataclasses.replace(problem, task=fixed_mixture(problem.task))
+
     def obstacle(problem: RiskProblem) -> str | None:
         if not is_rotation_invariant(problem.attention):
             return "its matrices are not all multiples of the identity"
-        rule = quantity.first(_fixed(problem), "exact")
+        rule = quantity.first(fixed(problem), "exact")
         return None if isinstance(rule, Rule) else rule
 
     @quantity.rule(
@@ -202,62 +271,38 @@ def _turned(quantity: Quantity[RiskProblem, list[Estimate]]) -> None:
         obstacle=on(InContextDenoising, obstacle=obstacle),
     )
     def compute(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-        fixed = _fixed(problem)
-        return quantity.choose(fixed, "exact", effort).compute(fixed, effort)
-
-
-def _fixed(problem: RiskProblem) -> RiskProblem:
-    return dataclasses.replace(problem, task=task_of(problem, InContextDenoising).fixed)
+        return quantity.choose(fixed(problem), "exact", effort).compute(fixed(problem), effort)
 
 
 _turned(RISK)
 _turned(BAYES_EXCESS)
 
 
-class LinearObjective(AbstractObjective):
-    """The risk of linear heads at one length, in closed form.
-
-    Attributes:
-        task: the mixture.
-        length: $L$, the number of tokens of a prompt.
-    """
-
-    task: Denoising
-    length: Float[Array, ""]
-
-    def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return the risk of the heads that the attention is the sum of."""
-        heads = unwrap(attention.as_heads())
-        return linear_denoising_risk(self.task, heads, attention.residual_matrix(), self.length)
+def _finite_prompt(problem: BayesProblem) -> str | None:
+    if some_finite(problem) is None:
+        return None
+    return (
+        "a length is finite; the best predictor from a finite prompt is not known, and its risk "
+        "over infinite prompts is a lower bound"
+    )
 
 
-def _tables(
-    task: Denoising, lengths: tuple[float, ...], reach: float
-) -> tuple[SelectionTable, ...]:
-    first, second = task.means
-    separation = float(np.linalg.norm(first - second)) / math.sqrt(task.token_variance)
-    weights = float(task.weights[0]), float(task.weights[1])
-    return selection_tables(separation, weights, lengths, reach)
-
-
-def _excesses(
-    task: Denoising,
-    heads: TiltedHeads,
-    lengths: tuple[float, ...],
-    tolerance: float,
-    points: int | None,
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return excesses, their errors and how many queries it took."""
-    steps = _STEPS if points is None else (_STEPS[0] * math.sqrt(512 / points),)
-    values, errors, count = np.zeros(0), np.zeros(0), 0
-    for step in steps:
-        rule = query_rule(task, heads, step, max(lengths))
-        spacing = "coarse" if tolerance < _ROUGH else "rough"
-        values, errors = prompt_excess(task, heads, np.array(lengths), rule, spacing=spacing)
-        count = len(rule.points)
-        if (errors <= tolerance * np.abs(values)).all():
-            break
-    return values, errors, count
+@BAYES_RISK.rule(
+    kind="limit",
+    scope="`InContextDenoising`, all lengths infinite",
+    method="that of a predictor that knows the means, which an infinite prompt determines",
+    obstacle=on(InContextDenoising, obstacle=_finite_prompt),
+)
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="`Denoising`",
+    method="a mean over queries; one integral for two components",
+    obstacle=on(Denoising),
+)
+def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
+    """Return the risk of `bayes`, at every length: the law is known without the prompt."""
+    risk = bayes_denoising_risk(fixed_mixture(problem.task), unwrap(effort.points))
+    return [risk] * problem.lengths.size
 
 
 class PromptObjective(AbstractObjective):
@@ -321,10 +366,7 @@ def _only_head(attention: AbstractAttention) -> AbstractHead:
 
 
 def linear_denoising_risk(
-    task: Denoising,
-    heads: Sequence[AbstractHead],
-    residual: Float[Array, "d d"] | None,
-    length: Float[Array, ""],
+    task: Denoising, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
     r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ mean of $zz^\top$.
 
@@ -336,6 +378,7 @@ def linear_denoising_risk(
     for $P=V_h'V_j$, $P_s$ its symmetric part, $m=m_k$ and $G$ the covariance of a token within a
     component.
     """
+    heads, residual = unwrap(attention.as_heads()), attention.residual_matrix()
     dtype = heads[0].value.dtype
     means, weights = to_device(task.means, dtype), to_device(task.weights, dtype)
     variances = task.within_variance, task.token_variance, task.query_variance
