@@ -54,9 +54,12 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
-    """Return the finest of the dtypes, even where jax is told to refuse mixing them."""
+    """Return the finest of the dtypes, even where jax is told to refuse mixing them.
+
+    Without double precision it is single, also for NumPy arrays in double precision.
+    """
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*dtypes)
+        return jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes))
 
 
 def float_array(name: str, value: object, *, rank: int) -> Array:

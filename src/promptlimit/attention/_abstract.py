@@ -24,7 +24,7 @@ from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
     compiled,
-    has_nan,
+    is_infinite,
     require_measure,
     require_moments,
 )
@@ -87,7 +87,7 @@ class AbstractAttention(eqx.Module):
         require_prompt(self, prompt)
         point = as_queries(self, query)
         output = _output(self, prompt, point)
-        if not prompt.finite_everywhere and has_nan(output):
+        if not prompt.finite_everywhere and is_infinite(output):
             with jax.default_matmul_precision("highest"):
                 for one in point.reshape(-1, self.query_dim):
                     self.attend(prompt, one)  # not compiled, so that the error names the tilt
@@ -150,7 +150,7 @@ class AbstractAttention(eqx.Module):
         require_prompt(self, prompt)
         point = as_query(self, query)
         jacobian = _jacobian(self, prompt, point, wrt)
-        if not prompt.finite_everywhere and has_nan(jacobian):
+        if not prompt.finite_everywhere and is_infinite(jacobian):
             self(prompt, point)
         return jacobian
 

@@ -291,7 +291,7 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
 
 def _require_limits(problem: Problem, squares: Array) -> None:
     """Refuse queries at whose tilts the law of a token does not exist, from squares of limits."""
-    missing = int(np.isnan(squares).sum())
+    missing = int(np.count_nonzero(~np.isfinite(squares)))
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
             "measure",
@@ -302,10 +302,9 @@ def _require_limits(problem: Problem, squares: Array) -> None:
     if missing and not problem.measure.finite_everywhere:
         raise OutsideDomainError(
             "queries",
-            "must ask for tilts at which the log-Laplace transform of "
-            f"{type(problem.measure).__name__} tokens is finite, got {problem.queries.name} of "
-            f"which {missing} of {squares.size} do not. Scale the queries or the key-query matrix "
-            "down.",
+            "must produce tilts inside the domain of the log-Laplace transform of "
+            f"{type(problem.measure).__name__} tokens, got {problem.queries.name} of which "
+            f"{missing} of {squares.size} do not. Scale the queries or the key-query matrix down.",
         )
 
 

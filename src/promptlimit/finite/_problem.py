@@ -259,9 +259,16 @@ class Problem:
         return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _SILENT_GRADIENT
 
     def limit(self) -> Array:
-        r"""Return $T[\mu](z)$ at the query, or its gradient."""
+        r"""Return $T[\mu](z)$ at the query, or its gradient, where it is finite."""
         with jax.enable_x64(True):
-            return as_float64(self.limit_at(self.query))
+            limit = as_float64(self.limit_at(self.query))
+        if not (np.isfinite(limit).all() or self.measure.finite_everywhere):
+            raise OutsideDomainError(
+                "query",
+                f"must have a finite limit for {self.subject}, got one where it is infinite. "
+                "Scale the query or the key-query matrix down.",
+            )
+        return limit
 
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
         """Return the same at any query; call inside `enable_x64`."""

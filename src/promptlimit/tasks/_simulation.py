@@ -66,12 +66,12 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
             sums[i] = sums[i] + (column - origin[i]).sum(axis=0)
             squares[i] = squares[i] + ((column - origin[i]) ** 2).sum(axis=0)
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
-    if math.isinf(simulation.length) and any(np.isnan(mean).any() for mean in means):
+    if math.isinf(simulation.length) and not all(np.isfinite(mean).all() for mean in means):
         raise OutsideDomainError(
             "attention",
-            "must ask for tilts at which the log-Laplace transform of every prompt of "
-            f"{type(simulation.task).__name__} is finite, got a loss that is not a number. Scale "
-            "its key-query matrix down, or ask for finite lengths.",
+            "must produce tilts inside the domain of the log-Laplace transform of every prompt of "
+            f"{type(simulation.task).__name__}, got a loss that is not finite. Scale its key-query "
+            "matrix down, or pass finite lengths.",
         )
     errors = [
         np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
