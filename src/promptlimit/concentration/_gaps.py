@@ -171,7 +171,7 @@ def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
     finite = lengths[np.isfinite(lengths)]
     gaps = GapValues(np.zeros(0), np.zeros(0))
     if finite.size:
-        gaps = rule.compute(problem.with_lengths(finite), effort)
+        rule, gaps = GAPS.compute(rule, problem.with_lengths(finite), kind, effort)
         if np.shape(gaps.value) != finite.shape or np.shape(gaps.error) != finite.shape:
             raise TypeError(
                 f"a rule of {GAPS.name} must return values and errors for {finite.size} lengths, "

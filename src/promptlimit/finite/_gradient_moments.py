@@ -87,7 +87,7 @@ def gradient_moments(
     )
     effort = Effort(key, samples, rtol)
     rule = GRADIENT_MOMENTS.choose(problem, kind, effort)
-    rows = rule.compute(problem, effort)
+    rule, rows = GRADIENT_MOMENTS.compute(rule, problem, kind, effort)
     value, error = rows.value.reshape(shaped.shape), rows.error.reshape(shaped.shape)
     counts = np.zeros(shaped.size, dtype=np.int64) if rows.samples is None else rows.samples
     return GradientMoments(shaped, value, wrt, rule.kind, error, counts.reshape(shaped.shape))

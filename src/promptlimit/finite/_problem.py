@@ -322,10 +322,14 @@ class Problem:
             yield
         except NotAnalyticError as error:
             raise KindUnavailableError(
-                "kind", f"must be 'estimate' for {self.subject}, got 'exact': {error}."
+                "kind", f"must be 'estimate', with a key, for {self.subject}: {error}."
             ) from error
         except AccuracyError as error:
-            raise AccuracyError(f"For {self.subject}, {error}", argument=error.argument) from error
+            raise AccuracyError(
+                f"For {self.subject}, {error} Or pass kind='estimate' and a key to simulate "
+                "prompts.",
+                argument=error.argument,
+            ) from error
 
 
 def checked_problem(

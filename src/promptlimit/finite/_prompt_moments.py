@@ -106,7 +106,7 @@ def prompt_moments(
     )
     effort = Effort(key, samples, rtol)
     rule = PROMPT_MOMENTS.choose(problem, kind, effort)
-    rows = rule.compute(problem, effort)
+    rule, rows = PROMPT_MOMENTS.compute(rule, problem, kind, effort)
     with np.errstate(divide="ignore"):
         tokens = 1.0 / rows.participation
     shape, counts = shaped.shape, rows.samples
@@ -252,7 +252,7 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
             f"No limit exists for {problem.subject} at this query, and `limit`, `bias` and `mse` "
             f"are NaN; `mean` and `cov` are those of finite prompts. {error}",
             NoLimitWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
         return _without_limit(problem, effort)
     return simulated_moments(problem, effort, limit)

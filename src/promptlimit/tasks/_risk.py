@@ -97,7 +97,7 @@ def risk(
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         rule = RISK.choose(problem, kind, effort)
-        risks = rule.compute(problem, effort)
+        rule, risks = RISK.compute(rule, problem, kind, effort)
     return risk_at_lengths(risks, tokens, kind_of(rule.kind, tokens))
 
 
@@ -136,7 +136,7 @@ def risk_gradient(
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         rule = RISK_GRADIENT.choose(problem, kind, effort)
-        gradients = rule.compute(problem, effort)
+        rule, gradients = RISK_GRADIENT.compute(rule, problem, kind, effort)
     shape, names = tokens.shape, array_names(problem.attention)
     moments, counts = zip(*gradients, strict=True)
     value, error = (
@@ -257,12 +257,12 @@ def _slopes_over_sets(
 
 
 for _kind in ("limit", "exact"):
-    _scope = f"where the risk as a function to descend has a rule of kind `{_kind}`"
+    _scope = f"a rule of `tasks.OBJECTIVE` of kind `{_kind}`, such as a formula `closed_risk`"
     for _quantity, _compute in ((RISK, _over_sets), (RISK_GRADIENT, _slopes_over_sets)):
         _quantity.rule(
             kind=_kind,
             scope=_scope,
-            method="that function, averaged over eight point sets unless it is a closed form",
+            method="that rule, averaged over eight point sets unless it is a closed form",
             obstacle=partial(_no_objective, _kind),
         )(partial(_compute, _kind))
 

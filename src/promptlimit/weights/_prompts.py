@@ -160,7 +160,9 @@ class Prompts:
         left = (shortest - 1.0) * scores.log_phi - self.own(u)
         some = np.flatnonzero(left > -1.5 * NEGLIGIBLE)
         if not some.size:
-            raise AccuracyError("the law of the scores leaves nothing to integrate.")
+            raise AccuracyError(
+                "the law of the scores leaves nothing to integrate. Scale the attention down."
+            )
         kept = int(some[-1]) + 2
         return scores.up_to(kept + kept % 2)
 
