@@ -14,7 +14,7 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
-from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._abstract import AbstractTask, drawn, loss_of
 from promptlimit.tasks._problem import AbstractObjective, ArrayMoments, Estimate
 
 _MEMORY_BUDGET = 2**26
@@ -101,10 +101,10 @@ def _loss(
 ) -> Array:
     """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
     task, length = simulation.task, simulation.length
-    law, queries = task.draw(key=keys[0])
+    law, queries = drawn(task, keys[0])
     token = queries.sample(1, key=keys[1])[0]
     prompt = law if math.isinf(length) else Empirical(law.sample(int(length), key=keys[2]))
-    return task.loss(attention(prompt, task.query_of(token)), token)
+    return loss_of(task, attention(prompt, task.query_of(token)), token)
 
 
 def _losses(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:
@@ -135,7 +135,8 @@ class SimulatedObjective(AbstractObjective):
         r"""Return $\frac1n\sum_i\ell(T[\mu_i](\text{masked }z_i), z_i)$."""
 
         def loss(prompt: AbstractMeasure, token: Array) -> Array:
-            return self.task.loss(attention.attend(prompt, self.task.query_of(token)), token)
+            output = attention.attend(prompt, self.task.query_of(token))
+            return loss_of(self.task, output, token)
 
         return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
 
@@ -162,7 +163,7 @@ def _prompts(
 
     def one(own: Key[Array, " 3"]) -> tuple[AbstractMeasure, Array]:
         law_key, tokens_key, query_key = own
-        law, queries = task.draw(key=law_key)
+        law, queries = drawn(task, law_key)
         token = queries.sample(1, key=query_key)[0]
         if math.isinf(length):
             return law, token
