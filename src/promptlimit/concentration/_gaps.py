@@ -40,7 +40,9 @@ _COPIES = 8
 _LARGEST_CHUNK = 256
 
 
-GAPS: "Quantity[Problem, GapValues]" = Quantity("output_gap")
+GAPS: "Quantity[Problem, GapValues]" = Quantity(
+    "output_gap", returns="`concentration.GapValues`: value and error [n], at finite lengths"
+)
 """The rules of `output_gap` and `gradient_gap`."""
 
 

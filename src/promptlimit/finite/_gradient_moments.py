@@ -28,7 +28,9 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
-GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity("gradient_moments")
+GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity(
+    "gradient_moments", returns="`finite.GradientRows`: value and error [n]"
+)
 """The rules of `gradient_moments`."""
 
 

@@ -12,7 +12,14 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array, ArrayLike, as_float64
-from promptlimit._inputs import float_array, in_double, require_choice, require_shape
+from promptlimit._inputs import (
+    float_array,
+    in_double,
+    require_choice,
+    require_dimension,
+    require_shape,
+    type_name,
+)
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.errors import (
     AccuracyError,
@@ -399,8 +406,11 @@ def _require_mask(attention: AbstractAttention, causal: bool, including_query: b
 def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
     """Refuse what is no attention, no measure, or a measure of tokens of another dimension."""
     if not isinstance(attention, AbstractAttention):
-        raise ArgumentError("attention", f"must be an attention, got {type(attention).__name__}.")
+        raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
     require_measure("measure", measure)
+    for dimension in ("token_dim", "query_dim", "output_dim"):
+        require_dimension(attention, dimension)
+    require_dimension(measure, "dim")
     if measure.dim != attention.token_dim:
         raise ArgumentError(
             "measure",

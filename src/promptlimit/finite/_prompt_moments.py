@@ -43,7 +43,11 @@ from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
 from promptlimit.weights import MAX_SHARPNESS
 
-PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity("prompt_moments")
+PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
+    "prompt_moments",
+    returns="`finite.MomentRows`: limit [e]; bias [n, e]; cov [n, e, e]; mse, participation and "
+    "error [n]",
+)
 """The rules of `prompt_moments`. "One head" includes heads that share their tilt."""
 
 

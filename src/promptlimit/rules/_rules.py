@@ -157,11 +157,13 @@ class Quantity(Generic[ProblemT, Computed]):
         name: the name of the public function.
         rules: the rules; `rule` adds one, `remove` removes one.
         hint: a suggestion for errors where no rule applies.
+        returns: what the rules return, in words.
     """
 
     name: str
     rules: list[Rule[ProblemT, Computed]] = dataclasses.field(default_factory=list)
     hint: str = ""
+    returns: str = ""
 
     def rule(
         self,
@@ -303,21 +305,23 @@ class Quantity(Generic[ProblemT, Computed]):
         Only rules in whose scope the problem is count: all user-defined ones, and the last
         built-in one of the first kind that has any.
         """
-        users, near, far = [], [], [OutOfScope("no rule computes it")]
+        users: list[str] = []
+        near: list[str] = []
+        far: list[str] = []
         for kind in kinds:
             rules = [rule for rule in self.rules if rule.kind == kind]
-            built_in = []
+            built_in, other_scope = [], []
             for rule, reason in ((rule, rule.reason(problem)) for rule in rules):
                 if isinstance(reason, OutOfScope):
-                    far.append(reason)
+                    other_scope.append(reason)
                 elif rule.is_user_defined or isinstance(reason, UserReason):
                     users.append(str(reason))
                 elif reason is not None:
                     built_in.append(reason)
-            near = near or built_in[-1:]
+            near, far = near or built_in[-1:], far or other_scope[-1:]
         if users:
             return UserReason("; ".join(dict.fromkeys([*users, *near])))
-        return (near or far)[-1]
+        return (near or far or [OutOfScope("no rule computes it")])[-1]
 
     def table(self) -> str:
         """Return the rules as a table in Markdown."""

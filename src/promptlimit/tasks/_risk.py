@@ -15,7 +15,13 @@ from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Rule, computes, unwrap
-from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
+from promptlimit.tasks._abstract import (
+    AbstractTask,
+    Batches,
+    BatchGradient,
+    Lengths,
+    require_real_number,
+)
 from promptlimit.tasks._problem import (
     BATCH_GRADIENT,
     OBJECTIVE,
@@ -186,8 +192,10 @@ def _no_formula(problem: RiskProblem) -> str | None:
     if type(task).closed_risk is AbstractTask.closed_risk:
         return OutOfScope(f"{name} does not define `closed_risk`")
     length = to_device(float(problem.lengths[0]))
-    if eqx.filter_eval_shape(task.closed_risk, problem.attention, length) is None:
+    risk = eqx.filter_eval_shape(task.closed_risk, problem.attention, length)
+    if risk is None:
         return f"`closed_risk` of {name} returns None for this attention"
+    require_real_number(task, "closed_risk", risk)
     return None
 
 
