@@ -306,11 +306,12 @@ def test_a_slow_tail_is_named_and_simulated_with_a_key(x64, tilt, reason):
     with pytest.raises(pl.errors.AccuracyError, match=reason) as raised:
         pl.prompt_moments(attention, law, [tilt], 4)
     assert str(raised.value).endswith("Or pass kind='estimate' and a key to simulate prompts.")
-    options = {"key": jax.random.key(0), "samples": 4000}
-    moments = pl.prompt_moments(attention, law, [tilt], 4, **options)
+    key = jax.random.key(0)
+    moments = pl.prompt_moments(attention, law, [tilt], 4, key=key, samples=4000)
     tokens = np.random.default_rng(1).exponential(size=(100_000, 4))
     weights = np.exp(tilt * (tokens - tokens.min(axis=1, keepdims=True)))
     mean = ((weights * tokens).sum(axis=1) / weights.sum(axis=1)).mean()
     assert moments.kind == "estimate"
     assert abs(moments.mean[0] - mean) < 6 * moments.bias_error[0]
-    assert pl.output_gap(attention, law, [[tilt]], [4], **options).kind == "estimate"
+    gap = pl.output_gap(attention, law, [[tilt]], [4], key=key, samples=4000)
+    assert gap.kind == "estimate"

@@ -590,6 +590,6 @@ def test_arrays_must_have_the_shapes_of_their_axes() -> None:
         ({"parts": {"a": np.zeros(2)}}, "`parts` must have the shape"),
         ({"cov": np.zeros((3, 2))}, "`cov` must have the shape .* along 'other_depth'"),
     ):
-        fields = {"depths": depths, "value": value, "error": value} | changes
+        fields: dict[str, Any] = {"depths": depths, "value": value, "error": value, **changes}
         with pytest.raises(ValueError, match=message):
             Table(**fields)

@@ -199,6 +199,6 @@ def _wrong_return(task: AbstractTask, method: str, wanted: str, got: object) -> 
     words = type(got).__name__
     if isinstance(got, tuple | list):
         words = f"({', '.join(type(part).__name__ for part in got)})"
-    elif hasattr(got, "shape"):
-        words = f"an array of shape {got.shape} and dtype {got.dtype}"
+    elif (shape := getattr(got, "shape", None)) is not None:
+        words = f"an array of shape {shape} and dtype {getattr(got, 'dtype', None)}"
     return ArgumentError(method, f"of {type(task).__name__} must return {wanted}, got {words}.")
