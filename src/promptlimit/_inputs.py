@@ -7,6 +7,7 @@ they do not run.
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 from typing import TypeVar
 
 import equinox as eqx
@@ -24,6 +25,25 @@ ModuleT = TypeVar("ModuleT", bound=eqx.Module)
 
 _SMALL = 10_000  # entries that are cheaper to look at here than to send to a device
 _RANKS = {0: "a number", 1: "a vector", 2: "a matrix"}
+
+
+def type_name(value: object) -> str:
+    """Return the type of a value for messages, which say so where a class is given."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} instead of an instance"
+    return type(value).__name__
+
+
+def require_dimension(owner: object, name: str) -> int:
+    """Return a dimension that an object of a user states, or refuse what is not a whole number."""
+    value = getattr(owner, name)
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ArgumentError(
+            name,
+            f"of {type(owner).__name__} must be a whole number of at least 1, got {value!r}. "
+            "Define it as a class attribute or as a property.",
+        )
+    return int(value)
 
 
 def float_arrays(**named: object) -> tuple[Array, ...]:
@@ -54,9 +74,12 @@ def cast(array: Array, dtype: DTypeLike) -> Array:
 
 
 def promoted(*dtypes: jnp.dtype) -> jnp.dtype:
-    """Return the finest of the dtypes, even where jax is told to refuse mixing them."""
+    """Return the finest of the dtypes, even where jax is told to refuse mixing them.
+
+    Without double precision it is single, also for NumPy arrays in double precision.
+    """
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*dtypes)
+        return jnp.result_type(*map(jax.dtypes.canonicalize_dtype, dtypes))
 
 
 def float_array(name: str, value: object, *, rank: int) -> Array:
@@ -105,7 +128,9 @@ def _float_dtype(dtype: jnp.dtype) -> jnp.dtype:
 
 
 def _type_words(value: object, host: np.ndarray) -> str:
-    return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    if host.dtype.kind in "SU":
+        return "text" if host.ndim == 0 else "an array of text"
+    return f"dtype {host.dtype}" if isinstance(value, np.ndarray) else type_name(value)
 
 
 def require_rank(name: str, array: Array, rank: int) -> None:

@@ -448,6 +448,14 @@ WRONG_TYPES = {
     "HEAD(np.zeros((4, 2)), [0.0, 0.0])": "`prompt` must be a measure, got ndarray. "
     "Wrap an array of tokens as promptlimit.Empirical(tokens).",
     "pl.MultiHead([1])": "`heads[0]` must be an attention, got int.",
+    "pl.prompt_moments(pl.SoftmaxAttention, pl.Rademacher([1.0]), [1.0], 3)": "`attention` must be "
+    "an attention, got the class SoftmaxAttention instead of an instance.",
+    "pl.risk(pl.SoftmaxAttention, pl.LinearRegression(np.eye(2)), 3)": "`attention` must be an "
+    "attention, got the class SoftmaxAttention instead of an instance.",
+    "HEAD(pl.Rademacher, [0.0, 0.0])": "`prompt` must be a measure, got the class Rademacher "
+    "instead of an instance. Wrap an array of tokens as promptlimit.Empirical(tokens).",
+    "HEAD(pl.Rademacher([1.0, 1.0]), ['a', 'b'])": "`query` must hold real numbers, got an array "
+    "of text. Pass an array of floats.",
     "pl.Stack([HEAD, 2])": "`layers[1]` must be a layer, got int. Pass promptlimit.Layer(heads).",
     "pl.Stack([HEAD]).causal(pl.Gaussian(np.zeros(2), np.eye(2)), np.zeros(2))": "`prompt` must be "
     "tokens in their order for a causal mask, got Gaussian. Call the stack itself for a law: its "

@@ -169,9 +169,9 @@ def test_without_a_second_moment_of_the_weights_there_is_no_leading_order():
 
 def test_queries_drawn_outside_the_domain_are_counted():
     message = (
-        "`queries` must ask for tilts at which the log-Laplace transform of TwoSidedExponential "
-        "tokens is finite, got Gaussian queries of which 16 of 16 do not. Scale the queries or "
-        "the key-query matrix down."
+        "`queries` must produce tilts inside the domain of the log-Laplace transform of "
+        "TwoSidedExponential tokens, got Gaussian queries of which 16 of 16 do not. Scale the "
+        "queries or the key-query matrix down."
     )
     queries = pl.Gaussian([9.0], [[1.0]])
     with pytest.raises(pl.errors.OutsideDomainError, match=f"^{re.escape(message)}$"):
@@ -180,9 +180,9 @@ def test_queries_drawn_outside_the_domain_are_counted():
 
 def test_a_risk_over_infinite_prompts_says_that_it_has_none():
     message = (
-        "`attention` must ask for tilts at which the log-Laplace transform of every prompt of "
-        "Named is finite, got a loss that is not a number. Scale its key-query matrix down, or "
-        "ask for finite lengths."
+        "`attention` must produce tilts inside the domain of the log-Laplace transform of every "
+        "prompt of Named, got a loss that is not finite. Scale its key-query matrix down, or "
+        "pass finite lengths."
     )
     for quantity in (pl.risk, pl.risk_gradient):
         with pytest.raises(pl.errors.OutsideDomainError, match=f"^{re.escape(message)}$"):
@@ -301,3 +301,93 @@ def test_moments_that_no_transform_gives_are_refused_and_not_zero(law):
             ask()
     report = pl.check_law(law, key=KEY)
     assert report["domain"].note == "no transform away from zero: no limit exists"
+
+
+class InverseGaussian(pl.AbstractMeasure):
+    """Tokens of mean and shape one: at the tilt 1/2 the transform is finite, its slope is not."""
+
+    dim = 1
+
+    def log_laplace(self, tilt):
+        inside = jnp.real(tilt[0]) <= 0.5
+        root = jnp.sqrt(jnp.where(inside, 1.0 - 2.0 * tilt[0], 1.0))
+        return jnp.where(inside, 1.0 - root, jnp.nan)
+
+    def sample(self, length, *, key):
+        one, two = jax.random.split(key)
+        y = jax.random.normal(one, (length, 1)) ** 2
+        x = 1.0 + 0.5 * y - 0.5 * jnp.sqrt(4.0 * y + y * y)
+        return jnp.where(jax.random.uniform(two, (length, 1)) <= 1.0 / (1.0 + x), x, 1.0 / x)
+
+
+EDGE = [0.5]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda law: law.tilted_mean(jnp.array(EDGE)),
+        lambda law: pl.SoftmaxAttention([[1.0]], [[1.0]])(law, jnp.array(EDGE)),
+        lambda law: pl.prompt_moments(HEAD, law, EDGE, math.inf),
+        lambda law: pl.prompt_moments(HEAD, law, EDGE, 10),
+        lambda law: pl.prompt_moments(HEAD, law, EDGE, 10, kind="exact"),
+        lambda law: pl.output_gap(HEAD, law, [EDGE], [10]),
+        lambda law: pl.output_law(HEAD, law, EDGE, 10, key=KEY, samples=8),
+        lambda law: pl.gradient_moments(HEAD, law, EDGE, 10, wrt="key_query", key=KEY, samples=8),
+    ],
+)
+def test_a_limit_that_is_infinite_on_the_boundary_of_the_domain_is_refused(ask, x64):
+    message = (
+        "`tilt` must lie inside the domain of the log-Laplace transform of InverseGaussian tokens, "
+        "got [0.5] on its boundary, where the limit (the mean of the tilted law) is infinite. "
+        "Scale the query or the key-query matrix down."
+    )
+    with pytest.raises(pl.errors.OutsideDomainError, match=f"^{re.escape(message)}$"):
+        ask(InverseGaussian())
+
+
+def test_drawn_queries_on_the_boundary_are_counted(x64):
+    with pytest.raises(pl.errors.OutsideDomainError, match="of which 8 of 8 do not"):
+        pl.output_gap(HEAD, InverseGaussian(), [EDGE], [4], kind="estimate", key=KEY, samples=8)
+
+
+def test_on_the_boundary_finite_prompts_are_simulated_about_no_limit(x64):
+    law = InverseGaussian()
+    with pytest.warns(pl.errors.NoLimitWarning, match="on its boundary"):
+        moments = pl.prompt_moments(HEAD, law, EDGE, 6, kind="estimate", key=KEY, samples=4000)
+    tokens = np.random.default_rng(1).wald(1.0, 1.0, size=(100_000, 6))
+    weights = np.exp(EDGE[0] * tokens)
+    mean = ((weights * tokens).sum(axis=1) / weights.sum(axis=1)).mean()
+    assert abs(moments.mean[0] - mean) < 6 * moments.bias_error[0]
+    assert np.isnan(moments.limit).all()
+
+
+def test_just_inside_the_boundary_prompts_are_exact(x64):
+    law, near = InverseGaussian(), [0.499]
+    exact = pl.prompt_moments(HEAD, law, near, 6)
+    assert exact.kind == "exact"
+    tokens = np.random.default_rng(1).wald(1.0, 1.0, size=(200_000, 6))
+    weights = np.exp(near[0] * tokens)
+    outputs = (weights * tokens).sum(axis=1) / weights.sum(axis=1)
+    assert abs(exact.mean[0] - outputs.mean()) < 5 * outputs.std() / math.sqrt(outputs.size)
+
+
+class Scaled(TwoSidedExponential):
+    """A law that computes in the precision of its own array."""
+
+    scale: jax.Array | np.ndarray
+
+    def log_laplace(self, tilt):
+        scaled = tilt[0].astype(self.scale.dtype) * self.scale
+        return -jnp.log1p(-(scaled**2))
+
+
+@pytest.mark.parametrize("scale", [np.ones(()), np.ones((), np.float32), jnp.ones(())])
+def test_a_refused_tilt_warns_of_no_dtype(scale):
+    for ask in (
+        lambda law: law.tilted_mean(jnp.array(BEYOND)),
+        lambda law: pl.prompt_moments(HEAD, law, BEYOND, 10),
+        lambda law: pl.prompt_moments(HEAD, law, BEYOND, 10, kind="asymptotic"),
+    ):
+        with pytest.raises(pl.errors.OutsideDomainError, match=r"got \[1\.5\]"):
+            ask(Scaled(scale))

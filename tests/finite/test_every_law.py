@@ -313,3 +313,36 @@ def test_an_own_token_far_above_the_others_takes_all_the_weight(x64):
     found = pl.prompt_moments(attention, law, query, [2, 1e6], including_query=True)
     assert_allclose(found.mean[:, 0], score)
     assert_allclose(found.effective_tokens, 1.0)
+
+
+class Exponential(TwoSidedExponential):
+    """One-sided exponential tokens: at negative tilts their scores have a long lower tail."""
+
+    def log_laplace(self, tilt):
+        return jnp.where(jnp.real(tilt[0]) < 1, -jnp.log(1 - tilt[0]), jnp.nan)
+
+    def sample(self, length, *, key):
+        return jax.random.exponential(key, (length, 1))
+
+
+@pytest.mark.parametrize(
+    ("tilt", "reason"),
+    [
+        (-10.0, "their density falls slowly on one side"),
+        (-200.0, "that is finite only above -0.005 times the tilt"),
+    ],
+)
+def test_a_slow_tail_is_named_and_simulated_with_a_key(x64, tilt, reason):
+    attention, law = pl.SoftmaxAttention([[1.0]], [[1.0]]), Exponential(1)
+    with pytest.raises(pl.errors.AccuracyError, match=reason) as raised:
+        pl.prompt_moments(attention, law, [tilt], 4)
+    assert str(raised.value).endswith("Or pass kind='estimate' and a key to simulate prompts.")
+    key = jax.random.key(0)
+    moments = pl.prompt_moments(attention, law, [tilt], 4, key=key, samples=4000)
+    tokens = np.random.default_rng(1).exponential(size=(100_000, 4))
+    weights = np.exp(tilt * (tokens - tokens.min(axis=1, keepdims=True)))
+    mean = ((weights * tokens).sum(axis=1) / weights.sum(axis=1)).mean()
+    assert moments.kind == "estimate"
+    assert abs(moments.mean[0] - mean) < 6 * moments.bias_error[0]
+    gap = pl.output_gap(attention, law, [[tilt]], [4], key=key, samples=4000)
+    assert gap.kind == "estimate"

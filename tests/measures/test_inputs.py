@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import promptlimit as pl
+from promptlimit.errors import ArgumentError
 
 EYE = [[1.0, 0.0], [0.0, 1.0]]
 
@@ -54,7 +55,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mean text": (
         lambda: pl.Gaussian(["a"], [[1.0]]),
-        "`mean` must hold real numbers, got list. Pass an array of floats.",
+        "`mean` must hold real numbers, got an array of text. Pass an array of floats.",
     ),
     "no tokens": (
         lambda: pl.Empirical(np.zeros((0, 3))),
@@ -311,3 +312,41 @@ def test_a_new_shape_compiles_nothing() -> None:
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert programs == []
+
+
+class Fixed(pl.AbstractMeasure):
+    dim = 1
+
+    def log_laplace(self, tilt):
+        return 0.5 * tilt @ tilt
+
+    def sample(self, length, *, key):
+        return jax.random.normal(key, (length, 1))
+
+
+class Passing(pl.AbstractAttention):
+    token_dim = query_dim = output_dim = 1
+
+    def attend(self, prompt, query):
+        return prompt.tilted_mean(query)
+
+
+@pytest.mark.parametrize("dim", [1.0, "1", None, 0, True])
+def test_dimensions_are_whole_numbers(monkeypatch, dim):
+    sentence = f"must be a whole number of at least 1, got {dim!r}"
+    head = pl.SoftmaxAttention([[1.0]], [[1.0]])
+    monkeypatch.setattr(Fixed, "dim", dim)
+    with pytest.raises(ArgumentError, match=f"^`dim` of Fixed {sentence}"):
+        pl.prompt_moments(head, Fixed(), [0.5], 4)
+    monkeypatch.setattr(Passing, "output_dim", dim)
+    with pytest.raises(ArgumentError, match=f"^`output_dim` of Passing {sentence}"):
+        pl.prompt_moments(Passing(), pl.Gaussian([0.0], [[1.0]]), [0.5], 4)
+
+
+def test_an_attention_must_return_a_vector_of_its_dimension(monkeypatch):
+    monkeypatch.setattr(Passing, "output_dim", 2)
+    with pytest.raises(
+        ArgumentError,
+        match=r"^`attend` of Passing must return an array of shape \(2,\), .* got shape \(1,\)",
+    ):
+        Passing()(pl.Gaussian([0.0], [[1.0]]), jnp.ones(1))

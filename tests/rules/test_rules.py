@@ -95,6 +95,109 @@ def test_errors_prefer_the_reason_of_a_rule_whose_scope_holds(root):
         root.choose(Number(12), "exact", Effort())
 
 
+def test_errors_give_the_reasons_of_user_defined_rules(root):
+    def rare(problem):
+        return "it is not a prime I know"
+
+    def small_limit(problem):
+        return "it is not infinite"
+
+    root.rule(kind="exact", scope="some", method="mine", obstacle=rare, first=True)(lambda *_: 0.0)
+    root.rule(kind="limit", scope="inf", method="mine", obstacle=small_limit)(lambda *_: 0.0)
+    with pytest.raises(
+        pl.KindUnavailableError, match=r"'exact': it is not a prime I know; it is even"
+    ):
+        root.choose(Number(12), "exact", Effort())
+    with pytest.raises(
+        ValueError, match=r"\(it is not a prime I know; it is even; it is not infinite\), got None"
+    ):
+        root.choose(Number(12), "auto", Effort())
+
+
+def not_points(problem):
+    return "the tokens are not points"
+
+
+def test_the_reason_of_a_user_defined_rule_precedes_the_built_in_one():
+    def diameter(problem, effort):
+        raise AssertionError
+
+    linear = pl.LinearAttention(np.eye(2), np.eye(2))
+    rule = GAPS.rule(kind="bound", scope="points", method="mine", obstacle=not_points, first=True)
+    rule(diameter)
+    message = r"got 'bound': the tokens are not points; it is no softmax head\.$"
+    try:
+        with pytest.raises(pl.KindUnavailableError, match=message):
+            pl.output_gap(linear, NORMAL, np.eye(2), [3], kind="bound")
+    finally:
+        GAPS.remove(diameter)
+
+
+def test_a_reason_passes_through_the_rules_that_build_on_a_rule():
+    class Silent(pl.AbstractTask):
+        token_dim = 2
+
+        def draw(self, *, key):
+            return NORMAL, NORMAL
+
+        def query_of(self, token):
+            return token
+
+        def loss(self, output, token):
+            return (output**2).sum()
+
+    def nothing(problem, effort):
+        raise AssertionError
+
+    objective = pl.tasks.OBJECTIVE
+    objective.rule(kind="exact", scope="mine", method="mine", obstacle=not_points)(nothing)
+    try:
+        for task, head in (
+            (Silent(), HEAD),
+            (pl.LinearRegression(np.eye(1)), pl.MultiHead([HEAD, HEAD])),
+        ):
+            with pytest.raises(ValueError, match="the tokens are not points"):
+                pl.risk(head, task, 4, kind="exact")
+    finally:
+        objective.remove(nothing)
+
+
+@pytest.mark.parametrize("returned", [False, True, 0, "", ["a reason"]])
+def test_an_obstacle_returns_none_or_a_sentence(root, returned):
+    root.rule(kind="exact", scope="mine", method="mine", obstacle=lambda _: returned, first=True)(
+        lambda *_: 0.0
+    )
+    with pytest.raises(TypeError, match=r"^`obstacle` of the rule for mine must return None where"):
+        root.choose(Number(3), "auto", Effort())
+
+
+def test_the_limit_is_the_kind_of_infinite_lengths():
+    task = pl.LinearRegression(np.eye(1))
+    message = (
+        r"^`kind` must be one of 'auto', 'exact', 'estimate' for SoftmaxAttention on "
+        r"LinearRegression at finite lengths, got 'limit'\. Pass lengths=math\.inf"
+    )
+    with pytest.raises(pl.KindUnavailableError, match=message):
+        pl.risk(HEAD, task, [10, np.inf], kind="limit")
+    assert pl.risk(HEAD, task, np.inf, kind="limit").kind == "limit"
+    assert pl.prompt_moments(HEAD, NORMAL, [1.0, 0.0], np.inf, kind="limit").kind == "limit"
+
+
+def test_where_the_exact_rule_is_inaccurate_auto_simulates_with_a_key(root):
+    def inaccurate(problem, effort):
+        raise pl.errors.AccuracyError("too few digits.")
+
+    root.rule(kind="exact", scope="anything", method="blurred", first=True)(inaccurate)
+    for kind, key in (("auto", None), ("exact", KEY)):
+        effort = Effort(key)
+        rule = root.choose(Number(3), kind, effort)
+        with pytest.raises(pl.errors.AccuracyError, match="too few digits"):
+            root.compute(rule, Number(3), kind, effort)
+    rule = root.choose(Number(3), "auto", Effort(KEY))
+    used, value = root.compute(rule, Number(3), "auto", Effort(KEY))
+    assert (rule.method, used.method, value) == ("blurred", "dice", 3.0)
+
+
 def test_a_quantity_without_simulation_says_that_it_is_not_available():
     quantity: Quantity[Number, float] = Quantity("half")
     quantity.rule(kind="exact", scope="odd", method="by hand", obstacle=odd)(lambda *_: 0.5)

@@ -109,3 +109,35 @@ def test_the_dimension_of_queries_is_what_masking_leaves():
         pl.risk(HEAD, HalfSeen(SCATTER), 7, key=KEY)
     narrow = pl.SoftmaxAttention(np.ones((2, 1)), VALUE)
     assert pl.risk(narrow, HalfSeen(SCATTER), 3, key=KEY, samples=16).kind == "estimate"
+
+
+class Plain(HiddenMean):
+    """A task whose methods can be replaced."""
+
+
+NORMAL = pl.Gaussian(np.zeros(2), np.eye(2))
+WIDE = pl.Gaussian(np.zeros(3), np.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement", "message"),
+    [
+        ("draw", lambda self, *, key: NORMAL, "two measures, .* got Gaussian"),
+        ("draw", lambda self, *, key: None, "two measures, .* got NoneType"),
+        ("draw", lambda self, *, key: (NORMAL, 1.0), r"two measures, .* got \(Gaussian, float\)"),
+        ("draw", lambda self, *, key: (WIDE, WIDE), "measures of dimension 2, .* dimension 3"),
+        ("loss", lambda self, output, token: output, r"one real number, got an array of shape \(2"),
+        ("loss", lambda self, output, token: None, "one real number, got NoneType"),
+        ("query_of", lambda self, token: None, "a vector, the query of a token, got NoneType"),
+        ("query_of", lambda self, token: token[0], r"a vector, .* an array of shape \(\)"),
+        ("closed_risk", lambda self, attention, length: attention.value, "number, got an array"),
+        ("closed_risk", lambda self, attention, length: (0.5, 0.0), r"got \(float, float\)"),
+        ("closed_risk", lambda self, attention, length: "0.5", "one real number, got str"),
+        ("token_dim", 2.0, r"a whole number of at least 1, got 2\.0"),
+        ("token_dim", "2", "a whole number of at least 1, got '2'"),
+    ],
+)
+def test_what_a_method_must_return_is_said(monkeypatch, method, replacement, message):
+    monkeypatch.setattr(Plain, method, replacement)
+    with pytest.raises(pl.errors.ArgumentError, match=f"^`{method}` of Plain must .*{message}"):
+        pl.risk(HEAD, Plain(SCATTER), 3, key=KEY, samples=4)

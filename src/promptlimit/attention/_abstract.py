@@ -15,6 +15,7 @@ from promptlimit._inputs import (
     float_array,
     float_arrays,
     require_choice,
+    require_dimension,
     require_finite,
     require_shape,
     to_device,
@@ -24,7 +25,7 @@ from promptlimit.measures import (
     AbstractMeasure,
     Gaussian,
     compiled,
-    has_nan,
+    is_infinite,
     require_measure,
     require_moments,
 )
@@ -87,7 +88,7 @@ class AbstractAttention(eqx.Module):
         require_prompt(self, prompt)
         point = as_queries(self, query)
         output = _output(self, prompt, point)
-        if not prompt.finite_everywhere and has_nan(output):
+        if not prompt.finite_everywhere and is_infinite(output):
             with jax.default_matmul_precision("highest"):
                 for one in point.reshape(-1, self.query_dim):
                     self.attend(prompt, one)  # not compiled, so that the error names the tilt
@@ -150,7 +151,7 @@ class AbstractAttention(eqx.Module):
         require_prompt(self, prompt)
         point = as_query(self, query)
         jacobian = _jacobian(self, prompt, point, wrt)
-        if not prompt.finite_everywhere and has_nan(jacobian):
+        if not prompt.finite_everywhere and is_infinite(jacobian):
             self(prompt, point)
         return jacobian
 
@@ -241,9 +242,19 @@ def _image(matrix: Array, shift: Array, prompt: Gaussian) -> tuple[Array, Array]
 
 @compiled
 def _output(attention: AbstractAttention, prompt: AbstractMeasure, query: Array) -> Array:
-    if query.ndim == 1:
-        return attention.attend(prompt, query)
-    return jax.vmap(attention.attend, in_axes=(None, 0))(prompt, query)
+    def attend(point: Array) -> Array:
+        output = attention.attend(prompt, point)
+        shape = getattr(output, "shape", None)
+        if shape != (attention.output_dim,):
+            got = type(output).__name__ if shape is None else f"shape {shape}"
+            raise ArgumentError(
+                "attend",
+                f"of {type(attention).__name__} must return an array of shape "
+                f"({attention.output_dim},), its `output_dim`, got {got}.",
+            )
+        return output
+
+    return attend(query) if query.ndim == 1 else jax.vmap(attend)(query)
 
 
 @compiled
@@ -262,6 +273,8 @@ def require_prompt(attention: AbstractAttention, prompt: object) -> None:
     """Refuse what is no measure, or one of tokens of another dimension."""
     measure = require_measure("prompt", prompt)
     if measure.dim != attention.token_dim:
+        require_dimension(attention, "token_dim")
+        require_dimension(measure, "dim")
         raise ArgumentError(
             "prompt",
             f"must have tokens of dimension {attention.token_dim} (what the attention's "

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from promptlimit._arrays import ArrayLike
-from promptlimit._inputs import float_array, require_shape
+from promptlimit._inputs import float_array, require_shape, type_name
 from promptlimit.attention._abstract import AbstractAttention
 from promptlimit.attention._heads import AbstractHead
 from promptlimit.errors import ArgumentError
@@ -40,7 +40,7 @@ class MultiHead(AbstractAttention):
         for index, head in enumerate(self.heads):
             if not isinstance(head, AbstractAttention):
                 raise ArgumentError(
-                    f"heads[{index}]", f"must be an attention, got {type(head).__name__}."
+                    f"heads[{index}]", f"must be an attention, got {type_name(head)}."
                 )
         shapes = [(head.token_dim, head.query_dim, head.output_dim) for head in self.heads]
         if len(set(shapes)) > 1:

@@ -40,7 +40,9 @@ _COPIES = 8
 _LARGEST_CHUNK = 256
 
 
-GAPS: "Quantity[Problem, GapValues]" = Quantity("output_gap")
+GAPS: "Quantity[Problem, GapValues]" = Quantity(
+    "output_gap", returns="`concentration.GapValues`: value and error [n], at finite lengths"
+)
 """The rules of `output_gap` and `gradient_gap`."""
 
 
@@ -171,7 +173,7 @@ def _curve(problem: Problem, kind: str, effort: Effort) -> GapCurve:
     finite = lengths[np.isfinite(lengths)]
     gaps = GapValues(np.zeros(0), np.zeros(0))
     if finite.size:
-        gaps = rule.compute(problem.with_lengths(finite), effort)
+        rule, gaps = GAPS.compute(rule, problem.with_lengths(finite), kind, effort)
         if np.shape(gaps.value) != finite.shape or np.shape(gaps.error) != finite.shape:
             raise TypeError(
                 f"a rule of {GAPS.name} must return values and errors for {finite.size} lengths, "
@@ -291,7 +293,7 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
 
 def _require_limits(problem: Problem, squares: Array) -> None:
     """Refuse queries at whose tilts the law of a token does not exist, from squares of limits."""
-    missing = int(np.isnan(squares).sum())
+    missing = int(np.count_nonzero(~np.isfinite(squares)))
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
             "measure",
@@ -302,10 +304,9 @@ def _require_limits(problem: Problem, squares: Array) -> None:
     if missing and not problem.measure.finite_everywhere:
         raise OutsideDomainError(
             "queries",
-            "must ask for tilts at which the log-Laplace transform of "
-            f"{type(problem.measure).__name__} tokens is finite, got {problem.queries.name} of "
-            f"which {missing} of {squares.size} do not. Scale the queries or the key-query matrix "
-            "down.",
+            "must produce tilts inside the domain of the log-Laplace transform of "
+            f"{type(problem.measure).__name__} tokens, got {problem.queries.name} of which "
+            f"{missing} of {squares.size} do not. Scale the queries or the key-query matrix down.",
         )
 
 

@@ -29,7 +29,9 @@ from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GradientMoments, Kind
 from promptlimit.rules import Effort, Quantity, Rule, applies_always, computes, unwrap
 
-GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity("gradient_moments")
+GRADIENT_MOMENTS: "Quantity[Problem, GradientRows]" = Quantity(
+    "gradient_moments", returns="`finite.GradientRows`: value and error [n]"
+)
 """The rules of `gradient_moments`."""
 
 
@@ -88,7 +90,7 @@ def gradient_moments(
     )
     effort = Effort(key, samples, rtol)
     rule = GRADIENT_MOMENTS.choose(problem, kind, effort)
-    rows = rule.compute(problem, effort)
+    rule, rows = GRADIENT_MOMENTS.compute(rule, problem, kind, effort)
     value, error = rows.value.reshape(shaped.shape), rows.error.reshape(shaped.shape)
     counts = np.zeros(shaped.size, dtype=np.int64) if rows.samples is None else rows.samples
     return GradientMoments(shaped, value, wrt, rule.kind, error, counts.reshape(shaped.shape))

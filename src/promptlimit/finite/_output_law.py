@@ -63,7 +63,10 @@ ReadLaws = Callable[[int], AbstractScalarLaws]
 """From a coordinate of the output to its laws."""
 
 
-OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity("output_law")
+OUTPUT_LAW: "Quantity[Problem, ReadLaws]" = Quantity(
+    "output_law",
+    returns="a function of the coordinate that returns a `finite.AbstractScalarLaws`",
+)
 """The rules of `output_law`."""
 
 

@@ -12,7 +12,14 @@ import numpy as np
 from jaxtyping import Array as JaxArray
 
 from promptlimit._arrays import Array, ArrayLike, as_float64
-from promptlimit._inputs import float_array, in_double, require_choice, require_shape
+from promptlimit._inputs import (
+    float_array,
+    in_double,
+    require_choice,
+    require_dimension,
+    require_shape,
+    type_name,
+)
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.errors import (
     AccuracyError,
@@ -259,9 +266,16 @@ class Problem:
         return _SEVERAL if self.wrt is None or len(self.heads) > 1 else _SILENT_GRADIENT
 
     def limit(self) -> Array:
-        r"""Return $T[\mu](z)$ at the query, or its gradient."""
+        r"""Return $T[\mu](z)$ at the query, or its gradient, where it is finite."""
         with jax.enable_x64(True):
-            return as_float64(self.limit_at(self.query))
+            limit = as_float64(self.limit_at(self.query))
+        if not (np.isfinite(limit).all() or self.measure.finite_everywhere):
+            raise OutsideDomainError(
+                "query",
+                f"must have a finite limit for {self.subject}, got one where it is infinite. "
+                "Scale the query or the key-query matrix down.",
+            )
+        return limit
 
     def limit_at(self, query: Array | JaxArray) -> JaxArray:
         """Return the same at any query; call inside `enable_x64`."""
@@ -315,10 +329,14 @@ class Problem:
             yield
         except NotAnalyticError as error:
             raise KindUnavailableError(
-                "kind", f"must be 'estimate' for {self.subject}, got 'exact': {error}."
+                "kind", f"must be 'estimate', with a key, for {self.subject}: {error}."
             ) from error
         except AccuracyError as error:
-            raise AccuracyError(f"For {self.subject}, {error}", argument=error.argument) from error
+            raise AccuracyError(
+                f"For {self.subject}, {error} Or pass kind='estimate' and a key to simulate "
+                "prompts.",
+                argument=error.argument,
+            ) from error
 
 
 def checked_problem(
@@ -388,8 +406,11 @@ def _require_mask(attention: AbstractAttention, causal: bool, including_query: b
 def _require_fitting(attention: AbstractAttention, measure: AbstractMeasure) -> None:
     """Refuse what is no attention, no measure, or a measure of tokens of another dimension."""
     if not isinstance(attention, AbstractAttention):
-        raise ArgumentError("attention", f"must be an attention, got {type(attention).__name__}.")
+        raise ArgumentError("attention", f"must be an attention, got {type_name(attention)}.")
     require_measure("measure", measure)
+    for dimension in ("token_dim", "query_dim", "output_dim"):
+        require_dimension(attention, dimension)
+    require_dimension(measure, "dim")
     if measure.dim != attention.token_dim:
         raise ArgumentError(
             "measure",

@@ -43,7 +43,11 @@ from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
 from promptlimit.weights import MAX_SHARPNESS
 
-PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity("prompt_moments")
+PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
+    "prompt_moments",
+    returns="`finite.MomentRows`: limit [e]; bias [n, e]; cov [n, e, e]; mse, participation and "
+    "error [n]",
+)
 """The rules of `prompt_moments`. "One head" includes heads that share their tilt."""
 
 
@@ -106,7 +110,7 @@ def prompt_moments(
     )
     effort = Effort(key, samples, rtol)
     rule = PROMPT_MOMENTS.choose(problem, kind, effort)
-    rows = rule.compute(problem, effort)
+    rule, rows = PROMPT_MOMENTS.compute(rule, problem, kind, effort)
     with np.errstate(divide="ignore"):
         tokens = 1.0 / rows.participation
     shape, counts = shaped.shape, rows.samples
@@ -252,7 +256,7 @@ def _estimate(problem: Problem, effort: Effort) -> MomentRows:
             f"No limit exists for {problem.subject} at this query, and `limit`, `bias` and `mse` "
             f"are NaN; `mean` and `cov` are those of finite prompts. {error}",
             NoLimitWarning,
-            stacklevel=3,
+            stacklevel=5,
         )
         return _without_limit(problem, effort)
     return simulated_moments(problem, effort, limit)

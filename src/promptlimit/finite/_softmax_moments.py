@@ -104,7 +104,8 @@ def _require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) ->
     if not relative[worst] <= TOLERANCE:
         raise AccuracyError(
             f"moments must be exact to a relative {TOLERANCE:g}, got {relative[worst]:.1e} at "
-            f"length {lengths[worst]:g}. Scale the attention, or simulate prompts.",
+            f"length {lengths[worst]:g}. Scale the attention, or define `gaussian_parts` of tokens "
+            "from a list of points.",
             argument="attention",
         )
 

@@ -1,8 +1,8 @@
 """A prompt is a measure: everything attention can see of it is its log-Laplace transform."""
 
 from promptlimit.measures._abstract import AbstractMeasure as AbstractMeasure
-from promptlimit.measures._abstract import has_nan as has_nan
 from promptlimit.measures._abstract import has_transform as has_transform
+from promptlimit.measures._abstract import is_infinite as is_infinite
 from promptlimit.measures._abstract import outside_domain as outside_domain
 from promptlimit.measures._abstract import require_in_domain as require_in_domain
 from promptlimit.measures._abstract import require_moments as require_moments

@@ -26,6 +26,9 @@ from promptlimit.measures._variance_proxies import VarianceProxy
 _NEAR = 1e-12
 """How far from zero, in each coordinate, a law with moments must have a transform."""
 
+_BEYOND = 1e-5
+"""By how much a tilt on the boundary of the domain is scaled up to leave the domain."""
+
 
 class AbstractMeasure(eqx.Module):
     r"""A probability measure $\mu$ on $\mathbb R^d$: a prompt, finite or infinite.
@@ -94,13 +97,14 @@ class AbstractMeasure(eqx.Module):
     def tilted_mean(self, tilt: Float[Array, " d"]) -> Float[Array, " d"]:
         r"""Return $\nabla\Lambda_\mu(t)$, the mean of $e^{\langle t,z\rangle}\mu$.
 
-        Where $\Lambda_\mu(t)$ is not finite there is none: an error, and NaN while jax traces.
+        Where $\Lambda_\mu(t)$ is not finite there is none: an error, and NaN while jax traces. It
+        is an error too where the mean is infinite, which can happen on the boundary of the domain.
         """
-        return self._tilted(_gradient, self._as_tilt(tilt))
+        return self._tilted("limit (the mean of the tilted law)", _gradient, self._as_tilt(tilt))
 
     def tilted_cov(self, tilt: Float[Array, " d"]) -> Float[Array, "d d"]:
         r"""Return $\nabla^2\Lambda_\mu(t)$, the covariance of $e^{\langle t,z\rangle}\mu$."""
-        return self._tilted(_hessian, self._as_tilt(tilt))
+        return self._tilted("covariance of the tilted law", _hessian, self._as_tilt(tilt))
 
     @property
     def mean(self) -> Float[Array, " d"]:
@@ -136,14 +140,18 @@ class AbstractMeasure(eqx.Module):
         return False
 
     def _tilted(
-        self, derivative: Callable[["AbstractMeasure", Array], Array], tilt: Float[Array, " d"]
+        self,
+        name: str,
+        derivative: Callable[["AbstractMeasure", Array], Array],
+        tilt: Float[Array, " d"],
     ) -> Array:
         moments = derivative(self, tilt)
         if self.finite_everywhere or is_traced(moments):
             return moments
-        if has_nan(moments) or not np.asarray(tilt).any():
+        if is_infinite(moments) or not np.asarray(tilt).any():
             require_in_domain(self, tilt)
             require_moments(self)
+            _require_inside(self, tilt, name, np.asarray(moments))
         return moments
 
     @property
@@ -181,6 +189,13 @@ def _transform(measure: AbstractMeasure, tilt: Array) -> Array:
     return measure.log_laplace(tilt)
 
 
+def _transform_at(measure: AbstractMeasure, tilt: ArrayLike) -> Array:
+    """Return the transform at a tilt, in double precision where the measure holds such arrays."""
+    double = jnp.dtype(jnp.float64) in measure._dtypes()
+    with jax.enable_x64(double or jax.config.read("jax_enable_x64")):
+        return _transform(measure, measure._as_tilt(tilt))
+
+
 def _one_or_nan(transform: Array) -> Array:
     """Return 1, or NaN where the transform is not finite: its formula may have derivatives there.
 
@@ -189,18 +204,34 @@ def _one_or_nan(transform: Array) -> Array:
     return jnp.where(jnp.isfinite(transform), jnp.ones_like(transform), jnp.nan)
 
 
-def has_nan(array: Array) -> bool:
-    """Return whether an entry is NaN; False while jax traces."""
-    return not is_traced(array) and bool(np.isnan(np.asarray(array)).any())
+def is_infinite(array: Array) -> bool:
+    """Return whether an entry is infinite or NaN; False while jax traces."""
+    return not is_traced(array) and not np.isfinite(np.asarray(array)).all()
 
 
 def require_in_domain(measure: AbstractMeasure, tilt: ArrayLike) -> None:
     """Refuse a tilt at which the log-Laplace transform is not finite; not while jax traces."""
     if measure.finite_everywhere:
         return
-    transform = _transform(measure, to_device(tilt))
+    transform = _transform_at(measure, tilt)
     if not is_traced(transform) and not np.isfinite(np.asarray(transform)).all():
         raise outside_domain(measure, tilt, float(transform))
+
+
+def _require_inside(
+    measure: AbstractMeasure, tilt: ArrayLike, name: str, moments: np.ndarray
+) -> None:
+    """Refuse a tilt with a finite transform where a derivative of it is infinite: a boundary."""
+    if np.isfinite(moments).all():
+        return
+    beyond = _transform_at(measure, (1.0 + _BEYOND) * np.asarray(tilt))
+    if np.isinf(moments).any() or not np.isfinite(np.asarray(beyond)):
+        raise OutsideDomainError(
+            "tilt",
+            "must lie inside the domain of the log-Laplace transform of "
+            f"{type(measure).__name__} tokens, got [{_entries(tilt)}] on its boundary, where the "
+            f"{name} is infinite. Scale the query or the key-query matrix down.",
+        )
 
 
 def require_moments(measure: AbstractMeasure) -> None:
@@ -208,9 +239,7 @@ def require_moments(measure: AbstractMeasure) -> None:
     if measure.finite_everywhere:
         return
     point = np.full(measure.dim, _NEAR)
-    if not np.isfinite(
-        [np.asarray(_transform(measure, to_device(t))) for t in (point, -point)]
-    ).all():
+    if not np.isfinite([np.asarray(_transform_at(measure, t)) for t in (point, -point)]).all():
         raise OutsideDomainError(
             "measure",
             "must have a log-Laplace transform around zero for its moments, got "
@@ -224,19 +253,16 @@ def has_transform(measure: AbstractMeasure) -> bool:
     if measure.finite_everywhere:
         return True
     point = np.full(measure.dim, _NEAR)
-    return any(bool(np.isfinite(_transform(measure, to_device(t)))) for t in (point, -point))
+    return any(bool(np.isfinite(_transform_at(measure, t))) for t in (point, -point))
 
 
 def outside_domain(
     measure: AbstractMeasure, tilt: ArrayLike, transform: float
 ) -> OutsideDomainError:
     """Return the error that says at which tilt a law has no transform."""
-    point = np.asarray(tilt)
-    entries = [f"{entry:.4g}" for entry in point]
-    words = ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])
+    point, words = np.asarray(tilt), _entries(tilt)
     shrunk = _NEAR * point / max(float(np.abs(point).max()), _NEAR)
-    smaller = _transform(measure, to_device(shrunk))
-    if not np.isfinite(np.asarray(smaller)):
+    if not np.isfinite(np.asarray(_transform_at(measure, shrunk))):
         return OutsideDomainError(
             "tilt",
             f"must lie where the log-Laplace transform of {type(measure).__name__} tokens "
@@ -250,3 +276,9 @@ def outside_domain(
         f"finite, got [{words}], where it is {transform:g}. Scale the query or the key-query "
         "matrix down.",
     )
+
+
+def _entries(tilt: ArrayLike) -> str:
+    """Return the entries of a tilt for a message."""
+    entries = [f"{entry:.4g}" for entry in np.asarray(tilt)]
+    return ", ".join(entries if len(entries) <= 6 else [*entries[:3], "...", entries[-1]])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from promptlimit._inputs import type_name
 from promptlimit.errors import ArgumentError
 from promptlimit.measures._abstract import AbstractMeasure
 
@@ -21,7 +22,7 @@ def require_measure(name: str, value: object) -> AbstractMeasure:
     if not isinstance(value, AbstractMeasure):
         raise ArgumentError(
             name,
-            f"must be a measure, got {type(value).__name__}. "
+            f"must be a measure, got {type_name(value)}. "
             "Wrap an array of tokens as promptlimit.Empirical(tokens).",
         )
     return value

@@ -14,6 +14,7 @@ it has the same dimensions in its place.
 
 import csv
 import dataclasses
+import difflib
 import html
 import importlib
 import io
@@ -156,8 +157,12 @@ class Result:
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        _require_axis_names(cls.__name__, cls._roles())
 
     def __post_init__(self) -> None:
+        """Refuse arrays whose shapes do not fit their axes, and make the others read-only."""
+        roles = self._roles()
+        _require_shapes({name: (value, roles[name]) for name, value in vars(self).items()})
         for name, value in vars(self).items():
             object.__setattr__(self, name, _read_only(value))
 
@@ -458,6 +463,61 @@ class Result:
             f"{type(self).__name__}: {details}" if details else type(self).__name__
         )
         return f"<table><caption>{caption}</caption><tr>{head}</tr>{cells}</table>"
+
+
+def _require_axis_names(owner: str, roles: Mapping[str, Role]) -> None:
+    """Refuse two fields for one axis, and axes that are almost one of the declared ones."""
+    fields: dict[str, str] = {}
+    for name, role in roles.items():
+        for own in role.axes or ():
+            if not isinstance(own, str) or not own.isidentifier():
+                raise ArgumentError(
+                    name, f"of {owner} must name its axes as Python names, got {own!r}."
+                )
+        if role.is_axis and role.axes:
+            if role.axes[0] in fields:
+                raise ArgumentError(
+                    name,
+                    f"of {owner} must be an axis of its own, got '{role.axes[0]}', which is the "
+                    f"axis of `{fields[role.axes[0]]}`.",
+                )
+            fields[role.axes[0]] = name
+    for name, role in roles.items():
+        for own in set(role.axes or ()) - set(fields):
+            if near := difflib.get_close_matches(own, fields, n=1, cutoff=0.8):
+                raise ArgumentError(
+                    name,
+                    f"of {owner} must have axes that are declared, got '{own}'. Did you mean "
+                    f"'{near[0]}'?",
+                )
+
+
+def _require_shapes(fields: Mapping[str, tuple[Any, Role]]) -> None:
+    """Refuse an array that does not have the lengths of its axes.
+
+    The coordinates of an axis give its length, or else the first array along it. "other_x" is a
+    second axis of the length of "x".
+    """
+    known = {
+        role.axes[0]: (np.shape(value), name)
+        for name, (value, role) in fields.items()
+        if role.is_axis and role.axes and value is not None
+    }
+    for name, (value, role) in fields.items():
+        for part in value.values() if isinstance(value, Mapping) else [value]:
+            shape = getattr(part, "shape", () if isinstance(part, Real) else None)
+            left = shape
+            for own in role.axes or ():
+                if left is None:
+                    break
+                length, source = known.setdefault(own.removeprefix("other_"), (left[:1], name))
+                if left[: len(length)] != length:
+                    raise ArgumentError(
+                        name,
+                        f"must have the shape {length} of `{source}` along '{own}', got an array "
+                        f"of shape {shape}.",
+                    )
+                left = left[len(length) :]
 
 
 def plain(value: object) -> Any:

@@ -7,10 +7,13 @@ documentation and `explain` all read one list of rules per quantity.
 import contextvars
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from promptlimit._inputs import require_choice
-from promptlimit.errors import ArgumentError, KindUnavailableError
+from promptlimit.errors import AccuracyError, ArgumentError, KindUnavailableError
 from promptlimit.results import Kind
 from promptlimit.rules._effort import Effort
 
@@ -37,6 +40,12 @@ class OutOfScope(str):
 
     Messages show it only where no rule gives a more specific reason.
     """
+
+    __slots__ = ()
+
+
+class UserReason(str):
+    """Reasons of which one is that of a user-defined rule. Messages always show them."""
 
     __slots__ = ()
 
@@ -70,6 +79,24 @@ class Rule(Generic[ProblemT, Computed]):
     method: str
     obstacle: Callable[[ProblemT], str | None]
     compute: Callable[[ProblemT, Effort], Computed]
+
+    def reason(self, problem: ProblemT) -> str | None:
+        """Return the obstacle for a problem: None, or why the rule does not apply."""
+        reason = self.obstacle(problem)
+        if reason is not None and not (isinstance(reason, str) and reason):
+            raise TypeError(
+                f"`obstacle` of the rule for {self.scope} must return None where the rule applies "
+                f"and a sentence where it does not, got {reason!r}."
+            )
+        return reason
+
+    @property
+    def is_user_defined(self) -> bool:
+        """Whether the rule comes from outside this package."""
+        function: Any = self.compute
+        while isinstance(function, partial):
+            function = function.func
+        return not str(getattr(function, "__module__", "")).startswith("promptlimit.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,11 +157,13 @@ class Quantity(Generic[ProblemT, Computed]):
         name: the name of the public function.
         rules: the rules; `rule` adds one, `remove` removes one.
         hint: a suggestion for errors where no rule applies.
+        returns: what the rules return, in words.
     """
 
     name: str
     rules: list[Rule[ProblemT, Computed]] = dataclasses.field(default_factory=list)
     hint: str = ""
+    returns: str = ""
 
     def rule(
         self,
@@ -190,9 +219,34 @@ class Quantity(Generic[ProblemT, Computed]):
             raise _ExplainedError(self._explanation(problem, kind, effort))
         return self._choose(problem, kind, effort)
 
+    def compute(
+        self, rule: Rule[ProblemT, Computed], problem: ProblemT, kind: str, effort: Effort
+    ) -> tuple[Rule[ProblemT, Computed], Computed]:
+        """Return what a chosen rule computes, and the rule.
+
+        Where `kind` is "auto", the exact rule finds its own numbers inaccurate and there is a key,
+        prompts are simulated: the returned rule is then the one of kind "estimate".
+        """
+        try:
+            return rule, rule.compute(problem, effort)
+        except (AccuracyError, KindUnavailableError):
+            other = self.first(problem, "estimate")
+            if kind != "auto" or effort.key is None or other is rule or isinstance(other, str):
+                raise
+            return other, other.compute(problem, effort)
+
     def _choose(self, problem: ProblemT, kind: str, effort: Effort) -> Rule[ProblemT, Computed]:
         kinds = {rule.kind for rule in self.rules} - {"limit"}
-        require_choice("kind", kind, ["auto", *(name for name in _KINDS if name in kinds)])
+        names = ["auto", *(name for name in _KINDS if name in kinds)]
+        if kind == "limit":
+            if not _is_infinite(problem):
+                raise KindUnavailableError(
+                    "kind",
+                    f"must be one of {', '.join(map(repr, names))} for {problem.subject} at finite "
+                    "lengths, got 'limit'. Pass lengths=math.inf to compute the limit.",
+                )
+            kind = "exact"
+        require_choice("kind", kind, names)
         if kind != "estimate" and isinstance(limit := self.first(problem, "limit"), Rule):
             return limit
         if kind == "auto":
@@ -225,36 +279,49 @@ class Quantity(Generic[ProblemT, Computed]):
         rule = self.first(problem, "exact")
         if isinstance(rule, Rule):
             return rule
-        limit = self.first(problem, "limit")
-        if isinstance(rule, OutOfScope) and not isinstance(limit, OutOfScope | Rule):
-            rule = limit
+        reason = self._reason(problem, "exact", "limit")
         if not any(one.kind == "estimate" for one in self.rules):
-            raise self._unavailable(problem, "auto", rule)
+            raise self._unavailable(problem, "auto", reason)
         if effort.key is None:
             others = [name for name in self.possible(problem) if name not in ("exact", "estimate")]
             words = " or ".join(f"kind='{name}'" for name in others)
             raise ArgumentError(
                 "key",
                 f"must be given for {problem.subject}, which has no exact answer here "
-                f"({rule}), got None. Pass key=jax.random.key(0) to simulate prompts"
+                f"({reason}), got None. Pass key=jax.random.key(0) to simulate prompts"
                 f"{f', or {words}' if words else ''}.",
             )
         return self._choose(problem, "estimate", effort)
 
     def first(self, problem: ProblemT, kind: str) -> Rule[ProblemT, Computed] | str:
-        """Return the first rule of a kind that applies, or the reason why none does.
+        """Return the first rule of a kind that applies, or the reason why none does."""
+        rules = (rule for rule in self.rules if rule.kind == kind)
+        found = next((rule for rule in rules if rule.reason(problem) is None), None)
+        return self._reason(problem, kind) if found is None else found
 
-        The reason is that of the last rule in whose scope the problem is.
+    def _reason(self, problem: ProblemT, *kinds: str) -> str:
+        """Return why no rule of these kinds applies.
+
+        Only rules in whose scope the problem is count: all user-defined ones, and the last
+        built-in one of the first kind that has any.
         """
-        reasons: list[str] = [OutOfScope("no rule computes it")]
-        for rule in self.rules:
-            if rule.kind == kind:
-                obstacle = rule.obstacle(problem)
-                if obstacle is None:
-                    return rule
-                reasons.append(obstacle)
-        near = [reason for reason in reasons[1:] if not isinstance(reason, OutOfScope)]
-        return (near or reasons)[-1]
+        users: list[str] = []
+        near: list[str] = []
+        far: list[str] = []
+        for kind in kinds:
+            rules = [rule for rule in self.rules if rule.kind == kind]
+            built_in, other_scope = [], []
+            for rule, reason in ((rule, rule.reason(problem)) for rule in rules):
+                if isinstance(reason, OutOfScope):
+                    other_scope.append(reason)
+                elif rule.is_user_defined or isinstance(reason, UserReason):
+                    users.append(str(reason))
+                elif reason is not None:
+                    built_in.append(reason)
+            near, far = near or built_in[-1:], far or other_scope[-1:]
+        if users:
+            return UserReason("; ".join(dict.fromkeys([*users, *near])))
+        return (near or far or [OutOfScope("no rule computes it")])[-1]
 
     def table(self) -> str:
         """Return the rules as a table in Markdown."""
@@ -262,13 +329,19 @@ class Quantity(Generic[ProblemT, Computed]):
         return "\n".join(["| kind | for | how |", "|---|---|---|", *rows])
 
     def _explanation(self, problem: ProblemT, kind: str, effort: Effort) -> Explanation:
-        obstacles = tuple((rule, rule.obstacle(problem)) for rule in self.rules)
+        obstacles = tuple((rule, rule.reason(problem)) for rule in self.rules)
         chosen, error = None, None
         try:
             chosen = self._choose(problem, kind, effort)
         except ValueError as raised:
             error = str(raised)
         return Explanation(self.name, problem.subject, chosen, obstacles, error)
+
+
+def _is_infinite(problem: object) -> bool:
+    """Return whether a problem has lengths and all of them are infinite."""
+    lengths = getattr(problem, "lengths", ())
+    return np.size(lengths) > 0 and bool(np.isinf(lengths).all())
 
 
 def _same_name(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

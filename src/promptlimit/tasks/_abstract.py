@@ -2,15 +2,19 @@
 
 import abc
 from collections.abc import Callable
+from numbers import Real
 from typing import Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from promptlimit._arrays import ArrayLike, Number
+from promptlimit._inputs import require_dimension
 from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.errors import ArgumentError
 from promptlimit.measures import AbstractMeasure
 
 Lengths: TypeAlias = Number | ArrayLike
@@ -102,8 +106,12 @@ class AbstractTask(eqx.Module):
     @property
     def query_dim(self) -> int:
         """The dimension of a query: what `query_of` leaves of a token."""
-        token = jax.ShapeDtypeStruct((self.token_dim,), jnp.result_type(float))
-        return jax.eval_shape(self.query_of, token).shape[0]
+        dim = require_dimension(self, "token_dim")
+        token = jax.ShapeDtypeStruct((dim,), jnp.result_type(float))
+        query = jax.eval_shape(self.query_of, token)
+        if len(getattr(query, "shape", ())) != 1:
+            raise _wrong_return(self, "query_of", "a vector, the query of a token", query)
+        return query.shape[0]
 
     @abc.abstractmethod
     def draw(self, *, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
@@ -149,3 +157,48 @@ class AbstractTask(eqx.Module):
             batches: which prompts, and for which heads.
         """
         return None
+
+
+def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, AbstractMeasure]:
+    """Return the laws of tokens and of the query token that `task.draw` returns, checked."""
+    laws = task.draw(key=key)
+    pair = isinstance(laws, tuple | list) and len(laws) == 2
+    if not pair or not all(isinstance(law, AbstractMeasure) for law in laws):
+        raise _wrong_return(
+            task, "draw", "two measures, the law of a token and that of the query token", laws
+        )
+    for law in laws:
+        if law.dim != task.token_dim:
+            raise ArgumentError(
+                "draw",
+                f"of {type(task).__name__} must return measures of dimension {task.token_dim}, its "
+                f"`token_dim`, got dimension {law.dim}.",
+            )
+    return laws[0], laws[1]
+
+
+def loss_of(
+    task: AbstractTask, output: Float[Array, " output_dim"], token: Float[Array, " token_dim"]
+) -> Float[Array, ""]:
+    """Return `task.loss`, checked to be one real number."""
+    loss = task.loss(output, token)
+    require_real_number(task, "loss", loss)
+    return jnp.asarray(loss)
+
+
+def require_real_number(task: AbstractTask, method: str, value: object) -> None:
+    """Refuse what a method of a task returns unless it is one real number, traced or not."""
+    numeric = isinstance(value, Real) or jnp.issubdtype(
+        getattr(value, "dtype", np.object_), jnp.floating
+    )
+    if not numeric or getattr(value, "shape", ()) != ():
+        raise _wrong_return(task, method, "one real number", value)
+
+
+def _wrong_return(task: AbstractTask, method: str, wanted: str, got: object) -> ArgumentError:
+    words = type(got).__name__
+    if isinstance(got, tuple | list):
+        words = f"({', '.join(type(part).__name__ for part in got)})"
+    elif (shape := getattr(got, "shape", None)) is not None:
+        words = f"an array of shape {shape} and dtype {getattr(got, 'dtype', None)}"
+    return ArgumentError(method, f"of {type(task).__name__} must return {wanted}, got {words}.")

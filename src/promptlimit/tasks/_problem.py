@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._arrays import checked_lengths
-from promptlimit._inputs import in_double, to_device
+from promptlimit._inputs import in_double, require_dimension, to_device, type_name
 from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import AccuracyError, ArgumentError
@@ -207,26 +207,37 @@ class BatchProblem:
         return type(self.task).__name__
 
 
-RISK: Quantity[RiskProblem, list[Estimate]] = Quantity("risk")
+_ESTIMATES = "a list with one `tasks.Estimate` (value, error, points) per length"
+
+RISK: Quantity[RiskProblem, list[Estimate]] = Quantity("risk", returns=_ESTIMATES)
 """The rules of `risk`: one value per length."""
 
-OBJECTIVE: Quantity[RiskProblem, list[Objectives]] = Quantity("objective")
+OBJECTIVE: Quantity[RiskProblem, list[Objectives]] = Quantity(
+    "objective", returns="a list with one `tasks.Objectives` per length"
+)
 """The rules of the risk as a function to descend, for `gradient_flow`, `sgd` and gradients."""
 
-RISK_GRADIENT: Quantity[RiskProblem, list[tuple[ArrayMoments, int]]] = Quantity("risk_gradient")
+RISK_GRADIENT: Quantity[RiskProblem, list[tuple[ArrayMoments, int]]] = Quantity(
+    "risk_gradient",
+    returns="a list with ((gradients, errors), points) per length: two lists of arrays, a number",
+)
 """The rules of `risk_gradient`: gradients, errors and the number of points, per length."""
 
 BAYES_RISK: Quantity[BayesProblem, list[Estimate]] = Quantity(
-    "bayes_risk", hint="Give the task a method `bayes_risk`, or register a rule."
+    "bayes_risk",
+    hint="Give the task a method `bayes_risk`, or register a rule.",
+    returns=_ESTIMATES,
 )
 """The rules of `bayes_risk`: one value per length."""
 
 BAYES_EXCESS: Quantity[RiskProblem, list[Estimate]] = Quantity(
-    "bayes_excess", hint="Subtract `bayes_risk` from `risk`."
+    "bayes_excess", hint="Subtract `bayes_risk` from `risk`.", returns=_ESTIMATES
 )
 """The rules of `bayes_excess`: one value per length."""
 
-BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity("batch_gradient")
+BATCH_GRADIENT: Quantity[BatchProblem, BatchGradient] = Quantity(
+    "batch_gradient", returns="a function of step, U and V that returns the gradients in U and V"
+)
 """The rules of the gradients of `sgd` whose prompts are not drawn by `AbstractTask.draw`."""
 
 
@@ -424,7 +435,7 @@ def require_task(task: object) -> None:
     if not isinstance(task, AbstractTask):
         raise ArgumentError(
             "task",
-            f"must be an in-context task, got {type(task).__name__}. "
+            f"must be an in-context task, got {type_name(task)}. "
             "Make one of LinearRegression, or of your own subclass of AbstractTask.",
         )
 
@@ -432,16 +443,21 @@ def require_task(task: object) -> None:
 def require_fitting_task(name: str, attention: AbstractAttention, task: AbstractTask) -> None:
     """Raise an error for an attention that does not fit the tokens and queries of a task."""
     if not isinstance(attention, AbstractAttention):
-        raise ValueError(f"`{name}` must be an attention, got {type(attention).__name__}.")
+        raise ArgumentError(name, f"must be an attention, got {type_name(attention)}.")
+    for owner in (attention, task):
+        for dimension in ("token_dim", "query_dim"):
+            require_dimension(owner, dimension)
     if attention.token_dim != task.token_dim:
-        raise ValueError(
-            f"`{name}` must take tokens of dimension {task.token_dim} (what the task's prompts "
-            f"hold), got {attention.token_dim}."
+        raise ArgumentError(
+            name,
+            f"must take tokens of dimension {task.token_dim} (what the task's prompts "
+            f"hold), got {attention.token_dim}.",
         )
     if attention.query_dim != task.query_dim:
-        raise ValueError(
-            f"`{name}` must take queries of dimension {task.query_dim} (what the task's `query_of` "
-            f"leaves of a token), got {attention.query_dim}."
+        raise ArgumentError(
+            name,
+            f"must take queries of dimension {task.query_dim} (what the task's `query_of` "
+            f"leaves of a token), got {attention.query_dim}.",
         )
 
 

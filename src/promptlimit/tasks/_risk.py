@@ -14,7 +14,13 @@ from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Rule, computes, unwrap
-from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
+from promptlimit.tasks._abstract import (
+    AbstractTask,
+    Batches,
+    BatchGradient,
+    Lengths,
+    require_real_number,
+)
 from promptlimit.tasks._problem import (
     BATCH_GRADIENT,
     OBJECTIVE,
@@ -97,7 +103,7 @@ def risk(
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         rule = RISK.choose(problem, kind, effort)
-        risks = rule.compute(problem, effort)
+        rule, risks = RISK.compute(rule, problem, kind, effort)
     return risk_at_lengths(risks, tokens, kind_of(rule.kind, tokens))
 
 
@@ -136,7 +142,7 @@ def risk_gradient(
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
         rule = RISK_GRADIENT.choose(problem, kind, effort)
-        gradients = rule.compute(problem, effort)
+        rule, gradients = RISK_GRADIENT.compute(rule, problem, kind, effort)
     shape, names = tokens.shape, array_names(problem.attention)
     moments, counts = zip(*gradients, strict=True)
     value, error = (
@@ -181,8 +187,10 @@ def _no_formula(problem: RiskProblem) -> str | None:
     if type(task).closed_risk is AbstractTask.closed_risk:
         return OutOfScope(f"{name} does not define `closed_risk`")
     length = to_device(float(problem.lengths[0]))
-    if eqx.filter_eval_shape(task.closed_risk, problem.attention, length) is None:
+    risk = eqx.filter_eval_shape(task.closed_risk, problem.attention, length)
+    if risk is None:
         return f"`closed_risk` of {name} returns None for this attention"
+    require_real_number(task, "closed_risk", risk)
     return None
 
 
@@ -245,12 +253,12 @@ def _slopes_over_sets(
 
 
 for _kind in ("limit", "exact"):
-    _scope = f"where the risk as a function to descend has a rule of kind `{_kind}`"
+    _scope = f"a rule of `tasks.OBJECTIVE` of kind `{_kind}`, such as a formula `closed_risk`"
     for _quantity, _compute in ((RISK, _over_sets), (RISK_GRADIENT, _slopes_over_sets)):
         _quantity.rule(
             kind=_kind,
             scope=_scope,
-            method="that function, averaged over eight point sets unless it is a closed form",
+            method="that rule, averaged over eight point sets unless it is a closed form",
             obstacle=partial(_no_objective, _kind),
         )(partial(_compute, _kind))
 

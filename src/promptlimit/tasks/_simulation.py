@@ -14,7 +14,7 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
-from promptlimit.tasks._abstract import AbstractTask
+from promptlimit.tasks._abstract import AbstractTask, drawn, loss_of
 from promptlimit.tasks._problem import AbstractObjective, ArrayMoments, Estimate
 
 _MEMORY_BUDGET = 2**26
@@ -66,12 +66,12 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
             sums[i] = sums[i] + (column - origin[i]).sum(axis=0)
             squares[i] = squares[i] + ((column - origin[i]) ** 2).sum(axis=0)
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
-    if math.isinf(simulation.length) and any(np.isnan(mean).any() for mean in means):
+    if math.isinf(simulation.length) and not all(np.isfinite(mean).all() for mean in means):
         raise OutsideDomainError(
             "attention",
-            "must ask for tilts at which the log-Laplace transform of every prompt of "
-            f"{type(simulation.task).__name__} is finite, got a loss that is not a number. Scale "
-            "its key-query matrix down, or ask for finite lengths.",
+            "must produce tilts inside the domain of the log-Laplace transform of every prompt of "
+            f"{type(simulation.task).__name__}, got a loss that is not finite. Scale its key-query "
+            "matrix down, or pass finite lengths.",
         )
     errors = [
         np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
@@ -100,25 +100,24 @@ def _loss(
     attention: AbstractAttention, simulation: RiskSimulation, keys: Key[Array, " 3"]
 ) -> Array:
     """Return the loss on one prompt: its law, its tokens and one query, from a key each."""
-    law_key, query_key, tokens_key = keys
     task = simulation.task
-    prompt, token = _draw(task, simulation.length, law_key, tokens_key, query_key)
-    return task.loss(attention(prompt, task.query_of(token)), token)
+    prompt, token = _draw(task, simulation.length, keys)
+    return loss_of(task, attention(prompt, task.query_of(token)), token)
 
 
 def _draw(
-    task: AbstractTask,
-    length: float,
-    law_key: PRNGKeyArray,
-    tokens_key: PRNGKeyArray,
-    query_key: PRNGKeyArray,
+    task: AbstractTask, length: float, keys: Key[Array, " 3"]
 ) -> tuple[AbstractMeasure, Array]:
-    """Return a prompt, its law at infinite length, and its query token."""
-    law, queries = task.draw(key=law_key)
+    """Return a prompt, its law at infinite length, and its query token.
+
+    Their keys are those of the law, the query and the tokens, in this order.
+    """
+    law_key, query_key, token_key = keys
+    law, queries = drawn(task, law_key)
     token = queries.sample(1, key=query_key)[0]
     if math.isinf(length):
         return law, token
-    return Empirical(law.sample(int(length), key=tokens_key)), token
+    return Empirical(law.sample(int(length), key=token_key)), token
 
 
 def _losses(simulation: RiskSimulation, keys: Key[Array, "prompts 3"]) -> list[Array]:
@@ -149,7 +148,8 @@ class SimulatedObjective(AbstractObjective):
         r"""Return $\frac1n\sum_i\ell(T[\mu_i](\text{masked }z_i), z_i)$."""
 
         def loss(prompt: AbstractMeasure, token: Array) -> Array:
-            return self.task.loss(attention.attend(prompt, self.task.query_of(token)), token)
+            output = attention.attend(prompt, self.task.query_of(token))
+            return loss_of(self.task, output, token)
 
         return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
 
@@ -173,4 +173,4 @@ def _prompts(
     task: AbstractTask, length: float, keys: Key[Array, "samples 3"]
 ) -> tuple[AbstractMeasure, Float[Array, "samples token_dim"]]:
     """Return prompts of a task and their query tokens, compiled once."""
-    return eqx.filter_vmap(lambda own: _draw(task, length, *own))(keys)
+    return eqx.filter_vmap(lambda own: _draw(task, length, own))(keys)

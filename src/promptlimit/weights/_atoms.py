@@ -102,7 +102,7 @@ class Atoms(AbstractScoreLaw):
         if not high - low <= _WIDEST:
             raise AccuracyError(
                 "scores must lie within a few thousand of each other to be integrated over, got "
-                f"a range of {high - low:.3g}. Scale the attention down, or simulate prompts.",
+                f"a range of {high - low:.3g}. Scale the attention down.",
                 argument="attention",
             )
         return low, high

@@ -60,16 +60,19 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
     r"""Check that the methods of a law describe one probability measure; raise if they do not.
 
     Call it once in the tests of your own law: exact results use `log_laplace` and never call
-    `sample`. The checks are
+    `sample`. The report has a row for each of these checks:
 
+    - *samples*: `sample` returns an array of the right shape with finite entries;
     - *domain*: $\Lambda(0)=0$, and $\Lambda$ is finite on an interval around 0 along each
       direction, everywhere if the law says `finite_everywhere`;
     - *convexity* of $\Lambda$ along each direction;
-    - *derivatives*: `tilted_mean` and `tilted_cov` against finite differences of `log_laplace`;
+    - *derivatives at zero* and *derivatives*: `mean` and `cov`, then `tilted_mean` and
+      `tilted_cov` at other tilts, against finite differences of `log_laplace`;
     - *mean* and *covariance* against samples;
     - *transform* and *tilted mean*: $E\,e^{\langle t,z\rangle-\Lambda(t)}=1$ and
       $E\,e^{\langle t,z\rangle-\Lambda(t)}(z-\nabla\Lambda(t))=0$ over samples, at tilts whose
       scores have standard deviations from 0.3 to 4.8, as far as the samples resolve them;
+    - *tilts left out*: how many of those tilts the samples do not resolve;
     - *continuation*: the same transform at complex tilts, which exact results use, if
       `log_laplace` is analytic;
     - *Gaussian parts* and *variance proxy* against $\Lambda$, where the law has them.

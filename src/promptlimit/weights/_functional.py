@@ -354,7 +354,9 @@ def _nodes(parts: Sequence[AbstractPart]) -> tuple[Array, Array, Array]:
     log_psi, blur = (_total(row[k] for row in rows) for k in (0, 1))
     some = np.flatnonzero(log_psi.max(axis=0) > -3.0 * NEGLIGIBLE)
     if not some.size:
-        raise AccuracyError("the law of the scores leaves nothing to integrate.")
+        raise AccuracyError(
+            "the law of the scores leaves nothing to integrate. Scale the attention down."
+        )
     kept = int(some[-1]) + 2
     kept = min(kept + kept % 2, u.size)
     return u[:kept], log_psi[:, :kept], blur[:, :kept]

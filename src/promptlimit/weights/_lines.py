@@ -152,6 +152,8 @@ class RayLaw(AbstractScoreLaw):
         left = ((target - log_laplace[inside]) / points[inside]).max()
         left = max(left, target - self.log_mean)
         below = points < -0.01
+        if not below.any():
+            raise _slow_tail(self.ray.domain[0])
         size = log_laplace[below] + loggamma(-points[below] + 0j).real
         right = ((-NEGLIGIBLE / shortest - 4.0 - size) / points[below]).min()
         return float(left), float(right)
@@ -163,6 +165,8 @@ class RayLaw(AbstractScoreLaw):
         nearest = _nearest_copies(points, log_size, power)
         placed = np.isfinite(nearest).all(axis=0)
         points, log_size, nearest = points[placed], log_size[placed], nearest[:, placed]
+        if not points.size:
+            raise _slow_tail(self.ray.domain[0])
         grid = np.arange(low, high + _COARSE, _COARSE)
         excess = log_size + np.outer(grid, points)
         floor = excess.min(axis=1)
@@ -392,8 +396,17 @@ def _line(power: int, real: float, log_size: float, period: float, start: float)
 
 def _too_far_apart(nodes: int) -> AccuracyError:
     return AccuracyError(
-        "scores must lie within a few hundred of each other to be integrated over, got a law that "
-        f"needs {nodes} nodes a line. Scale the attention down, or simulate prompts.",
+        "the law of the scores must be narrow enough to integrate over, got one that needs "
+        f"{nodes} nodes per line: scores lie hundreds apart, or their density falls slowly on one "
+        "side. Scale the attention down.",
+        argument="attention",
+    )
+
+
+def _slow_tail(low: float) -> AccuracyError:
+    return AccuracyError(
+        "the lower tail of the scores must fall fast enough to integrate over, got a log-Laplace "
+        f"transform that is finite only above {low:.2g} times the tilt. Scale the attention down.",
         argument="attention",
     )
 

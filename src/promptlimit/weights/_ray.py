@@ -17,6 +17,7 @@ from jaxtyping import Array as JaxArray
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit._inputs import to_device
 from promptlimit.errors import NotAnalyticError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, GaussianParts, outside_domain
 
@@ -30,6 +31,9 @@ _ENTRIES_AT_ONCE = 2**22
 _STEP = 1e-4
 _CLOSE = 1e-3
 _LARGEST = 1e5
+_INSIDE = 1.0 + 1e-4
+"""A domain that reaches this multiple of the tilt has the tilt inside."""
+
 MOST_PARTS = 64
 """With more Gaussian parts, differentiating the transform itself is quicker."""
 
@@ -159,6 +163,9 @@ class Ray:
             raise NotAnalyticError(
                 f"its `log_laplace` cannot be evaluated: {_words(error)}"
             ) from error
+        if high < _INSIDE:
+            with jax.enable_x64(True):
+                self.measure.tilted_mean(to_device(self.tilt))  # an error where it is infinite
         self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
         self.require_digits()

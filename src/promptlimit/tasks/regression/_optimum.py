@@ -94,7 +94,9 @@ class OptimumProblem:
         return scale if isotropic else None
 
 
-LINEAR_OPTIMUM: Quantity[OptimumProblem, LinearOptimum] = Quantity("linear_optimum")
+LINEAR_OPTIMUM: Quantity[OptimumProblem, LinearOptimum] = Quantity(
+    "linear_optimum", returns="a `tasks.LinearOptimum`"
+)
 """The rules of `linear_optimum`."""
 
 
