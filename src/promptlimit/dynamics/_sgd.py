@@ -23,9 +23,9 @@ from promptlimit.dynamics._requests import (
 from promptlimit.dynamics._risks import OTHER_SETS, training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
 from promptlimit.errors import ArgumentError
-from promptlimit.parallel import from_writer
+from promptlimit.parallel import active_devices, from_writer
 from promptlimit.results import Training
-from promptlimit.storage import RunFolder, Watcher, pack_nonfinite, unpack_nonfinite
+from promptlimit.storage import RunFolder, Watcher, pack_nonfinite, unpack_nonfinite, watching
 from promptlimit.tasks import AbstractTask
 
 _PREFIX = "parameters."
@@ -46,7 +46,7 @@ def sgd(
     packed: bool | None = None,
     folder: str | Path | None = None,
     every: int = 10_000,
-    watch: Watcher | None = None,
+    watch: Watcher | bool | None = True,
 ) -> Training:
     r"""Return the parameters and the exact risks along gradient descent on batches of prompts.
 
@@ -74,7 +74,8 @@ def sgd(
         folder: where runs are kept: finished ones are not run again, others resume at their last
             checkpoint, to the identical bits.
         every: how many steps lie between checkpoints.
-        watch: a function told about twice a second how far things are.
+        watch: True shows a progress bar on a terminal or in a notebook; a function is called with
+            the `Progress` about twice a second; False shows nothing.
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1, prior_variance=0.5)
@@ -118,7 +119,8 @@ def sgd(
         (cell, None if folder is None else RunFolder(folder, request.config(cell)))
         for cell in request.cells
     ]
-    arrays = [_cell_arrays(request, cell, run, int(every), watch) for cell, run in cells]
+    with watching(watch if active_devices().writes else False, "training") as watcher:
+        arrays = [_cell_arrays(request, cell, run, int(every), watcher) for cell, run in cells]
     return _training(request, arrays)
 
 

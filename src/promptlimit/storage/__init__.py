@@ -19,6 +19,7 @@ from promptlimit.storage._files import write_bytes as write_bytes
 from promptlimit.storage._files import write_json as write_json
 from promptlimit.storage._progress import Progress as Progress
 from promptlimit.storage._progress import Watcher as Watcher
+from promptlimit.storage._progress import watching as watching
 from promptlimit.storage._run_folder import OPAQUE as OPAQUE
 from promptlimit.storage._run_folder import RunFolder as RunFolder
 from promptlimit.storage._run_folder import environment as environment

@@ -1,7 +1,8 @@
 """The progress of a computation, passed to watchers."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from promptlimit.results import Length
@@ -34,3 +35,34 @@ class Progress:
 
 Watcher = Callable[[Progress], None]
 """A function that is called with the progress now and then."""
+
+
+@contextlib.contextmanager
+def watching(watch: Watcher | bool | None, words: str) -> Generator[Watcher | None]:
+    """Yield the watcher of a computation, or None.
+
+    Args:
+        watch: a function; True for a bar on standard error where that is a terminal or a notebook;
+            False or None for nothing.
+        words: what is computed, shown beside the bar.
+    """
+    if not isinstance(watch, bool):
+        yield watch
+        return
+    # Loading rich takes a while; only bars need it.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if not (watch and (console.is_terminal or console.is_jupyter)):
+        yield None
+        return
+    with Bar(console=console, transient=True) as bar:
+        task = bar.add_task(words, total=None)
+
+        def draw(now: Progress) -> None:
+            lengths = ", ".join(f"{length:g}" for length in now.lengths)
+            shown = f"{words}, L = {lengths}" if lengths else words
+            bar.update(task, description=shown, completed=now.done, total=now.total)
+
+        yield draw

@@ -11,7 +11,7 @@ from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, agreed
 from promptlimit.results import StreamedAttention
-from promptlimit.storage import Watcher, run_name
+from promptlimit.storage import Watcher, run_name, watching
 from promptlimit.streaming._pass import all_sums
 from promptlimit.streaming._readings import streamed_attention
 from promptlimit.streaming._request import StreamRequest, checked_request
@@ -29,7 +29,7 @@ def stream(
     chunk: int | None = None,
     folder: str | Path | None = None,
     every: float = 30.0,
-    watch: Watcher | None = None,
+    watch: Watcher | bool | None = True,
 ) -> StreamedAttention:
     r"""Return what attention does with the first L tokens of a prompt that need not fit in memory.
 
@@ -52,7 +52,8 @@ def stream(
             from an iterable must then come again from the first one. Prompts are known by their
             first tokens, 4096 of them; those in memory or in a file by their last ones, too.
         every: seconds between two times of saving.
-        watch: a function that is told how far things are.
+        watch: True shows a progress bar on a terminal or in a notebook; a function is called with
+            the `Progress` about twice a second; False shows nothing.
 
     >>> import jax, numpy as np, promptlimit as pl
     >>> attention = pl.SoftmaxAttention(np.eye(2), np.eye(2))
@@ -75,8 +76,8 @@ def stream(
         )
         _require_one_for_all(request)
         saver = Saver(folder, request, every)
-        with saver.lock():
-            sums = all_sums(request, saver, watch)
+        with saver.lock(), watching(watch, "streaming") as watcher:
+            sums = all_sums(request, saver, watcher)
     return streamed_attention(request, sums)
 
 

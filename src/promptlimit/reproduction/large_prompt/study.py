@@ -483,6 +483,7 @@ def descent(setting: Setting, law: str) -> Training:
             ),
             key=jax.random.fold_in(jax.random.key(setting.seed), 1_000 + LAWS.index(law)),
             folder=setting.folder,
+            watch=False,
         )
 
 

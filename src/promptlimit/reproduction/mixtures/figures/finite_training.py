@@ -37,7 +37,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     starts = [scalar_layer(task, *_STARTS[name]) for name in names]
     setting.tell("descent, all starts on the same prompts")
     with jax.enable_x64(False):  # prompts as training reads them, in single precision
-        trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed))
+        trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed), watch=False)
     for place, name in enumerate(names):
         arrays[f"{name}_descent"] = trained.parameters["numbers"][0, place, 0]
     for name, start in zip(names, starts, strict=True):
