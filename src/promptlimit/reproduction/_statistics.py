@@ -107,34 +107,11 @@ def share_at_least(
     )
 
 
-def share_at_most(
-    name: str, successes: int, trials: int, share: float, *, role: Role = "statement"
-) -> Check:
-    """Return a check that passes unless the successes contradict a share that is at most this.
-
-    Args:
-        name: what was counted, in words.
-        successes: how many there were.
-        trials: of how many independent ones.
-        share: the share that is claimed, at most.
-        role: of the check.
-    """
-    return Check(
-        f"{name}: {successes} of {trials}; smallest share that these allow",
-        1.0 - largest_share(trials - successes, trials),
-        "<=",
-        share,
-        role=role,
-        basis=f"interval of Clopper and Pearson at level {LEVEL:g}",
-        false_alarm=LEVEL,
-    )
-
-
 def rejected(check: Check) -> Check:
     """Return a control that passes if a check of a share, made on a false case, fails.
 
     Args:
-        check: from `share_at_least` or `share_at_most`, of an ensemble known to have another share.
+        check: from `share_at_least`, of an ensemble known to have another share.
     """
     return replace(check, relation="<=" if check.relation == ">=" else ">=", role="control")
 
