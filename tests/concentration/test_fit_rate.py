@@ -239,7 +239,7 @@ def test_the_verdict_names_the_noise():
         (([[1, 10]], [1.0, 0.5]), "`lengths` must be a vector, got shape (1, 2)."),
         (
             (["a", "b"], [1.0, 0.5]),
-            "`lengths` must hold real numbers, got an array of text. Pass an array of floats.",
+            "`lengths` must hold real numbers, got list. Pass an array of floats.",
         ),
     ],
 )

@@ -531,7 +531,9 @@ BAD = [
     ),
     (
         {"kind": "limit"},
-        "`kind` must be one of 'auto', 'exact', 'asymptotic', 'bound', 'estimate', got 'limit'.",
+        "`kind` must be one of 'auto', 'exact', 'asymptotic', 'bound', 'estimate' for "
+        "SoftmaxAttention over Gaussian tokens at Gaussian queries at finite lengths, got 'limit'. "
+        "Pass lengths=math.inf to compute the limit.",
     ),
     (
         {"kind": "estimate"},

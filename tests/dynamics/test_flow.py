@@ -308,7 +308,8 @@ def test_a_simulated_flow_scatters_about_the_exact_one() -> None:
     found = simulated(0.0, times)
     assert found.kind == "estimate"
     assert (found.error > 0).all()
-    assert (np.abs(found.value - exact.value) < 0.15 * exact.value).all()
+    # The error is the distance of two independent estimates.
+    assert (np.abs(found.value - exact.value) < 4.0 * found.error).all()
     assert pl.trajectory_gap(found, exact).merged[-1] < 0.02
 
 

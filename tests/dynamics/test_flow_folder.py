@@ -59,9 +59,15 @@ def test_a_run_that_is_no_trajectory_is_refused(tmp_path: Path) -> None:
     run.save({"value": np.zeros((2, 2))})
     with pytest.raises(InputFileError, match="must hold a trajectory, but '"):
         load_flow(run)
-    short = trajectory(value=np.ones(3), config={**CONFIG, "n": 3})
-    with pytest.raises(InputFileError, match="'value' does not have one entry for each time"):
-        stored(short, tmp_path)
+    three = trajectory(
+        times=np.array([0.0, 1.0, np.inf]),
+        **{name: np.ones(3) for name in ("value", "gradient_norms", "error")},
+        **{name: np.ones((3, 2, 2)) for name in ("key_query", "value_matrix")},
+        parameters={},
+        config={**CONFIG, "n": 3},  # of two times
+    )
+    with pytest.raises(InputFileError, match="does not have one entry for each time"):
+        stored(three, tmp_path)
     half = trajectory(key_query=None, config={**CONFIG, "n": 4})
     with pytest.raises(InputFileError, match="but it has one of key_query and value_matrix, which"):
         stored(half, tmp_path)

@@ -67,7 +67,7 @@ def prompts(length, step):
     key = jax.random.fold_in(jax.random.fold_in(key, 0 if math.isinf(length) else length), step)
     batch = []
     for own in jax.random.split(key, BATCH):
-        law_key, tokens_key, query_key = jax.random.split(own, 3)
+        law_key, query_key, tokens_key = jax.random.split(own, 3)
         law, queries = Sided().draw(key=law_key)
         token = np.asarray(queries.sample(1, key=query_key)[0], np.float64)
         if math.isinf(length):

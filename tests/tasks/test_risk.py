@@ -202,7 +202,9 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, kind="limit"),
-            "`kind` must be one of 'auto', 'exact', 'estimate', got 'limit'.",
+            "`kind` must be one of 'auto', 'exact', 'estimate' for SoftmaxAttention on "
+            "LinearRegression at finite lengths, got 'limit'. Pass lengths=math.inf to compute "
+            "the limit.",
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, kind="estimate"),

@@ -167,14 +167,14 @@ def drawn(task: AbstractTask, key: PRNGKeyArray) -> tuple[AbstractMeasure, Abstr
         raise _wrong_return(
             task, "draw", "two measures, the law of a token and that of the query token", laws
         )
-    for law in laws:
-        if law.dim != task.token_dim:
-            raise ArgumentError(
-                "draw",
-                f"of {type(task).__name__} must return measures of dimension {task.token_dim}, its "
-                f"`token_dim`, got dimension {law.dim}.",
-            )
-    return laws[0], laws[1]
+    tokens, queries = laws
+    if tokens.dim != task.token_dim:
+        raise ArgumentError(
+            "draw",
+            f"of {type(task).__name__} must return tokens of dimension {task.token_dim}, its "
+            f"`token_dim`, got dimension {tokens.dim}.",
+        )
+    return tokens, queries
 
 
 def loss_of(
