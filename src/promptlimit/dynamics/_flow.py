@@ -51,8 +51,6 @@ _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
 _PADDING = 96
 _UNRELIABLE = 0.1
-_FALL = 0.01
-_ROUNDING = 1e-12
 _COARSER = 300.0
 _FAR = 1.5
 
@@ -213,14 +211,10 @@ def _descent(request: FlowRequest, risk: RiskOfState) -> Descent:
     end = finite[-1] if finite.size == request.times.size else _FOREVER
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
-    start = state_of(request.start)
-    # A start near a saddle has not arrived: the gradient must fall by a factor of 100.
-    slope = float(state_moments(risk, np.asarray(start)[None]).gradient_norm[0])
-    arrival = max(min(request.arrival, _FALL * slope), _ROUNDING)
-    limits = (end, request.tolerance, arrival, request.radius)
-    # Arrays of one dtype: jax would compile again for a Python number.
+    limits = (end, request.tolerance, request.arrival, request.radius)
+    # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
     rules = Rules(*(to_device(limit, jnp.float64) for limit in limits))
-    descent = descend(risk, start, to_device(padded), rules, request.solver)
+    descent = descend(risk, state_of(request.start), to_device(padded), rules, request.solver)
     asked = np.asarray(descent.states)[padded.size - finite.size :]
     return descent._replace(states=to_device(asked))
 

@@ -72,10 +72,17 @@ class StabilisedRungeKutta(diffrax.AbstractAdaptiveSolver):
         return terms.vf(t0, y0, args)
 
     def init(self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any) -> FlowState:  # noqa: ARG002
-        """Return a state without field and eigenvalue: the first step finds both.
+        """Return the field at the start and its stiffest direction: a step of length 0."""
+        nowhere, fewest = jnp.zeros((), y0.dtype), jnp.int32(_FEWEST)
+        _, state = chebyshev_step(
+            lambda y: terms.vf(t0, y, args), y0, nowhere, fewest, self.unseen(y0)
+        )
+        return state
 
-        That step must be so short that the state does not move. The search for the stiffest
-        direction begins with all coordinates mixed: a symmetric start would never find an
+    def unseen(self, y0: Array) -> FlowState:
+        """Return a state that knows nothing, from which the first step must have length 0.
+
+        Its looks begin with all coordinates mixed: a symmetric start would never see an
         eigenvector of another symmetry, which rounding errors do find.
         """
         mixed = jnp.cos(1.0 + jnp.arange(y0.size, dtype=y0.dtype) ** 2)
@@ -131,8 +138,8 @@ def chebyshev_step(
     """Return $Y_s$ and the state there, after a step of length h from y.
 
     One loop with one evaluation of the field in it, so that it is compiled once: at $Y_1$ to
-    $Y_s$, and then, where that is due, at $Y_s$ nudged along the stiffest direction. The field at a
-    start is not known: the first step is very short, and looks until the direction is found.
+    $Y_s$, and then, where that is due, at $Y_s$ nudged along the stiffest direction. Of a start the
+    field is not known: the first step must have length 0, and looks until the direction is found.
     """
     begins = state.age == _UNSEEN
     looks = jnp.where(begins, _FIRST_LOOKS, (state.age + 1 >= _EVERY).astype(stages.dtype))
