@@ -88,8 +88,8 @@ def descend(
 ) -> Descent:
     r"""Return the solution of $\theta'=-\nabla R_L(\theta)$ from $\theta$ = `start`.
 
-    A loop over diffrax's steps, because `diffrax.diffeqsolve` compiles more: a first flow takes 1.7
-    times as long for softmax and 2.2 times for linear attention (`benchmarks/flow_loop.py`).
+    A loop over diffrax's steps, because `diffrax.diffeqsolve` compiles longer: a first softmax flow
+    takes 10 to 12 s of one core with this loop and 14 to 16 s with it (`benchmarks/flow_loop.py`).
     """
     pull = jax.jit(lambda y: -risk.gradient(y))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
