@@ -30,7 +30,7 @@ def sobol_sets(dim: int, points: int, *seed: int) -> Iterator[Array]:
 
 def sobol_normals(dim: int, points: int, *seed: int) -> Array:
     """Return the first set of `sobol_sets` as standard normals, [points, dim]."""
-    from scipy.special import ndtri  # noqa: PLC0415
+    from scipy.special import ndtri  # noqa: PLC0415  # as above
 
     return ndtri(next(sobol_sets(dim, points, *seed)))
 
@@ -48,6 +48,6 @@ def standard_error(values: Array) -> Array:
 
 @functools.cache
 def _student_factor(count: int) -> float:
-    from scipy.special import ndtr, stdtrit  # noqa: PLC0415
+    from scipy.special import ndtr, stdtrit  # noqa: PLC0415  # as above
 
     return -float(stdtrit(count - 1, ndtr(-4.0))) / 4.0

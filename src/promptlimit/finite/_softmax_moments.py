@@ -4,7 +4,6 @@ The formulas are those of `promptlimit.weights._functional`.
 """
 
 import dataclasses
-import functools
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +55,12 @@ class _TiltedHeadMoments:
         rows: the moments.
         alone: the lengths at which one random token has all the weight, [n].
         finite: the lengths that are integrated over, [n].
-        known: the own token; None without one.
         integrals: over prompts of the finite lengths; None where there are none.
     """
 
     rows: MomentRows
     alone: NDArray[np.bool_]
     finite: NDArray[np.bool_]
-    known: KnownTokens | None = None
     integrals: PromptIntegrals | None = None
 
 
@@ -88,12 +85,12 @@ def _tilted_head(
         rows.put(dominated, own_value, np.zeros_like(cov), own_value @ own_value, 1.0, 0.0)
     finite = np.isfinite(lengths) & ~alone & ~dominated
     if not finite.any():
-        return _TiltedHeadMoments(rows, alone, finite, known)
+        return _TiltedHeadMoments(rows, alone, finite)
     tokens = IndependentTokens(law, lengths[finite], value, limit)
     found = prompt_integrals([tokens] if known is None else [tokens, known])
     _require_accurate(found.error, found.mse, limit, lengths[finite])
     rows.put(finite, found.bias, found.cov, found.mse, found.participation, found.error)
-    return _TiltedHeadMoments(rows, alone, finite, known, found)
+    return _TiltedHeadMoments(rows, alone, finite, found)
 
 
 def _require_accurate(error: Array, mse: Array, limit: Array, lengths: Array) -> None:
@@ -173,10 +170,7 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
     tokens = next(term for term in integrals.terms if isinstance(term, TokenTerms))
     b, outputs = tokens.drift, mean.size
     crossings = law.products(1, integrals.u)
-    phi = np.exp(tokens.scores.log_phi)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        one = np.where(integrals.weights > 0.0, lengths[:, None] * integrals.weights / phi, 0.0)
-    shares, blurred = crossings.shares(one)
+    shares, blurred = crossings.shares(tokens.one)
     rounding, rules = np.zeros(lengths.size), np.zeros((2, lengths.size, outputs, outputs))
     places = shares.shape[2]
     rights, blurs = np.empty((places, outputs), shares.dtype), np.empty(places)
@@ -193,10 +187,9 @@ def _crossed(  # noqa: PLR0917 - the symbols of the formula
     rounding += (tokens.two * (lengths[:, None] - 1.0)) @ (
         np.linalg.norm(b, axis=1) * d_lost + np.linalg.norm(d, axis=1) * tokens.lost
     )
-    first = functools.reduce(np.add, (term.first for term in integrals.terms))
     for rule in (0, 1):
         at = slice(rule, None, 2)
         for n in range(lengths.size):
-            rules[rule, n] += (one[n, at, None] * first[n, at]).T @ d[at]
+            rules[rule, n] += (tokens.one[n, at, None] * integrals.first[n, at]).T @ d[at]
             rules[rule, n] -= (tokens.two[n, at, None] * b[at]).T @ d[at]
     return rules, rounding

@@ -213,6 +213,7 @@ class IndependentTokens(AbstractPart):
             scores=scores,
             drift=drift,
             lost=lost,
+            one=one,
             two=two,
             shares=shares,
             masses=products.masses,
@@ -229,6 +230,7 @@ class TokenTerms(AbstractTerms):
         scores: $\log\phi$ and $F_1[1]$.
         drift: $B=F_1[y]$, [u, e].
         lost: the rounding error of B, [u].
+        one: $wL/\phi$, [n, u].
         two: $wL/\phi^2$, [n, u].
         shares: $\sum_uwLF_2/\phi$ over the places, [2, n, j].
         masses: the mean of 1 at each place, [j].
@@ -239,6 +241,7 @@ class TokenTerms(AbstractTerms):
     scores: Scores
     drift: Array
     lost: Array
+    one: Array
     two: Array
     shares: Numbers
     masses: Array
@@ -267,8 +270,8 @@ class PromptIntegrals:
 
     Attributes:
         u: the nodes.
-        weights: `STEP` times $e^{k_0}$, [n, u].
         terms: of each part.
+        first: $k_1$ of the whole prompt, [n, u, e].
         bias: $E\,T_L-T$, [n, e].
         cov: the covariance of $T_L$, [n, e, e].
         mse: $E|T_L-T|^2$, [n].
@@ -277,8 +280,8 @@ class PromptIntegrals:
     """
 
     u: Array
-    weights: Array
     terms: list[AbstractTerms]
+    first: Array
     bias: Array
     cov: Array
     mse: Array
@@ -341,7 +344,7 @@ def prompt_integrals(parts: Sequence[AbstractPart]) -> PromptIntegrals:
             ],
             axis=0,
         )
-    return PromptIntegrals(u, weights, terms, bias, cov, mse, participation, error)
+    return PromptIntegrals(u, terms, first, bias, cov, mse, participation, error)
 
 
 def _nodes(parts: Sequence[AbstractPart]) -> tuple[Array, Array, Array]:
