@@ -15,7 +15,7 @@ from typing import TypeAlias
 import pytest
 
 from promptlimit.cli import _app, _limit
-from promptlimit.cli._console import print_table, share_cores
+from promptlimit.cli._console import print_table
 from promptlimit.storage import write_bytes
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -199,14 +199,3 @@ def test_a_command_leaves_the_interrupts_of_its_caller_as_they_were(here: Here) 
 
 def test_options_of_a_group_are_the_commands_own() -> None:
     assert "example" in inspect.signature(_app._flat(_limit.limit)).parameters
-
-
-@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (9, "4")])
-def test_a_reproduction_leaves_cores_to_its_other_process(cores, threads, monkeypatch):
-    monkeypatch.setattr("promptlimit.cli._console.usable_cores", lambda: cores)
-    monkeypatch.delenv("NPROC", raising=False)
-    share_cores()
-    assert os.environ["NPROC"] == threads
-    monkeypatch.setenv("NPROC", "3")
-    share_cores()
-    assert os.environ["NPROC"] == "3"

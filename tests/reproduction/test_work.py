@@ -1,18 +1,19 @@
 """Claims and figures: computed once, again when damaged or when the setting changes, anywhere."""
 
+import contextlib
 import json
 import multiprocessing
-import queue
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,11 +28,10 @@ from promptlimit.reproduction import (
     Part,
     Setting,
     WorkerLostError,
-    _processes,
     _work,
-    helper_ahead,
 )
 from promptlimit.reproduction._work import Work, outcome, reproduce
+from promptlimit.reproduction._workers import worker_pool
 from promptlimit.reproduction.large_prompt import PAPER
 
 CONTROL = Check("another", 9.0, ">=", 5.0, role="control")
@@ -160,112 +160,20 @@ def test_a_figure_without_its_arrays_is_computed_again(
     assert len(drawn) == 2
 
 
-def test_a_worker_that_was_killed_is_named_with_the_way_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    broken: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", broken.append)
-    names = ["identity, L = 10", "taken", "left"]
-    helper = _processes.Helper()
-    helper.give([(name, time.sleep, (60.0,)) for name in names], lambda *_: None)
-    while names[0] not in helper._begun:
-        time.sleep(0.01)
-    assert helper.take("taken")
-    assert not helper.take("taken")
-    assert not helper.take("identity, L = 10")
-    (process,) = multiprocessing.active_children()
-    process.kill()
-    message = (
-        "the process that was to compute 'identity, L = 10' was ended from outside. Memory may "
-        "have run out; the same command goes on from what is stored."
-    )
-    with pytest.raises(WorkerLostError, match=f"^{re.escape(message)}$"):
-        helper.result("identity, L = 10", "identity, L = 10")
-    assert helper.result("left", "left") is None
-    helper.give([("late", int, ("1",))], lambda *_: None)
-    assert not helper.take("late")
-    helper.close()
-    assert broken == []
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two threads in place of worker processes: what they compute need not be pickled."""
+    pools: list[int] = []
 
+    @contextlib.contextmanager
+    def pool(count: int) -> Generator[ThreadPoolExecutor]:
+        pools.append(count)
+        with ThreadPoolExecutor(count) as threads:
+            yield threads
 
-def test_a_task_that_raises_is_told_where_it_is_waited_for_and_none_follows() -> None:
-    helper = _processes.Helper()
-    told: list[object] = []
-    helper.give(
-        [("wrong", int, ("one",)), ("next", int, ("1",))], lambda name, _: told.append(name)
-    )
-    while "wrong" not in helper._begun:
-        time.sleep(0.01)
-    with pytest.raises(ValueError, match=re.escape("invalid literal for int()")):
-        helper.result("wrong", "wrong")
-    assert helper.result("next", "next") is None
-    assert told == []
-    helper.close()
-
-
-@pytest.mark.parametrize(("wanted", "cores", "ahead"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
-def test_a_helper_may_start_ahead_and_ends_if_nobody_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, wanted: bool, cores: int, ahead: int
-) -> None:
-    started: list[str] = []
-    ended: list[str] = []
-
-    def start() -> tuple[_processes.Line, Callable[[], None]]:
-        ours, _ = multiprocessing.Pipe()
-        name = f"{len(started)}"
-        started.append(name)
-        return ours, lambda: ended.append(name)
-
-    monkeypatch.setattr(_processes, "usable_cores", lambda: cores)
-    monkeypatch.setattr(_processes, "_started", start)
-    with helper_ahead(wanted):
-        assert len(started) == ahead
-    assert ended == started
-    with helper_ahead(wanted) as new_helper:
-        helpers = [new_helper() for _ in range(2)]
-        assert len(started) == ahead + 2
-    assert len(ended) == ahead  # what was asked for belongs to whom asked
-    for helper in helpers:
-        helper.close()
-
-
-SIGNALS_OF_THE_FIRST = """
-import multiprocessing
-from promptlimit.reproduction import _processes
-helper = _processes.Helper()
-(process,) = multiprocessing.active_children()
-with open(f"/proc/{process.pid}/status") as lines:
-    print(*(line for line in lines if line.startswith("SigBlk")))
-helper.close()
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is read from /proc")
-def test_a_helper_hears_no_interrupt_from_its_first_moment() -> None:
-    told = subprocess.check_output([sys.executable, "-c", SIGNALS_OF_THE_FIRST], text=True)
-    assert int(told.split()[1], 16) >> (signal.SIGINT - 1) & 1
-
-
-class Ends:
-    """One end of what two threads speak through; what is said need not be written down."""
-
-    def __init__(self, said: "queue.Queue[Any]", heard: "queue.Queue[Any]") -> None:
-        self._said, self._heard = said, heard
-
-    def send(self, obj: Any, /) -> None:
-        self._said.put(obj)
-
-    def recv(self) -> Any:
-        return self._heard.get()
-
-
-def thread_started() -> tuple[_processes.Line, Callable[[], None]]:
-    """Start a thread that answers as another process does."""
-    questions: queue.Queue[Any] = queue.Queue()
-    answers: queue.Queue[Any] = queue.Queue()
-    ours, theirs = Ends(questions, answers), Ends(answers, questions)
-    threading.Thread(target=_processes.answer, args=(theirs,), daemon=True).start()
-    return ours, lambda: None
+    monkeypatch.setattr(_work, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_work, "worker_pool", pool)
+    return pools
 
 
 def reproduced(
@@ -290,12 +198,13 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
     folder: ReportFolder,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
     drawn: list[StoredFigure],
+    two_threads: list[int],
 ) -> None:
-    counted, helpers = Counted(), []
-    part = Part("identity, L = 10", lambda _: None, group="identity")
+    counted = Counted()
+    part = Part("identity, L = 10", lambda _: None)
     monkeypatch.setattr(_work, "usable_cores", lambda: cores)
-    monkeypatch.setattr(_processes, "_started", lambda: helpers.append(1) or thread_started())
     monkeypatch.setattr(Paper, "parts", lambda *_: (part,))
     form = re.compile(r"reproduce: (.+: .+), \d+\.\d s, (\d) left")
     stored = ""
@@ -314,17 +223,15 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
             f"made_up: {'stored' if stored else 'drawn'}",
         ]
         stored = ", stored"
-        assert len(helpers) == cores - 1  # none for what is stored
+        assert len(two_threads) == cores - 1  # no pool for stored results
     assert len(drawn) == 2
 
 
-def test_what_another_process_computed_is_told_before_it_is_waited_for(
-    folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
+def test_what_another_process_computed_is_told_at_once(
+    folder: ReportFolder, monkeypatch: pytest.MonkeyPatch, two_threads: list[int]
 ) -> None:
     told = threading.Event()
     late = replace(LATE, decide=lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0), CONTROL])
-    monkeypatch.setattr(_work, "usable_cores", lambda: 2)
-    monkeypatch.setattr(_processes, "_started", thread_started)
     with progress("reproduce") as shown:
         monkeypatch.setattr(shown, "_ended", lambda words: "made-up" in words and told.set())
         items = [(PAPER, [late, Counted().claim])]
@@ -346,53 +253,105 @@ def test_items_of_several_papers_are_told_apart(
     assert {path.name for path in folder.path.iterdir()} == {"Softmax", "another"}
 
 
-def test_other_processes_get_theory_and_with_more_cores_each_group(
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_work_waits_for_the_parts_it_needs_and_stays_with_the_accelerator(
+    backend: str,
+    folder: ReportFolder,
     monkeypatch: pytest.MonkeyPatch,
+    two_threads: list[int],
 ) -> None:
-    theory = [work(Counted().claim)]
+    began: list[str] = []
+    main = threading.current_thread().name
+    threads: dict[str, str] = {}
+
+    def note(name: str) -> Callable[[Setting], list[Check]]:
+        def compute(_: Setting) -> list[Check]:
+            began.append(name)
+            threads[name] = threading.current_thread().name
+            return [Check("x", 0.0, "<=", 5.0), CONTROL]
+
+        return compute
+
     parts = [
-        Part(f"{law}{end}", lambda _: None, group=None if end else law)
-        for law in "xyz"
-        for end in ("", ", training")
+        Part("training", note("training"), stage=1, accelerated=True),
+        Part("a flow", note("a flow")),
+        Part("another flow", note("another flow")),
     ]
-    study = [Work(PAPER, item, item.name) for item in (*parts, LATE)]
-    for cores, queues in (
-        (1, []),
-        (2, [["made-up", "z"]]),
-        (4, [["made-up"], ["x"], ["y"], ["z"]]),
-    ):
-        monkeypatch.setattr(_work, "usable_cores", lambda n=cores: n)
-        elsewhere = _work._elsewhere(theory, study)
-        assert [[task.label for task in queue] for queue in elsewhere] == queues
-    assert _work._elsewhere([], study) == []
+    claims = [replace(LATE, number=n, name=f"late {n}".replace(" ", "-")) for n in (1, 2)]
+    claims = [replace(claim, decide=note(claim.name)) for claim in claims]
+    early = replace(claims[0], number=3, name="early", decide=note("early"), after_study=False)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(Paper, "parts", lambda *_: parts)
+    reproduced([*claims, early], folder, whole=True)
+    assert sorted(began) == ["a flow", "another flow", "early", "late-1", "late-2", "training"]
+    assert began.index("training") > max(began.index("a flow"), began.index("another flow"))
+    assert min(began.index("late-1"), began.index("late-2")) > began.index("training")
+    assert (threads["training"] == main) == (backend == "gpu")
+    assert main not in {threads["a flow"], threads["early"], threads["late-1"]}
+    assert two_threads == [2]
 
 
-def test_what_is_left_of_a_study_is_offered_once_its_parts_have_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    early, *late = (replace(LATE, number=n, name=f"{n}", after_study=n > 1) for n in range(1, 5))
-    parts = [Part(law, lambda _: None) for law in "xy"]
-    order = [Work(PAPER, item, item.name) for item in (*parts, *late, early)]
-    offered = [[work.label for work in _work._after_parts(order, n)] for n in range(len(order))]
-    assert offered == [[], [], ["4", "3"], [], [], []]
-    assert _work._after_parts(order[2:], 0) == []
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert _work._after_parts(order, 2) == []
+def _lose_a_worker() -> None:
+    with worker_pool(2) as pool:
+        future = pool.submit(time.sleep, 60.0)
+        multiprocessing.active_children()[0].kill()
+        future.result()
 
 
-def test_a_helper_that_has_done_all_goes_on_with_what_it_is_given() -> None:
-    ended: list[object] = []
-    helper = _processes.Helper()
-    helper.give([("first", int, ("1",))], lambda name, _: ended.append(name))
-    for number in range(3):
-        while len(ended) <= number:
-            time.sleep(0.01)
-        helper.give([(number, int, (f"{number}",))], lambda name, _: ended.append(name))
-    while len(ended) <= 3:
-        time.sleep(0.01)
-    assert [helper.result(name, "") for name in ended] == [1, 0, 1, 2]
-    helper.close()
+def test_a_worker_that_was_killed_is_named_with_the_way_out() -> None:
+    message = (
+        "a worker process was ended from outside. Memory may have run out; the same command "
+        "continues from the stored results."
+    )
+    with pytest.raises(WorkerLostError, match=f"^{re.escape(message)}$"):
+        _lose_a_worker()
+    assert multiprocessing.active_children() == []
+
+
+IN_WORKERS = """
+import multiprocessing, os, signal, time
+from promptlimit.reproduction._workers import worker_pool
+
+def environment(name):
+    return os.environ[name]
+
+if __name__ == "__main__":
+    with worker_pool(2) as pool:
+        cache = pool.submit(environment, "JAX_COMPILATION_CACHE_DIR").result()
+        platform = pool.submit(environment, "JAX_PLATFORMS").result()
+        mask = []
+        for process in multiprocessing.active_children():
+            with open(f"/proc/{process.pid}/status") as lines:
+                mask += [line.split()[1] for line in lines if line.startswith("SigBlk")]
+        pids = [process.pid for process in multiprocessing.active_children()]
+        print(cache, platform, *mask, *pids, flush=True)
+        if os.environ.get("KILLED"):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="it is read from /proc")
+@pytest.mark.parametrize("killed", ["", "1"])
+def test_workers_ignore_interrupts_and_end_with_their_parent(killed: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_WORKERS)
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment | {"KILLED": killed},
+    )
+    cache, platform, *masks, one, other = done.stdout.split()
+    assert platform == "cpu"
+    assert len(masks) == 2
+    assert all(int(mask, 16) >> (signal.SIGINT - 1) & 1 for mask in masks)
+    deadline = time.monotonic() + 60.0
+    left = [Path(cache), Path("/proc", one), Path("/proc", other)]
+    while any(path.exists() for path in left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(path.exists() for path in left)
 
 
 def test_an_item_that_fails_is_named_and_stops_no_other(

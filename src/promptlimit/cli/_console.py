@@ -13,7 +13,6 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from promptlimit._cores import usable_cores
 from promptlimit.errors import ArgumentError
 
 OUT = Console(soft_wrap=False, highlight=False)
@@ -143,15 +142,6 @@ def require_folder(out: Path | None) -> None:
             raise UsageError(
                 f"--out must be a folder, got {below}the file {place}", "choose another folder"
             )
-
-
-def share_cores() -> None:
-    """Leave half of the cores to the other process of a reproduction.
-
-    Threads of small programs wait for one another: where two processes have all of them, a quarter
-    of the time of both is lost. XLA reads how many it may start from NPROC, when it starts.
-    """
-    os.environ.setdefault("NPROC", str(max(1, usable_cores() // 2)))
 
 
 def use_double_precision() -> None:

@@ -1,7 +1,6 @@
 """`promptlimit reproduce`: decide the claims of papers and redraw their figures."""
 
 import difflib
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from promptlimit.cli._console import (
     print_error,
     print_json,
     require_folder,
-    share_cores,
     use_double_precision,
 )
 from promptlimit.cli._progress import progress
@@ -96,11 +94,9 @@ def reproduce(
             raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
         _at_seeds(names or [], _seed_range(seeds), quick, extent, out, as_json=as_json)
         return
-    share_cores()
     from promptlimit import reproduction
 
-    all_anew = not (names or list_items or out.exists())
-    with progress("reproduce") as shown, reproduction.helper_ahead(all_anew) as new_helper:
+    with progress("reproduce") as shown:
         shown.at("starting")
         use_double_precision()
         from promptlimit.claims import ReportFolder, StoredClaim
@@ -117,9 +113,7 @@ def reproduce(
         folder.require_layout()
         runs = folder.runs(reproduction.engine_hash())
         setting = reproduction.Setting(seed, quick, extent, folder=runs)
-        outcomes = reproduction.reproduce(
-            chosen, setting, folder, shown, whole=not items, new_helper=new_helper
-        )
+        outcomes = reproduction.reproduce(chosen, setting, folder, shown, whole=not items)
     for note in (outcome.note for outcome in outcomes if outcome.note):
         ERR.print("note:", note, markup=False)
     stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]
@@ -171,7 +165,6 @@ def _at_seeds(
     as_json: bool,
 ) -> None:
     """Decide claims at several seeds and print how often each verdict is the one on record."""
-    os.environ.setdefault("NPROC", "1")  # each core has a process of its own
     from promptlimit import reproduction
 
     with progress("reproduce") as shown:

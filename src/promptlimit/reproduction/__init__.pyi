@@ -9,11 +9,10 @@ from ._paper import Setting as Setting
 from ._paper import paper_at as paper_at
 from ._paper import papers as papers
 from ._pictures import write_page as write_page
-from ._processes import WorkerLostError as WorkerLostError
-from ._processes import helper_ahead as helper_ahead
 from ._seeds import SeedVerdicts as SeedVerdicts
 from ._seeds import decide_at_seeds as decide_at_seeds
 from ._work import Outcome as Outcome
 from ._work import decide as decide
 from ._work import reproduce as reproduce
 from ._work import run_facts as run_facts
+from ._workers import WorkerLostError as WorkerLostError

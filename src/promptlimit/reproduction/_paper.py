@@ -146,13 +146,14 @@ class Part:
     Attributes:
         name: what it is, in words.
         compute: what computes it.
-        group: parts of one group may be computed by one other process, in their order; those of
-            none stay where the accelerator is.
+        stage: a part starts when all parts of lower stages have ended.
+        accelerated: whether it runs on an accelerator where there is one.
     """
 
     name: str
     compute: Callable[[Setting], object]
-    group: str | None = None
+    stage: int = 0
+    accelerated: bool = False
 
 
 Item = Claim | Figure | Part

@@ -1,11 +1,9 @@
 """Claims decided at many seeds: a verdict is a property of the claim, not of the seed."""
 
 import functools
-import multiprocessing
-import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from promptlimit.claims import ClaimResult, ReportFolder, StoredClaim
 from promptlimit.reproduction._fingerprint import engine_hash
 from promptlimit.reproduction._paper import Claim, Paper, Setting, paper_at, papers
 from promptlimit.reproduction._work import Listener, Outcome, Work, outcome
+from promptlimit.reproduction._workers import worker_pool
 
 
 @dataclass(frozen=True)
@@ -103,12 +102,7 @@ def decide_at_seeds(
         dict.fromkeys(labels.values(), 1.0),
     )
     by_seed: dict[int, list[Outcome]] = {}
-    pool = ProcessPoolExecutor(
-        min(usable_cores(), len(seeds)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_ignore_interrupts,
-    )
-    try:
+    with worker_pool(min(usable_cores(), len(seeds))) as pool:
         futures = {pool.submit(work, seed): seed for seed in seeds}
         for future in as_completed(futures):
             seed = futures[future]
@@ -116,10 +110,6 @@ def decide_at_seeds(
             listener.end(
                 labels[seed], outcome=_summary(by_seed[seed]), seconds=seconds, stored=False
             )
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():  # after an interrupt they still compute
-            process.terminate()
     verdicts = []
     place = 0
     for paper, claims in chosen:
@@ -133,11 +123,6 @@ def decide_at_seeds(
             verdicts.append(SeedVerdicts(paper.name, claim.name, claim.expected, results, problems))
             place += 1
     return verdicts
-
-
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent process, which ends its workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _at_seed(

@@ -4,10 +4,11 @@ import os
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -17,12 +18,11 @@ from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
 from promptlimit.reproduction._devices import on_cpu
 from promptlimit.reproduction._fingerprint import drawing_hash, item_hash
-from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Setting
+from promptlimit.reproduction._paper import Claim, Figure, Item, Paper, Part, Setting
 from promptlimit.reproduction._pictures import drawn_figure
-from promptlimit.reproduction._processes import Helper, Task
+from promptlimit.reproduction._workers import worker_pool
 from promptlimit.storage import environment
 
-_CORES_FOR_GROUPS = 4
 _USUAL = {"part": 5.0, "claim": 2.0, "figure": 1.0}
 """How long one takes, beside the others."""
 
@@ -64,8 +64,22 @@ class Work(NamedTuple):
 
     @property
     def after_study(self) -> bool:
-        """Whether it belongs to the study of its paper."""
-        return getattr(self.item, "after_study", True)
+        """Whether it is a claim or figure that reads what the parts of a study compute."""
+        return not isinstance(self.item, Part) and self.item.after_study
+
+    @property
+    def needs_accelerator(self) -> bool:
+        """Whether it must run in the process that has an accelerator, if there is one."""
+        accelerated = isinstance(self.item, Part) and self.item.accelerated
+        return accelerated and jax.default_backend() != "cpu"
+
+    def needs(self, other: "Work") -> bool:
+        """Whether it reads what another piece of work computes."""
+        if self.paper != other.paper or not isinstance(other.item, Part):
+            return False
+        if isinstance(self.item, Part):
+            return other.item.stage < self.item.stage
+        return self.item.after_study
 
 
 @dataclass(frozen=True)
@@ -109,41 +123,45 @@ def reproduce(
     listener: Listener,
     *,
     whole: bool,
-    new_helper: Callable[[], Helper[Outcome]] = Helper,
 ) -> list[Outcome]:
     """Return what came of claims and figures, in their order, read from disk or computed now.
 
     Args:
-        chosen: papers, each with its claims and figures that are wanted.
-        setting: theirs.
-        folder: where they go.
-        listener: what is told of each as it ends.
-        whole: whether studies are computed part by part first, for progress.
-        new_helper: starts another process that takes a share, or returns one that was started.
+        chosen: papers, each with the claims and figures to reproduce.
+        setting: of all claims and figures.
+        folder: where results are stored.
+        listener: receives the progress.
+        whole: whether the parts of a study are computed first, side by side.
     """
     for paper, _ in chosen:
         paper.require_drawable()
+        folder.save_paper(paper.words)
     several = len(chosen) > 1
     wanted = [_work(paper, item, several) for paper, items in chosen for item in items]
-    first: list[Work] = []
-    for paper, _ in chosen:
-        folder.save_paper(paper.words)
-        of_study = [work for work in wanted if work.paper == paper and work.after_study]
-        if whole and not all(_seems_stored(work, setting, folder) for work in of_study):
-            first += [_work(paper, part, several) for part in paper.parts(setting)]
-        first += of_study
-    theory = [work for work in wanted if not work.after_study]
-    order = [*first, *reversed(theory)]  # the other process comes from the front
+    missing = [work for work in wanted if not _seems_stored(work, setting, folder)]
+    studies = [paper for paper, _ in chosen if any(_of_study(work, paper) for work in missing)]
+    parts = [
+        _work(paper, part, several)
+        for paper in studies
+        for part in (paper.parts(setting) if whole else ())
+    ]
+    order = [*parts, *wanted]
     listener.plan(_plan(order, setting, folder), {work.label: _USUAL[work.kind] for work in order})
-    stored = all(_seems_stored(work, setting, folder) for work in wanted)
-    elsewhere = [] if stored else _elsewhere(theory, first)  # to start is longer than to read
-    outcomes = _together(order, elsewhere, setting, folder, listener, new_helper=new_helper)
-    broken = [outcomes[work.key] for work in order if work not in wanted]
-    return [outcomes[work.key] for work in wanted] + [part for part in broken if part.problem]
+    cores = min(usable_cores(), len(parts) + len(missing))
+    if cores < 2:
+        outcomes = {work.key: _here(work, setting, folder, listener) for work in order}
+    else:
+        outcomes = _side_by_side(order, setting, folder, listener, cores)
+    failed = [outcomes[part.key] for part in parts if outcomes[part.key].problem]
+    return [outcomes[work.key] for work in wanted] + failed
 
 
 def _work(paper: Paper, item: Item, several: bool) -> Work:
     return Work(paper, item, f"{paper.name}/{item.name}" if several else item.name)
+
+
+def _of_study(work: Work, paper: Paper) -> bool:
+    return work.paper == paper and work.after_study
 
 
 def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
@@ -154,95 +172,53 @@ def _plan(order: Sequence[Work], setting: Setting, folder: ReportFolder) -> str:
     return f"{what}, {'quick, ' * setting.quick}{setting.protocol} protocol, into {folder.path}"
 
 
-def _elsewhere(theory: Sequence[Work], study: Sequence[Work]) -> list[list[Work]]:
-    """Return what other processes do beside the study, until this one takes it from them.
-
-    Theory, and then the last group of parts; with more cores, each group apart.
-    """
-    cores = usable_cores()
-    if cores < 2 or not theory or not study:
-        return []
-    groups: dict[tuple[str, str], list[Work]] = {}
-    for work in study:
-        group = getattr(work.item, "group", None)
-        if group is not None:
-            groups.setdefault((work.paper.name, group), []).append(work)
-    queues = list(groups.values())
-    if cores < _CORES_FOR_GROUPS:
-        return [[*theory, *(queues[-1] if queues else ())]]
-    return [[*theory], *queues]
-
-
 def _seems_stored(work: Work, setting: Setting, folder: ReportFolder) -> bool:
     digest = item_hash(work.paper, work.kind, work.item.name, setting)
     return folder.holds(work.paper.name, f"{work.kind}s", work.item.name, digest)
 
 
-def _together(
+def _side_by_side(
     order: Sequence[Work],
-    elsewhere: Sequence[list[Work]],
     setting: Setting,
     folder: ReportFolder,
     listener: Listener,
-    *,
-    new_helper: Callable[[], Helper[Outcome]],
+    cores: int,
 ) -> dict[Key, Outcome]:
-    """Do the work in order; what another process has begun is waited for when its turn comes."""
-    by_key = {work.key: work for work in order}
+    """Compute everything on several cores, each piece of work once all it needs has ended."""
+    outcomes: dict[Key, Outcome] = {}
+    waiting = sorted(order, key=lambda work: work.kind != "part")
+    running: dict[Future[Outcome], Work] = {}
 
-    def tell(key: Hashable, result: Outcome) -> None:
-        _tell(by_key[cast(Key, key)].label, result, listener)
+    def end(future: "Future[Outcome]") -> None:
+        if not future.cancelled() and future.exception() is None:
+            _tell(running[future].label, future.result(), listener)
 
-    def tasks(queue: Sequence[Work]) -> list[Task[Outcome]]:
-        return [(work.key, outcome, (work, setting, folder)) for work in queue]
-
-    helpers: list[Helper[Outcome]] = []
-    here = replace(setting, tell=listener.at)
-    try:
-        for queue in elsewhere:
-            helpers.append(new_helper())
-            helpers[-1].give(tasks(queue), tell)
-        results: dict[Key, Outcome] = {}
-        for place, work in enumerate(order):
-            for helper in helpers[:1]:
-                helper.give(tasks(_after_parts(order, place)), tell)
-            results[work.key] = _in_turn(work, helpers, here, folder, listener)
-        return results
-    finally:
-        for helper in helpers:
-            helper.close()
-
-
-def _after_parts(order: Sequence[Work], place: int) -> list[Work]:
-    """Return what else of a study can be done once its last part has ended, the last first.
-
-    Nothing where this process has an accelerator: others have none, and would train again what was
-    trained there.
-    """
-    work = order[place]
-    if jax.default_backend() != "cpu" or work.kind == "part":
-        return []
-    if place == 0 or order[place - 1].kind != "part":
-        return []
-    later = order[place + 1 :]
-    return [one for one in reversed(later) if one.paper == work.paper and one.after_study]
+    with worker_pool(cores) as pool:
+        while len(outcomes) < len(order):
+            unfinished = [work for work in order if work.key not in outcomes]
+            ready = [work for work in waiting if not any(work.needs(one) for one in unfinished)]
+            here = [work for work in ready if work.needs_accelerator]
+            for work in ready:
+                waiting.remove(work)
+                if work not in here:
+                    future = pool.submit(outcome, work, setting, folder)
+                    running[future] = work
+                    future.add_done_callback(end)
+            for work in here:
+                outcomes[work.key] = _here(work, setting, folder, listener)
+            left = [future for future, work in running.items() if work.key not in outcomes]
+            if left and not here:
+                listener.at(", ".join(running[future].label for future in left[:cores]))
+                ended, _ = wait(left, return_when=FIRST_COMPLETED)
+                outcomes |= {running[future].key: future.result() for future in ended}
+    return outcomes
 
 
-def _in_turn(
-    work: Work,
-    helpers: Sequence[Helper[Outcome]],
-    setting: Setting,
-    folder: ReportFolder,
-    listener: Listener,
-) -> Outcome:
+def _here(work: Work, setting: Setting, folder: ReportFolder, listener: Listener) -> Outcome:
+    """Compute in this process."""
     listener.at(work.label)
-    result = None
-    if not any(helper.take(work.key) for helper in helpers):
-        ends = (helper.result(work.key, work.label) for helper in helpers)
-        result = next((end for end in ends if end is not None), None)
-    if result is None:  # nobody else has begun it
-        result = outcome(work, setting, folder)
-    _tell(work.label, result, listener)  # even if it is told: the callback may come too late
+    result = outcome(work, replace(setting, tell=listener.at), folder)
+    _tell(work.label, result, listener)
     return result
 
 

@@ -32,9 +32,15 @@ from promptlimit.dynamics import (
 )
 from promptlimit.reproduction import Part, Setting
 from promptlimit.reproduction._devices import on_accelerator, on_cpu
-from promptlimit.reproduction.large_prompt._start_gap import gradient_noise
+from promptlimit.reproduction.large_prompt._start_gap import (
+    gradient_noise,
+    population_gradient_gap,
+    same_batch_gradient_gap,
+    squared_output_gap,
+)
 from promptlimit.reproduction.large_prompt.protocol import LENGTHS, protocol_task, tables_at_hand
 from promptlimit.results import Training, Trajectory
+from promptlimit.storage import RunFolder
 from promptlimit.tasks import LinearRegression, bayes_risk, linear_optimum
 
 Arrays = dict[str, np.ndarray]
@@ -159,6 +165,63 @@ def _sharpest(setting: Setting, law: str, start: int) -> float:
     along = (tilt[:, :DIM] + tilt[:, DIM:] * weights) @ np.linalg.cholesky(task.covariance)
     squares = (along**2).sum(axis=1) + task.noise_variance * tilt[:, DIM] ** 2
     return float(np.sqrt(np.quantile(squares, 1 - 1e-4)))
+
+
+def gap_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which gradients are compared at the start."""
+    return (10, 100) if setting.quick else (10, 30, 100, 300, 1000)
+
+
+def output_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which outputs are compared at the start."""
+    return LENGTHS[::6] if setting.quick else LENGTHS
+
+
+@functools.cache
+def start_gaps(setting: Setting, law: str) -> Arrays:
+    """Return squared gaps between softmax and linear attention at random starts, [start, length].
+
+    Gaps on batches are from simulated prompts, the other two are exact. "batch_log" and its error
+    are of the mean logarithm over batches, which has light tails.
+    """
+    if setting.folder is None:
+        return _start_gaps(setting, law)
+    run = RunFolder(setting.folder, {"what": "gaps at starts", "law": law, **setting.to_dict()})
+    if not run.finished:
+        run.save(_start_gaps(setting, law))
+    return run.load()
+
+
+def _start_gaps(setting: Setting, law: str) -> Arrays:
+    task, lengths = protocol_task(law), gap_lengths(setting)
+    batches = 64 if setting.quick else 16  # quick has fewer starts to average over
+    gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
+    for index in mild_starts(setting, law, 2 if setting.quick else 4):
+        starts = [random_start(setting, index, kernel) for kernel in KERNELS]
+        key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
+        setting.tell(f"gaps at start {index}: {law}")
+        gaps["output"].append(squared_output_gap(task, starts[0], output_lengths(setting)))
+        gaps["population"].append(
+            [population_gradient_gap(task, starts, length) for length in lengths]
+        )
+        gaps["batch"].append(
+            [
+                same_batch_gradient_gap(task, starts, length, key=key, batches=batches)
+                for length in lengths
+            ]
+        )
+    arrays = {
+        "output": np.array([gap.value for gap in gaps["output"]]),
+        "output_error": np.array([gap.error for gap in gaps["output"]]),
+    }
+    for name in ("population", "batch"):
+        arrays[name] = np.array([[gap.value for gap in row] for row in gaps[name]])
+        arrays[f"{name}_error"] = np.array([[gap.error for gap in row] for row in gaps[name]])
+    for name in ("log", "log_error"):
+        arrays[f"batch_{name}"] = np.array(
+            [[getattr(gap, name) for gap in row] for row in gaps["batch"]]
+        )
+    return arrays
 
 
 def block_factors(kernel: str = "softmax") -> Factored:
@@ -311,32 +374,28 @@ def shown_start(setting: Setting, law: str) -> int:
 
 
 def parts(setting: Setting) -> list[Part]:
-    """Return the study in parts: for each law its flows, its many starts, and descent."""
+    """Return the study in parts: for each law its many starts, its flows, then training."""
     ordered: list[Part] = []
     for law in LAWS:
-        ordered += [_flows_part(law, length) for length in curve_lengths(setting)]
-        ordered.append(_part(f"{law}, a start that converges", start_numbers, law))
-        ordered.append(Part(f"{law}, training runs", functools.partial(descent, law=law)))
-        ordered.append(_part(f"{law}, ends of training", ends, law))
-        if not setting.quick:
-            ordered += [
-                _part(
-                    f"{law}, {ensemble_starts(law)} starts, L = {length}",
-                    _ensemble_at,
-                    law,
-                    length=length,
-                )
-                for length in ensemble_lengths(law)
-            ]
+        ordered.append(_part(f"{law}, gaps at the start", start_gaps, law))
+        many = f"{law}, {ensemble_starts(law)} starts"
+        ordered += [
+            _part(f"{many}, L = {length}", _ensemble_at, law, length=length)
+            for length in (() if setting.quick else ensemble_lengths(law))
+        ]
+        ordered += [
+            _part(f"{law}, L = {length}", flows, law, length=length)
+            for length in curve_lengths(setting)
+        ]
+    for law in LAWS:
+        training = functools.partial(descent, law=law)
+        ordered.append(Part(f"{law}, training runs", training, stage=1, accelerated=True))
+        ordered.append(Part(f"{law}, ends of training", functools.partial(ends, law=law), stage=1))
     return ordered
 
 
 def _part(name: str, compute: Callable[..., object], law: str, **options: int) -> Part:
-    return Part(name, functools.partial(compute, law=law, **options), group=law)
-
-
-def _flows_part(law: str, length: int) -> Part:
-    return _part(f"{law}, L = {length}", flows, law, length=length)
+    return Part(name, functools.partial(compute, law=law, **options))
 
 
 def flows(setting: Setting, law: str, length: int) -> None:

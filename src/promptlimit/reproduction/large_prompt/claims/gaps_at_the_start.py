@@ -7,13 +7,14 @@ import numpy as np
 from promptlimit.reproduction import Check, Claim, Setting
 from promptlimit.reproduction._statistics import LEVEL, critical_distance
 from promptlimit.reproduction.large_prompt._start_gap import population_gradient_gap
-from promptlimit.reproduction.large_prompt.figures.start_gaps import (
+from promptlimit.reproduction.large_prompt.protocol import protocol_task
+from promptlimit.reproduction.large_prompt.study import (
     gap_lengths,
+    mild_starts,
     output_lengths,
+    random_start,
     start_gaps,
 )
-from promptlimit.reproduction.large_prompt.protocol import protocol_task
-from promptlimit.reproduction.large_prompt.study import mild_starts, random_start
 
 
 def _slope(values: np.ndarray, lengths: Sequence[int]) -> float:

@@ -3,73 +3,18 @@
 import functools
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from promptlimit.reproduction import Figure, Setting
-from promptlimit.reproduction.large_prompt._start_gap import (
-    population_gradient_gap,
-    same_batch_gradient_gap,
-    squared_output_gap,
-)
-from promptlimit.reproduction.large_prompt.protocol import LENGTHS, protocol_task
 from promptlimit.reproduction.large_prompt.study import (
     ANISOTROPIC,
     ISOTROPIC,
-    KERNELS,
     Arrays,
     by_law,
-    mild_starts,
-    random_start,
+    gap_lengths,
+    output_lengths,
+    start_gaps,
 )
-
-
-def gap_lengths(setting: Setting) -> tuple[int, ...]:
-    """Return the lengths at which gradients are compared at the start."""
-    return (10, 100) if setting.quick else (10, 30, 100, 300, 1000)
-
-
-def output_lengths(setting: Setting) -> tuple[int, ...]:
-    """Return the lengths at which outputs are compared at the start."""
-    return LENGTHS[::6] if setting.quick else LENGTHS
-
-
-@functools.cache
-def start_gaps(setting: Setting, law: str) -> Arrays:
-    """Return squared gaps between softmax and linear attention at random starts, [start, length].
-
-    Gaps on batches are from simulated prompts, the other two are exact. "batch_log" and its error
-    are of the mean logarithm over batches, which has light tails.
-    """
-    task, lengths = protocol_task(law), gap_lengths(setting)
-    batches = 64 if setting.quick else 16  # quick has fewer starts to average over
-    gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
-    for index in mild_starts(setting, law, 2 if setting.quick else 4):
-        starts = [random_start(setting, index, kernel) for kernel in KERNELS]
-        key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
-        setting.tell(f"gaps at start {index}: {law}")
-        gaps["output"].append(squared_output_gap(task, starts[0], output_lengths(setting)))
-        gaps["population"].append(
-            [population_gradient_gap(task, starts, length) for length in lengths]
-        )
-        gaps["batch"].append(
-            [
-                same_batch_gradient_gap(task, starts, length, key=key, batches=batches)
-                for length in lengths
-            ]
-        )
-    arrays = {
-        "output": np.array([gap.value for gap in gaps["output"]]),
-        "output_error": np.array([gap.error for gap in gaps["output"]]),
-    }
-    for name in ("population", "batch"):
-        arrays[name] = np.array([[gap.value for gap in row] for row in gaps[name]])
-        arrays[f"{name}_error"] = np.array([[gap.error for gap in row] for row in gaps[name]])
-    for name in ("log", "log_error"):
-        arrays[f"batch_{name}"] = np.array(
-            [[getattr(gap, name) for gap in row] for row in gaps["batch"]]
-        )
-    return arrays
 
 
 def compute(setting: Setting, *, laws: Sequence[str]) -> Arrays:

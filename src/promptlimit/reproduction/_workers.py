@@ -1,0 +1,86 @@
+"""Worker processes, one per core, that share what they compile."""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import wait
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # the memory of an accelerator belongs to the parent process
+    "NPROC": "1",  # threads of XLA; each core has a process of its own
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+}
+
+
+class WorkerLostError(OSError):
+    """A worker process was ended from outside."""
+
+
+@contextlib.contextmanager
+def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
+    """Yield a pool of so many processes; it ends with the block, whatever is still running.
+
+    The workers share jax's cache of compiled programs, in a temporary folder, so that each program
+    is compiled once. Ctrl-C reaches the parent process alone. What a worker writes must be written
+    atomically: leaving the block ends it at any moment.
+    """
+    with tempfile.TemporaryDirectory(prefix="promptlimit-") as cache:
+        pool = ProcessPoolExecutor(
+            count,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(cache,),
+        )
+        try:
+            with _interrupts_blocked():  # workers inherit the mask
+                for _ in range(count):
+                    pool.submit(os.getpid)  # starts a worker
+            yield pool
+        except BrokenProcessPool as problem:
+            raise WorkerLostError(
+                "a worker process was ended from outside. Memory may have run out; the same "
+                "command continues from the stored results."
+            ) from problem
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+                process.join()
+
+
+def _start_worker(cache: str) -> None:
+    """Set the environment before jax is imported, and end when the parent process does."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+    threading.Thread(target=_end_with_parent, args=(cache,), daemon=True).start()
+
+
+def _end_with_parent(cache: str) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        shutil.rmtree(cache, ignore_errors=True)  # a parent that was killed could not
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Generator[None]:
+    """Let processes started in this block ignore Ctrl-C, from their first moment on."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    from multiprocessing import resource_tracker  # noqa: PLC0415  # not for Windows
+
+    resource_tracker.ensure_running()  # started with the first process, it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
