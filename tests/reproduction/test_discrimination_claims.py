@@ -19,7 +19,12 @@ from promptlimit.reproduction.mixtures._descent import (
     start,
     zero_excess,
 )
-from promptlimit.reproduction.mixtures._discrimination import C1, THREE, Classes
+from promptlimit.reproduction.mixtures._discrimination import (
+    C1,
+    THREE,
+    Classes,
+    distances,
+)
 
 NUMBERS = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 21, 24, 25)
 CLAIMS = {claim.number: claim for claim in PAPER.claims if claim.number in NUMBERS}
@@ -32,6 +37,23 @@ def module_of(number: int) -> ModuleType:
 
 def test_every_claim_on_discrimination_is_there():
     assert tuple(CLAIMS) == NUMBERS
+
+
+def test_distances_are_those_to_the_nearest_head_of_each_family():
+    d, (slope, intercept) = C1.dim, C1.bayes
+    theta = np.random.default_rng(5).normal(size=d * d + 2 * d + 1)
+    zeta = C1.coordinates(theta)
+    free_gate = np.vstack([np.zeros((d + 2, d)), np.eye(d)])  # r = 0 and any s
+    at_bayes = np.concatenate([slope, [intercept, 0.0], np.zeros(d)])
+    constant = np.zeros((2 * d + 2, 1))  # s = 0 and any r, made up for in b
+    constant[d], constant[d + 1] = -C1.positive, 1.0
+    expected = []
+    for directions in (free_gate, constant):
+        for move in (np.ones(directions.shape[1]), -2.0 * np.ones(directions.shape[1])):
+            assert C1.excess(at_bayes + directions @ move) < 1e-20  # all of the family is Bayes
+        nearest, *_ = np.linalg.lstsq(directions, zeta - at_bayes)
+        expected.append(np.linalg.norm(zeta - at_bayes - directions @ nearest))
+    assert_allclose(np.ravel(distances(C1, theta[None])), expected, rtol=1e-12)
 
 
 def left_after(excess: dict[tuple[str, int | None], float]):
