@@ -16,6 +16,7 @@ _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the memory of an accelerator belongs to the parent process
     "NPROC": "1",  # threads of XLA; each core has a process of its own
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # with a limit, jax locks the folder to write
 }
 
 
