@@ -13,7 +13,7 @@ import pytest
 from promptlimit.claims import ReportFolder
 from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
-from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_page
+from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_pages
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
 from reporting.page.stored_results import figure, plot, write_results
@@ -113,13 +113,13 @@ def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(
     assert 'id="coins-figure-tosses"' in page
     assert "<svg" in page
     assert f"promptlimit reproduce {coins} fair --seed 0" in page
-    _, report, problems = write_page(ReportFolder(out))  # by whoever does not know the paper
+    _, report, problems = write_pages(ReportFolder(out))  # by whoever does not know the paper
     assert len(report.figures) == 1
     assert problems == [
         "coins/figures/tosses is shown as the picture that is stored: the paper coins is not one "
         "of this library."
     ]
-    _, _, problems = write_page(ReportFolder(out), [paper_at(coins)])
+    _, _, problems = write_pages(ReportFolder(out), [paper_at(coins)])
     assert problems == []
 
 
@@ -209,7 +209,7 @@ def test_a_figure_is_drawn_again_by_other_code_or_where_a_picture_is_missing_or_
 
 def test_arrays_that_do_not_fit_a_drawing_cost_the_page_one_figure(tmp_path: Path) -> None:
     folder = ReportFolder(write_results(tmp_path / "r", paper="large_prompt"))
-    page, report, problems = write_page(folder, (), {("large_prompt", "more"): b"<svg/>"})
+    page, report, problems = write_pages(folder, (), {("large_prompt", "more"): b"<svg/>"})
     assert page.is_file()
     assert len(report.figures) == 2
     assert problems == [

@@ -56,6 +56,12 @@ class Check:
         below = self.relation == "<="
         return bool(self.value <= self.tolerance if below else self.value >= self.tolerance)
 
+    def distance(self) -> float:
+        """Return how far the value is from the tolerance, as a share of the larger of the two."""
+        scale = max(abs(self.value), abs(self.tolerance))
+        gap = abs(self.value - self.tolerance)
+        return gap / scale if 0.0 < scale < math.inf else 0.0 if gap == 0.0 else math.inf
+
     def to_dict(self) -> dict[str, object]:
         """Return the check as plain numbers and strings: NaN is None, infinity the word "inf"."""
         numbers = {name: _plain(getattr(self, name)) for name in ("value", "tolerance", "error")}
@@ -112,6 +118,25 @@ class ClaimResult:
         return "does not hold"
 
     @property
+    def deciding(self) -> Check | None:
+        """The check that the verdict rests on; None for a claim that was not decided.
+
+        Among the checks that make the verdict what it is, this is the closest to its tolerance
+        where they pass, and the farthest from it where they fail.
+        """
+        failed = [check for check in self.checks if not check.passed]
+        stated = [check for check in self.checks if check.role == "statement"]
+        by_verdict = {
+            "holds": stated,
+            "holds with a change": [check for check in self.checks if check.role == "amended"],
+            "does not hold": [check for check in failed if check.role == "statement"],
+            "not decidable here": [check for check in failed if check.role == "control"] or stated,
+        }
+        candidates = by_verdict.get(self.verdict, [])
+        worst = self.verdict in ("does not hold", "not decidable here")
+        return (max if worst else min)(candidates, key=Check.distance, default=None)
+
+    @property
     def as_expected(self) -> bool:
         """Whether the verdict is the one on record, or quick mode left the claim undecided."""
         return self.verdict in (self.expected, "not decided in quick mode")
@@ -154,12 +179,26 @@ class Origin:
 
 @dataclass(frozen=True)
 class StoredPaper:
-    """What a page says of a paper: its title, who wrote it, where it is, how much it claims."""
+    """What a page says of a paper.
+
+    Attributes:
+        name: the name of its folder.
+        title: of the paper.
+        citation: authors, place and year.
+        link: its address.
+        summary: what the reproduction found, in a few sentences.
+        key_figure: the name of the figure that stands for the paper.
+        order: papers of lower order come first.
+        claims: how many claims it has.
+    """
 
     name: str
     title: str
     citation: str = ""
     link: str = ""
+    summary: str = ""
+    key_figure: str = ""
+    order: int = 1
     claims: int = 0
 
 
@@ -216,7 +255,7 @@ class StoredFigure:
 
 @dataclass(frozen=True)
 class StoredReport:
-    """All that a folder holds: papers by name, claims by number, figures by reference."""
+    """All that a folder holds: papers in their order, claims by number, figures by reference."""
 
     papers: tuple[StoredPaper, ...]
     claims: tuple[StoredClaim, ...]

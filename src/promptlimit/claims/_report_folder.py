@@ -1,7 +1,7 @@
 """Report folders: claims and figures of papers as they lie on disk, typed in and typed out.
 
-    DIR/index.html  provenance.json  runs/
-    DIR/PAPER/paper.json
+    DIR/index.html  explorer.html  provenance.json  runs/
+    DIR/PAPER/index.html  paper.json
     DIR/PAPER/claims/NAME.json
     DIR/PAPER/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
 
@@ -101,10 +101,10 @@ class ReportFolder:
         content = {key: getattr(figure, key) for key in keys} | _origin_json(figure.origin)
         write_json(self._file(figure.paper, "figures", figure.name), content)
 
-    def save_page(self, page: str, explorer: str) -> Path:
-        """Write `index.html`, and beside it `explorer.html`; return the path of the first."""
-        write_bytes(self.path / "explorer.html", explorer.encode())
-        write_bytes(self.path / "index.html", page.encode())
+    def save_pages(self, pages: Mapping[str, str]) -> Path:
+        """Write pages by their places in the folder; return the path of `index.html`."""
+        for place, text in pages.items():
+            write_bytes(self.path / place, text.encode())
         return self.path / "index.html"
 
     def claim(self, paper: str, name: str) -> StoredClaim | None:
@@ -178,7 +178,7 @@ class ReportFolder:
             )
         self._require_different_numbers(claims)
         return StoredReport(
-            papers=tuple(papers),
+            papers=tuple(sorted(papers, key=lambda paper: (paper.order, paper.name))),
             claims=tuple(sorted(claims, key=lambda claim: (claim.paper, claim.result.number))),
             figures=tuple(sorted(figures, key=lambda figure: (figure.paper, figure.place))),
             provenance=provenance,
@@ -277,10 +277,13 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
         return StoredPaper(name, name.replace("_", " ").capitalize())
     content = _object(path)
     with _Refusing(path, "a paper's words"):
-        words = {key: text_of(content, key, "") for key in ("title", "citation", "link")}
+        keys = ("title", "citation", "link", "summary", "key_figure")
+        words = {key: text_of(content, key, "") for key in keys}
         if words["link"] and not words["link"].startswith("https://"):
             raise ValueError("its 'link' does not start with https://")
-        return StoredPaper(name, **words, claims=whole_of({"claims": 0} | content, "claims", 0))
+        numbers = {"order": 1, "claims": 0} | content
+        counts = {key: whole_of(numbers, key, 0) for key in ("order", "claims")}
+        return StoredPaper(name, **words, **counts)
 
 
 def _read_claim(paper: str, path: Path) -> StoredClaim:

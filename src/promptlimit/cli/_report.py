@@ -21,11 +21,11 @@ def report(
 ) -> None:
     """Write DIR/index.html again from the claims and figures stored in DIR; compute nothing."""
     from promptlimit.claims import ReportFolder
-    from promptlimit.reproduction import paper_at, write_page
+    from promptlimit.reproduction import paper_at, write_pages
 
     try:
         own = [paper_at(Path(place)) for place in papers or []]
-        page, stored, problems = write_page(ReportFolder(folder), own)
+        page, stored, problems = write_pages(ReportFolder(folder), own)
     except InputFileError as problem:
         raise CommandError(
             str(problem), "promptlimit reproduce --list names what can be made"

@@ -130,7 +130,7 @@ def reproduce(
             _print_claim(result)
     drawings = {(o.stored.paper, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
     # Last: what others left in the folder may stop it.
-    page, _, problems = reproduction.write_page(folder, papers, drawings)
+    page, _, problems = reproduction.write_pages(folder, papers, drawings)
     for problem in problems:
         ERR.print("note:", problem, markup=False)
     if not as_json:

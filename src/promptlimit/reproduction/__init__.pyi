@@ -8,7 +8,7 @@ from ._paper import Part as Part
 from ._paper import Setting as Setting
 from ._paper import paper_at as paper_at
 from ._paper import papers as papers
-from ._pictures import write_page as write_page
+from ._pictures import write_pages as write_pages
 from ._seeds import SeedVerdicts as SeedVerdicts
 from ._seeds import decide_at_seeds as decide_at_seeds
 from ._work import Outcome as Outcome

@@ -168,12 +168,18 @@ class Paper:
         title: of the paper.
         citation: authors, place and year.
         link: an address that starts with https://, or nothing.
+        summary: what the reproduction found, in a few sentences.
+        key_figure: the name of the figure that stands for the paper on the first page.
+        order: papers of lower order come first in a report.
     """
 
     package: str
     title: str
     citation: str
     link: str = ""
+    summary: str = ""
+    key_figure: str = ""
+    order: int = 1
 
     def __post_init__(self) -> None:
         if self.name in _TAKEN:
@@ -203,7 +209,16 @@ class Paper:
     def words(self) -> StoredPaper:
         """What a page says of it; claims are counted and not imported."""
         count = len(self._names("claims"))
-        return StoredPaper(self.name, self.title, self.citation, self.link, count)
+        return StoredPaper(
+            self.name,
+            self.title,
+            self.citation,
+            self.link,
+            self.summary,
+            self.key_figure,
+            self.order,
+            count,
+        )
 
     @functools.cached_property
     def claims(self) -> tuple[Claim, ...]:
@@ -285,11 +300,12 @@ def _defined(module: ModuleType, kind: type, name: str) -> Any:
 
 
 def papers() -> tuple[Paper, ...]:
-    """Return the papers of this library, by name."""
+    """Return the papers of this library, in their order and then by name."""
     here = __name__.rpartition(".")[0]
     folders = pkgutil.iter_modules(importlib.import_module(here).__path__)
-    names = sorted(module.name for module in folders if module.ispkg)
-    return tuple(importlib.import_module(f"{here}.{name}").PAPER for name in names)
+    names = [module.name for module in folders if module.ispkg]
+    found = [importlib.import_module(f"{here}.{name}").PAPER for name in names]
+    return tuple(sorted(found, key=lambda paper: (paper.order, paper.name)))
 
 
 def paper_at(folder: Path) -> Paper:

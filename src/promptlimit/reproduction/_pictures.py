@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from promptlimit.claims import ReportFolder, StoredFigure, StoredReport
-from promptlimit.reporting import FORMATS, Format, explorer_page, is_drawing, render, report_page
+from promptlimit.reporting import FORMATS, Format, explorer_page, is_drawing, render, report_pages
 from promptlimit.reproduction._paper import Paper, papers
 
 
@@ -36,12 +36,12 @@ def drawn_figure(
     return folder.save_pictures(figure, pictures, drawn_by), pictures["svg"]
 
 
-def write_page(
+def write_pages(
     folder: ReportFolder,
     known: Iterable[Paper] = (),
     drawings: Mapping[tuple[str, str], bytes] | None = None,
 ) -> tuple[Path, StoredReport, list[str]]:
-    """Write the page of a folder; return its path, what the folder holds, and what is not shown.
+    """Write the pages of a folder; return the first, what the folder holds, and what is not shown.
 
     Args:
         folder: what is shown. It is read anew, and nothing in it is trusted.
@@ -65,5 +65,5 @@ def write_page(
             shown[place] = folder.picture(figure, "png")
             how = "shown as the picture that is stored" if shown[place] else "not shown"
             problems.append(f"{figure.paper}/figures/{figure.name} is {how}: {reason}.")
-    text = report_page(report, shown)
-    return folder.save_page(text, explorer_page()), report, problems
+    pages = {**report_pages(report, shown), "explorer.html": explorer_page()}
+    return folder.save_pages(pages), report, problems

@@ -6,5 +6,5 @@ from promptlimit.reporting.page._explorer import explorer_page as explorer_page
 from promptlimit.reporting.page._head_marks import HeadMarks as HeadMarks
 from promptlimit.reporting.page._heads import heads_page as heads_page
 from promptlimit.reporting.page._heads import write_heads_page as write_heads_page
-from promptlimit.reporting.page._report import report_page as report_page
+from promptlimit.reporting.page._report import report_pages as report_pages
 from promptlimit.reporting.page._svg import is_drawing as is_drawing

@@ -1,12 +1,10 @@
 """Numbers and formulas as a reader writes them."""
 
+import functools
 import math
-import re
 
+from latex2mathml.converter import convert
 from markupsafe import Markup, escape
-
-_BELOW = re.compile(r"(?<![^\W\d_])([^\W\d_]|∇)_(\w)(?!\w)")
-_ABOVE = re.compile(r"\^(-?\|[^|]+\||\([^()]+\)|-?\w+)")
 
 
 def measured(value: float, error: float | None) -> Markup:
@@ -53,17 +51,26 @@ def _signed(text: str) -> Markup:
 
 
 def formula(text: str) -> Markup:
-    """Return text with what follows `_` and `^` below and above the line.
+    """Return text with its TeX between dollar signs as MathML; TeX that is wrong stays as it is.
 
-    >>> print(formula("R_L - R* = 2^-|i-j| of key_query"))
-    R<sub>L</sub> − R* = 2<sup>−|i−j|</sup> of key_query
+    >>> print(str(formula("a < b for $x$")).partition("display")[0])
+    a &lt; b for <math xmlns="http://www.w3.org/1998/Math/MathML"
     """
+    pieces = text.split("$")
+    if len(pieces) % 2 == 0:  # a dollar sign without its partner
+        return escape(text)
+    return Markup("").join(
+        _mathml(piece) if i % 2 else escape(piece.replace(" - ", " − "))
+        for i, piece in enumerate(pieces)
+    )
 
-    def above(match: re.Match[str]) -> str:
-        return f"<sup>{match[1].removeprefix('(').removesuffix(')').replace('-', '−')}</sup>"
 
-    lowered = _BELOW.sub(r"\1<sub>\2</sub>", str(escape(text)))
-    return Markup(_ABOVE.sub(above, lowered).replace(" - ", " − "))  # noqa: S704  # escaped
+@functools.cache
+def _mathml(tex: str) -> Markup:
+    try:
+        return Markup(convert(tex))  # noqa: S704  # the converter escapes what it writes
+    except Exception:  # text from a file may be any; the converter has no common error class
+        return escape(f"${tex}$")
 
 
 def two_digits(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A folder of results becomes the page of the reproduction, with a part for each paper."""
+"""A folder of results becomes pages: a first page, and one for each paper."""
 
 import base64
 import os
@@ -27,6 +27,8 @@ from promptlimit.reporting.page._templates import (
     verdict_class,
 )
 
+Drawings = Mapping[tuple[str, str], bytes]
+
 _MARKS = {
     "holds": "✓",
     "holds with a change": "≈",
@@ -36,31 +38,44 @@ _MARKS = {
 }
 
 
-def report_page(report: StoredReport, drawings: Mapping[tuple[str, str], bytes]) -> str:
-    """Return the page as text: the same results give the same text.
+def report_pages(report: StoredReport, drawings: Drawings) -> dict[str, str]:
+    """Return the text of each page by its place in the folder; the same results give the same text.
 
     Args:
         report: claims and figures.
         drawings: SVG files of this library, or PNG files, by paper and name; empty for none.
     """
-    parts = [_Part(paper, report.of_paper(paper.name), drawings) for paper in report.papers]
-    entries = [entry for part in parts for entry in part.entries]
-    if len(parts) > 1:
-        entries = [
-            Entry(anchor(part.paper.name), part.paper.title, entries=part.entries) for part in parts
-        ]
+    studies = [Study(paper, report.of_paper(paper.name), drawings) for paper in report.papers]
+    pages = {study.page: _study_page(study) for study in studies}
+    return {"index.html": _first_page(report, studies), **pages}
+
+
+def _first_page(report: StoredReport, studies: "list[Study]") -> str:
+    entries = [Entry(anchor(study.paper.name), study.short_name) for study in studies]
     if report.provenance:
         entries.append(Entry("provenance", "Provenance"))
     origins = [item.origin for item in (*report.claims, *report.figures)]
-    several = len(parts) > 1
     return page_text(
-        "report.html",
-        title="Papers, recomputed" if several else "The paper’s figures and claims, recomputed",
+        "index.html",
+        title="Studies of attention over long prompts",
         contents=tuple(entries),
         report=report,
-        parts_of_page=parts,
+        studies=studies,
+        verdicts=[
+            verdict for verdict in get_args(Verdict) if any(s.count(verdict) for s in studies)
+        ],
         mixed=_several_settings([origin.setting for origin in origins if origin.setting]),
         quick=any(origin.setting.get("quick") is True for origin in origins),
+    )
+
+
+def _study_page(study: "Study") -> str:
+    return page_text(
+        "study.html",
+        title=study.paper.title,
+        contents=study.entries,
+        home="../index.html",
+        study=study,
     )
 
 
@@ -76,47 +91,74 @@ def _several_settings(settings: list[Mapping]) -> str:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """What the page shows of one paper."""
+class Study:
+    """What the pages show of one paper."""
 
     paper: StoredPaper
     results: StoredReport
-    drawings: Mapping[tuple[str, str], bytes]
+    drawings: Drawings
+
+    @property
+    def page(self) -> str:
+        """Where its page lies in the folder."""
+        return f"{self.paper.name}/index.html"
+
+    @property
+    def short_name(self) -> str:
+        """The name of its folder, as words."""
+        return self.paper.name.replace("_", " ").capitalize()
 
     @property
     def claims(self) -> tuple[StoredClaim, ...]:
+        """Its decided claims."""
         return self.results.claims
 
     @property
     def figures(self) -> list[StoredFigure]:
+        """The figures of the paper."""
         return [figure for figure in self.results.figures if figure.section == "paper"]
 
     @property
     def beyond(self) -> list[StoredFigure]:
+        """The figures that the paper does not have."""
         return [figure for figure in self.results.figures if figure.section == "beyond"]
 
     @property
+    def key_figure(self) -> StoredFigure | None:
+        """The figure that stands for the paper: the named one, else the first."""
+        named = [f for f in self.results.figures if f.name == self.paper.key_figure]
+        return next(iter([*named, *self.results.figures]), None)
+
+    def count(self, verdict: str) -> int:
+        """Return how many claims have a verdict."""
+        return sum(claim.result.verdict == verdict for claim in self.claims)
+
+    @property
     def tally(self) -> list[tuple[str, int]]:
-        """How often each verdict is given, those that are."""
-        counts = Counter(claim.result.verdict for claim in self.claims)
-        return [(verdict, counts[verdict]) for verdict in get_args(Verdict) if counts[verdict]]
+        """How many claims have each verdict, without those that no claim has."""
+        counts = [(verdict, self.count(verdict)) for verdict in get_args(Verdict)]
+        return [(verdict, count) for verdict, count in counts if count]
+
+    @property
+    def differing(self) -> list[StoredClaim]:
+        """The claims whose verdict is not the one on record."""
+        return [claim for claim in self.claims if not claim.result.as_expected]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What the contents list."""
+        """What the contents of its page list."""
         sections = (
-            ("claims", "Claims", bool(self.claims), ()),
-            ("figures", "Figures", bool(self.figures), map(_figure_entry, self.figures)),
-            ("evidence", "Evidence", bool(self.claims), map(_claim_entry, self.claims)),
-            ("beyond", "Beyond the paper", bool(self.beyond), map(_figure_entry, self.beyond)),
+            ("claims", "Claims", map(_claim_entry, self.claims)),
+            ("figures", "Figures", map(_figure_entry, self.figures)),
+            ("beyond", "Beyond the paper", map(_figure_entry, self.beyond)),
         )
+        filled = [(name, title, tuple(entries)) for name, title, entries in sections]
         return tuple(
-            Entry(anchor(self.paper.name, name), title, entries=tuple(entries))
-            for name, title, there, entries in sections
-            if there
+            Entry(name, title, entries=entries) for name, title, entries in filled if entries
         )
 
     def drawing(self, figure: StoredFigure) -> Markup:
+        """Return a figure as markup; nothing where there is no picture."""
         content = self.drawings.get((figure.paper, figure.name), b"")
         if content.startswith(b"\x89PNG"):
             data = base64.b64encode(content).decode()
@@ -125,12 +167,15 @@ class _Part:
         return inline(content, f"{anchor(figure.paper)}-f{place}-") if content else Markup()
 
     def address(self, figure: StoredFigure, ending: str) -> str:
-        return quote(os.fsencode(f"{figure.paper}/figures/{figure.name}.{ending}"))
+        """Return where a file of a figure lies, seen from the page of the paper."""
+        return quote(os.fsencode(f"figures/{figure.name}.{ending}"))
 
     def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:
+        """Return the figures that belong to a claim."""
         return [figure for figure in self.results.figures if _belong(claim, figure)]
 
     def beside_figure(self, figure: StoredFigure) -> list[StoredClaim]:
+        """Return the claims that belong to a figure."""
         return [claim for claim in self.claims if _belong(claim, figure)]
 
 
@@ -144,11 +189,11 @@ def _belong(claim: StoredClaim, figure: StoredFigure) -> bool:
 
 def _figure_entry(figure: StoredFigure) -> Entry:
     mark = figure.reference if figure.reference.startswith("Figure") else ""
-    return Entry(anchor(figure.paper, "figure", figure.name), figure.title, mark)
+    return Entry(anchor("figure", figure.name), figure.title, mark)
 
 
 def _claim_entry(claim: StoredClaim) -> Entry:
     result = claim.result
     label = f"{result.number}. {result.name.replace('-', ' ')}"
-    place = anchor(claim.paper, "claim", result.number)
+    place = anchor("claim", result.number)
     return Entry(place, label, _MARKS[result.verdict], verdict_class(result.verdict))

@@ -38,6 +38,7 @@ def page_text(
     title: str,
     contents: tuple[Entry, ...],
     sources: tuple[str, ...] = (),
+    home: str = "#content",
     **values: Any,
 ) -> str:
     """Return a page as the text of an HTML file; the same values give the same text.
@@ -47,10 +48,11 @@ def page_text(
         title: the name in the browser's bar and the heading.
         contents: what is on the page.
         sources: style sheets and scripts besides those of every page.
+        home: where the name of the library leads.
         values: what the template asks for.
     """
     style, script = (_sources(ending, sources) for ending in (".css", ".js"))
-    shell = {"style": style, "script": script, "title": title, "contents": contents}
+    shell = {"style": style, "script": script, "title": title, "contents": contents, "home": home}
     return _ENVIRONMENT.get_template(template).render(**shell, **values)
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Three things a reader can do: choose the light, choose what a figure shows, look closer at it.
+// Four things: light or dark, contents that follow, curves to show or hide, a closer look at figures.
 // Without this script the page is complete, only still.
 
 function build(tag, properties = {}, ...children) {
@@ -33,6 +33,43 @@ function setUpLight(button) {
   atNight.addEventListener("change", label);
   button.hidden = false;
   label();
+}
+
+// --- contents that follow the reader -----------------------------------------------------------------
+function setUpContents(contents) {
+  const links = new Map();
+  for (const link of contents.querySelectorAll("a")) {
+    const target = document.getElementById(decodeURIComponent(link.hash.slice(1)));
+    if (target) links.set(target, link);
+  }
+  const visible = new Set();
+  const follow = (changes) => {
+    for (const { target, isIntersecting } of changes) {
+      if (isIntersecting) visible.add(target);
+      else visible.delete(target);
+    }
+    // The innermost of the sections in sight is the last one in the order of the page.
+    const inSight = [...links.keys()].filter((target) => visible.has(target));
+    const leaf = inSight.find((target) => !inSight.some((other) => other !== target && target.contains(other)));
+    const current = links.get(leaf);
+    for (const link of links.values()) {
+      if (link === current) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+    if (!current || getComputedStyle(contents).position !== "sticky") return;
+    const { top, bottom } = current.getBoundingClientRect(), frame = contents.getBoundingClientRect();
+    if (top < frame.top + 20) contents.scrollTop += top - frame.top - 60;
+    else if (bottom > frame.bottom - 20) contents.scrollTop += bottom - frame.bottom + 60;
+  };
+  const observer = new IntersectionObserver(follow, { rootMargin: "-70px 0px -55% 0px" });
+  for (const target of links.keys()) observer.observe(target);
+}
+
+function unfold() {
+  // A link to a claim opens its evidence; paper shows all evidence.
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const evidence = target && target.querySelector("details.evidence");
+  if (evidence) evidence.open = true;
 }
 
 // --- which series a figure shows -----------------------------------------------------------------
@@ -260,5 +297,9 @@ function setUpFigure(plot) {
 }
 
 setUpLight(document.querySelector(".theme"));
+setUpContents(document.querySelector(".contents details"));
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => { part.open = true; }));
+addEventListener("hashchange", unfold);
+unfold();
 document.querySelectorAll(".plot").forEach(setUpFigure);
 if (matchMedia("(max-width: 68rem)").matches) document.querySelector(".contents details").open = false;

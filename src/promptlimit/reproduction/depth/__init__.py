@@ -9,4 +9,9 @@ PAPER = Paper(
     "Ahn, Cheng, Daneshmand and Sra 2023, and Bordelon, Letey and Pehlevan 2025 (regression in "
     "depth); what is derived here says so",
     link="https://arxiv.org/abs/2501.18322",
+    summary="Layers of softmax attention move the covariance of Gaussian tokens along a flow with a "
+    "closed form. The flow of an infinite prompt can blow up at a finite depth; the flow of a "
+    "finite prompt never does. The best linear layers approach ridge regression as their number "
+    "grows, but at a fixed length with noise they do not reach it.",
+    key_figure="blow_up",
 )
