@@ -2,9 +2,13 @@
 
 import functools
 import math
+import re
 
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
+
+_FUNCTION = re.compile(r"\\(?:ln|log|tanh)(?= )")
+"""A function before its argument, between which the converter leaves no space."""
 
 
 def measured(value: float, error: float | None) -> Markup:
@@ -67,8 +71,9 @@ def formula(text: str) -> Markup:
 
 @functools.cache
 def _mathml(tex: str) -> Markup:
+    spaced = _FUNCTION.sub(r"\g<0>\,", tex)
     try:
-        return Markup(convert(tex))  # noqa: S704  # the converter escapes what it writes
+        return Markup(convert(spaced))  # noqa: S704  # the converter escapes what it writes
     except Exception:  # text from a file may be any; the converter has no common error class
         return escape(f"${tex}$")
 
