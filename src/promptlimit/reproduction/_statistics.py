@@ -50,7 +50,7 @@ def within_errors(name: str, distances: Iterable[float], *, role: Role = "statem
     """
     looks = np.abs(np.asarray(list(distances), dtype=np.float64)).ravel()
     return Check(
-        f"{name}: distance in standard errors{', largest' * (looks.size > 1)}",
+        f"{name}: {'largest ' * (looks.size > 1)}distance in standard errors",
         float(looks.max()),
         "<=",
         critical_distance(looks.size),
@@ -97,12 +97,12 @@ def share_at_least(
         role: of the check.
     """
     return Check(
-        f"{name}: {successes} of {trials}; largest share that these allow",
+        f"{name}: {successes} of {trials}; largest share consistent with this count",
         largest_share(successes, trials),
         ">=",
         share,
         role=role,
-        basis=f"interval of Clopper and Pearson at level {LEVEL:g}",
+        basis=f"one-sided Clopper-Pearson interval at level {LEVEL:g}",
         false_alarm=LEVEL,
     )
 

@@ -98,27 +98,34 @@ def decide(setting: Setting) -> Sequence[Check]:
     seed = setting.seed
     rng, key = np.random.default_rng(seed), jax.random.key(seed)
     ratio = max(_limit_over_bound(rng, law, proxy) for law, proxy in _sub_gaussian_laws())
-    bound = "the statement: a bound"
+    bound = "the statement is an upper bound"
     return [
         Check(
-            "|T[μ](z)| over 2σ²‖V‖‖U‖|z|, five laws, largest ratio", ratio, "<=", 1.0, basis=bound
+            r"largest ratio of ${|T[\mu](z)|}$ to its bound $2\sigma^2{\|V\|}\,{\|U\|}\,{|z|}$, "
+            "five laws",
+            ratio,
+            "<=",
+            1.0,
+            basis=bound,
         ),
         Check(
-            "E max |z|² over 4σ²(ln L + (d/2) ln 2), L from 2 to 1e9, largest ratio",
+            r"largest ratio of $\mathbb{E}\max_i{|z_i|}^2$ to its bound "
+            r"$4\sigma^2(\ln L + \frac{d}{2}\ln 2)$, $L$ from 2 to $10^9$",
             max(_token_ratios(4.0, 2.0)),
             "<=",
             1.0,
             basis=bound,
         ),
         Check(
-            "distance of softmax outputs outside the hull of the values, largest",
+            "largest distance of softmax outputs outside the convex hull of the values",
             _distance_outside(SoftmaxAttention, rng, key),
             "<=",
             1e-10,
-            basis="rounding, and 1e5 times that as a margin",
+            basis="rounding error, with a margin of $10^5$",
         ),
         Check(
-            "the first ratio for tokens of mean (1, 1, 1) at a small query",
+            "the first ratio for tokens of mean $(1, 1, 1)$, which are not centred, at a small "
+            "query",
             _shifted_over_bound(),
             ">=",
             1.0,
@@ -126,7 +133,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the bound itself",
         ),
         Check(
-            "the second ratio with 2σ² ln L alone below",
+            r"the second ratio with the smaller bound $2\sigma^2\ln L$",
             max(_token_ratios(2.0, 0.0)),
             ">=",
             1.0,
@@ -134,12 +141,12 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the bound itself",
         ),
         Check(
-            "distance of linear outputs outside the hull of the values, largest",
+            "largest distance of linear outputs outside the convex hull of the values",
             _distance_outside(LinearAttention, rng, key),
             ">=",
             1e-3,
             role="control",
-            basis="margin: 1e7 times the tolerance of the statement",
+            basis="$10^7$ times the tolerance of the statement",
         ),
     ]
 
@@ -147,8 +154,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=7,
     name="elementary-bounds",
-    statement="For centred σ-sub-Gaussian tokens |T[μ](z)| ≤ 2σ²‖V‖‖U‖|z| and E max |z_i|² ≤ "
-    "4σ²(ln L + (d/2) ln 2); softmax outputs lie in the convex hull of the values.",
+    statement=r"For centred $\sigma$-sub-Gaussian tokens of law $\mu$, softmax attention "
+    r"satisfies ${|T[\mu](z)|} \le 2\sigma^2{\|V\|}\,{\|U\|}\,{|z|}$, and the largest of $L$ "
+    "tokens satisfies "
+    r"$\mathbb{E}\max_{i\le L}{|z_i|}^2 \le 4\sigma^2(\ln L + \frac{d}{2}\ln 2)$. The outputs of "
+    "softmax attention lie in the convex hull of the values.",
     reference="Lemmas D.1 and D.2, Section 2",
     decide=decide,
 )

@@ -21,20 +21,23 @@ def decide(setting: Setting) -> Sequence[Check]:
     )
     return [
         share_at_least(
-            "of the starts that converge, those with at most a twentieth of the initial excess "
-            "left after 100,000 of 300,000 steps, both heads, every length",
+            "converging starts with at most a twentieth of the initial excess risk left after "
+            "100,000 of 300,000 steps, for both heads at every length",
             late,
             count,
             _MOST,
         ),
-        rejected(share_at_least("the same after 1,000 steps, too few", early, count, _MOST)),
+        rejected(
+            share_at_least("the same after 1,000 steps, which are too few", early, count, _MOST)
+        ),
     ]
 
 
 CLAIM = Claim(
     number=16,
     name="fast-training",
-    statement="Both attentions converge fast along training, at every length.",
+    statement="In training, softmax and linear attention both converge fast, at every prompt "
+    "length.",
     reference="Figure 4",
     decide=decide,
     after_study=True,

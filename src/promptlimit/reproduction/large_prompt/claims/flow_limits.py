@@ -31,7 +31,7 @@ from promptlimit.rules import unwrap
 from promptlimit.tasks import linear_optimum
 
 _DIGITS = 1e-8
-_SOLVER = "the tolerance of the solver, 1e-11, and a margin of a thousand"
+_SOLVER = "the tolerance of the solver, $10^{-11}$, with a margin of 1000"
 _NOISE = 0.3
 
 
@@ -66,78 +66,91 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
     drift = float(np.ptp(imbalance(limit)))
     return [
         Check(
-            "outside the blocks, infinite flow: largest entry",
+            "largest entry outside the blocks along the infinite-prompt flow",
             block_defect(limit).max(),
             "<=",
             _DIGITS,
             basis=_SOLVER,
         ),
         Check(
-            "outside the blocks, L = 10: largest entry",
+            "largest entry outside the blocks along the flow at $L = 10$",
             block_defect(finite).max(),
             "<=",
             _DIGITS,
             basis=_SOLVER,
         ),
-        Check("‖A‖² - b² along the infinite flow: range", drift, "<=", _DIGITS, basis=_SOLVER),
         Check(
-            "end of the infinite flow from Remark 5.3: largest entry",
+            r"range of ${\|A\|}^2 - b^2$ along the infinite-prompt flow",
+            drift,
+            "<=",
+            _DIGITS,
+            basis=_SOLVER,
+        ),
+        Check(
+            "end of the infinite-prompt flow compared with Remark 5.3: largest difference of an "
+            "entry",
             _distance(limit, at_once),
             "<=",
             _DIGITS,
             basis=_SOLVER,
         ),
         Check(
-            "end for a singular Σ from Appendix F.3: largest entry",
+            r"singular $\Sigma$: end of the infinite-prompt flow compared with Appendix F.3, "
+            "largest difference of an entry",
             _distance(flat_limit, flat_end),
             "<=",
             _DIGITS,
             basis=_SOLVER,
         ),
         Check(
-            "end of linear attention at L = 10 from Zhang et al., with noise: largest entry",
+            "label noise, $L = 10$: end of the flow of linear attention compared with the "
+            "optimum of Zhang et al., largest difference of an entry",
             _distance(linear, best),
             "<=",
             _DIGITS,
             basis=_SOLVER,
         ),
         Check(
-            "noise: distance of the infinite flows with and without it, squared",
+            "largest squared distance between the infinite-prompt flows with and without label "
+            "noise",
             float(trajectory_gap(limit, noisy_limit).value.max()),
             "<=",
             _DIGITS**2,
             basis=_SOLVER,
         ),
         Check(
-            "noise: risk less its half variance, largest change",
+            "largest change of the infinite-prompt risk due to label noise, apart from half its "
+            "variance",
             float(np.abs(shift).max()),
             "<=",
             _DIGITS,
             basis=_SOLVER,
         ),
         Check(
-            "‖A‖² - b² along the flow at L = 10, not conserved: range",
+            r"range of ${\|A\|}^2 - b^2$ along the flow at $L = 10$, which does not conserve it",
             float(np.ptp(imbalance(finite))),
             ">=",
             1e-3,
             role="control",
-            basis="margin: 1e5 times the tolerance of the statement",
+            basis="$10^5$ times the tolerance of the statement",
         ),
         Check(
-            "end for a singular Σ from Σ⁺ alone, its start forgotten: largest entry",
+            r"singular $\Sigma$: end of the infinite-prompt flow compared with the formula that "
+            r"keeps $\Sigma^+$ and omits the start, largest difference of an entry",
             _distance(flat_limit, inverse_only),
             ">=",
             1e-3,
             role="control",
-            basis="margin: 1e5 times the tolerance of the statement",
+            basis="$10^5$ times the tolerance of the statement",
         ),
         Check(
-            "end of linear attention at L = 10 from the formula without noise: largest entry",
+            "label noise, $L = 10$: end of the flow of linear attention compared with the "
+            "optimum without noise, largest difference of an entry",
             _distance(linear, without),
             ">=",
             1e-3,
             role="control",
-            basis="margin: 1e5 times the tolerance of the statement",
+            basis="$10^5$ times the tolerance of the statement",
         ),
     ]
 
@@ -145,10 +158,12 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
 CLAIM = Claim(
     number=11,
     name="flow-limits",
-    statement="From a block start the flow stays in blocks and the infinite one conserves "
-    "‖A‖² - b², so it ends at tr(Σ⁻²)^(-1/4) diag(Σ⁻¹, 0) and tr(Σ⁻²)^(1/4) diag(0, 1), or at the "
-    "form of F.3 when Σ is singular; linear attention over L tokens ends at its optimum; noise "
-    "only shifts the floor of the infinite risk.",
+    statement=r"From a block start $U = \mathrm{diag}(A, 0)$, $V = \mathrm{diag}(0, b)$ gradient "
+    r"flow keeps the blocks, and over an infinite prompt it conserves ${\|A\|}^2 - b^2$, so that "
+    r"it ends at $A = \mathrm{tr}(\Sigma^{-2})^{-1/4}\,\Sigma^{-1}$ and "
+    r"$b = \mathrm{tr}(\Sigma^{-2})^{1/4}$, or at the form of Appendix F.3 if $\Sigma$ is "
+    "singular. The flow of linear attention over $L$ tokens ends at its optimum, and label "
+    "noise only adds a constant to the infinite-prompt risk.",
     reference="Assumption 5.1, Remark 5.3, Appendix F",
     decide=decide,
 )

@@ -47,42 +47,45 @@ def decide(setting: Setting) -> Sequence[Check]:
     rises = [float(np.diff(flow.value).max()) for flow in flows]
     return [
         Check(
-            "squared distance up to t = 16, from each length to the next: largest ratio",
+            "largest squared distance between the flows up to $t = 16$: largest ratio from one "
+            "length to the next",
             float((farthest[1:] / farthest[:-1]).max()),
             "<=",
             0.75,
-            basis="the statement, and a margin of a quarter",
+            basis="the statement, with a margin of a quarter",
         ),
         Check(
-            "distance over g(L) t exp(βt), Lemma E.1: largest",
+            "largest ratio of the distance between the flows to its bound "
+            r"$g(L)\,t\,e^{\beta t}$ (Lemma E.1)",
             max(outside),
             "<=",
             1.0,
-            basis="the statement: a bound",
+            basis="the statement is an upper bound",
         ),
         Check(
-            "R_L along its own flow: largest rise between times",
+            "largest rise of $R_L$ along its own flow between two recorded times",
             max(rises),
             "<=",
             1e-9,
             basis="the statement, up to the tolerance of the solver",
         ),
         Check(
-            f"lim R_L - lim R at L = {LENGTHS[-1]:,}, against ε = {_EXCESS}",
+            f"final risk over {LENGTHS[-1]:,} tokens above that of the infinite-prompt flow, for "
+            rf"$\varepsilon = {_EXCESS}$",
             float(excess[-1]),
             "<=",
             _EXCESS,
-            basis="the statement, for one ε",
+            basis=r"the statement, for one $\varepsilon$",
         ),
         Check(
-            "the excess falls from each length to the next: largest ratio",
+            "that difference of final risks: largest ratio from one length to the next",
             float((excess[1:] / excess[:-1]).max()),
             "<=",
             0.5,
-            basis="the statement, and a margin of a half",
+            basis="the statement, with a margin of a half",
         ),
         Check(
-            "the band with a thousandth of g(L): largest",
+            "largest ratio of the distance to a thousandth of that bound",
             1e3 * max(outside),
             ">=",
             1.0,
@@ -90,20 +93,23 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the bound itself",
         ),
         Check(
-            "squared distance at t = ∞ for L = 10,000, where no convergence is claimed",
+            r"squared distance between the flows at $t = \infty$ and $L = 10^4$, where no "
+            "convergence is claimed",
             float(gaps[-1, -1]),
             ">=",
             0.1,
             role="control",
-            basis="theory: in the end softmax moves along its minima by a distance of order one",
+            basis="theory: in the end softmax attention moves along its minima by a distance of "
+            "order one",
         ),
         Check(
-            "lim R_L - lim R at L = 10, too short for that ε",
+            r"final risk at $L = 10$, too short for that $\varepsilon$, above that of the "
+            "infinite-prompt flow",
             float(excess[0]),
             ">=",
             _EXCESS,
             role="control",
-            basis="the same ε",
+            basis=r"the same $\varepsilon$",
         ),
     ]
 
@@ -111,9 +117,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=10,
     name="flows-converge",
-    statement="On every [0, T] the flow over L tokens converges to the infinite flow, within "
-    "g(L) t exp(βt); its risk never rises, and its limit is at most ε above that of the infinite "
-    "flow once L ≥ L(ε).",
+    statement="On every time interval $[0, T]$ the gradient flow of the risk $R_L$ of $L$ "
+    "tokens converges to the infinite-prompt flow: their distance is at most "
+    r"$g(L)\,t\,e^{\beta t}$, where $g(L)$ is the largest gap of the gradients and $\beta$ a "
+    r"Lipschitz constant. The risk never rises along the flow, and once $L \ge L(\varepsilon)$ "
+    r"it ends at most $\varepsilon$ above the limit of the infinite-prompt flow.",
     reference="Theorem 4.3 and Lemma E.1",
     decide=decide,
 )

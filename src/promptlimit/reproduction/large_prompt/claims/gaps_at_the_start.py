@@ -30,31 +30,31 @@ def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
     logs = gaps["batch_log"].mean(axis=0)
     error = np.sqrt((gaps["batch_log_error"] ** 2).sum(axis=0)) / len(gaps["batch_log"])
     slope, slope_error = (logs[-1] - logs[0]) / apart, np.hypot(error[0], error[-1]) / apart
-    corrections = "theory: at these starts the first corrections at L = 10 are small; margin"
+    corrections = "theory: at these starts the first corrections at $L = 10$ are small; margin"
     return [
         Check(
-            f"{name}: slope of the squared output gap, L from 10 to 1000: distance from -1",
+            f"{name}: slope of the squared output gap, $L$ from 10 to 1000: distance from $-1$",
             abs(_slope(gaps["output"], output_lengths(setting)) + 1),
             "<=",
             0.05,
-            basis=f"{corrections} a twentieth",
+            basis=f"{corrections} of a twentieth",
         ),
         Check(
-            f"{name}: slope of the mean logarithm of the gradient gap on a shared batch: distance "
-            "from -1",
+            f"{name}: slope of the mean logarithm of the squared gradient gap on a shared batch: "
+            "distance from $-1$",
             abs(slope + 1),
             "<=",
             0.2 + critical_distance() * slope_error,
             error=slope_error,
-            basis=f"{corrections} a fifth, and standard errors at level {LEVEL:g}",
+            basis=f"{corrections} of a fifth, plus standard errors at level {LEVEL:g}",
             false_alarm=LEVEL,
         ),
         Check(
-            f"{name}: slope of the gradient gap of the population risk: distance from -2",
+            f"{name}: slope of the squared gradient gap of the population risk: distance from $-2$",
             abs(_slope(gaps["population"], few) + 2),
             "<=",
             0.2,
-            basis=f"{corrections} a tenth",
+            basis=f"{corrections} of a tenth",
         ),
     ]
 
@@ -71,15 +71,15 @@ def _of_different_starts(setting: Setting) -> float:
 def decide(setting: Setting) -> Sequence[Check]:
     """Return slopes at random starts, and the slope between two different starts."""
     return [
-        *slope_checks(setting, "identity", "Σ = I"),
+        *slope_checks(setting, "identity", r"$\Sigma = I$"),
         Check(
-            "softmax at one start, linear at another, L from 100 to 1000: slope of the population "
-            "gradient gap",
+            "softmax attention at one start and linear attention at another: slope of the "
+            "squared gradient gap of the population risk, $L$ from 100 to 1000",
             _of_different_starts(setting),
             ">=",
             -0.5,
             role="control",
-            basis="margin: a quarter of the slope that is claimed",
+            basis="a quarter of the slope that is claimed",
         ),
     ]
 
@@ -87,10 +87,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=13,
     name="gaps-at-the-start",
-    statement="At the same random start the squared gap between softmax and linear attention falls "
-    "with the length of the prompt, in outputs and in gradients of the risk: like 1/L, 1/L on a "
-    "shared batch, and 1/L² for the population risk. Starts are those at which ten tokens are "
-    "asymptotic for all but one prompt in 10,000.",
+    statement="At the same random start, the squared gap between softmax and linear attention "
+    "falls with the prompt length: like $1/L$ for the outputs, like $1/L$ for the gradients on "
+    "a shared batch, and like $1/L^2$ for the gradients of the population risk. The starts are "
+    "those at which ten tokens are in the asymptotic regime for all but one prompt in 10,000.",
     reference="Figure 1",
     decide=decide,
     after_study=True,

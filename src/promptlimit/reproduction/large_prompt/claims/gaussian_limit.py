@@ -96,24 +96,25 @@ def decide(setting: Setting) -> Sequence[Check]:
     singular_library, singular_definition = _affine_errors(rng, rank=1)
     what = f"worst of {_PROBLEMS} random problems"
     errors = {
-        f"gradient of the log-Laplace against Vm + VΓUz, {what}": library,
-        f"quadrature of the definition against Vm + VΓUz, {what}": definition,
-        "the first, Γ of rank one": singular_library,
-        "the second, Γ of rank one": singular_definition,
-        f"moments of the image, {what}": _image_error(rng),
+        rf"gradient of the log-Laplace transform compared with $Vm + V\Gamma Uz$, {what}": library,
+        rf"quadrature of the definition compared with $Vm + V\Gamma Uz$, {what}": definition,
+        r"gradient of the log-Laplace transform, $\Gamma$ of rank one": singular_library,
+        r"quadrature of the definition, $\Gamma$ of rank one": singular_definition,
+        f"moments of the image compared with quadrature, {what}": _image_error(rng),
     }
     return [
         *(
-            Check(name, error, "<=", _EXACT, basis="rounding, and 1e6 times that as a margin")
+            Check(name, error, "<=", _EXACT, basis="rounding error, with a margin of $10^6$")
             for name, error in errors.items()
         ),
         Check(
-            "two-valued tokens with the same moments, sharpness 1: distance from the formula",
+            "two-valued tokens with the same mean and covariance, sharpness 1: distance from "
+            "the formula",
             _rademacher_departure(),
             ">=",
             0.01,
             role="control",
-            basis="margin: 1e8 times the tolerance of the statement",
+            basis="$10^8$ times the tolerance of the statement",
         ),
     ]
 
@@ -121,8 +122,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=1,
     name="gaussian-limit",
-    statement="Over a Gaussian prompt N(m, Γ), singular or not, softmax attention is the affine "
-    "map Vm + VΓUz, and it sends the prompt's own law to N(V(I+ΓU)m, VΓUΓU'ΓV').",
+    statement=r"Over a Gaussian prompt $\mathcal{N}(m, \Gamma)$, singular or not, softmax attention "
+    r"with key-query matrix $U$ and value matrix $V$ is the affine map "
+    r"$z \mapsto Vm + V\Gamma Uz$. It maps the law of the prompt to "
+    r"$\mathcal{N}(V(I + \Gamma U)m,\ V\Gamma U\Gamma U^\top\Gamma V^\top)$.",
     reference="Lemma 2.1",
     decide=decide,
 )

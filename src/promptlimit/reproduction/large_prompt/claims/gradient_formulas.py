@@ -12,7 +12,7 @@ from promptlimit.reproduction.large_prompt._ensembles import relative_error
 
 _DIM, _HEAD_DIM, _OUTPUTS = 3, 4, 2
 _EXACT, _DIFFERENCED = 1e-10, 1e-7
-_ROUNDING = "rounding, and 1e6 times that as a margin"
+_ROUNDING = "rounding error, with a margin of $10^6$"
 
 
 def _textbook(tokens: np.ndarray, k: np.ndarray, q: np.ndarray, v: np.ndarray, z: np.ndarray):
@@ -60,17 +60,18 @@ def decide(setting: Setting) -> Sequence[Check]:
     merged = factored.merged()
     checks = [
         Check(
-            f"gradient in `{name}`: automatic differentiation against the closed form",
+            f"gradient with respect to {symbol}: automatic differentiation compared with the "
+            "closed form",
             relative_error(np.asarray(owner.jacobian(prompt, z, wrt=name)), closed[name]),
             "<=",
             _EXACT,
             basis=_ROUNDING,
         )
-        for owner, name in (
-            (merged, "key_query"),
-            (merged, "value"),
-            (factored, "key_weight"),
-            (factored, "query_weight"),
+        for owner, name, symbol in (
+            (merged, "key_query", "$U$"),
+            (merged, "value", "$V$"),
+            (factored, "key_weight", "$K$"),
+            (factored, "query_weight", "$Q$"),
         )
     ]
     differences = _differences(np.asarray(prompt.tokens), k, q, v, z)
@@ -82,33 +83,36 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         *checks,
         Check(
-            "gradient in `key_weight`: finite differences against the closed form",
+            "gradient with respect to $K$: finite differences compared with the closed form",
             relative_error(differences, closed["key_weight"]),
             "<=",
             _DIFFERENCED,
-            basis="theory: central differences with step 1e-5 err by 1e-10; margin",
+            basis="theory: central differences with step $10^{-5}$ have errors of $10^{-10}$; "
+            "margin",
         ),
         Check(
-            "Gaussian prompt: gradient in U against Γ v z'",
+            r"Gaussian prompt $\mathcal{N}(m, \Gamma)$: gradient with respect to $U$ compared "
+            r"with $\Gamma v_i z^\top$",
             relative_error(by_u, gaussian),
             "<=",
             _EXACT,
             basis=_ROUNDING,
         ),
         Check(
-            "Gaussian prompt: gradient in v against m + ΓUz",
+            r"Gaussian prompt $\mathcal{N}(m, \Gamma)$: gradient with respect to $v_i$ compared "
+            r"with $m + \Gamma Uz$",
             relative_error(by_v, mean + cov @ np.asarray(merged.key_query) @ z),
             "<=",
             _EXACT,
             basis=_ROUNDING,
         ),
         Check(
-            "the transfer to K without its transpose, against finite differences",
+            "gradient with respect to $K$ without the transpose, compared with finite differences",
             relative_error(untransposed, differences),
             ">=",
             1e-2,
             role="control",
-            basis="margin: 1e5 times the tolerance of the statement",
+            basis="$10^5$ times the tolerance of the statement",
         ),
     ]
 
@@ -116,8 +120,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=8,
     name="gradient-formulas",
-    statement="With tilted mean m and covariance C at t = Uz, the gradients are ∇_v T = m and "
-    "∇_U T_i = C v_i z'; for U = K'Q they pass to ∇_K T_i = Q(∇_U T_i)' and ∇_Q T_i = K ∇_U T_i.",
+    statement="Let $m$ and $C$ be the mean and covariance of the tokens under the tilt "
+    r"$t = Uz$, and $v_i$ the $i$-th row of $V$. Then $\nabla_{v_i} T_i = m$ and "
+    r"$\nabla_U T_i = C v_i z^\top$, and for $U = K^\top Q$ the chain rule gives "
+    r"$\nabla_K T_i = Q(\nabla_U T_i)^\top$ and $\nabla_Q T_i = K\,\nabla_U T_i$.",
     reference="Appendix C.7",
     decide=decide,
 )

@@ -26,6 +26,7 @@ SHARPNESS = 0.8
 
 _LENGTHS = np.logspace(2, 12, 41).round()
 _FEW_LENGTHS = _LENGTHS[::4]
+_GAP = {"value": "gap of the gradient in $V$", "key_query": "gap of the gradient in $U$"}
 
 
 def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> list[Check]:
@@ -44,28 +45,28 @@ def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> lis
     last = gradient_moments(*problem, 1e18, wrt=wrt, kind="exact").value
     return [
         Check(
-            f"gradient in `{wrt}`, sharpness {SHARPNESS:g}: largest slope, L from 100 to 1e12",
+            f"{_GAP[wrt]}, sharpness {SHARPNESS:g}: largest slope, $L$ from 100 to $10^{{12}}$",
             slopes.max(),
             "<=",
             0.0,
             basis="the statement: the gap falls",
         ),
         Check(
-            f"gradient in `{wrt}`: distance of the slope at L = 1e12 from -1",
+            f"{_GAP[wrt]}: distance of the slope at $L = 10^{{12}}$ from $-1$",
             abs(float(slopes[-1]) + 1),
             "<=",
             1e-3,
-            basis="theory: the first correction is of relative order exp(cσ²)/L; margin",
+            basis=r"theory: the first correction is of relative order $e^{c\sigma^2}/L$; margin",
         ),
         Check(
-            f"gradient in `{wrt}`: exact over leading order at L = 1e18, distance from one",
+            f"{_GAP[wrt]}: exact value over leading order at $L = 10^{{18}}$, distance from 1",
             abs(float(last / leading) - 1),
             "<=",
             1e-6,
-            basis="theory: as above, and the accuracy of the quadrature",
+            basis="theory as above, and the accuracy of the quadrature",
         ),
         within_errors(
-            f"gradient in `{wrt}`: exact against {prompts.samples:,} simulated prompts",
+            f"{_GAP[wrt]}: exact value compared with {prompts.samples:,} simulated prompts",
             (exact.value - drawn.value) / drawn.error,
         ),
     ]
@@ -86,26 +87,27 @@ def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
     one = float(gradient_gap(*problem, [1], wrt=wrt).value[0])
     return [
         Check(
-            f"gradient in `{wrt}`, queries N(0, I), τ = 1: largest slope, L from 100 to 1e12",
+            rf"{_GAP[wrt]}, queries $\mathcal{{N}}(0, I)$, $\tau = 1$: largest slope, "
+            "$L$ from 100 to $10^{12}$",
             float(slopes.max()),
             "<=",
             -0.1,
-            basis="the statement, and a margin: the rate at τ = 1 is 0.6",
+            basis=r"the statement, with a margin: the exponent at $\tau = 1$ is 0.6",
         ),
         Check(
-            f"gradient in `{wrt}`: exact gap over the explicit bound, largest ratio",
+            f"{_GAP[wrt]}: largest ratio of the exact value to the explicit bound",
             gap_over_bound(wrt, bounded),
             "<=",
             1.0,
-            basis="the statement: a bound",
+            basis="the statement is an upper bound",
         ),
         Check(
-            f"gradient in `{wrt}`, one token, where the printed bound is 0: the gap",
+            f"{_GAP[wrt]}: value for a single token, where the printed bound is 0",
             one,
             ">=",
             0.1,
             role="control",
-            basis="margin: far above rounding",
+            basis="far above rounding error",
         ),
     ]
 
@@ -128,12 +130,13 @@ def decide(setting: Setting) -> Sequence[Check]:
         *_over_queries("value", bounded),
         *_over_queries("key_query", bounded),
         Check(
-            "the two gradients' gaps taken for one another (up to |z|²): relative difference",
+            "relative difference of the gap for $U$ from ${|z|}^2$ times the gap for $V$, which "
+            "would confuse the two",
             _without_the_tilt(),
             ">=",
             0.05,
             role="control",
-            basis="margin: far above rounding",
+            basis="far above rounding error",
         ),
     ]
 
@@ -141,8 +144,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=5,
     name="gradient-gap",
-    statement="The gradients with respect to the value and to the key-query matrix converge to "
-    "those of the infinite prompt, polynomially in the length.",
+    statement="The gradients of softmax attention with respect to the value matrix $V$ and the "
+    "key-query matrix $U$ converge to those of the infinite prompt polynomially in the length "
+    "$L$.",
     reference="Proposition 3.4",
     decide=decide,
 )

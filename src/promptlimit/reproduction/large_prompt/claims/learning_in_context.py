@@ -41,26 +41,27 @@ def _with_covariance(
     excess = _ends(task, first)
     return [
         Check(
-            f"{name}: lim R_L - R* at L = 10,000",
+            f"{name}: final risk above the Bayes risk at $L = 10^4$",
             float(excess[-1]),
             "<=",
             _EXCESS,
-            basis="the statement, for one ε",
+            basis=r"the statement, for one $\varepsilon$",
         ),
         Check(
-            f"{name}: L (lim R_L - R*) from L = 1000 to 10,000, relative change",
+            f"{name}: relative change of $L$ times that excess from $L = 1000$ to $10^4$",
             abs(float(LENGTHS[-1] * excess[-1] / (LENGTHS[-2] * excess[-2])) - 1),
             "<=",
             0.2,
-            basis="theory: the excess is C/L, with corrections of relative order C/L = 0.1 at 1000",
+            basis="theory: the excess is $C/L$, with corrections of relative order $C/L = 0.1$ "
+            "at $L = 1000$",
         ),
         Check(
-            f"{name}: lim R_L - R* at L = 10, too short",
+            f"{name}: final risk above the Bayes risk at $L = 10$, too short",
             float(excess[0]),
             ">=",
             _EXCESS,
             role="control",
-            basis="the same ε",
+            basis=r"the same $\varepsilon$",
         ),
     ]
 
@@ -78,22 +79,23 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
         for first in (outside, saddle)
     )
     return [
-        *_with_covariance("Σ = I", alike, start(alike, THETA)),
-        *_with_covariance("correlated Σ", task, start(task, THETA)),
+        *_with_covariance(r"$\Sigma = I$", alike, start(alike, THETA)),
+        *_with_covariance(r"correlated $\Sigma$", task, start(task, THETA)),
         Check(
-            "α above the theorem's range: lim R_L - R*, L = 10,000",
+            r"start with $\alpha$ above the range of the theorem: final risk above the Bayes "
+            "risk at $L = 10^4$",
             large,
             "<=",
             _EXCESS,
-            basis="the same ε",
+            basis=r"the same $\varepsilon$",
         ),
         Check(
-            "start at 0, a saddle: R_L - R* at the end",
+            "start at zero, a saddle: final risk above the Bayes risk",
             stuck,
             ">=",
             0.1,
             role="control",
-            basis="margin: five times that ε",
+            basis=r"five times that $\varepsilon$",
         ),
     ]
 
@@ -101,8 +103,9 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
 CLAIM = Claim(
     number=12,
     name="learning-in-context",
-    statement="From a small block start, for every ε the flow over L ≥ L(ε) tokens ends at most ε "
-    "above the Bayes risk, for any invertible Σ.",
+    statement=r"For every invertible covariance $\Sigma$ and every $\varepsilon > 0$, gradient "
+    r"flow from a small block start over prompts of $L \ge L(\varepsilon)$ tokens ends at most "
+    r"$\varepsilon$ above the Bayes risk.",
     reference="Theorem 5.2",
     decide=decide,
 )

@@ -42,21 +42,21 @@ def decide(setting: Setting) -> Sequence[Check]:
     two_valued = _difference(Rademacher(np.ones(_DIM)), u, v, z)
     with_mean = _difference(law, u, v, z)
     differences = {
-        "m = 0: largest difference of 20 problems": absent,
-        "m ≠ 0 but Vm = 0: largest difference": unread,
-        "Vm ≠ 0: the difference at z = 0 against |Vm|, largest error": read,
+        "$m = 0$: largest difference between softmax and linear attention, 20 problems": absent,
+        r"$m \ne 0$ and $Vm = 0$: largest difference": unread,
+        r"$Vm \ne 0$: difference at $z = 0$ compared with ${|Vm|}$, largest error": read,
     }
     controls = {
-        "Vm ≠ 0, sharpness 1: difference": with_mean,
-        "two-valued tokens, m = 0, sharpness 1: difference": two_valued,
+        r"$Vm \ne 0$, sharpness 1: difference": with_mean,
+        "two-valued tokens, $m = 0$, sharpness 1: difference": two_valued,
     }
     return [
         *(
-            Check(name, value, "<=", 1e-10, basis="rounding, and 1e5 times that as a margin")
+            Check(name, value, "<=", 1e-10, basis="rounding error, with a margin of $10^5$")
             for name, value in differences.items()
         ),
         *(
-            Check(name, value, ">=", 1e-2, role="control", basis="margin: 1e8 times that tolerance")
+            Check(name, value, ">=", 1e-2, role="control", basis="$10^8$ times that tolerance")
             for name, value in controls.items()
         ),
     ]
@@ -65,8 +65,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=3,
     name="linear-is-the-limit",
-    statement="For Gaussian tokens the infinite-prompt limit of softmax attention is linear "
-    "attention at every query if and only if Vm = 0, in particular for centred tokens.",
+    statement="For Gaussian tokens of mean $m$, the infinite-prompt limit of softmax attention "
+    "equals linear attention at every query if and only if $Vm = 0$. In particular they are "
+    "equal for centred tokens.",
     reference="Section 2 and Appendix B.2",
     decide=decide,
 )

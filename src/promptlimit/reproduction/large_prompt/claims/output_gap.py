@@ -76,8 +76,8 @@ def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
 def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
     """Return the exact gap held against simulated prompts."""
     name = (
-        f"sharpness {_SIMULATED_SHARPNESS:g}, d = 4: exact gap against {prompts.samples:,} "
-        "simulated prompts"
+        f"sharpness {_SIMULATED_SHARPNESS:g}, $d = 4$: exact gap compared with "
+        f"{prompts.samples:,} simulated prompts"
     )
     return [within_errors(name, _simulation_distances(seed, prompts))]
 
@@ -92,60 +92,63 @@ def decide(setting: Setting) -> Sequence[Check]:
     worsening = np.diff(slopes[:, middle])
     frozen = weight_statistics(8.0, np.array([1e3, 1e4])).score_error
     bounded = FEW_BOUNDED if setting.quick else BOUNDED
-    where = " and ".join(f"d = {dim}, τ = {tau:g}" for dim, tau in bounded)
+    where = " and ".join(rf"$d = {dim}$, $\tau = {tau:g}$" for dim, tau in bounded)
     return [
         Check(
-            "slope of the squared gap, sharpness 0.5 to 4, L from 1 to 1e12: largest",
+            "largest slope of the squared gap, sharpness 0.5 to 4, $L$ from 1 to $10^{12}$",
             float(slopes.max()),
             "<=",
             0.0,
             basis="the statement: the gap falls",
         ),
         Check(
-            "sharpness up to 2, L = 1e12: largest distance of the slope from -1",
+            "largest distance of the slope from $-1$, sharpness up to 2, $L = 10^{12}$",
             float(np.abs(slopes[:3, -1] + 1).max()),
             "<=",
             1e-3,
-            basis="theory: the first correction is of relative order exp(3σ²)/L = 2e-7; margin",
+            basis="theory: the first correction is of relative order "
+            r"$e^{3\sigma^2}/L = 2 \times 10^{-7}$; margin",
         ),
         Check(
-            "slope at L = 1e3: smallest increase from one sharpness to the next",
+            "smallest increase of the slope from one sharpness to the next, $L = 10^3$",
             float(worsening.min()),
             ">=",
             1e-3,
-            basis="the statement, and a margin far above rounding",
+            basis="the statement, with a margin far above rounding error",
         ),
         *simulated(seed, FEW_PROMPTS if setting.quick else PROMPTS),
         Check(
-            "queries N(0, 1), τ from 0.3 to 2: slope at L = 1e29 against the rate κ(τ), largest "
-            "distance",
+            r"queries $\mathcal{N}(0, 1)$, $\tau$ from 0.3 to 2, $L = 10^{29}$: largest distance "
+            r"of the slope from $-\kappa(\tau)$",
             max(distances_from_the_rate(_TAUS[::4] if setting.quick else _TAUS)),
             "<=",
             RATE_TOLERANCE,
-            basis="theory: the slope approaches the rate like 1/ln L = 0.015",
+            basis=r"theory: the slope approaches its limit like $1/\ln L = 0.015$",
         ),
         Check(
-            f"exact gap over the explicit bound, {where}, L from 2 to 1e12: largest",
+            f"largest ratio of the exact gap to the explicit bound, {where}, $L$ from 2 to "
+            "$10^{12}$",
             gap_over_bound(None, bounded),
             "<=",
             1.0,
-            basis="the statement: a bound",
+            basis="the statement is an upper bound",
         ),
         Check(
-            "one token, where the printed bound c₁σ⁶ ln L / L^(c₂/σ²) is 0: the gap",
+            "gap of a single token, where the printed bound "
+            r"$c_1\sigma^6\ln L / L^{c_2/\sigma^2}$ is 0",
             float(at_one),
             ">=",
             0.1,
             role="control",
-            basis="theory: one token has the gap 1 + τ² here",
+            basis=r"theory: here the gap of one token is $1 + \tau^2$",
         ),
         Check(
-            "sharpness 8, beyond the freezing length: slope from L = 1e3 to 1e4",
+            "sharpness 8, beyond the freezing length: slope from $L = 10^3$ to $10^4$",
             float(local_slopes(frozen, np.array([1e3, 1e4]))[0]),
             ">=",
             -0.5,
             role="control",
-            basis="margin: half of the slope that is claimed",
+            basis="half of the slope that is claimed",
         ),
     ]
 
@@ -153,9 +156,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=4,
     name="output-gap",
-    statement="The mean square distance between the outputs of a finite and of the infinite prompt "
-    "falls polynomially in the length, L^-κ with κ = 1 to τ² = 1/2 and smaller beyond, more slowly "
-    "the sharper the head.",
+    statement="The mean squared distance between the outputs over $L$ tokens and over the "
+    "infinite prompt falls polynomially in $L$, more slowly for sharper heads. Averaged over "
+    r"Gaussian queries it falls like $L^{-\kappa}$: with $\tau$ the sharpness, $\kappa = 1$ up "
+    r"to $\tau^2 = 1/2$, and $\kappa$ is smaller beyond.",
     reference="Proposition 3.1",
     decide=decide,
 )

@@ -39,26 +39,29 @@ def decide(setting: Setting) -> Sequence[Check]:
     broad_outside, broad_inside = _slopes(5.0, 0.01, nodes)
     return [
         Check(
-            "slope of the exact squared gap from L = 1e5 to 1e6: inside minus outside",
+            "difference between the slopes of the exact squared gap, with and without the query "
+            "in the prompt, $L$ from $10^5$ to $10^6$",
             abs(inside - outside),
             "<=",
             0.01,
-            basis="theory: the query adds terms of relative order 1/L = 1e-5; margin",
+            basis="theory: the query adds terms of relative order $1/L = 10^{-5}$; margin",
         ),
         Check(
-            "the slope inside: distance from -1",
+            "slope with the query in the prompt: distance from $-1$",
             abs(inside + 1),
             "<=",
             0.1,
-            basis="theory: τ = 1/2, whose correction at L = 1e5 is of order L^-1; margin",
+            basis=r"theory: at $\tau = 1/2$ the correction is of order $1/L$, and $L = 10^5$; "
+            "margin",
         ),
         Check(
-            "queries ten times broader than the tokens: slope inside minus outside",
+            "queries ten times broader than the tokens: slope with the query in the prompt "
+            "minus slope without",
             broad_inside - broad_outside,
             ">=",
             0.3,
             role="control",
-            basis="margin: thirty times the tolerance of the statement",
+            basis="thirty times the tolerance of the statement",
         ),
     ]
 
@@ -66,8 +69,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=6,
     name="query-in-the-prompt",
-    statement="Counting the query among the tokens of its own prompt changes no rate of "
-    "convergence, for queries with the tokens' law.",
+    statement="If queries have the law of the tokens, including the query among the tokens of "
+    "its own prompt does not change the rate of convergence.",
     reference="Remark 3.2",
     decide=decide,
 )

@@ -32,13 +32,14 @@ def decide(setting: Setting) -> Sequence[Check]:
     middle = list(starts.lengths).index(40)
     return [
         share_at_least(
-            "random starts within a tenth of the least excess at the end, both heads, every length",
+            "random starts that end within a tenth of the least excess, for both heads at every "
+            "length",
             int(converged.all(axis=(0, 1)).sum()),
             count,
             _EVERY,
         ),
         share_at_least(
-            "the same at L = 40 alone",
+            "the same at $L = 40$ alone",
             int(converged[:, middle].all(axis=0).sum()),
             count,
             _MOST,
@@ -52,16 +53,17 @@ def decide(setting: Setting) -> Sequence[Check]:
             role="amended",
         ),
         Check(
-            "excess of the best random start over that of the theory's: largest ratio over heads "
-            "and lengths",
+            "excess reached from the best random start over that from the block start: largest "
+            "ratio over heads and lengths",
             float(ratio.min(axis=2).max()),
             "<=",
             CONVERGED,
             role="amended",
-            basis="margin: a tenth, as for convergence",
+            basis="a margin of a tenth, as in the definition of convergence",
         ),
         Check(
-            "and smallest ratio, over the starts that are shown: none goes below the theory's",
+            "the same ratio for every start in the figures: smallest value, since none should "
+            "end below the block start",
             float(followed.min()),
             ">=",
             0.99,
@@ -69,12 +71,13 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the statement, up to the accuracy of the quadrature",
         ),
         Check(
-            "linear attention from a start at 0, a saddle: final excess over the least, L = 1000",
+            "linear attention from a start at zero, a saddle: ratio of the final to the least "
+            "excess, $L = 1000$",
             float((_from_zero(setting) - starts.floor) / (starts.best[1, -1] - starts.floor)),
             ">=",
             10.0,
             role="control",
-            basis="margin: a hundred times the tolerance of convergence",
+            basis="a hundred times the tolerance of convergence",
         ),
     ]
 
@@ -88,14 +91,15 @@ def _from_zero(setting: Setting) -> float:
 CLAIM = Claim(
     number=17,
     name="random-starts",
-    statement="Training from a random start reaches the optimum: the block start of the theory is "
-    "not needed.",
+    statement="Training from a random start reaches the optimum, so that the block start of the "
+    "theory is not needed.",
     reference="Section 6",
     decide=decide,
     expected="holds with a change",
-    evidence="About half of the random starts reach it at every length. At L = 40 all do; at L = "
-    "1000 the others end on a plateau, where one direction of the covariates is not read: linear "
-    "attention stays there at 13 times the least excess.",
+    evidence="About half of the random starts reach the optimum at every length. At $L = 40$ "
+    "all of them do. At $L = 1000$ the others end on a plateau, where the head ignores one "
+    "direction of the covariates; there the excess of linear attention stays at 13 times its "
+    "least value.",
     after_study=True,
     quick=False,
 )

@@ -17,7 +17,10 @@ from promptlimit.reproduction.large_prompt.study import (
 )
 
 _NEAR = (0.03, 0.01)
-_FLOOR = "theory: the excess is C/L, C = 20.8 for softmax and 6.5 for linear attention; margin"
+_FLOOR = (
+    "theory: the excess is $C/L$, with $C = 20.8$ for softmax and $6.5$ for linear "
+    "attention; margin"
+)
 
 
 def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check]:
@@ -34,33 +37,36 @@ def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check
     falling, since = (late, narrowing_from) if late.size > 1 else (gap, 10)
     return [
         Check(
-            f"{name}: softmax minus linear, smallest over lengths",
+            f"{name}: risk of softmax minus that of linear attention, smallest over lengths",
             float(gap.min()),
             ">=",
             1e-3,
             error=float(final.accuracy[0][gap.argmin()]),
-            basis="the statement, and a margin of a hundredth of the noise",
+            basis="the statement, with a margin of a hundredth of the noise",
         ),
         Check(
-            f"{name}: that difference from each length to the next, L from {since}: largest ratio",
+            f"{name}: that difference, largest ratio from one length to the next, from "
+            f"$L = {since}$ on",
             float((falling[1:] / falling[:-1]).max()),
             "<=",
             0.99,
-            basis="the statement, and a margin of a hundredth",
+            basis="the statement, with a margin of a hundredth",
         ),
         Check(
-            f"{name}: linear minus ridge, smallest over lengths",
+            f"{name}: risk of linear attention minus that of ridge regression, smallest over "
+            "lengths",
             float((linear - final.ridge).min()),
             ">=",
             1e-3,
-            basis="the statement, and a margin of a hundredth of the noise",
+            basis="the statement, with a margin of a hundredth of the noise",
         ),
         Check(
-            f"{name}: linear against its closed-form optimum, largest relative distance",
+            f"{name}: linear attention compared with its closed-form optimum, largest relative "
+            "difference",
             float(np.abs(linear / final.optimum - 1).max()),
             "<=",
             0.01,
-            basis="margin: a hundredth, for training that ends at a finite time",
+            basis="a margin of a hundredth, because training ends at a finite time",
         ),
     ]
 
@@ -82,18 +88,18 @@ def floor_checks(
         steps = np.log(final.lengths[-1] / final.lengths[0])
         checks += [
             Check(
-                f"{name}: {head} at L = 1000 above the noise floor",
+                f"{name}: excess of {head} attention over the noise floor at $L = 1000$",
                 excess[-1],
                 "<=",
                 most,
                 basis=_FLOOR,
             ),
             Check(
-                f"{name}: {head}, slope of the excess from L = 10 to 1000",
+                f"{name}: slope of the excess of {head} attention from $L = 10$ to $1000$",
                 float(np.log(excess[-1] / excess[0]) / steps),
                 "<=",
                 slope,
-                basis=f"theory: the slope tends to -1; margin: at least {-slope:g} on average",
+                basis=f"theory: the slope tends to $-1$; required on average: at most ${slope:g}$",
             ),
         ]
     return checks
@@ -120,31 +126,32 @@ def decide(setting: Setting) -> Sequence[Check]:
         for kernel in KERNELS
     ]
     return [
-        *order_checks(final, "Σ = I"),
-        *floor_checks(final, "Σ = I"),
+        *order_checks(final, r"$\Sigma = I$"),
+        *floor_checks(final, r"$\Sigma = I$"),
         Check(
-            "training runs against gradient flows from a random start that converges, largest "
-            "relative distance at the end",
+            "training runs compared with gradient flows from a converging random start: largest "
+            "relative difference of the final errors",
             training_distance(setting, "identity"),
             "<=",
             CONVERGED - 1,
-            basis="margin: a tenth, as for convergence; gradient noise adds about a hundredth",
+            basis="a margin of a tenth, as in the definition of convergence; gradient noise "
+            "adds about a hundredth",
         ),
         Check(
-            "before training, L = 1000: smallest excess over the noise floor",
+            "before training, $L = 1000$: smallest excess over the noise floor",
             min(before),
             ">=",
             0.3,
             role="control",
-            basis="margin: ten times what is claimed after training",
+            basis="ten times what is claimed after training",
         ),
         Check(
-            "softmax at L = 10, too short: excess over the noise floor",
+            "softmax attention at $L = 10$, too short: excess over the noise floor",
             float(final.errors[0][0] - final.floor),
             ">=",
             0.3,
             role="control",
-            basis="margin: ten times what is claimed at L = 1000",
+            basis="ten times what is claimed at $L = 1000$",
         ),
     ]
 
@@ -152,9 +159,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=14,
     name="risk-against-length",
-    statement="After training, linear attention has the smaller risk at every length, the "
-    "difference narrows as prompts grow, both tend to the noise floor, and ridge regression is "
-    "below both.",
+    statement="After training, linear attention has a smaller risk than softmax attention at "
+    "every length, and ridge regression a smaller one than both. The difference between the two "
+    "heads narrows as prompts grow, and both approach the noise floor.",
     reference="Figure 2",
     decide=decide,
     after_study=True,

@@ -26,22 +26,24 @@ def decide(setting: Setting) -> Sequence[Check]:
     level = f"a sign test at level {LEVEL:g}"
     return [
         Check(
-            f"of {softmax.size} starts, L = 1000: more that converge with softmax alone than with "
-            "linear alone",
+            "starts that converge for softmax attention alone minus those that converge for "
+            f"linear attention alone, of {softmax.size} starts at $L = 1000$",
             float(for_softmax - for_linear),
             ">=",
             1.0,
             basis="the statement",
         ),
         Check(
-            "level of a sign test over the starts that tell the heads apart, for softmax",
+            "p-value of a sign test in favour of softmax, over the starts for which the heads "
+            "differ",
             float(binom.sf(for_softmax - 1, apart, 0.5)),
             "<=",
             LEVEL,
             basis=level,
         ),
         Check(
-            "its level if all of these spoke for softmax; above that they are too few to decide",
+            "smallest p-value that so many starts could give; if it is above the level, they "
+            "are too few to decide",
             0.5**apart,
             "<=",
             LEVEL,
@@ -54,13 +56,13 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=18,
     name="stable-training",
-    statement="Over random starts softmax attention trains more stably than linear attention.",
+    statement="Over random starts, softmax attention trains more stably than linear attention.",
     reference="Section 6",
     decide=decide,
     expected="not decidable here",
-    evidence="Followed without sampling noise, the two heads get stuck from almost the same "
-    "starts: hardly one of 64 at L = 1000 tells them apart, which is no evidence either way. "
-    "Stability in another sense, such as larger learning rates, was not tested.",
+    evidence="Without sampling noise, the two heads get stuck from almost the same starts: at "
+    "$L = 1000$ hardly one of 64 starts distinguishes them, which is no evidence either way. "
+    "Stability in another sense, such as convergence at larger learning rates, was not tested.",
     after_study=True,
     quick=False,
 )

@@ -81,18 +81,18 @@ def decide(setting: Setting) -> Sequence[Check]:
             astray = np.linalg.norm(mean - wrong) / deviation[-1] * prompts**0.5
     return [
         within_errors(
-            f"{prompts} growing prompts of each of three laws, at {len(late)} lengths from "
-            f"{late[0]:,} to {late[-1]:,} tokens, against the limit",
+            f"{prompts} growing prompts from each of three laws, at {len(late)} lengths from "
+            f"{late[0]:,} to {late[-1]:,} tokens, compared with the limit",
             np.concatenate([stray.ravel() for stray in strays]),
         ),
         within_errors(
-            f"means and mean squared errors of {_PROMPTS:,} prompts of {_TOKENS} tokens, three "
-            "laws, against their exact values",
+            f"means and mean squared errors of {_PROMPTS:,} prompts of {_TOKENS} tokens from "
+            "three laws, compared with their exact values",
             np.concatenate(means),
         ),
         beyond_errors(
-            f"two-valued tokens, {late[-1]:,} of them: mean of {prompts} prompts against the "
-            "linear limit",
+            f"two-valued tokens, {late[-1]:,} in a prompt: mean of {prompts} prompts compared "
+            "with the limit of linear attention",
             float(astray),
         ),
     ]
@@ -101,8 +101,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=2,
     name="strong-law",
-    statement="As one prompt grows token by token, the output of softmax attention converges "
-    "almost surely to that of the law its tokens are drawn from.",
+    statement="As a prompt grows token by token, the output of softmax attention converges "
+    "almost surely to its output over the law of the tokens.",
     reference="Section 2",
     decide=decide,
 )

@@ -29,13 +29,14 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         share_at_least(
             "starts whose largest squared distance along training falls from each length to the "
-            "next, L = 10, 40, 100, 1000",
+            "next, $L = 10, 40, 100, 1000$",
             always_falling(starts),
             count,
             _EVERY,
         ),
         share_at_least(
-            "starts whose largest squared distance at L = 1000 is at most half that at L = 10",
+            "starts whose largest squared distance at $L = 1000$ is at most half of that at "
+            "$L = 10$",
             halved(starts.farthest),
             count,
             _MOST,
@@ -43,8 +44,9 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         rejected(
             share_at_least(
-                "pairs of a softmax head from one start and a linear head from another whose "
-                "distance is halved",
+                "pairs of a softmax head from one start and a linear head from another start "
+                "whose largest squared distance at $L = 1000$ is at most half of that at "
+                "$L = 10$",
                 halved(starts.crossed),
                 count,
                 _MOST,
@@ -56,14 +58,15 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=15,
     name="trainings-approach",
-    statement="Trained from the same start, the parameters of softmax and linear attention stay "
-    "closer to one another the longer the prompts are.",
+    statement="When softmax and linear attention are trained from the same start, their "
+    "parameters stay closer together the longer the prompts are.",
     reference="Figure 3",
     decide=decide,
     expected="holds with a change",
-    evidence="True of most starts from L = 10 to L = 1000, not of every start from each length to "
-    "the next: from about a quarter of the starts one of the two heads stays on a plateau at L = "
-    "100 that it leaves at L = 40, and the distance grows.",
+    evidence="This is true of most starts between $L = 10$ and $L = 1000$, but not of every "
+    "start from each length to the next. From about a quarter of the starts, one of the two "
+    "heads stays on a plateau at $L = 100$ that it leaves at $L = 40$, so that the distance "
+    "grows.",
     after_study=True,
     quick=False,
 )

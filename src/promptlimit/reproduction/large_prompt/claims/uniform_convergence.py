@@ -24,36 +24,37 @@ def decide(setting: Setting) -> Sequence[Check]:
     risks, slopes = (
         np.array([getattr(gap, name) for gap in gaps]) for name in ("risk", "gradient")
     )
-    fallen = "margin: a tenth; with a label row no power of L is guaranteed"
+    fallen = "a margin of a tenth; if $U$ reads the label no power of $L$ is guaranteed"
     return [
         Check(
-            "largest |R_L - R| on a ball, at L = 10,000 over that at 10",
+            r"largest ${|R_L - R_\infty|}$ on a ball: ratio of $L = 10^4$ to $L = 10$",
             risks[-1] / risks[0],
             "<=",
             0.1,
             basis=fallen,
         ),
         Check(
-            "largest |∇R_L - ∇R| on a ball, at L = 10,000 over that at 10",
+            r"largest ${|\nabla R_L - \nabla R_\infty|}$ on a ball: ratio of $L = 10^4$ to "
+            "$L = 10$",
             slopes[-1] / slopes[0],
             "<=",
             0.1,
             basis=fallen,
         ),
         Check(
-            "both fall from each length to the next: largest ratio",
+            "largest ratio of either from one length to the next",
             float(max((risks[1:] / risks[:-1]).max(), (slopes[1:] / slopes[:-1]).max())),
             "<=",
             0.9,
-            basis="the statement, and a margin of a tenth",
+            basis="the statement, with a margin of a tenth",
         ),
         Check(
-            "gradient gap at L = 10 on a ball four times as wide, over that on the ball",
+            "gradient gap at $L = 10$ on a ball four times as wide, over that on the ball",
             wide.gradient / gaps[0].gradient,
             ">=",
             4.0,
             role="control",
-            basis="theory: at least linear growth, for the risk is a polynomial of higher degree",
+            basis="theory: growth at least linear, since the risk is a polynomial of higher degree",
         ),
     ]
 
@@ -61,8 +62,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=9,
     name="uniform-convergence",
-    statement="On every ball of parameters the risk of L tokens and its gradient converge "
-    "uniformly to those of the infinite prompt; not on the whole space.",
+    statement="On every ball of parameters the risk $R_L$ over $L$ tokens and its gradient "
+    r"converge uniformly to the infinite-prompt risk $R_\infty$ and its gradient. On the whole "
+    "space they do not.",
     reference="Section 4 and Appendix E",
     decide=decide,
 )

@@ -58,9 +58,10 @@ FIGURE = Figure(
     name="exact_gap",
     title="The exact gap of a finite prompt",
     reference="docs/finite.md",
-    caption="Mean square error of softmax attention over L standard normal tokens, relative to the "
-    "squared limit, for several sharpnesses. Lines are exact, by quadrature at a cost that does "
-    "not depend on L; points are simulated prompts with two standard errors. Above the dashed "
-    "line, where sharpness² > 2 ln L, a few tokens take all the weight.",
+    caption="Mean squared error of softmax attention over $L$ standard normal tokens, relative "
+    r"to the squared limit, for several values of the sharpness $\sigma$. Lines are exact, "
+    "computed by quadrature at a cost that does not depend on $L$; points are simulated prompts "
+    r"with two standard errors. Above the dashed line, where $\sigma^2 > 2\ln L$, a few tokens "
+    "take all the weight.",
     compute=compute,
 )

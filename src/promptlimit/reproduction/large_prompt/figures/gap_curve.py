@@ -32,8 +32,9 @@ FIGURE = Figure(
     name="gap_curve",
     title="One gap, in every kind",
     reference="Proposition 3.1",
-    caption="Mean square gap between finite and infinite prompts, five-dimensional standard normal "
-    "tokens and queries, τ = 0.4: exact; to leading order in 1/L; the explicit bound, true but "
-    "loose; and simulated prompts, whose prefixes serve all lengths.",
+    caption="Mean squared gap between finite and infinite prompts, for standard normal tokens "
+    r"and queries in five dimensions at sharpness $\tau = 0.4$: the exact gap; its leading order "
+    "in $1/L$; the explicit bound, which is proved but loose; and simulated prompts, whose "
+    "prefixes serve all lengths.",
     compute=compute,
 )

@@ -51,8 +51,8 @@ FIGURE = Figure(
     name="growing_prompt",
     title="Attention over a growing prompt",
     reference="Lemma 2.1",
-    caption="Softmax attention of one growing prompt as a function of the query. Over Gaussian "
-    "tokens the map straightens: its limit is linear attention. Over two-valued tokens, of the "
-    "same mean and variance, it converges just as surely, but to tanh.",
+    caption="Softmax attention over one growing prompt, as a function of the query. Over "
+    "Gaussian tokens the map straightens: its limit is linear attention. Over two-valued tokens "
+    r"with the same mean and variance it also converges, but to $\tanh$.",
     compute=compute,
 )

@@ -31,9 +31,10 @@ FIGURE = Figure(
     name="phase_diagram",
     title="How far from infinite",
     reference="Proposition 3.1, made sharp",
-    caption="Exact relative gap √(E|T_L − T|² / E|T|²) of softmax attention over L standard normal "
-    "tokens at standard normal queries, against the length and the standard deviation τ of the "
-    "scores. Below τ² = 1/2 the squared gap falls like 1/L; above it rare sharp queries slow it "
-    "down; beyond τ² = 2 ln L a few tokens take all the weight even at a typical query.",
+    caption=r"Exact relative gap $\sqrt{\mathbb{E}{|T_L - T|}^2/\mathbb{E}{|T|}^2}$ of softmax "
+    "attention over $L$ standard normal tokens at standard normal queries, against the length "
+    r"and the standard deviation $\tau$ of the scores. Below $\tau^2 = 1/2$ the squared gap "
+    r"falls like $1/L$; above it, rare sharp queries slow it down. Beyond $\tau^2 = 2\ln L$ a "
+    "few tokens take all the weight even at a typical query.",
     compute=compute,
 )

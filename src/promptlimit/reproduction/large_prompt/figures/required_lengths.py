@@ -29,9 +29,10 @@ FIGURE = Figure(
     name="required_lengths",
     title="How long a prompt must be",
     reference="Proposition 3.1, made sharp",
-    caption="The smallest length from which the relative gap stays below one per cent, standard "
-    "normal tokens and queries in one dimension, against the sharpness of the scores: by the exact "
-    "gap, by its leading order in 1/L, which diverges at τ² = 1/2, and by the proved bound, which "
-    "soon leaves the figure and reaches 1e30.",
+    caption="The smallest length from which the relative gap stays below one per cent, for "
+    r"standard normal tokens and queries in one dimension, against the sharpness $\tau$ of the "
+    "scores. It is computed from the exact gap; from its leading order in $1/L$, which diverges "
+    r"at $\tau^2 = 1/2$; and from the proved bound, which soon leaves the figure and reaches "
+    "$10^{30}$.",
     compute=compute,
 )

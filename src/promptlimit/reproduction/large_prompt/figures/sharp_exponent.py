@@ -39,10 +39,11 @@ FIGURE = Figure(
     name="sharp_exponent",
     title="How fast a prompt becomes infinite",
     reference="Proposition 3.1, made sharp",
-    caption="The squared gap over standard normal queries falls like L to the power −κ. "
-    "Proposition 3.1 has the form c/σ² for κ with a constant left open; the sharp exponent is 1 "
-    "up to τ² = 1/2 and √(1/τ² + 1/4) − 1/2 beyond, and the bound proved in docs/bounds.md has "
-    "min(1, 1/(4τ²)). Dots are slopes of exact gaps: at ten thousand tokens, where a simulation "
-    "would measure them, and at 1e29, where they have almost arrived.",
+    caption=r"Averaged over standard normal queries, the squared gap falls like $L^{-\kappa}$. "
+    r"Proposition 3.1 gives $\kappa$ the form $c/\sigma^2$ and leaves the constant open. The "
+    r"sharp exponent is $1$ up to $\tau^2 = 1/2$ and $\sqrt{1/\tau^2 + 1/4} - 1/2$ beyond; the "
+    r"bound proved in docs/bounds.md has $\min(1, 1/(4\tau^2))$. Dots are slopes of exact gaps: "
+    "at ten thousand tokens, where a simulation would measure them, and at $10^{29}$, where "
+    "they have almost reached the exponent.",
     compute=compute,
 )

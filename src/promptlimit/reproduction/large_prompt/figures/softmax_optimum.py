@@ -44,11 +44,11 @@ FIGURE = Figure(
     name="softmax_optimum",
     title="What softmax costs at long prompts",
     reference="Section 6, at long prompts",
-    caption="Mean squared error over the noise floor, times the length, after training over "
-    "isotropic covariates. Dashed lines are the leading orders: for linear attention and ridge in "
-    "closed form, for softmax the least over the scale of the scores. At long prompts softmax pays "
-    "three times what linear attention pays: the difference between the two falls like 1/L, and "
-    "no training removes it.",
+    caption="Mean squared error above the noise floor, times the length $L$, after training "
+    "over isotropic covariates. Dashed lines are the leading orders: in closed form for linear "
+    "attention and ridge regression, and for softmax attention the minimum over the scale of "
+    "the scores. At long prompts the excess of softmax attention is three times that of linear "
+    "attention: the difference between the two falls like $1/L$, and no training removes it.",
     compute=compute,
     after_study=True,
 )

@@ -32,13 +32,13 @@ FIGURES = (
     Figure(
         name="figure_1",
         title="Softmax against linear attention at a random start, isotropic covariates",
-        caption="Mean squared gap between softmax and linear attention at the same random start, "
-        "isotropic covariates, against the length of the prompt: the output; the gradient on a "
-        "batch of 128 prompts that both share; the gradient of the population risk. Thick lines "
-        "are means over starts, thin lines single starts; at each of them even ten tokens are "
-        "asymptotic for all but one prompt in 10,000. Output and population gradient are "
-        "exact; the batch gradient is simulated, with two standard errors. Dashed lines have the "
-        "slopes of the theory, -1, -1 and -2.",
+        caption="Mean squared gap between softmax and linear attention at the same random start "
+        "over isotropic covariates, against the prompt length $L$: the gap of the outputs, of "
+        "the gradients on a shared batch of 128 prompts, and of the gradients of the population "
+        "risk. Thick lines are means over starts and thin lines single starts; at each of them "
+        "ten tokens are in the asymptotic regime for all but one prompt in 10,000. Outputs and "
+        "population gradients are exact; batch gradients are simulated and shown with two "
+        "standard errors. Dashed lines have the slopes of the theory, $-1$, $-1$ and $-2$.",
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 1",
@@ -47,15 +47,16 @@ FIGURES = (
     Figure(
         name="figure_5",
         title="Softmax against linear attention at a random start, anisotropic covariates",
-        caption="Mean squared gap between softmax and linear attention at the same random start, "
-        "anisotropic covariates (entries 2^-|i-j|), against the length of the prompt: the "
-        "output; the gradient on a batch of 128 prompts that both share; the gradient of the "
-        "population risk. Thick lines are means over starts, thin lines single starts; at each of "
-        "them even ten tokens are asymptotic for all but one prompt in 10,000. Output and "
-        "population gradient are exact; the batch gradient is simulated, with two standard "
-        "errors. Dashed lines have the slopes of the theory, -1, -1 and -2. Left: the law as the "
-        "paper states it. Right: the law as a public copy of its code draws it, where the "
-        "covariates of the prompt have another covariance and those of the query are standard.",
+        caption="Mean squared gap between softmax and linear attention at the same random start "
+        "over anisotropic covariates, whose covariance has entries $2^{-{|i-j|}}$, against the "
+        "prompt length $L$: the gap of the outputs, of the gradients on a shared batch of 128 "
+        "prompts, and of the gradients of the population risk. Thick lines are means over "
+        "starts and thin lines single starts; at each of them ten tokens are in the asymptotic "
+        "regime for all but one prompt in 10,000. Outputs and population gradients are exact; "
+        "batch gradients are simulated and shown with two standard errors. Dashed lines have "
+        "the slopes of the theory, $-1$, $-1$ and $-2$. Left: the law that the paper states. "
+        "Right: the law that a public copy of its code draws, where the covariates of the "
+        "prompt have another covariance and those of the query are standard normal.",
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 5",

@@ -42,11 +42,12 @@ FIGURES = (
     Figure(
         name="figure_3",
         title="Distance between the two trainings, isotropic covariates",
-        caption="Squared distance between the factors (K, Q, V, O) of softmax and linear "
-        "attention trained from the same start, isotropic covariates, against the number of "
-        "steps of the paper's protocol. Thick lines: one start from which both converge, "
-        "followed by exact gradient flow; thin lines: the other starts, some of which get stuck "
-        "with one of the kernels and part for good; dots: real training runs on shared prompts.",
+        caption="Squared distance between the factors $(K, Q, V, O)$ of softmax and linear "
+        "attention trained from the same start over isotropic covariates, against the number of "
+        "steps of the paper's protocol. Thick lines: one start from which both heads converge, "
+        "followed by exact gradient flow. Thin lines: the other starts; from some of them one "
+        "head gets stuck, and the two never approach again. Dots: training runs on shared "
+        "prompts.",
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 3",
@@ -55,12 +56,13 @@ FIGURES = (
     Figure(
         name="figure_7",
         title="Distance between the two trainings, anisotropic covariates",
-        caption="Squared distance between the factors (K, Q, V, O) of softmax and linear "
-        "attention trained from the same start, anisotropic covariates (entries 2^-|i-j|), "
-        "against the number of steps of the paper's protocol. Thick lines: one start from which "
-        "both converge, followed by exact gradient flow; thin lines: the other starts, some of "
-        "which get stuck with one of the kernels and part for good; dots: real training runs on "
-        "shared prompts. Left: the law as stated. Right: as a public copy of the code draws it.",
+        caption="Squared distance between the factors $(K, Q, V, O)$ of softmax and linear "
+        "attention trained from the same start over anisotropic covariates, whose covariance "
+        "has entries $2^{-{|i-j|}}$, against the number of steps of the paper's protocol. Thick "
+        "lines: one start from which both heads converge, followed by exact gradient flow. Thin "
+        "lines: the other starts; from some of them one head gets stuck, and the two never "
+        "approach again. Dots: training runs on shared prompts. Left: the law that the paper "
+        "states. Right: the law that a public copy of its code draws.",
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 7",

@@ -60,15 +60,15 @@ FIGURES = (
     Figure(
         name="figure_2",
         title="Risk after training against the length of the prompt, isotropic covariates",
-        caption="Mean squared error at the end of training (time 600, the flow of 300,000 steps at "
-        "rate 0.001) for softmax and linear attention from the block start of the theory, "
-        "isotropic "
-        "covariates, with the closed-form optimum of linear attention, the Bayes predictor (ridge "
-        "regression) and the noise floor. Lines are gradient flows on exact risks; bands, hardly "
-        "thicker than the lines, are twice the mean rise that gradient noise adds at the paper's "
-        "rate and batch, estimated at L = 10 and 100 and held beyond. Rings are real training "
-        "runs from a random start that converges, at ten times that rate unless the protocol is "
-        "full; crosses are random starts that ended more than a tenth above the least excess.",
+        caption="Mean squared error at the end of training, for softmax and linear attention "
+        "from the block start of the theory over isotropic covariates, with the closed-form "
+        "optimum of linear attention, the Bayes predictor (ridge regression) and the noise "
+        "floor. Lines are gradient flows of exact risks up to time 600, as after 300,000 steps "
+        "at rate 0.001. Bands, hardly wider than the lines, are twice the mean increase due to "
+        "gradient noise at the rate and batch size of the paper, estimated at $L = 10$ and "
+        "$100$ and taken as constant beyond. Rings are training runs from a converging random "
+        "start, at ten times that rate unless the full protocol is chosen. Crosses are random "
+        "starts that ended more than a tenth above the least excess.",
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 2",
@@ -77,18 +77,18 @@ FIGURES = (
     Figure(
         name="figure_6",
         title="Risk after training against the length of the prompt, anisotropic covariates",
-        caption="Mean squared error at the end of training (time 600, the flow of 300,000 steps at "
-        "rate 0.001) for softmax and linear attention from the block start of the theory, "
-        "anisotropic "
-        "covariates (entries 2^-|i-j|), with the closed-form optimum of linear attention, the "
-        "Bayes predictor (ridge regression) and the noise floor. Lines are gradient flows on "
-        "exact risks; bands, hardly thicker than the lines, are twice the mean rise gradient "
-        "noise adds at the paper's rate and batch, estimated at L = 10 and 100 and taken to stay "
-        "beyond. Rings are real training runs from a random start that converges, at ten times "
-        "that rate unless the protocol is full; crosses are random starts that ended more than a "
-        "tenth above the least excess. Left: the law as stated. Right: the law as a public copy "
-        "of the code draws it, under which the prompt does not tell the query's covariance and "
-        "errors fall more slowly. Grey: the optimum of linear attention over isotropic "
+        caption="Mean squared error at the end of training, for softmax and linear attention "
+        "from the block start of the theory over anisotropic covariates, whose covariance has "
+        "entries $2^{-{|i-j|}}$, with the closed-form optimum of linear attention, the Bayes "
+        "predictor (ridge regression) and the noise floor. Lines are gradient flows of exact "
+        "risks up to time 600, as after 300,000 steps at rate 0.001. Bands, hardly wider than "
+        "the lines, are twice the mean increase due to gradient noise at the rate and batch "
+        "size of the paper, estimated at $L = 10$ and $100$ and taken as constant beyond. Rings "
+        "are training runs from a converging random start, at ten times that rate unless the "
+        "full protocol is chosen. Crosses are random starts that ended more than a tenth above "
+        "the least excess. Left: the law that the paper states. Right: the law that a public "
+        "copy of its code draws, where the prompt does not reveal the covariance of the query "
+        "and errors fall more slowly. Grey: the optimum of linear attention over isotropic "
         "covariates, for comparison.",
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",

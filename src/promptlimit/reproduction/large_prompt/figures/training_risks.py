@@ -37,10 +37,10 @@ FIGURES = (
     Figure(
         name="figure_4",
         title="Risk along training, isotropic covariates",
-        caption="Mean squared error along training, isotropic covariates, with softmax (left) "
-        "and linear attention (right). Thick lines: one start, followed by exact gradient flow; "
-        "thin lines: the other starts; dots: real training runs. Short bars at the right mark "
-        "the least error at each length; the dashed line is the noise floor.",
+        caption="Mean squared error along training over isotropic covariates, for softmax "
+        "attention (left) and linear attention (right). Thick lines: one start, followed by "
+        "exact gradient flow. Thin lines: the other starts. Dots: training runs. Short bars at "
+        "the right mark the least error at each length; the dashed line is the noise floor.",
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 4",
@@ -49,11 +49,12 @@ FIGURES = (
     Figure(
         name="figure_8",
         title="Risk along training, anisotropic covariates",
-        caption="Mean squared error along training, anisotropic covariates (entries 2^-|i-j|), "
-        "with softmax (left) and linear attention (right). Thick lines: one start, followed by "
-        "exact gradient flow; thin lines: the other starts; dots: real training runs. Short bars "
-        "at the right mark the least error at each length; the dashed line is the noise floor. "
-        "Upper row: the law as stated; lower row: as a public copy of the code draws it.",
+        caption="Mean squared error along training over anisotropic covariates, whose "
+        "covariance has entries $2^{-{|i-j|}}$, for softmax attention (left) and linear "
+        "attention (right). Thick lines: one start, followed by exact gradient flow. Thin "
+        "lines: the other starts. Dots: training runs. Short bars at the right mark the least "
+        "error at each length; the dashed line is the noise floor. Upper row: the law that the "
+        "paper states. Lower row: the law that a public copy of its code draws.",
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 8",
