@@ -9,9 +9,11 @@ PAPER = Paper(
     "Ahn, Cheng, Daneshmand and Sra 2023, and Bordelon, Letey and Pehlevan 2025 (regression in "
     "depth); what is derived here says so",
     link="https://arxiv.org/abs/2501.18322",
-    summary="Layers of softmax attention move the covariance of Gaussian tokens along a flow with a "
-    "closed form. The flow of an infinite prompt can blow up at a finite depth; the flow of a "
-    "finite prompt never does. The best linear layers approach ridge regression as their number "
-    "grows, but at a fixed length with noise they do not reach it.",
+    summary="In continuous depth, softmax attention moves the covariance of Gaussian tokens along "
+    "a flow with a closed form. The flow of an infinite prompt can blow up at a finite depth; that "
+    "of a finite prompt never does. In regression in context, the best linear layers come close "
+    "to ridge regression as their number grows, but with label noise they do not reach it. The "
+    "variance and the bias of a softmax stack over $L$ tokens are of order $1/L$, with constants "
+    "in closed form.",
     key_figure="blow_up",
 )

@@ -43,33 +43,35 @@ def decide(setting: Setting) -> Sequence[Check]:
             grown.append(np.linalg.eigvalsh(falling.cov[0])[-1])
     return [
         Check(
-            "solved blow-up time against 1/λmax, largest distance",
+            "largest relative difference between the blow-up time of the solved flow and "
+            r"$t^* = 1/\lambda_{\max}(C)$",
             max(early),
             "<=",
             1e-6,
-            basis="solver: steps to 1e-9, some hundred of them; margin 10",
+            basis="solver: about a hundred steps with tolerance $10^{-9}$; margin 10",
         ),
         Check(
-            "(t* − t)G from its limit at t* − 10⁻⁶, largest distance",
+            r"largest distance of $(t^* - t)\,G(t)$ from its limit, at $t = t^* - 10^{-6}$",
             max(directions),
             "<=",
             8e-6 * (max(dims) - 1) ** 0.5,
-            basis="theory: 10⁻⁶ · 2 · 2√(d − 1), at most, over 1/2",
+            basis=r"theory: at most $10^{-6} \cdot 2 \cdot 2\sqrt{d - 1}$ over $1/2$",
         ),
         Check(
-            "second eigenvalue over the first there",
+            "largest ratio of the second eigenvalue of $G(t)$ to the first, at the same time",
             max(seconds),
             "<=",
             8e-6,
-            basis="theory: 2 · 2 over 10⁶/2, at most",
+            basis=r"theory: at most $2 \cdot 2$ over $10^6/2$",
         ),
         Check(
-            "U + U' < 0: largest variance at t = 1000, solved",
+            r"$U + U^\top \prec 0$: largest variance of the solved flow at $t = 1000$",
             max(grown),
             "<=",
             2e-3,
             role="control",
-            basis="theory: tG(t) ≤ (−U − U')⁻¹, whose eigenvalues are at most 1; margin 2",
+            basis=r"theory: $t\,G(t) \preceq (-U - U^\top)^{-1}$, whose eigenvalues are at most "
+            "1; margin 2",
         ),
     ]
 
@@ -77,9 +79,12 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=2,
     name="blow-up",
-    statement="With V = I and C = √G₀(U + U')√G₀ the covariance blows up at t* = 1/λmax(C) if that "
-    "is positive, and never if it is not; (t* − t)G(t) tends to the rank-one √G₀ee'√G₀/λmax, e the "
-    "leading eigenvector of C (derived here).",
+    statement="Let $V = I$, let $G_0$ be the covariance at $t = 0$ and "
+    r"$C = \sqrt{G_0}\,(U + U^\top)\sqrt{G_0}$. The covariance $G(t)$ blows up at "
+    r"$t^* = 1/\lambda_{\max}(C)$ if $\lambda_{\max}(C) > 0$, and never otherwise; "
+    r"$(t^* - t)\,G(t)$ tends to the rank-one matrix "
+    r"$\sqrt{G_0}\,ee^\top\sqrt{G_0}/\lambda_{\max}(C)$, where $e$ is the leading eigenvector of "
+    "$C$ (derived here).",
     reference="Castin et al. 2025, finite-time blow-up",
     decide=decide,
 )

@@ -32,19 +32,20 @@ def decide(setting: Setting) -> Sequence[Check]:
             other.append(distance(moved, closed_form(U, G, times[0])))
     return [
         Check(
-            "distance of the solved flow to 0.9 of its blow-up, largest",
+            "largest distance of the solved flow from the formula, up to 0.9 of the blow-up time",
             max(apart),
             "<=",
             1e-6,
-            basis="solver: steps to 1e-9, errors grow by 1/(1 − 0.9) on the way; margin 100",
+            basis="solver: tolerance $10^{-9}$, and errors grow by $1/(1 - 0.9)$ along the "
+            "flow; margin 100",
         ),
         Check(
-            "V = −I at t = 0.3: the same, d = 1",
+            "$V = -I$, $d = 1$: the same distance at $t = 0.3$",
             other[0],
             ">=",
             0.4,
             role="control",
-            basis="closed form 6/13",
+            basis="closed form: $6/13$",
         ),
     ]
 
@@ -52,8 +53,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=1,
     name="closed-covariance",
-    statement="Under one softmax head with V = I, Gaussian tokens in continuous depth have the "
-    "covariance G(t) = G₀(I − t(U + U')G₀)⁻¹ (derived here from the equation of Castin et al.).",
+    statement="When Gaussian tokens of covariance $G_0$ pass through one softmax head with "
+    "$V = I$ in continuous depth, their covariance at depth $t$ is "
+    r"$G(t) = G_0\,(I - t\,(U + U^\top)\,G_0)^{-1}$ (derived here from the equation of Castin et "
+    "al.).",
     reference="Castin et al. 2025, the Gaussian flow",
     decide=decide,
 )

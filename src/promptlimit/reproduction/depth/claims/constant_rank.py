@@ -35,19 +35,20 @@ def decide(setting: Setting) -> Sequence[Check]:
         left = np.linalg.matrix_rank(np.asarray(image.cov), tol=1e-9)
     return [
         Check(
-            "depths at which the rank is another than at the start",
+            "number of depths at which the rank differs from that at the start",
             changed,
             "<=",
             0.0,
-            basis="a count; 1e-6 of the largest eigenvalue parts 0.07 from the solver's 1e-9",
+            basis="a count; a cut at $10^{-6}$ of the largest eigenvalue separates 0.07 from "
+            "the solver's $10^{-9}$",
         ),
         Check(
-            "a layer with I + VGU singular: ranks lost of 3",
+            "a layer with $I + VGU$ singular: ranks lost, of 3",
             3.0 - left,
             ">=",
             1.0,
             role="control",
-            basis="a count; closed form I − uu', one rank less",
+            basis=r"a count; in closed form the layer is $I - uu^\top$, which has one rank less",
         ),
     ]
 
@@ -55,7 +56,7 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=4,
     name="constant-rank",
-    statement="The rank of the covariance is the same at every finite depth of the flow.",
+    statement="The covariance of the tokens has the same rank at every finite depth of the flow.",
     reference="Alcalde, Ji and Zuazua 2026, abstract",
     decide=decide,
 )

@@ -27,30 +27,31 @@ def decide(setting: Setting) -> Sequence[Check]:
     exact = float(linear_optimum(clean, 40, depth=depth).risk.mse)
     return [
         Check(
-            f"with noise: excess of {depth} layers over Bayes', largest",
+            f"with noise: largest excess of {depth} layers over the Bayes risk, relative to the "
+            "Bayes risk above the noise",
             max(steps),
             "<=",
             1e-3,
-            basis="the statement's 0, with a thousandth to approach it",
+            basis="the statement's 0, with an allowance of a thousandth for the approach",
         ),
         Check(
-            "the same of the best polynomials",
+            "the same for the best polynomials",
             max(polynomials),
             "<=",
             0.02,
             role="amended",
-            basis="stated: a third of what the layers may keep",
+            basis="stated: a third of what is allowed for the layers",
         ),
         Check(
-            "of the layers",
+            "the same for the layers",
             max(steps),
             "<=",
             0.06,
             role="amended",
-            basis="the evidence's twentieth at L = 10; margin 1.2",
+            basis="the twentieth at $L = 10$ of the evidence; margin 1.2",
         ),
         Check(
-            "without noise: mean squared error at L = 40",
+            "without noise: mean squared error at $L = 40$",
             exact,
             "<=",
             1e-4,
@@ -58,12 +59,12 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="a thousandth of the noise variance 0.1 of the other task",
         ),
         Check(
-            "one layer, with noise: excess over Bayes'",
+            "with noise: smallest relative excess of a single layer",
             min(shallow),
             ">=",
             1.0,
             role="control",
-            basis="stated margin: one layer misses by more than all of Bayes' own excess",
+            basis="stated: the excess of one layer is larger than the Bayes risk above the noise",
         ),
     ]
 
@@ -71,14 +72,16 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=9,
     name="depth-and-ridge",
-    statement="At every length the best linear layers approach ridge regression, which is Bayes, "
-    "as their number grows.",
+    statement="At every length, the best stack of linear layers approaches ridge regression, "
+    "which is the Bayes predictor, as the number of layers grows.",
     reference="Ahn et al. 2023 and von Oswald et al. 2023 for the layers; optimum derived here",
     decide=decide,
     expected="holds with a change",
-    evidence="The best polynomial of degree K in the prompt's second moment does, and without "
-    "noise it has real roots, which are layers. With noise it wants c/(λ + c), whose logarithm is "
-    "convex, while that of a product of real factors is concave between its zeros: from depth 5 on "
-    "(d = 5, L = 40) roots are complex, steps meet in pairs, and the stack stays above Bayes by a "
-    "few thousandths of Bayes' own excess at L = 40, and by a twentieth at L = 10.",
+    evidence="The best polynomial of degree $K$ in the second moment of the prompt approaches "
+    "ridge regression, and without noise it has real roots, each of which is a layer. With "
+    r"noise the target is $c/(\lambda + c)$, where $\lambda$ is an eigenvalue of that moment; "
+    r"its logarithm is convex in $\lambda$, whereas that of a product of real factors is concave "
+    "between its zeros. From depth 5 on ($d = 5$, $L = 40$) the roots are therefore complex, "
+    "the best real steps coincide in pairs, and the stack stays above the Bayes risk: by a few "
+    "thousandths of the Bayes risk above the noise at $L = 40$, and by a twentieth at $L = 10$.",
 )

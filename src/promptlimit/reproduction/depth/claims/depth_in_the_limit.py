@@ -28,28 +28,29 @@ def decide(setting: Setting) -> Sequence[Check]:
     two = float(linear_optimum(rotated, math.inf, depth=2).risk.mse)
     return [
         Check(
-            "one covariance: excess of one layer and of three",
+            "one covariance: larger excess of the best single layer and the best three layers",
             max(solved),
             "<=",
             1e-12,
-            basis="rounding: 1e-16 times condition numbers of at most 4; margin 1000",
+            basis="rounding error: $10^{-16}$ times condition numbers of at most 4; margin 1000",
         ),
         Check(
-            "spectrum (1, 1/2, 1/4): excess of three linear layers",
+            "rotated covariance with spectrum $(1, 1/2, 1/4)$: excess of the best three linear "
+            "layers",
             linear,
             "<=",
             1e-24,
-            basis="rounding, squared: residuals of 1e-15; margin 1000 before squaring",
+            basis="rounding error, squared: residuals of $10^{-15}$; margin 1000 before squaring",
         ),
         Check(
-            "of three softmax layers",
+            "the same for three softmax layers",
             softmax,
             "<=",
             1e-24,
             basis="as above",
         ),
         Check(
-            "of the best two",
+            "the same for the best two linear layers",
             two,
             ">=",
             0.01,
@@ -62,9 +63,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=7,
     name="depth-in-the-limit",
-    statement="Over infinite prompts of one covariance a single layer solves the regression and "
-    "depth is useless; where the covariance is rotated from prompt to prompt, as many layers as it "
-    "has distinct eigenvalues solve it and fewer do not.",
+    statement="Over infinite prompts that all have the same covariance, a single layer solves "
+    "the regression and depth is useless. If the covariance is rotated from prompt to prompt, "
+    "as many layers as it has distinct eigenvalues solve the regression, and fewer do not.",
     reference="Bordelon, Letey and Pehlevan 2025, read in summaries; Hankel system derived here",
     decide=decide,
 )

@@ -76,35 +76,44 @@ def decide(setting: Setting) -> Sequence[Check]:
     ends = 4.0 * long["plain"] / 3.0, short["plain"] / 3.0
     bias, closed = float(ends[0].mean() - ends[1].mean()), fluctuation_bias(_STACK, query)[0]
     error = math.sqrt(sum(float(column.var()) / column.size for column in ends))
-    falls = f"pairs with √L |R| at {lengths[1]} tokens below {_FALL} of that at {lengths[0]}"
-    closer = f"{lengths[1]} tokens, prompts closer to the first order"
+    falls = (
+        rf"simulated prompts with $\sqrt{{L}}\,{{|R|}}$ at {lengths[1]} tokens below {_FALL} "
+        f"of that at {lengths[0]} tokens, where $R$ is the remainder after the first order"
+    )
+    closer = f"prompts of {lengths[1]} tokens whose output is closer to the first order"
     return [
         Check(
-            "L Var against weighted atoms: relative distance",
+            "$L$ times the variance compared with weighted atoms: relative difference",
             abs(variance / atoms_variance(_STACK, _QUERY) - 1.0),
             "<=",
             1e-9,
-            basis="quadrature of 40 nodes, and rounding of 1e-13; margin 1e4",
+            basis="quadrature of 40 nodes, and rounding error of $10^{-13}$; margin $10^4$",
         ),
         Check(
-            "L Var under a mask against pairs of paths by quadrature: relative distance",
+            "$L$ times the variance under a mask compared with quadrature over pairs of paths: "
+            "relative difference",
             abs(masked / masked_variance(_STACK, _QUERY) - 1.0),
             "<=",
             1e-9,
             basis="as above",
         ),
-        within_errors("L bias, extrapolated from both lengths", [(bias - closed) / error]),
+        within_errors(
+            "$L$ times the bias, extrapolated from both lengths, compared with the closed form",
+            [(bias - closed) / error],
+        ),
         _share(falls, _FALL * np.abs(short["plain"]), np.abs(long["plain"]) / 2.0, 0.5),
         _share(
-            f"masked: {closer} than to that without a mask",
+            f"under a causal mask: {closer} with the mask than to that without",
             np.abs(long["masked, as if not"]),
             np.abs(long["masked"]),
             _CLOSER,
         ),
-        beyond_errors("L bias, 0 instead of the closed form", abs(bias) / error),
+        beyond_errors(
+            "$L$ times the bias compared with 0 instead of the closed form", abs(bias) / error
+        ),
         _rejected(
             _share(
-                f"nothing passed on: {falls}",
+                f"first order without what tokens pass on: {falls}",
                 _FALL * np.abs(short["without passing on"]),
                 np.abs(long["without passing on"]) / 2.0,
                 0.5,
@@ -112,7 +121,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         _rejected(
             _share(
-                f"no mask: {closer} with one than to that without",
+                f"without a mask: {closer} with a mask than to that without",
                 np.abs(long["plain"]),
                 np.abs(long["plain, as if masked"]),
                 _CLOSER,
@@ -134,9 +143,10 @@ def _rejected(check: Check) -> Check:
 CLAIM = Claim(
     number=10,
     name="finite-stacks",
-    statement="Over L Gaussian tokens a softmax stack has covariance C/L and bias b/L about its "
-    "limit, in closed form; under a causal mask pairs of paths that p and q tokens pass on count "
-    "(p+q choose p) times.",
+    statement="About its limit, a softmax stack over $L$ Gaussian tokens has covariance $C/L$ "
+    "and bias $b/L$ to leading order, with $C$ and $b$ in closed form. Under a causal mask, a "
+    r"pair of paths along which tokens pass on errors $p$ and $q$ times counts $\binom{p+q}{p}$ "
+    "times in $C$.",
     reference="derived here",
     decide=decide,
 )

@@ -37,33 +37,37 @@ def decide(setting: Setting) -> Sequence[Check]:
             missed.append(distance(soon.cov[0], projected))
     return [
         Check(
-            "ranks at t = 10⁸ that differ from ⌈d/2⌉",
+            r"number of flows whose rank at $t = 10^8$ differs from $\lceil d/2 \rceil$",
             wrong,
             "<=",
             0.0,
-            basis="a count; eigenvalues are above 1/2 or below 8e-8, and 1e-4 parts them",
+            basis=r"a count; eigenvalues are above $1/2$ or below $8 \times 10^{-8}$, and a cut "
+            "at $10^{-4}$ separates them",
         ),
         Check(
-            "distance from √G₀ P √G₀, P on the kernel of C",
+            r"largest distance of the covariance from $\sqrt{G_0}\,P\sqrt{G_0}$",
             max(apart),
             "<=",
             1e-6,
-            basis="theory: 4e-8 · 2√(d/2) over 1/2, at most 3e-7, and rounding 1e-8; margin 3",
+            basis=r"theory: $4 \times 10^{-8} \cdot 2\sqrt{d/2}$ over $1/2$, at most "
+            r"$3 \times 10^{-7}$, and rounding error of $10^{-8}$; margin 3",
         ),
         Check(
-            "U + U' < 0: distance of tG from (−U − U')⁻¹",
+            r"$B \prec 0$: largest distance of $t\,G(t)$ from $(-B)^{-1}$",
             max(inverses),
             "<=",
             1e-6,
-            basis="theory: ‖G₀⁻¹‖ ‖(U + U')⁻¹‖ 10⁻⁸ √d, at most 5e-8; margin 20",
+            basis=r"theory: ${\|G_0^{-1}\|}\,{\|B^{-1}\|}\,10^{-8}\sqrt{d}$, at most "
+            r"$5 \times 10^{-8}$; margin 20",
         ),
         Check(
-            "K = Q, near its blow-up: the first distance",
+            "$K = Q$, near the blow-up: smallest distance of the covariance from "
+            r"$\sqrt{G_0}\,P\sqrt{G_0}$",
             min(missed),
             ">=",
             0.5,
             role="control",
-            basis="theory: 10 · 1/2 over 2√⌈d/2⌉, at least 1.4",
+            basis=r"theory: $10 \cdot 1/2$ over $2\sqrt{\lceil d/2 \rceil}$, at least 1.4",
         ),
     ]
 
@@ -71,9 +75,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=3,
     name="low-rank-limits",
-    statement="With V = I and B = U + U' ≤ 0 the covariance tends to √G₀ P √G₀, P the projection "
-    "on the kernel of √G₀B√G₀, of rank d − rank B: for K = −Q with ⌊d/2⌋ rows, ⌈d/2⌉. With B < 0 "
-    "tG(t) tends to (−B)⁻¹ whatever G₀ (derived here).",
+    statement=r"Let $V = I$ and $B = U + U^\top \preceq 0$. The covariance tends to "
+    r"$\sqrt{G_0}\,P\sqrt{G_0}$, where $P$ projects on the kernel of $\sqrt{G_0}\,B\sqrt{G_0}$; "
+    r"its rank is $d - \mathrm{rank}(B)$, which is $\lceil d/2 \rceil$ if $U = K^\top Q$ with "
+    r"$K = -Q$ of $\lfloor d/2 \rfloor$ rows. If $B \prec 0$, then $t\,G(t)$ tends to "
+    "$(-B)^{-1}$ for every $G_0$ (derived here).",
     reference="Castin et al. 2025, low-rank limits",
     decide=decide,
 )

@@ -28,26 +28,26 @@ def decide(setting: Setting) -> Sequence[Check]:
         law = depth_flow(head, Gaussian([0.0], [[1.0]]), [0.9999])
     return [
         Check(
-            "largest token at t = 2t* over e^(|V|t) times the first",
+            r"largest token at $t = 2t^*$ over $e^{{\|V\|}t}$ times the largest at $t = 0$",
             max(reached),
             "<=",
             1.0 + 1e-5,
-            basis="theory: 1; the solver's 1e-6, margin 10",
+            basis="theory: 1; the solver's $10^{-6}$, margin 10",
         ),
         Check(
-            "their variance there over the square of that",
+            "variance of the tokens at $t = 2t^*$ over the square of that bound",
             max(finite),
             "<=",
             1.0 + 1e-5,
-            basis="theory: 1, for no token is larger; the solver's 1e-6, margin 10",
+            basis="theory: 1, since no token is larger; the solver's $10^{-6}$, margin 10",
         ),
         Check(
-            "variance of the limit at 0.9999t*",
+            r"variance of the limit at $0.9999\,t^*$",
             law.cov[0, 0, 0],
             ">=",
             9_000.0,
             role="control",
-            basis="closed form 1/(1 − 0.9999) = 10,000",
+            basis="closed form: $1/(1 - 0.9999) = 10^4$",
         ),
     ]
 
@@ -55,9 +55,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=6,
     name="no-finite-blow-up",
-    statement="Tokens stay within e^(|V|t) times the largest of them, because attention returns a "
-    "point of their hull: a finite prompt passes the depth at which its limit diverges (derived "
-    "here).",
+    statement=r"At depth $t$ no token is larger than $e^{{\|V\|}t}$ times the largest token at "
+    "the start, because attention returns a point of the convex hull of the values. A finite "
+    "prompt therefore passes the depth $t^*$ at which its limit diverges (derived here).",
     reference="Castin et al. 2025, blow-up of the limit",
     decide=decide,
 )

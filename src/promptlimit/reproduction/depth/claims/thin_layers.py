@@ -46,19 +46,20 @@ def decide(setting: Setting) -> Sequence[Check]:
         kept = float(np.linalg.norm(many - target) / np.linalg.norm(few - target))
     return [
         Check(
-            "error with K layers over that with 2K, distance from 2",
+            "ratio of the error with $K$ layers to that with $2K$ layers: largest distance from 2",
             max(float(np.abs(ratio - 2).max()) for ratio in ratios),
             "<=",
             0.1,
-            basis="theory: the next order is a share of about 1/K, 0.05 in the ratio; margin 2",
+            basis="theory: the next order has relative size $1/K$, 0.05 in the ratio; margin 2",
         ),
         Check(
-            "steps not divided by K: 2K layers over K",
+            "steps not divided by $K$: ratio of the error with $2K$ layers to that with $K$",
             kept,
             ">=",
             1.5,
             role="control",
-            basis="theory: the depth doubles, an error of order 1 over one of order 1/K",
+            basis="theory: the depth doubles, so an error of order 1 is divided by one of order "
+            "$1/K$",
         ),
     ]
 
@@ -66,8 +67,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=5,
     name="thin-layers",
-    statement="A stack of K residual layers of step T/K reaches the flow at depth T with an error "
-    "of order 1/K.",
+    statement="A stack of $K$ residual layers of step $T/K$ approximates the flow at depth $T$ "
+    "with an error of order $1/K$.",
     reference="Euler's method; Castin et al. 2025 for the equation",
     decide=decide,
 )

@@ -46,47 +46,50 @@ def decide(setting: Setting) -> Sequence[Check]:
     tied = 0.5 * residual_flow([0.7] * 2, np.array([0.0, 40.0]))[:, 1].prod() ** 2
     return [
         Check(
-            "K = 2, tied: slope of the risk, from −2",
+            "$K = 2$, equal steps: distance of the log-log slope of the risk from $-2$",
             abs(slopes[0] + 2),
             "<=",
             1e-3,
-            basis="theory: corrections of order 1/t = 1e-5; solver 1e-10; margin 100",
+            basis="theory: corrections of order $1/t = 10^{-5}$; solver $10^{-10}$; margin 100",
         ),
         Check(
-            "K = 3, tied: from −3/2",
+            "$K = 3$, equal steps: distance of that slope from $-3/2$",
             abs(slopes[1] + 1.5),
             "<=",
             1e-3,
             basis="as above",
         ),
         Check(
-            "K = 2, untied: change of e₁² − e₂²",
+            "$K = 2$, unequal steps: range of $e_1^2 - e_2^2$ along the flow",
             float(np.ptp(gaps)),
             "<=",
             1e-8,
-            basis="solver: steps to 1e-10; margin 100",
+            basis="solver: tolerance $10^{-10}$; margin 100",
         ),
         Check(
-            "its rate against 2(e₁² − e₂²), distance",
+            "$K = 2$, unequal steps: relative distance of the exponential rate from "
+            "$2(e_1^2 - e_2^2)$",
             abs(rate / (2 * gaps[0]) - 1),
             "<=",
             0.1,
-            basis="theory: of order e₂²/(e₁² − e₂²) at t = 5, some hundredths",
+            basis="theory: of order $e_2^2/(e_1^2 - e_2^2)$ at $t = 5$, a few hundredths",
         ),
         Check(
-            "risk of the stack of these steps, distance",
+            r"risk of the stack with these steps compared with $\frac{1}{2}e_1^2e_2^2$: relative "
+            "difference",
             abs(known / risks[1] - 1),
             "<=",
             1e-9,
-            basis="rounding: 1e-16 over residuals of 1e-2; margin 1e4",
+            basis="rounding error: $10^{-16}$ over residuals of $10^{-2}$; margin $10^4$",
         ),
         Check(
-            "K = 2: tied risk at t = 40 over the untied",
+            "$K = 2$: ratio of the risk from equal steps to that from unequal steps at $t = 40$",
             tied / risks[-1],
             ">=",
             1e3,
             role="control",
-            basis="theory: 1/(8t²) = 8e-5 over e^(−2·0.56·40) = 4e-20",
+            basis=r"theory: $1/(8t^2) = 8 \times 10^{-5}$ over "
+            r"$e^{-2 \cdot 0.56 \cdot 40} = 4 \times 10^{-20}$",
         ),
     ]
 
@@ -94,9 +97,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=8,
     name="tied-layers",
-    statement="Gradient flow on the steps of K layers over one covariance conserves eₗ² − eₖ², e = "
-    "1 − λβ: from equal steps the risk falls like t^(−κ), κ = K/(K − 1), from unequal ones "
-    "exponentially (derived here).",
+    statement=r"Let $\beta_l$ be the step of layer $l$ and $e_l = 1 - \lambda\beta_l$, over "
+    r"tokens of one covariance with eigenvalue $\lambda$. Gradient flow on the steps of $K$ "
+    "layers conserves $e_l^2 - e_k^2$: from equal steps the risk falls like $t^{-K/(K-1)}$, "
+    "from unequal steps exponentially (derived here).",
     reference="Bordelon, Letey and Pehlevan 2025 for the setting",
     decide=decide,
 )

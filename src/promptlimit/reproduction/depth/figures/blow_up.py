@@ -35,8 +35,9 @@ FIGURE = Figure(
     name="blow_up",
     title="The limit blows up, no prompt does",
     reference="Castin et al. 2025, finite-time blow-up",
-    caption="Variance of tokens in continuous depth under softmax attention, d = 1, U = 1/2, "
-    "V = 1: the limit 1/(1 − t) diverges at t = 1 (vertical line), prompts of any length pass on; "
-    "longer ones follow the limit for longer, and none follows it to the end.",
+    caption="Variance of the tokens in continuous depth $t$ under softmax attention, $d = 1$, "
+    "$U = 1/2$, $V = 1$. The infinite-prompt limit $1/(1 - t)$ diverges at $t = 1$ (vertical "
+    "line); finite prompts of any length pass this depth. Longer prompts follow the limit for "
+    "longer, but none follows it to the end.",
     compute=compute,
 )

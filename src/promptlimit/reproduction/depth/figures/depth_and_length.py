@@ -39,10 +39,11 @@ FIGURE = Figure(
     name="depth_and_length",
     title="What more linear layers are worth",
     reference="Ahn et al. 2023; optimum derived here",
-    caption="Exact, no prompt drawn. Left: the least mean squared error, less the noise, of K "
-    "linear layers on the regression of Boursier and Boyer (d = 5, noise 0.1) by depth; dashed, "
-    "Bayes (ridge regression) at the same length; dotted, the best polynomial of degree K, which "
-    "real steps miss at large depth. Right: the protocol of Ahn et al. (d = 5, 20 tokens, no "
-    "noise): layers that move labels alone, and those that move the covariates too (GD++).",
+    caption="Everything is exact; no prompt is drawn. Left: the least mean squared error of $K$ "
+    "linear layers, minus the noise, on the regression of Boursier and Boyer ($d = 5$, noise "
+    "0.1), against the depth $K$. Dashed: the Bayes predictor (ridge regression) at the same "
+    "length. Dotted: the best polynomial of degree $K$, which layers with real steps miss at "
+    "large depth. Right: the protocol of Ahn et al. ($d = 5$, 20 tokens, no noise) for layers "
+    "that update the labels alone and for layers that also update the covariates (GD++).",
     compute=compute,
 )

@@ -85,12 +85,12 @@ FIGURE = Figure(
     name="finite_stacks",
     title="A softmax stack at finite length",
     reference="derived here",
-    caption="Left: L times the variance of the output after every layer of a stack over L "
-    f"Gaussian tokens. Lines: the closed form, with and without a causal mask; circles: stacks "
-    f"simulated at L = {_LENGTH}. What tokens pass on to one another from layer to layer is most "
-    "of it: the dotted line leaves it out. Right: L times the bias of two layers whose tokens "
-    "attend to themselves (w = 0.6). The leading order in 1/L, dashed, is of the wrong sign at "
-    "every length a prompt has; with the errors that tokens make in their own prompts exact, the "
-    "line follows the simulated stacks.",
+    caption="Left: $L$ times the variance of the output after each layer of a stack over $L$ "
+    "Gaussian tokens. Lines: the closed form, with and without a causal mask. Circles: stacks "
+    f"simulated at $L = {_LENGTH}$. Most of the variance comes from errors that tokens pass on "
+    "to one another from layer to layer; the dotted line omits them. Right: $L$ times the bias "
+    "of two layers whose tokens attend to themselves ($w = 0.6$). The leading order in $1/L$ "
+    "(dashed) has the wrong sign at every realistic length. The line computes the error of each "
+    "token within its own prompt exactly, and follows the simulated stacks.",
     compute=compute,
 )

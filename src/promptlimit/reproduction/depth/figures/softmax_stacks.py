@@ -44,10 +44,10 @@ FIGURE = Figure(
     name="softmax_stacks",
     title="Softmax layers and their limit",
     reference="von Oswald et al. 2023 for the layers; limit derived here",
-    caption="Mean squared error, less the noise, of softmax stacks that take gradient steps in "
-    "context, on the same drawn prompts with one standard error (d = 5, noise 0.1), and their "
-    "exact infinite-prompt limits (dashed). Steps 0.9; 0.5, 0.4; and 0.5, 0.4, 0.6, 0.3, "
-    "hand-picked: depth pays at short prompts, where several small steps smooth more than one "
-    "large one.",
+    caption="Mean squared error, minus the noise, of softmax stacks that take gradient steps in "
+    "context ($d = 5$, noise 0.1), on the same simulated prompts and with one standard error; "
+    "dashed, their exact infinite-prompt limits. The steps were chosen by hand: 0.9; 0.5, 0.4; "
+    "and 0.5, 0.4, 0.6, 0.3. Depth helps at short prompts, where several small steps smooth "
+    "more than one large step.",
     compute=compute,
 )

@@ -122,8 +122,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=1,
     name="gaussian-limit",
-    statement=r"Over a Gaussian prompt $\mathcal{N}(m, \Gamma)$, singular or not, softmax attention "
-    r"with key-query matrix $U$ and value matrix $V$ is the affine map "
+    statement=r"Over a Gaussian prompt $\mathcal{N}(m, \Gamma)$, singular or not, softmax "
+    r"attention with key-query matrix $U$ and value matrix $V$ is the affine map "
     r"$z \mapsto Vm + V\Gamma Uz$. It maps the law of the prompt to "
     r"$\mathcal{N}(V(I + \Gamma U)m,\ V\Gamma U\Gamma U^\top\Gamma V^\top)$.",
     reference="Lemma 2.1",
