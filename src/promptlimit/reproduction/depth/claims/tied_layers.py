@@ -97,10 +97,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=8,
     name="tied-layers",
-    statement=r"Let $\beta_l$ be the step of layer $l$ and $e_l = 1 - \lambda\beta_l$, over "
-    r"tokens of one covariance with eigenvalue $\lambda$. Gradient flow on the steps of $K$ "
-    "layers conserves $e_l^2 - e_k^2$: from equal steps the risk falls like $t^{-K/(K-1)}$, "
-    "from unequal steps exponentially (derived here).",
+    statement=r"Let layer $l$ take a step $\beta_l$ over tokens whose covariance has the single "
+    r"eigenvalue $\lambda$, and let $e_l = 1 - \lambda\beta_l$. Gradient flow on the steps of $K$ "
+    "layers conserves $e_l^2 - e_k^2$: from equal steps the risk falls like $t^{-K/(K-1)}$, from "
+    "unequal steps exponentially (derived here).",
     reference="Bordelon, Letey and Pehlevan 2025 for the setting",
     decide=decide,
 )

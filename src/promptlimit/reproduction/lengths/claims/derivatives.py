@@ -35,26 +35,29 @@ def decide(setting: Setting) -> Sequence[Check]:
     without = np.abs(slopes["log_partition"] / sigma[:, None] - 1.0).max()
     return [
         Check(
-            "d E ln Z / dσ against σ (1 − E S₂), relative",
+            r"$\frac{d}{d\sigma}\mathbb{E}\ln Z$ compared with $\sigma(1 - \mathbb{E}S_2)$: "
+            "largest relative difference",
             off,
             "<=",
             1e-8,
-            basis="rounding: integrals are exact to 1e-12, divided by the step 1e-3; margin 10",
+            basis="rounding error: integrals are exact to $10^{-12}$ and divided by the step "
+            "$10^{-3}$; margin 10",
         ),
         Check(
-            "d Var ln Z / dσ against 2 Cov(ln Z, A), relative",
+            r"$\frac{d}{d\sigma}\mathrm{Var}(\ln Z)$ compared with $2\,\mathrm{Cov}(\ln Z, A)$: "
+            "largest relative difference",
             off_variance,
             "<=",
             1e-7,
-            basis="as above; the variance is a difference of two terms ten times larger",
+            basis="as above; the variance is a difference of two terms that are ten times larger",
         ),
         Check(
-            "the first without S₂",
+            "the first comparison without $S_2$",
             without,
             ">=",
             0.1,
             role="control",
-            basis="two tokens share the weights: E S₂ is at least 1/2 there; margin 5",
+            basis=r"with two tokens $\mathbb{E}S_2$ is at least $1/2$; margin 5",
         ),
     ]
 
@@ -67,7 +70,11 @@ def _slope(rows: list[np.ndarray]) -> np.ndarray:
 CLAIM = Claim(
     number=2,
     name="derivatives",
-    statement="d E ln Z / dσ = σ (1 − E S₂) and d Var ln Z / dσ = 2 Cov(ln Z, A), A = Σ p g.",
+    statement=r"Let $L$ tokens have independent scores $\sigma g_i$ with $g_i$ standard normal, "
+    r"let $Z = \sum_i e^{\sigma g_i}$, let $p_i$ be the softmax weights, $S_2 = \sum_i p_i^2$ "
+    r"and $A = \sum_i p_i g_i$. Then "
+    r"$\frac{d}{d\sigma}\mathbb{E}\ln Z = \sigma(1 - \mathbb{E}S_2)$ and "
+    r"$\frac{d}{d\sigma}\mathrm{Var}(\ln Z) = 2\,\mathrm{Cov}(\ln Z, A)$.",
     reference="lengths.md, section 1",
     decide=decide,
 )

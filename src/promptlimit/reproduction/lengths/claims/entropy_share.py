@@ -33,42 +33,46 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is d
     return [
         *(
             Check(
-                f"s = {s:g}, L = {length:g}: distance from {1 - s / 2:g}",
+                f"$s = {s:g}$, $L = 10^{{{math.log10(length):g}}}$: distance of the share from "
+                f"{1 - s / 2:g}",
                 abs(share(s, length) - (1 - s / 2)),
                 "<=",
                 participation(s, length) * s,
-                basis="theory: at most s E S₂, an integral computed by itself",
+                basis=r"theory: at most $s\,\mathbb{E}S_2$, an integral computed separately",
             )
             for s, length in ((0.5, 1e6), (1.0, 1e12), (1.5, 1e24))
         ),
         Check(
-            "s = 0.5, L = 1e6: E S₂",
+            r"$s = 0.5$, $L = 10^6$: $\mathbb{E}S_2$",
             participation(0.5, 1e6),
             "<=",
             2e-3,
-            basis="theory: L^(s − 1) = 1e-3 to leading order below s = 2/3; margin 2",
+            basis="theory: $L^{s-1} = 10^{-3}$ to leading order below $s = 2/3$; margin 2",
         ),
         Check(
-            "s = 1.5, to L = 1e24: largest step towards 1/4",
+            "$s = 1.5$, $L = 10^6, 10^{12}, 10^{24}$: largest change of the share from one "
+            "length to the next, towards $1/4$",
             falls,
             "<=",
             -0.02,
-            basis="theory: s E S₂ ~ 0.42 s L^(−1/48)/σ falls by 0.033 from 1e12 on; margin 1.5",
+            basis=r"theory: $s\,\mathbb{E}S_2 \sim 0.42\,s\,L^{-1/48}/\sigma$ falls by 0.033 "
+            "from $10^{12}$ on; margin 1.5",
         ),
         Check(
-            "s = 4, to L = 1e24: share left of what 1e6 has",
+            "$s = 4$: ratio of the share at $L = 10^{24}$ to that at $L = 10^6$",
             frozen[1] / frozen[0],
             "<=",
             0.5,
-            basis="theory: the entropy stays finite, its share falls like 1/ln L, to 1/4; margin 2",
+            basis=r"theory: the entropy stays finite, so its share falls like $1/\ln L$, to "
+            "$1/4$; margin 2",
         ),
         Check(
-            "s = 1.5, L = 1e24: distance from 1 − s",
+            "$s = 1.5$, $L = 10^{24}$: distance of the share from $1 - s$",
             abs(slow[-1] + 0.5),
             ">=",
             0.5,
             role="control",
-            basis="the limits 1/4 and −1/2 are 0.75 apart; margin 1.5",
+            basis="the limits $1/4$ and $-1/2$ are 0.75 apart; margin 1.5",
         ),
     ]
 
@@ -76,8 +80,9 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is d
 CLAIM = Claim(
     number=3,
     name="entropy-share",
-    statement="Along σ² = s ln L the entropy is 1 − s/2 of ln L in the end, and nothing of it "
-    "beyond s = 2: quickly below s = 1, as slowly as 1/ln L above.",
+    statement=r"If the sharpness grows with the length as $\sigma^2 = s\ln L$, the mean entropy "
+    r"of the weights as a share of $\ln L$ tends to $1 - s/2$ for $s < 2$, and to 0 beyond. "
+    r"Below $s = 1$ it converges quickly, above as slowly as $1/\ln L$.",
     reference="lengths.md, section 2; known of the random energy model",
     decide=decide,
 )

@@ -27,40 +27,42 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is d
     ]
     return [
         Check(
-            "√log: relative change of σ²b²/ln L to L = 1e18",
+            r"square-root rule: change of $\sigma^2b^2/\ln L$ up to $L = 10^{18}$",
             np.ptp(distance),
             "<=",
             1e-12,
-            basis="rounding: 1e-16 times a few operations",
+            basis="rounding error: $10^{-16}$ times a few operations",
         ),
         Check(
-            "log-n: ln L at freezing against 2 (ln L₀)²/σ²",
+            r"log-n: relative difference between $\ln L$ at freezing and $2(\ln L_0)^2/\sigma^2$",
             off,
             "<=",
             1e-9,
-            basis="tolerance of the root finder, 1e-12 in ln L; margin 1000",
+            basis=r"tolerance of the root finder, $10^{-12}$ in $\ln L$; margin 1000",
         ),
         Check(
-            "YaRN, σ = 3: ln L at freezing over that of log-n",
+            r"$\sigma = 3$: ratio of $\ln L$ at freezing under YaRN to that under log-n",
             math.log(frozen_at) / by_log[1],
             "<=",
             0.8,
-            basis="stated margin: sooner by at least a fifth of ln L, a factor 37 in L",
+            basis=r"stated: sooner by at least a fifth of $\ln L$, a factor of 37 in $L$",
         ),
         Check(
-            "YaRN, 30 times beyond: effective tokens",
+            r"$\sigma = 3$, YaRN at 30 times its freezing length: effective number of tokens",
             tokens[0],
             "<=",
             4.0,
-            basis="beyond freezing finitely many tokens share the attention; stated margin",
+            basis="beyond freezing a bounded number of tokens shares the attention; stated margin",
         ),
         Check(
-            "√log over YaRN at the same length: effective tokens",
+            "at the same length: ratio of the effective number of tokens under the square-root "
+            "rule to that under YaRN",
             tokens[1] / tokens[0],
             ">=",
             8.0,
             role="control",
-            basis="√log at its distance s = σ²/ln L₀ keeps L^(1 − s/2) tokens; stated margin",
+            basis=r"the square-root rule, at the distance $s = \sigma^2/\ln L_0$, keeps "
+            "$L^{1-s/2}$ tokens; stated margin",
         ),
     ]
 
@@ -68,8 +70,10 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is d
 CLAIM = Claim(
     number=6,
     name="freezing",
-    statement="b ∝ √ln L keeps the distance σ²b²/ln L to freezing. Under log-n a head of sharpness "
-    "σ freezes at ln L = 2 (ln L₀)²/σ², under YaRN far sooner.",
+    statement=r"Let $b$ be the factor on the scores of a head of sharpness $\sigma$, which "
+    r"freezes when $\sigma^2b^2 = 2\ln L$. The rule $b \propto \sqrt{\ln L}$ keeps the distance "
+    r"$\sigma^2b^2/\ln L$ to freezing; under the log-n rule $b = \ln L/\ln L_0$ the head freezes "
+    r"at $\ln L = 2(\ln L_0)^2/\sigma^2$, and under YaRN far sooner.",
     reference="lengths.md, section 5",
     decide=decide,
 )

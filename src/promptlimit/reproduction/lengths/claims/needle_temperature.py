@@ -34,21 +34,21 @@ def decide(setting: Setting) -> Sequence[Check]:
     lost = 0.5 - weight(float(log_n(131072, 8192)), 2.0, margin, 131072)
     return [
         Check(
-            f"formula, {len(cells)} cells: largest relative miss",
+            f"formula, {len(cells)} cases: largest relative error of the weight",
             max(by_formula),
             "<=",
             0.015,
-            basis="the statement's own 1.5%",
+            basis="the 1.5% of the statement",
         ),
         Check(
-            "exact roots, the same",
+            "exact roots: the same",
             max(by_root),
             "<=",
             1e-10,
-            basis="tolerance of the root finder, 1e-13 in b; margin 1000",
+            basis="tolerance of the root finder, $10^{-13}$ in $b$; margin 1000",
         ),
         Check(
-            "log-n at σ = 2, from 8192 to 131072: weight lost",
+            r"log-n rule at $\sigma = 2$, from 8192 to 131,072 tokens: weight lost",
             lost,
             ">=",
             0.15,
@@ -61,8 +61,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=5,
     name="needle-temperature",
-    statement="b = 2a / (Δ + √(Δ² − 2σ²a)), a = ln L + ln(P / (1 − P)), keeps the weight P of a "
-    "needle within 1.5% while a is at most 0.8 Δ²/2σ². Rules that grow as ln L do not.",
+    statement=r"Let a needle be one token whose score is $\Delta$ above the mean of $L$ scores "
+    r"of standard deviation $\sigma$. Multiplying all scores by "
+    r"$b = 2a/(\Delta + \sqrt{\Delta^2 - 2\sigma^2a})$, with $a = \ln L + \ln(P/(1 - P))$, keeps "
+    r"the weight of the needle within 1.5% of $P$ while $a \le 0.8\,\Delta^2/(2\sigma^2)$; rules "
+    r"that grow like $\ln L$ do not.",
     reference="lengths.md, section 4",
     decide=decide,
 )

@@ -29,23 +29,32 @@ def decide(setting: Setting) -> Sequence[Check]:
     off = [abs(annealed_weight(*cell) / weight(*cell) - 1.0) for cell in _FAR]
     frozen = drawn[_FROZEN].distance("needle", annealed_weight(*_FROZEN))
     return [
-        within_errors(f"four laws, {prompts:,} prompts each", distances),
+        within_errors(
+            f"weight of the needle in four cases, {prompts:,} simulated prompts each", distances
+        ),
         Check(
-            "annealed, relative, where (e^σ² − 1)/L < 0.01",
+            "largest relative error of the formula with $Z$ replaced by its mean, where "
+            r"$(e^{\sigma^2} - 1)/L < 0.01$",
             max(off),
             "<=",
             0.01,
-            basis="theory: (1 − P)² (e^σ² − 1)/L to leading order, below 0.01",
+            basis=r"theory: $(1 - P)^2(e^{\sigma^2} - 1)/L$ to leading order, below 0.01",
         ),
-        beyond_errors("annealed beyond freezing, σ = 4, L = 10", frozen),
+        beyond_errors(
+            "the formula with $Z$ replaced by its mean, beyond freezing "
+            r"($\sigma = 4$, $L = 10$)",
+            frozen,
+        ),
     ]
 
 
 CLAIM = Claim(
     number=4,
     name="needle-weight",
-    statement="The mean weight of one token whose score is Δ above the mean of L Gaussian ones is "
-    "an integral; Z = E Z gives it within a hundredth while (e^σ² − 1)/L is below a hundredth.",
+    statement=r"The mean weight of a token whose score is $\Delta$ above the mean of $L$ "
+    r"Gaussian scores of standard deviation $\sigma$ is a single integral. Replacing the sum $Z$ "
+    "of the other exponentials by its mean gives this weight to within 1% while "
+    r"$(e^{\sigma^2} - 1)/L$ is below 1%.",
     reference="lengths.md, section 4",
     decide=decide,
 )

@@ -25,9 +25,19 @@ def decide(setting: Setting) -> Sequence[Check]:
     count, lists = (256, 40) if setting.quick else (512, 100)
     held = _held(rng.normal(size=(lists, count)), 1.0, _LENGTHS, "value")
     naive = _held(rng.normal(size=(lists, count)), 2.0, _DOWN, "naive")
-    missed = share_at_least(f"σ = 2, down to 8, the naive rule, lists of {count}", *naive, _SHARE)
+    missed = share_at_least(
+        r"measured entropy plus $\ln(L/N)$, $\sigma = 2$, $L = 8$: lists of "
+        f"$N = {count}$ scores whose prediction is within two standard errors",
+        *naive,
+        _SHARE,
+    )
     return [
-        share_at_least(f"σ = 1, three lengths, lists of {count} scores", *held, _SHARE),
+        share_at_least(
+            rf"$\sigma = 1$, three lengths: lists of $N = {count}$ scores whose "
+            "predictions are within two standard errors",
+            *held,
+            _SHARE,
+        ),
         rejected(missed),
     ]
 
@@ -53,9 +63,10 @@ def _held(
 CLAIM = Claim(
     number=7,
     name="prediction",
-    statement="N scores predict the mean entropy at other lengths within two standard errors in "
-    "four of five lists whose own S₂ is below 0.1. The measured entropy plus ln(L/N) fails "
-    "downwards.",
+    statement="The $N$ scores of one query predict the mean entropy at other lengths $L$ to "
+    "within two standard errors for at least four of five lists of scores with "
+    r"$S_2 = \sum_i p_i^2 < 0.1$, where $p_i$ are the softmax weights. The simpler prediction, "
+    r"the measured entropy plus $\ln(L/N)$, fails for $L < N$.",
     reference="lengths.md, section 3",
     decide=decide,
 )

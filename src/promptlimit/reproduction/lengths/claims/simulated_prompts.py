@@ -25,21 +25,28 @@ def decide(setting: Setting) -> Sequence[Check]:
     checks = []
     for sigma, length, prompts in _SHORT if setting.quick else _SHORT + _LONG:
         draws = simulated(sigma, length, prompts, rng)
-        name = f"σ = {sigma:g}, L = {length}: four statistics of {prompts:,} prompts"
+        name = (
+            rf"$\sigma = {sigma:g}$, $L = {length}$: four statistics compared with {prompts:,} "
+            "simulated prompts"
+        )
         checks.append(within_errors(name, draws.distances(length_statistics(sigma, length))))
     sigma, length, prompts = _SHORT[-1]
     annealed = simulated(sigma, length, prompts, rng).distance(
         "log_partition", math.log(length) + 0.5 * sigma**2
     )
-    name = f"σ = {sigma:g}, L = {length}: ln E Z instead of E ln Z"
+    name = (
+        rf"$\sigma = {sigma:g}$, $L = {length}$: $\ln\,\mathbb{{E}}Z$ instead of "
+        r"$\mathbb{E}\ln Z$"
+    )
     return [*checks, beyond_errors(name, annealed)]
 
 
 CLAIM = Claim(
     number=1,
     name="simulated-prompts",
-    statement="E ln Z, Var ln Z, E H and Var H over prompts of Gaussian scores are integrals whose "
-    "cost does not depend on the length.",
+    statement="For prompts of $L$ Gaussian scores, let $Z$ be the sum of their exponentials and "
+    r"$H$ the entropy of the softmax weights. The means and variances of $\ln Z$ and $H$ are "
+    "integrals whose cost does not depend on $L$.",
     reference="lengths.md, sections 1 and 2",
     decide=decide,
 )

@@ -20,8 +20,9 @@ FIGURE = Figure(
     name="entropy_share",
     title="The entropy along fixed distances to freezing",
     reference="lengths.md, section 2",
-    caption="Mean entropy over ln L where the sharpness grows with the length, σ² = s ln L, "
-    "exactly to a length of 1e30; dashed the limit 1 − s/2, nothing beyond s = 2. Near freezing "
-    "corrections fall as 1/ln L: no length ever built is near the limit.",
+    caption=r"Mean entropy of the softmax weights divided by $\ln L$, where the sharpness grows "
+    r"with the length as $\sigma^2 = s\ln L$, computed exactly up to $L = 10^{30}$. Dashed: the "
+    r"limit, $1 - s/2$ for $s \le 2$ and 0 beyond. Near freezing, corrections fall like "
+    r"$1/\ln L$: no context length in use is near the limit.",
     compute=compute,
 )

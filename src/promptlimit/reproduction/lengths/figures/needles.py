@@ -22,9 +22,10 @@ FIGURE = Figure(
     name="needles",
     title="A needle among a thousand tokens",
     reference="lengths.md, section 4",
-    caption="Mean weight of one token whose score is Δ above the mean of 1000 standard Gaussian "
-    "ones, when all scores are multiplied by b: exactly, and dashed with Z replaced by its mean, "
-    "which turns down beyond freezing, b = √(2 ln L). High needles are found by cooling, low ones "
-    "have a best temperature and are not found at any.",
+    caption=r"Mean weight of one token whose score is $\Delta$ above the mean of 1000 standard "
+    "normal scores, when all scores are multiplied by $b$. Lines are exact; dashed lines "
+    "replace $Z$, the sum of the other exponentials, by its mean, and turn down beyond "
+    r"freezing, $b = \sqrt{2\ln L}$. Lowering the temperature finds a high needle; a low needle "
+    "has a best temperature, but is not found at any.",
     compute=compute,
 )

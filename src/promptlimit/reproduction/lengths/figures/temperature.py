@@ -17,9 +17,9 @@ FIGURE = Figure(
     name="temperature",
     title="What keeps a needle, and what practice does",
     reference="lengths.md, section 5",
-    caption="Factors on the scores of a head of sharpness 2 as prompts grow from 8192 tokens, and "
-    "the weight they leave to a needle that had half of it. Thick: the factors that keep the "
-    "needle, and the entropy, by exact roots. Rules are the same for all heads; what a head needs "
-    "depends on its sharpness.",
+    caption="Factors on the scores of a head of sharpness 2 as prompts grow from 8192 tokens, "
+    "and the weight that they leave to a needle that had weight $1/2$. Thick lines: the factors "
+    "that keep the weight of the needle and the entropy, by exact roots. The rules in use are "
+    "the same for all heads, but what a head needs depends on its sharpness.",
     compute=compute,
 )
