@@ -74,22 +74,28 @@ def decide(setting: Setting) -> Sequence[Check]:
     right, frozen = (np.abs(output - estimate) / error for output in mixed(*PLANE, _POINT))
     return [
         Check(
-            "Gaussian alignment: largest distance from the integral",
+            "Gaussian alignment: largest distance of the formula from the integral over tokens",
             largest,
             "<=",
             1e-10,
-            basis="a lattice of step 0.1 is exact for deviations from 0.5 on; reach 9: 1e-17",
+            basis="a lattice of step 0.1 is exact for standard deviations from 0.5 on; reach 9: "
+            "$10^{-17}$",
         ),
-        within_errors(f"a prompt of {length:,} tokens", right),
-        beyond_errors("shares frozen at π", frozen.max()),
+        within_errors(f"formula compared with one prompt of {length:,} tokens", right),
+        beyond_errors(
+            r"shares fixed at the weights $\pi_k$ of the components, compared with "
+            "that prompt",
+            frozen.max(),
+        ),
     ]
 
 
 CLAIM = Claim(
     number=2,
     name="any-alignment",
-    statement="For any positive alignment a, attention over a mixture is the mean of its values "
-    "over the components, with shares proportional to π times the integral of a.",
+    statement="For every positive alignment $a(z, z')$ of query and token, attention over a "
+    r"mixture $\sum_k \pi_k\mu_k$ is the weighted mean of the attentions over its components "
+    r"$\mu_k$, with weights proportional to $\pi_k\int a(z, z')\,d\mu_k(z')$.",
     reference="Appendix A.2",
     decide=decide,
 )

@@ -57,28 +57,31 @@ def decide(setting: Setting) -> Sequence[Check]:
     lost = distance(task, [without_offsets(task, z) for z in queries])
     return [
         Check(
-            "largest distance from z + ξ²∇log p(z)",
+            r"largest distance from $z + \xi^2\nabla\log p(z)$, where $p$ is the density of the "
+            "query",
             distance(task, [tweedie(task, z) for z in queries]),
             "<=",
             1e-10,
-            basis="rounding: 1e-16 times numbers of at most 100; margin 1e4",
+            basis="rounding error: $10^{-16}$ times numbers of at most 100; margin $10^4$",
         ),
         Check(
-            "noise 1e-9: distance from the query",
+            r"$\xi^2 = 10^{-9}$: largest distance from the query",
             distance(little, list(queries)),
             "<=",
             2e-8,
-            basis="theory: (ξ²/s)|m − z|, at most 1.25e-9 · 9; margin 1.8",
+            basis=r"theory: $(\xi^2/s)\,{|m - z|}$, at most $1.25 \times 10^{-9} \cdot 9$; "
+            "margin 1.8",
         ),
         Check(
-            "noise 1e9: from the prior mean",
+            r"$\xi^2 = 10^9$: largest distance from the prior mean",
             distance(much, [prior] * _QUERIES),
             "<=",
             1e-7,
-            basis="theory: (0.8 · 7 + 2 · 2 · (14 + 2)) · 1e-9, at most 7e-8",
+            basis=r"theory: $(0.8 \cdot 7 + 2 \cdot 2 \cdot (14 + 2)) \cdot 10^{-9}$, at most "
+            r"$7 \times 10^{-8}$",
         ),
         Check(
-            "a gate without offsets: largest distance",
+            r"gate without the terms $\langle m_k, S^{-1}m_k\rangle/2$: largest distance",
             lost,
             ">=",
             0.05,
@@ -91,8 +94,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=14,
     name="bayes-denoiser",
-    statement="The Bayes denoiser is ΓS⁻¹z + ξ²S⁻¹Σβₖmₖ, β the softmax of "
-    "log π + ⟨m, S⁻¹z⟩ − ⟨m, S⁻¹m⟩/2.",
+    statement=r"For a mixture of $\mathcal{N}(m_k, \Gamma)$ with weights $\pi_k$, observed as "
+    r"$z$ with noise of variance $\xi^2$, let $S = \Gamma + \xi^2I$. The Bayes denoiser is "
+    r"$\Gamma S^{-1}z + \xi^2S^{-1}\sum_k\beta_km_k$, where $\beta$ is the softmax of "
+    r"$\log\pi_k + \langle m_k, S^{-1}z\rangle - \langle m_k, S^{-1}m_k\rangle/2$ over $k$.",
     reference="Equations 10 and 11, Appendix C.2",
     decide=decide,
 )

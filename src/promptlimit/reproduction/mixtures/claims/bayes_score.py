@@ -48,28 +48,29 @@ def decide(setting: Setting) -> Sequence[Check]:
     affine = C1.curvature(bayes)[:3, :3]
     return [
         Check(
-            "excess of one head in five laws, largest",
+            "largest excess risk of one head in five laws",
             np.abs(excesses).max(),
             "<=",
             1e-12,
-            basis="rounding: 1e-16 times the nodes of a quadrature; margin 100",
+            basis="rounding error: $10^{-16}$ times the nodes of a quadrature; margin 100",
         ),
         Check(
-            "gradient at the Bayes score",
+            "norm of the gradient at the Bayes score",
             float(np.linalg.norm(C1.slope(bayes))),
             "<=",
             1e-14,
-            basis="rounding: a sum of differences that are 0 each",
+            basis="rounding error: a sum of differences that are 0 each",
         ),
         Check(
-            "least curvature among affine scores at Bayes",
+            "smallest curvature of the risk among affine scores, at the Bayes score",
             np.linalg.eigvalsh(affine)[0],
             ">=",
             0.01,
             basis="theory: positive; stated margin",
         ),
         Check(
-            "gradient of the squared loss there, whose target is 2η - 1",
+            "norm of the gradient of the squared loss there; the target of that loss is "
+            r"$2\eta - 1$",
             _slope_of_squares(C1),
             ">=",
             0.1,
@@ -82,9 +83,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=4,
     name="bayes-score",
-    statement="The logistic risk has one minimiser, ⟨w*, x⟩ + b* with w* = Γ⁻¹(m₁ - m₋₁) and "
-    "b* = s₀ - (⟨m₁, Γ⁻¹m₁⟩ - ⟨m₋₁, Γ⁻¹m₋₁⟩)/2, and one softmax head over an infinite prompt has "
-    "that score.",
+    statement=r"For two Gaussian classes with means $m_1$, $m_{-1}$, covariance $\Gamma$ and "
+    "prior log-odds $s_0$, the logistic risk has one minimiser, the score "
+    r"$\langle w^*, x\rangle + b^*$ with $w^* = \Gamma^{-1}(m_1 - m_{-1})$ and "
+    r"$b^* = s_0 - (\langle m_1, \Gamma^{-1}m_1\rangle - \langle m_{-1}, \Gamma^{-1}m_{-1}\rangle)/2$. "
+    "One softmax head over an infinite prompt attains this score.",
     reference="(5), Appendices B.2 and B.4",
     decide=decide,
 )

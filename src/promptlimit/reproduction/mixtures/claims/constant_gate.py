@@ -48,46 +48,51 @@ def decide(setting: Setting) -> Sequence[Check]:
     slow_gate, slow_excess = exponents(_BALANCED, balanced, end)
     extra = [nullity(c, constant_gate(c)) - c.dim**2 for c in (C1, THREE)]
     beside = nullity(C1, without_gain(C1)) - 5
-    count = "a count; 1e-9 parts eigenvalues of 1e-3 and more from rounding"
+    count = (
+        "a count; a cut at $10^{-9}$ separates eigenvalues of $10^{-3}$ and more from "
+        "rounding error"
+    )
     return [
         Check(
-            "zeros of the Hessian beyond d², less d, d = 2",
+            "$d = 2$: difference between $d^2 + d$ and the number of zero eigenvalues of the "
+            "Hessian",
             abs(extra[0] - 2),
             "<=",
             0.0,
             basis=count,
         ),
-        Check("the same, d = 3", abs(extra[1] - 3), "<=", 0.0, basis=count),
+        Check("the same for $d = 3$", abs(extra[1] - 3), "<=", 0.0, basis=count),
         Check(
-            "|s| falls like t^(-1/2), π = 0.6 (derived here)",
+            r"${|s|}$, $\pi = 0.6$: distance of its exponent in $t$ from $-1/2$ (derived here)",
             abs(gate - 0.5),
             "<=",
             0.02,
-            basis="theory: corrections of the order of |s|, 0.004 at t = 1e7; margin 5",
+            basis="theory: corrections of order ${|s|}$, 0.004 at $t = 10^7$; margin 5",
         ),
         Check(
-            "its excess like t^-2",
+            r"excess risk, $\pi = 0.6$: distance of its exponent from $-2$",
             abs(excess - 2.0),
             "<=",
             0.05,
-            basis="as above; the excess is of order |s|⁴",
+            basis="as above; the excess is of order ${|s|}^4$",
         ),
         Check(
-            "|s| falls like t^(-1/4), π = 1/2 (derived here)",
+            r"${|s|}$, $\pi = 1/2$: distance of its exponent in $t$ from $-1/4$ (derived here)",
             abs(slow_gate - 0.25),
             "<=",
             0.01,
-            basis="theory: corrections of the order of |s|², below 1e-3; margin 10",
+            basis="theory: corrections of order ${|s|}^2$, below $10^{-3}$; margin 10",
         ),
         Check(
-            "its excess like t^(-3/2)",
+            r"excess risk, $\pi = 1/2$: distance of its exponent from $-3/2$",
             abs(slow_excess - 1.5),
             "<=",
             0.03,
-            basis="as above; the excess is of order |s|⁶",
+            basis="as above; the excess is of order ${|s|}^6$",
         ),
         Check(
-            "zeros beyond the tangent space where r = 0 and s ≠ 0: none, and so no such valley",
+            r"minimiser with $r = 0$ and $s \ne 0$: number of zero eigenvalues beyond the "
+            "tangent space, which must be none",
             beside,
             "<=",
             0.0,
@@ -100,9 +105,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=11,
     name="constant-gate",
-    statement="At minimisers with s = 0 and r ≠ 0 the Hessian has d zeros more than the tangent "
-    "space has dimensions. The rate the paper leaves open there: |s| falls like t^(-1/2) and the "
-    "excess like t^-2, and at π = 1/2 like t^(-1/4) and t^(-3/2) (derived here).",
+    statement=r"At minimisers with a constant gate ($s = 0$) and $r \ne 0$ (effective "
+    "coordinates of claim 3), the Hessian has $d$ more zero eigenvalues than the tangent space "
+    "of the minimisers has dimensions. The paper leaves the rate of the flow there open: "
+    "${|s|}$ falls like $t^{-1/2}$ and the excess risk like $t^{-2}$, and for balanced classes "
+    r"($\pi = 1/2$) like $t^{-1/4}$ and $t^{-3/2}$ (derived here).",
     reference="Section 3.3",
     decide=decide,
 )

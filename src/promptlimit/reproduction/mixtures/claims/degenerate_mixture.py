@@ -49,37 +49,37 @@ def decide(setting: Setting) -> Sequence[Check]:
     rooms = [random_law(rng, dim, within=0.0) for dim in (3, 4, 6)]
     roomy = max(limit_excess(roomy_head(law), law) for law in rooms)
     missed = limit_excess(opposite_head(opposite), spread)
-    rounding = "rounding, squared: outputs of at most 10 to 1e-14; margin 1e6"
+    rounding = "rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$"
     return [
-        Check("γ = 0, two heads: largest excess", two, "<=", 1e-20, basis=rounding),
+        Check(r"$\gamma = 0$, two heads: largest excess", two, "<=", 1e-20, basis=rounding),
         Check(
-            "γ = 0, opposite means in the plane, one head: excess",
+            r"$\gamma = 0$, opposite means in the plane, one head: excess",
             one,
             "<=",
             1e-20,
             basis=rounding,
         ),
         Check(
-            "γ = 0, other means in the plane: least excess of one head",
+            r"$\gamma = 0$, other means in the plane: least excess of fits of one head",
             min(HeadFit(laws[0]).excesses(starts, rng)),
             ">=",
             1e-2,
             basis="the least of 30 other fits is 0.109; margin 10",
         ),
         Check(
-            "γ = 0, d = 3, 4, 6, one head: largest excess",
+            r"$\gamma = 0$, $d = 3, 4, 6$, one head: largest excess",
             roomy,
             "<=",
             1e-20,
             basis=rounding,
         ),
         Check(
-            "that one head where γ = 1: excess",
+            r"opposite means in the plane, the same head at $\gamma = 1$: excess",
             missed,
             ">=",
             1e-2,
             role="control",
-            basis="stated margin: far above rounding",
+            basis="stated margin: far above rounding error",
         ),
     ]
 
@@ -87,9 +87,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=18,
     name="degenerate-mixture",
-    statement="Without spread (γ = 0) two heads are Bayes, and in the plane one head is so only "
-    "for opposite means. In three dimensions or more one head always is (derived here): a "
-    "direction across the means takes what it must forget.",
+    statement=r"Without spread within components ($\gamma = 0$) two softmax heads are the Bayes "
+    "denoiser; in the plane one head is enough only for opposite means. In three dimensions or "
+    "more one head is always enough (derived here): a direction perpendicular to the means "
+    "absorbs what the head must discard.",
     reference="Remark 4.2",
     decide=decide,
 )

@@ -39,33 +39,35 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
     balanced = _BALANCED.excess(_point(_BALANCED, near)) * near**4 / _constant(_BALANCED, 6)
     return [
         Check(
-            "excess at R = 1e3",
+            "excess risk at $R = 10^3$",
             C1.excess(_point(C1, far)),
             "<=",
             1e-6,
-            basis="theory: K/R², K below 1",
+            basis="theory: $K/R^2$ with $K$ below 1",
         ),
         Check(
-            "excess over K/R², π = 0.6 (derived here), less 1",
+            r"$\pi = 0.6$: ratio of the excess risk to $K/R^2$ (derived here), distance from 1",
             abs(ratio - 1.0),
             "<=",
             0.01,
-            basis="theory: the next order is 1/R = 1e-3; margin 10",
+            basis="theory: the next order is $1/R = 10^{-3}$; margin 10",
         ),
         Check(
-            "excess over K/R⁴, π = 1/2 (derived here), less 1",
+            r"$\pi = 1/2$: ratio of the excess risk to its leading order $R^{-4}$ (derived "
+            "here), distance from 1",
             abs(balanced - 1.0),
             "<=",
             0.01,
-            basis="theory: the next order is 1/R² = 1e-4, for σ is odd; margin 100",
+            basis=r"theory: the next order is $1/R^2 = 10^{-4}$, since $\sigma - 1/2$ is odd; "
+            "margin 100",
         ),
         Check(
-            "excess at R = 1e3 without the correction of w",
+            "excess risk at $R = 10^3$ without the correction of $w$",
             C1.excess(_point(C1, far, corrected=False)),
             ">=",
             1e-3,
             role="control",
-            basis="theory: an excess of order |σ'(s₀)c|², some hundredths",
+            basis=r"theory: an excess of order ${|\sigma'(s_0)c|}^2$, a few hundredths",
         ),
     ]
 
@@ -73,9 +75,12 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
 CLAIM = Claim(
     number=8,
     name="divergent-sequences",
-    statement="(w* - σ'(s₀)c, b* - σ(s₀)R, R, c/R) has a risk that falls to the least one as "
-    "R → ∞: like K/R², K = σ''(s₀)² E[η(1-η)⟨c,X⟩⁴]/8, and like R⁻⁴ at π = 1/2, where σ'' is 0 "
-    "(the rates are derived here).",
+    statement="In the effective coordinates $(w, b, r, s)$ of claim 3 and for any vector $c$, "
+    r"the points $(w^* - \sigma'(s_0)c,\ b^* - \sigma(s_0)R,\ R,\ c/R)$ diverge as "
+    r"$R \to \infty$, while their risk tends to the Bayes risk. The excess falls like $K/R^2$ "
+    r"with $K = \sigma''(s_0)^2\,\mathbb{E}[\eta(1-\eta)\langle c, X\rangle^4]/8$, where $\eta$ "
+    r"is the posterior probability of class 1, and like $R^{-4}$ at $\pi = 1/2$, where "
+    r"$\sigma''(s_0) = 0$ (the rates are derived here).",
     reference="Proposition 3.4",
     decide=decide,
 )

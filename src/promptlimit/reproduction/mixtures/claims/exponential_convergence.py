@@ -42,26 +42,26 @@ def decide(setting: Setting) -> Sequence[Check]:
     _, beside = distances(C1, C1.flow(constant_gate(C1) + opened, _TIMES))
     return [
         Check(
-            "rate of the flow over that eigenvalue, less 1",
+            "ratio of the rate of the flow to that eigenvalue, distance from 1",
             abs(_rate(distance) / least - 1.0),
             "<=",
             0.01,
-            basis="theory: of the order of the distance at the start, 1e-3; margin 10",
+            basis="theory: of the order of the distance at the start, $10^{-3}$; margin 10",
         ),
         Check(
-            "distance at the end",
+            "distance from the minimisers at the end",
             distance[-1],
             "<=",
             1e-8,
-            basis="theory: 1e-3 e^(−14) = 8e-10; margin 10",
+            basis=r"theory: $10^{-3}e^{-14} = 8 \times 10^{-10}$; margin 10",
         ),
         Check(
-            "distance at the end where the gate is constant, which the theorem leaves out",
+            "the same distance for a start near a constant gate, which the theorem excludes",
             beside[-1],
             ">=",
             1e-4,
             role="control",
-            basis="theory: 3.5e-4 is left, and changes like |s|³; margin 3",
+            basis=r"theory: $3.5 \times 10^{-4}$ is left, and changes like ${|s|}^3$; margin 3",
         ),
     ]
 
@@ -69,8 +69,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=10,
     name="exponential-convergence",
-    statement="Near minimisers with r = 0 and s ≠ 0 gradient flow converges exponentially; its "
-    "rate is the least positive eigenvalue of the Hessian where it ends.",
+    statement=r"Near minimisers with $r = 0$ and $s \ne 0$ (effective coordinates of claim 3) "
+    "gradient flow converges exponentially. Its rate is the least positive eigenvalue of the "
+    "Hessian at its limit.",
     reference="Theorem 3.5",
     decide=decide,
 )

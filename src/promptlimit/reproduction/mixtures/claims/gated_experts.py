@@ -55,32 +55,36 @@ def decide(setting: Setting) -> Sequence[Check]:
     estimate, error = weighted_mean(tokens, tokens @ tilt)
     experts, gates = experts_and_gates(*PLANE, tilt)
     right, frozen = (np.abs(share @ experts - estimate) / error for share in (gates, PLANE[0]))
-    rounding = "rounding: 1e-16 times outputs of at most 10; margin 1e5"
+    rounding = "rounding error: $10^{-16}$ times outputs of at most 10; margin $10^5$"
     return [
         Check(
-            "three covariances: largest distance of the formula",
+            "three different covariances: largest distance of the formula from softmax attention",
             different,
             "<=",
             1e-10,
             basis=rounding,
         ),
         Check(
-            "one covariance, without quadratic terms: the same",
+            "one shared covariance, formula without quadratic terms: the same",
             alike,
             "<=",
             1e-10,
             basis=rounding,
         ),
-        within_errors(f"a prompt of {length:,} tokens in the plane", right),
-        beyond_errors("gates frozen at π", frozen.max()),
+        within_errors(f"formula compared with one prompt of {length:,} tokens in the plane", right),
+        beyond_errors(
+            r"gates fixed at the weights $\pi_k$, compared with that prompt", frozen.max()
+        ),
     ]
 
 
 CLAIM = Claim(
     number=1,
     name="gated-experts",
-    statement="Over a mixture of Gaussians softmax attention is the sum of one affine map a "
-    "component, gated by a softmax of log π + ⟨m, Uz⟩ + ⟨Uz, ΓUz⟩/2.",
+    statement=r"Over a mixture of Gaussians $\sum_k \pi_k\,\mathcal{N}(m_k, \Gamma_k)$, softmax "
+    "attention is a weighted sum of one affine map of the query $z$ per component. The weights "
+    "are the softmax over $k$ of "
+    r"$\log\pi_k + \langle m_k, Uz\rangle + \langle Uz, \Gamma_kUz\rangle/2$.",
     reference="Proposition 2.1",
     decide=decide,
 )

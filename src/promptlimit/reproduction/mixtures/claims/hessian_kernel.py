@@ -14,7 +14,9 @@ from promptlimit.reproduction.mixtures._discrimination import (
     without_gain,
 )
 
-_COUNT = "a count; 1e-9 parts eigenvalues of 1e-3 and more from rounding"
+_COUNT = (
+    "a count; a cut at $10^{-9}$ separates eigenvalues of $10^{-3}$ and more from rounding error"
+)
 
 
 def _tangent_dim(classes: Classes, theta: Array) -> float:
@@ -39,14 +41,15 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
         kernel = nullity(classes, theta)
         checks += [
             Check(
-                f"kernel less d² + d - 1, d = {d}",
+                f"$d = {d}$: difference between the dimension of the kernel and $d^2 + d - 1$",
                 abs(kernel - d * d - d + 1),
                 "<=",
                 0.0,
                 basis=_COUNT,
             ),
             Check(
-                f"kernel less tangent space, d = {d}",
+                f"$d = {d}$: difference between the dimensions of the kernel and of the tangent "
+                "space",
                 abs(kernel - _tangent_dim(classes, theta)),
                 "<=",
                 0.0,
@@ -54,15 +57,23 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
             ),
         ]
     shut = nullity(C1, _shut_gate(C1)) - 5
-    further = Check("further dimensions at s = 0", shut, ">=", 1.0, role="control", basis=_COUNT)
+    further = Check(
+        "additional dimensions of the kernel at $s = 0$",
+        shut,
+        ">=",
+        1.0,
+        role="control",
+        basis=_COUNT,
+    )
     return [*checks, further]
 
 
 CLAIM = Claim(
     number=9,
     name="hessian-kernel",
-    statement="At minimisers with r = 0 and s ≠ 0 the kernel of the Hessian is the tangent space "
-    "of the minimisers, of dimension d² + d - 1.",
+    statement=r"At minimisers with $r = 0$ and $s \ne 0$ (effective coordinates of claim 3), the "
+    "kernel of the Hessian is the tangent space of the set of minimisers. Its dimension is "
+    "$d^2 + d - 1$.",
     reference="Theorem 3.5, first part",
     decide=decide,
 )

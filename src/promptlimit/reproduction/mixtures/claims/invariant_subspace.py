@@ -69,35 +69,38 @@ def decide(setting: Setting) -> Sequence[Check]:
     U, last = _limit(own)
     return [
         Check(
-            "gradient out of the subspace at a random point of it, U₁₁ and v₂₁ of norm 1",
+            "component of the gradient out of the subspace, at a random point of it with "
+            "$U_{11}$ and $v_{21}$ of norm 1",
             leaving(inside),
             "<=",
             1e-13,
-            basis="rounding: sums of symmetric terms; margin 100",
+            basis="rounding error: sums of symmetric terms; margin 100",
         ),
         Check(
-            "drift of ‖U₁₁‖² - |v₂₁|² along a flow from |v₂₁| = 1",
+            r"range of ${\|U_{11}\|}^2 - {|v_{21}|}^2$ along a flow from ${|v_{21}|} = 1$",
             np.ptp(balance),
             "<=",
             1e-8,
-            basis="solver: steps to 1e-12, some thousand of them; margin 10",
+            basis="solver: about a thousand steps with tolerance $10^{-12}$; margin 10",
         ),
         Check(
-            "gradient at t = 200 over that at t = 10",
+            "ratio of the norm of the gradient at $t = 200$ to that at $t = 10$",
             slopes[-1] / slopes[2],
             "<=",
             1e-3,
-            basis="stated: a fall that t^-2 would not reach; exponential ones pass from 0.04 on",
+            basis="stated: a fall that $t^{-2}$ would not reach; exponential decay passes from "
+            "a rate of 0.04 on",
         ),
         Check(
-            "end of a flow from an eigenvector, against the closed form (derived here)",
+            "end of a flow from an eigenvector compared with the closed form (derived here)",
             np.abs(end - np.concatenate([U.ravel(), last])).max(),
             "<=",
             1e-5,
-            basis="stated margin: the flow has 1e-7 to go at t = 400",
+            basis="stated margin: at $t = 400$ the flow is $10^{-7}$ from its end",
         ),
         Check(
-            "gradient out of it when v₂₁ is perpendicular to m alone",
+            "component of the gradient out of the subspace if $v_{21}$ is perpendicular to $m$ "
+            "only",
             leaving(tilted),
             ">=",
             1e-3,
@@ -110,9 +113,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=12,
     name="invariant-subspace",
-    statement="For m₁ = -m₋₁ and π = 1/2 the heads with u₁₂ = 0, v₂₂ = 0, v₂₁ ⟂ K and U₁₁ = 0 on "
-    "K, K the span of m, Γm, Γ²m, ..., are kept by the flow, which conserves ‖U₁₁‖² - |v₂₁|² and "
-    "converges exponentially from U₁₁ = 0, v₂₁ ≠ 0.",
+    statement=r"For opposite means $m_1 = -m_{-1} = m$ and $\pi = 1/2$, let $\mathcal{K}$ be the "
+    r"span of all $\Gamma^km$ with $k \ge 0$. With the blocks of claim 3, gradient flow "
+    r"preserves the set of heads with $u_{12} = 0$, $v_{22} = 0$, $v_{21} \perp \mathcal{K}$ and "
+    r"$U_{11} = 0$ on $\mathcal{K}$; on it the flow conserves ${\|U_{11}\|}^2 - {|v_{21}|}^2$ "
+    r"and converges exponentially from $U_{11} = 0$, $v_{21} \ne 0$.",
     reference="Theorem 3.6",
     decide=decide,
 )

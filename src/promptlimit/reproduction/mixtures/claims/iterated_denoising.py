@@ -41,47 +41,49 @@ def decide(setting: Setting) -> Sequence[Check]:
     leftover = np.linalg.norm(iterated(uneven, starts, 400)[-1] - _CENTRE, axis=1).min()
     return [
         Check(
-            "one step against the Bayes predictor",
+            "one step compared with the Bayes predictor: largest difference",
             one_step,
             "<=",
             1e-9,
-            basis="rounding: 1e-16 times numbers of at most 100; margin 1e5",
+            basis="rounding error: $10^{-16}$ times numbers of at most 100; margin $10^5$",
         ),
         Check(
-            "λ = 0.8: largest distance from the midpoint",
+            r"$\lambda = 0.8$: largest distance from the midpoint",
             _farthest(0.8, starts, 400),
             "<=",
             1e-9,
-            basis="theory: 0.64 a step; 400 steps; rounding of 1e-15",
+            basis="theory: a factor of 0.64 per step, 400 steps; rounding error of $10^{-15}$",
         ),
         Check(
-            "λ = 1.2: largest distance from c ± uδ",
+            r"$\lambda = 1.2$: largest distance from $c \pm u\delta$",
             _farthest(1.2, starts, 400),
             "<=",
             1e-9,
-            basis="theory: 1.44 a step away from 0, then 0.59 a step: starts from 1e-50 on arrive",
+            basis="theory: a factor of 1.44 per step away from 0, then 0.59 per step towards "
+            "the limit: starts at $10^{-50}$ or more arrive",
         ),
         Check(
-            "λ = 3: the same",
+            r"$\lambda = 3$: the same",
             _farthest(3.0, starts, 400),
             "<=",
             1e-9,
             basis="as above, sooner",
         ),
         Check(
-            "λ = 1: |u √(2n/3) − 1| after n steps",
+            r"$\lambda = 1$: ${|u_n\sqrt{2n/3} - 1|}$ after $n$ steps",
             abs(u * math.sqrt(2 * count / 3) - 1),
             "<=",
             1e-3 if setting.quick else 1e-4,
-            basis="theory: the next order is log n / n times 0.3; margin 5",
+            basis=r"theory: the next order is 0.3 times $\log n/n$; margin 5",
         ),
         Check(
-            "π = 0.3: smallest distance from the midpoint",
+            r"$\pi = 0.3$: smallest distance from the midpoint",
             leftover,
             ">=",
             0.1,
             role="control",
-            basis="theory: u = tanh(λ²u + o), o = −0.42, has |u| above 0.4; margin 10",
+            basis=r"theory: $u = \tanh(\lambda^2u + o)$ with $o = -0.42$ has ${|u|}$ above 0.4; "
+            "margin 10",
         ),
     ]
 
@@ -89,9 +91,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=19,
     name="iterated-denoising",
-    statement="Iterated, the Bayes denoiser of two balanced points c ± δ tends to the midpoint "
-    "when |δ| ≤ ξ, and to one of c ± uδ with u = tanh(λ²u), λ = |δ|/ξ, when |δ| > ξ. At λ = 1 it "
-    "gets there like √(3/2n) (derived here); norms need not be equal.",
+    statement=r"Iterating the Bayes denoiser of two balanced points $c \pm \delta$ leads to the "
+    r"midpoint $c$ if ${|\delta|} \le \xi$, and otherwise to one of $c \pm u\delta$, where "
+    r"$u = \tanh(\lambda^2u)$ and $\lambda = {|\delta|}/\xi$. At $\lambda = 1$ it converges like "
+    r"$\sqrt{3/(2n)}$ in the number $n$ of steps, and the two points need not have equal norms "
+    "(both derived here).",
     reference="Proposition 4.3",
     decide=decide,
 )

@@ -7,7 +7,9 @@ import numpy as np
 from promptlimit._arrays import Array
 from promptlimit.reproduction import Check, Claim, Setting
 
-_COUNT = "a count; 1e-8 parts singular values, 6e-3 and more for all axes, from rounding"
+_COUNT = (
+    "a count; a cut at $10^{-8}$ separates singular values of at least 0.006 from rounding error"
+)
 
 
 def _rank(eigenvalues: Array, mean: Array, axes: Array) -> float:
@@ -28,14 +30,14 @@ def decide(setting: Setting) -> Sequence[Check]:
     missing = mean * np.array([1.0, 1.0, 0.0, 1.0, 1.0])
     return [
         Check(
-            "d less the dimension of K",
+            r"$d$ minus the dimension of $\mathcal{K}$",
             5 - _rank(distinct, mean, axes),
             "<=",
             0.0,
             basis=_COUNT,
         ),
         Check(
-            "the same with an eigenvalue repeated",
+            "the same with a repeated eigenvalue",
             5 - _rank(repeated, mean, axes),
             ">=",
             1.0,
@@ -43,7 +45,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=_COUNT,
         ),
         Check(
-            "the same with m perpendicular to an eigenspace",
+            "the same with $m$ perpendicular to an eigenspace",
             5 - _rank(distinct, missing, axes),
             ">=",
             1.0,
@@ -56,8 +58,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=13,
     name="krylov-space",
-    statement="K is all of R^d if and only if Γ has d distinct eigenvalues and m meets every "
-    "eigenspace.",
+    statement=r"The span $\mathcal{K}$ of all $\Gamma^km$ with $k \ge 0$ is $\mathbb{R}^d$ if "
+    r"and only if $\Gamma$ has $d$ distinct eigenvalues and $m$ is perpendicular to none of its "
+    "eigenspaces.",
     reference="Proposition B.35",
     decide=decide,
 )

@@ -50,47 +50,48 @@ def decide(setting: Setting) -> Sequence[Check]:
     centred = Denoising([[0, 0], [0, 0]], [0.5, 0.5], within_variance=1, noise_variance=4)
     return [
         Check(
-            "least gap of a linear map",
+            "least excess of a linear map over the Bayes denoiser",
             linear,
             ">=",
             1.0,
             basis="stated margin; 1.64 by quadrature",
         ),
         Check(
-            "one linear head attains it: distance",
+            "excess of the best single linear head, distance from that value",
             abs(reached - linear),
             "<=",
             1e-10,
-            basis="rounding: 4,096 nodes of one quadrature; margin 1e4",
+            basis="rounding error: 4,096 nodes of one quadrature; margin $10^4$",
         ),
         Check(
-            "three layers of two heads: distance from a linear map, relative",
+            "three layers of two linear heads: relative distance from a linear map",
             off,
             "<=",
             1e-10,
-            basis="rounding: 1e-15; margin 1e5",
+            basis="rounding error: $10^{-15}$; margin $10^5$",
         ),
         Check(
-            "their gap less the least gap, relative to it",
+            "three layers of two linear heads: excess minus the least excess, relative to the "
+            "latter",
             above,
             ">=",
             -1e-12,
-            basis="theory: no linear map is closer; rounding",
+            basis="theory: no linear map is closer; rounding error",
         ),
         Check(
-            "share of the gap that an intercept removes",
+            "share of the least excess that an intercept removes",
             1 - affine / linear,
             ">=",
             0.9,
-            basis="the statement's nine tenths",
+            basis="the nine tenths of the statement",
         ),
         Check(
-            "both means 0: least gap",
+            "both means 0: least excess of a linear map",
             least_gaps(centred)[0],
             "<=",
             1e-20,
             role="control",
-            basis="theory: 0, Bayes is linear; rounding, squared",
+            basis="theory: 0, since the Bayes denoiser is linear; rounding error, squared",
         ),
     ]
 
@@ -98,10 +99,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=17,
     name="linear-stays-above",
-    statement="Linear attention, of any depth and with any number of heads, is linear in the query "
-    "and stays a fixed distance above the Bayes denoiser. At the law of Figure 2 nine tenths of "
-    "that distance is the missing intercept (derived here): the best affine map, which a head with "
-    "uniform weights supplies, is that much closer.",
+    statement="Linear attention of any depth and with any number of heads is linear in the "
+    "query and stays a fixed distance above the Bayes denoiser. At the law of Figure 2, nine "
+    "tenths of that distance is due to the missing intercept (derived here): the best affine "
+    "map, for which a head with uniform weights supplies the intercept, is that much closer.",
     reference="Theorem 4.1",
     decide=decide,
 )

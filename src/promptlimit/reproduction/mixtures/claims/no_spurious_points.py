@@ -45,26 +45,25 @@ def decide(setting: Setting) -> Sequence[Check]:
         if np.linalg.norm(C1.slope(end)) <= _FLAT and np.linalg.norm(end) <= _NEAR
     ]
     first = [start for start in starts if np.linalg.norm(C1.slope(start)) <= _FLAT]
-    name = f"starts that end where the gradient is below {_FLAT:g}"
+    name = f"searches that end where the gradient is below {_FLAT:g}"
     return [
         share_at_least(name, len(points), len(ends), 0.9),
         Check(
-            "excess where they end, largest",
+            "largest excess risk where they end",
             max((C1.excess(point) for point in points), default=np.inf),
             "<=",
             1e-12,
-            basis="theory: of order |gradient|^(4/3) = 5e-14 where it is flattest; margin 20",
+            basis=r"theory: of order ${|\nabla R|}^{4/3} = 5 \times 10^{-14}$ in the flattest "
+            "directions; margin 20",
         ),
-        rejected(
-            share_at_least(f"the same before they move: {name}", len(first), len(starts), 0.9)
-        ),
+        rejected(share_at_least(f"before the first step: {name}", len(first), len(starts), 0.9)),
         Check(
-            "excess of a slope alone, b = r = 0",
+            "excess risk of the best score with $b = r = 0$",
             _slope_alone(),
             ">=",
             0.005,
             role="control",
-            basis="stated margin: far above 1e-12",
+            basis="stated margin: far above $10^{-12}$",
         ),
     ]
 
@@ -72,8 +71,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=5,
     name="no-spurious-points",
-    statement="The critical points of the risk in effective coordinates are (w*, b*, 0, s) and "
-    "(w*, b* - r σ(s₀), r, 0): minimisers, all of them.",
+    statement="In the effective coordinates $(w, b, r, s)$ of claim 3, the critical points of "
+    r"the risk are $(w^*, b^*, 0, s)$ and $(w^*, b^* - r\sigma(s_0), r, 0)$ with any $s$ and "
+    "$r$. All of them are minimisers.",
     reference="Theorem 3.1",
     decide=decide,
 )

@@ -33,33 +33,35 @@ def decide(setting: Setting) -> Sequence[Check]:
     below, above = (_ends(noise, starts) for noise in (2.9, 3.1))
     return [
         Check(
-            f"ξ = {WEAK_NOISE:g}: distance from ±um",
+            rf"$\xi = {WEAK_NOISE:g}$: largest distance from $\pm um$, $m = (0, 3)$",
             np.abs(weak - targets).max(),
             "<=",
             1e-9,
-            basis="theory: 1.44 a step away from 0, then 0.59 a step: starts from 1e-3 on arrive",
+            basis="theory: a factor of 1.44 per step away from 0, then 0.59 per step towards "
+            "the limit: starts at $10^{-3}$ or more arrive",
         ),
         Check(
-            f"ξ = {STRONG_NOISE:g}: distance from 0",
+            rf"$\xi = {STRONG_NOISE:g}$: largest distance from 0",
             np.abs(strong).max(),
             "<=",
             1e-9,
-            basis="theory: 0.5625 a step, 300 steps",
+            basis="theory: a factor of 0.5625 per step, 300 steps",
         ),
         Check(
-            "ξ = 3.1: distance from 0",
+            r"$\xi = 3.1$: largest distance from 0",
             np.abs(above).max(),
             "<=",
             1e-3,
-            basis="theory: 0.9365 a step, 300 steps, 2e-8; margin",
+            basis=r"theory: a factor of 0.9365 per step, 300 steps: $2 \times 10^{-8}$; margin",
         ),
         Check(
-            "ξ = 2.9: smallest |z|",
+            r"$\xi = 2.9$: smallest distance from 0",
             np.abs(below[:, 1]).min(),
             ">=",
             0.5,
             role="control",
-            basis="theory: u = 0.45 of 3; 1.07 a step away from 0, and starts are 1e-3 away",
+            basis="theory: $u = 0.45$, times 3; a factor of 1.07 per step away from 0, from "
+            "starts at $10^{-3}$ or more",
         ),
     ]
 
@@ -67,8 +69,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=23,
     name="noise-regimes",
-    statement="For the points ±(0, 3) iterated denoising ends at two attractors while ξ < 3 and "
-    "at the midpoint from ξ = 3 on. The preprint does not state the ξ of its panels.",
+    statement=r"For the two points $\pm(0, 3)$, iterated denoising has two attractors while the "
+    r"noise satisfies $\xi < 3$, and ends at the midpoint from $\xi = 3$ on. The preprint does "
+    r"not state $\xi$ for its panels.",
     reference="Figure 3",
     decide=decide,
 )

@@ -18,7 +18,7 @@ _ZERO = 1e-20
 def _bayes_fits(name: str, excesses: Sequence[float]) -> Check:
     """Return a check that three quarters of fits end at an excess of 0."""
     found = sum(excess <= _ZERO for excess in excesses)
-    return share_at_least(f"{name}: fits with excess 0", found, len(excesses), 0.75)
+    return share_at_least(f"{name}: fits that reach an excess of 0", found, len(excesses), 0.75)
 
 
 def decide(setting: Setting) -> Sequence[Check]:
@@ -29,22 +29,23 @@ def decide(setting: Setting) -> Sequence[Check]:
     head = SoftmaxAttention(np.eye(2) / 4.0, 0.5 * np.eye(2))
     least = min(min(HeadFit(figure_law(g, x)).excesses(starts, rng)) for g, x in others)
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=2, noise_variance=2)
-    missed = _bayes_fits("γ = ξ, norms 3 and 2", HeadFit(unequal).excesses(_FITS, rng))
+    missed = _bayes_fits(r"$\gamma = \xi$, norms 3 and 2", HeadFit(unequal).excesses(_FITS, rng))
     return [
         Check(
-            "γ = ξ: excess of U = I/s, V = I/2",
+            r"$\gamma = \xi$: excess of the head $U = I/s$, $V = I/2$",
             limit_excess(head, equal),
             "<=",
             _ZERO,
-            basis="rounding, squared: outputs of at most 10 to 1e-14; margin 1e6",
+            basis="rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$",
         ),
-        _bayes_fits("γ = ξ", HeadFit(equal).excesses(_FITS, rng)),
+        _bayes_fits(r"$\gamma = \xi$", HeadFit(equal).excesses(_FITS, rng)),
         Check(
-            f"γ ≠ ξ, {len(others)} ratios: least excess of fits",
+            rf"$\gamma \ne \xi$, {len(others)} ratios: least excess of all fits",
             least,
             ">=",
             1e-4,
-            basis="the least of 90 other fits is 7e-4, at γ² = 2.2 and ξ² = 1.8; margin 7",
+            basis=r"the least of 90 other fits is $7 \times 10^{-4}$, at $\gamma^2 = 2.2$ and "
+            r"$\xi^2 = 1.8$; margin 7",
         ),
         rejected(missed),
     ]
@@ -53,7 +54,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=16,
     name="one-head",
-    statement="One softmax head can be the Bayes denoiser if and only if γ = ξ.",
+    statement=r"For two components of equal norm, with variance $\gamma^2$ within components and "
+    r"noise variance $\xi^2$, one softmax head can be the Bayes denoiser if and only if "
+    r"$\gamma = \xi$.",
     reference="Theorem 4.1",
     decide=decide,
 )

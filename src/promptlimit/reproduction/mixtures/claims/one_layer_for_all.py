@@ -33,14 +33,14 @@ def decide(setting: Setting) -> Sequence[Check]:
     missed = limit_excess(paper_layer(1.0, 4.0, 2), unequal)
     return [
         Check(
-            "random mixtures, d = 2 to 10: largest excess",
+            "random mixtures, $d$ from 2 to 10: largest excess",
             largest,
             "<=",
             1e-20,
-            basis="rounding, squared: outputs of at most 10 to 1e-14; margin 1e6",
+            basis="rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$",
         ),
         Check(
-            "means turned for each prompt: excess",
+            "means rotated for each prompt: excess",
             in_context,
             "<=",
             1e-20,
@@ -52,7 +52,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             1e-2,
             role="control",
-            basis="stated margin: far above rounding",
+            basis="stated margin: far above rounding error",
         ),
     ]
 
@@ -60,8 +60,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=20,
     name="one-layer-for-all",
-    statement="One softmax head with U = I/s, beside a multiple of the query, is the Bayes "
-    "denoiser of every mixture of equal norms: it reads the means off the prompt.",
+    statement=r"One softmax head with $U = I/s$, where $s = \gamma^2 + \xi^2$, plus a multiple "
+    "of the query, is the Bayes denoiser of every mixture whose means have equal norms: it "
+    "reads the means from the prompt.",
     reference="Proposition 4.4",
     decide=decide,
 )

@@ -59,40 +59,43 @@ def decide(setting: Setting) -> Sequence[Check]:
     bend = np.abs(np.polyval(straight, times[5:16]) - np.log(middle)).max()
     return [
         Check(
-            "distance from the first family at t = 1000, of that at 0",
+            "first family: ratio of the distance at $t = 1000$ to that at $t = 0$",
             first[-1] / first[0],
             "<=",
             1e-4,
-            basis="theory: e^(−21), and what the solver's 1e-8 leaves; margin",
+            basis="theory: $e^{-21}$, plus what the solver's $10^{-8}$ leaves; margin",
         ),
         Check(
-            "its logarithm against a line from t = 200 to 600, largest distance",
+            "first family: largest distance of the logarithm from a straight line, $t$ from 200 "
+            "to 600",
             bend,
             "<=",
             0.5,
-            basis="theory: log(1 + e^(−4.2) 4/0.3) = 0.18 at most, by the second direction",
+            basis=r"theory: at most $\log(1 + e^{-4.2} \cdot 4/0.3) = 0.18$, from the second "
+            "direction",
         ),
         Check(
-            "distance from the second family at t = 1000, of that at 0",
+            "second family: ratio of the distance at $t = 1000$ to that at $t = 0$",
             second[-1] / second[0],
             ">=",
             0.02,
-            basis="theory: 1.46 · 0.5 over 13, at least 0.055",
+            basis=r"theory: $1.46 \cdot 0.5$ over 13, at least 0.055",
         ),
         Check(
-            "the same after t = 100: a plateau, not a line",
+            "second family: ratio of the distance at $t = 1000$ to that at $t = 120$, a plateau",
             second[-1] / second[3],
             ">=",
             0.9,
-            basis="theory: e^(−6) of the rest is left at t = 120; margin",
+            basis="theory: $e^{-6}$ of the rest is left at $t = 120$; margin",
         ),
         Check(
-            "distance from the first family at t = 1000, of that at t = 120: a plateau would pass",
+            "first family: ratio of the distance at $t = 1000$ to that at $t = 120$, which is "
+            "no plateau",
             first[-1] / first[3],
             "<=",
             0.5,
             role="control",
-            basis="theory: e^(−19)",
+            basis="theory: $e^{-19}$",
         ),
     ]
 
@@ -100,9 +103,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=21,
     name="plateau",
-    statement="From a minimiser with r = 0 and noise of 1e-6 the distance to its family falls "
-    "exponentially; from one with a constant gate it stays on a plateau, for the directions of "
-    "claim 11 do not move at that size.",
+    statement="From a minimiser with $r = 0$ moved by noise of size $10^{-6}$, the distance to "
+    "the family of such minimisers falls exponentially. From a minimiser with a constant gate "
+    "($s = 0$) the distance stays on a plateau, because the flow does not move along the flat "
+    "directions of claim 11 at that size.",
     reference="Figure 1",
     decide=decide,
 )

@@ -11,7 +11,10 @@ from promptlimit.reproduction.mixtures._discrimination import C1, THREE, Classes
 
 _OPPOSITE = dataclasses.replace(C1, means=np.array([[1.0, 0.5], [-1.0, -0.5]]))
 
-_COUNT = "a count; 1e-10 parts singular values, above 0.1 in 3,000 draws, from rounding"
+_COUNT = (
+    "a count; a cut at $10^{-10}$ separates singular values, above 0.1 in 3,000 draws, "
+    "from rounding error"
+)
 
 
 def _rank(classes: Classes, theta: Array) -> float:
@@ -31,17 +34,19 @@ def decide(setting: Setting) -> Sequence[Check]:
     still[6:8] = 0.0
     tied = _OPPOSITE.jacobian(theta)
     return [
-        Check("2d + 2 less the rank, d = 2", 6 - _rank(C1, theta), "<=", 0.0, basis=_COUNT),
-        Check("2d + 2 less the rank, d = 3", 8 - _rank(THREE, larger), "<=", 0.0, basis=_COUNT),
+        Check("$2d + 2$ minus the rank, $d = 2$", 6 - _rank(C1, theta), "<=", 0.0, basis=_COUNT),
         Check(
-            "opposite means: 2δb + δr, which they tie to zero",
+            "$2d + 2$ minus the rank, $d = 3$", 8 - _rank(THREE, larger), "<=", 0.0, basis=_COUNT
+        ),
+        Check(
+            "opposite means: largest entry of the derivative of $2b + r$, which must be 0",
             np.abs(2.0 * tied[2] + tied[3]).max(),
             "<=",
             1e-14,
-            basis="rounding: entries of at most 10",
+            basis="rounding error: entries of at most 10",
         ),
         Check(
-            "6 less the rank at v₂₁ = 0",
+            "$d = 2$: 6 minus the rank at $v_{21} = 0$",
             6 - _rank(C1, still),
             ">=",
             1.0,
@@ -49,7 +54,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=_COUNT,
         ),
         Check(
-            "6 less the rank for opposite means",
+            "$d = 2$: 6 minus the rank for opposite means",
             6 - _rank(_OPPOSITE, theta),
             ">=",
             1.0,
@@ -62,8 +67,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=6,
     name="regular-coordinates",
-    statement="The map from parameters to effective coordinates has rank 2d + 2 if and only if "
-    "m₁ ≠ -m₋₁ and v₂₁ ≠ 0.",
+    statement="The map from the parameters of a head to the effective coordinates "
+    "$(w, b, r, s)$ of claim 3 has a derivative of full rank $2d + 2$ if and only if "
+    r"$m_1 \ne -m_{-1}$ and $v_{21} \ne 0$.",
     reference="Lemma 3.2",
     decide=decide,
 )

@@ -52,14 +52,15 @@ def decide(setting: Setting) -> Sequence[Check]:
         misread = _misread()
     return [
         Check(
-            "score by (6) and (7), blocks of the transpose of U, against attention over the law",
+            r"largest difference between the formula, with the blocks of $U^\top$, and attention "
+            "over the law",
             max(distances),
             "<=",
             1e-12,
-            basis="rounding: 1e-16 times scores of at most 10; margin 1000",
+            basis="rounding error: $10^{-16}$ times scores of at most 10; margin 1000",
         ),
         Check(
-            "the same with the blocks of U itself, U antisymmetric",
+            "the same with the blocks of $U$ itself, for an antisymmetric $U$",
             misread,
             ">=",
             0.1,
@@ -72,10 +73,13 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=3,
     name="score-coordinates",
-    statement="Over an infinite prompt of two Gaussian classes the score of one head is "
-    "⟨w, x⟩ + b + r σ(s₀ + ⟨s, x⟩), with w = U₁₁Γv₂₁, b = ⟨v₂₁, m₋₁⟩ - v₂₂, r = ⟨v₂₁, m₁ - m₋₁⟩ + "
-    "2v₂₂ and s = 2u₁₂ + U₁₁(m₁ - m₋₁). The blocks are those of the transpose of U, as (12) has "
-    "them.",
+    statement="Over an infinite prompt of two Gaussian classes, the score of one softmax head "
+    r"is $\langle w, x\rangle + b + r\,\sigma(s_0 + \langle s, x\rangle)$ with $\sigma$ the "
+    r"logistic function, $w = U_{11}\Gamma v_{21}$, "
+    r"$b = \langle v_{21}, m_{-1}\rangle - v_{22}$, "
+    r"$r = \langle v_{21}, m_1 - m_{-1}\rangle + 2v_{22}$ and "
+    "$s = 2u_{12} + U_{11}(m_1 - m_{-1})$. Here $U_{11}$ and $u_{12}$ are blocks of the "
+    "transpose of $U$, as in equation (12), and $(v_{21}, v_{22})$ is the last row of $V$.",
     reference="(6), (7), (12)",
     decide=decide,
 )

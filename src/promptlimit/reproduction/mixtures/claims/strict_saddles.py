@@ -68,44 +68,44 @@ def decide(setting: Setting) -> Sequence[Check]:
     flows = [_OPPOSITE.flow(start, np.array([0.0, 1.0, 3e4]), rtol=1e-6) for start in starts]
     early, late = (
         _arrived(when, [_OPPOSITE.excess(_OPPOSITE.coordinates(flow[place])) for flow in flows])
-        for place, when in ((1, "t = 1"), (2, "t = 3e4"))
+        for place, when in ((1, "$t = 1$"), (2, r"$t = 3 \times 10^4$"))
     )
     balanced = dataclasses.replace(C1, positive=0.5)
     minima = [without_gain(C1), constant_gate(C1)]
     return [
         Check(
-            "gradient at two saddles, largest",
+            "largest norm of the gradient at two saddles",
             max(float(np.linalg.norm(C1.gradient(saddle))) for saddle in saddles),
             "<=",
             1e-9,
-            basis="the minimiser's 1e-12 times coordinates of at most 100; margin 10",
+            basis="the minimiser's $10^{-12}$ times coordinates of at most 100; margin 10",
         ),
         Check(
-            "their least eigenvalues, the larger one",
+            "least eigenvalue of the Hessian at these saddles, the larger of the two",
             max(np.linalg.eigvalsh(C1.hessian(saddle))[0] for saddle in saddles),
             "<=",
             -1e-3,
-            basis="theory: negative; stated margin, far beyond rounding",
+            basis="theory: negative; stated margin, far beyond rounding error",
         ),
         late,
         Check(
-            "the origin at π = 1/2, a critical point there: gradient",
+            r"the origin at $\pi = 1/2$, where it is critical: norm of the gradient",
             float(np.linalg.norm(balanced.gradient(np.zeros(9)))),
             "<=",
             1e-14,
-            basis="rounding: sums of symmetric terms",
+            basis="rounding error: sums of symmetric terms",
         ),
         rejected(early),
         Check(
-            "least eigenvalue at two minimisers: no saddles, as they must not be",
+            "least eigenvalue of the Hessian at two minimisers, which are not saddles",
             min(np.linalg.eigvalsh(C1.hessian(point))[0] for point in minima),
             ">=",
             -1e-12,
             role="control",
-            basis="theory: 0; rounding",
+            basis="theory: 0; rounding error",
         ),
         Check(
-            "the origin at π = 0.6, where it is none: gradient",
+            r"the origin at $\pi = 0.6$, where it is not critical: norm of the gradient",
             float(np.linalg.norm(C1.gradient(np.zeros(9)))),
             ">=",
             1e-2,
@@ -117,7 +117,10 @@ def decide(setting: Setting) -> Sequence[Check]:
 
 def _arrived(when: str, excesses: Sequence[float]) -> Check:
     """Return a check that nine tenths of flows with opposite means are at Bayes."""
-    name = f"opposite means at π = 1/2 (derived here): flows from random starts at Bayes by {when}"
+    name = (
+        r"opposite means at $\pi = 1/2$ (derived here): flows from random starts that reach "
+        f"the Bayes score by {when}"
+    )
     count = sum(excess <= 1e-4 for excess in excesses)
     return share_at_least(name, count, len(excesses), 0.9)
 
@@ -125,9 +128,10 @@ def _arrived(when: str, excesses: Sequence[float]) -> Check:
 CLAIM = Claim(
     number=7,
     name="strict-saddles",
-    statement="If m₁ ≠ -m₋₁ every critical point of the risk in the parameters is a global "
-    "minimiser or a strict saddle. At π = 1/2 opposite means are no exception: the hypothesis is "
-    "not needed there (derived here).",
+    statement=r"If $m_1 \ne -m_{-1}$, every critical point of the risk as a function of the "
+    r"parameters is a global minimiser or a strict saddle. For balanced classes ($\pi = 1/2$) "
+    "this hypothesis is not needed: the statement is also true of opposite means (derived "
+    "here).",
     reference="Theorem 3.3",
     decide=decide,
 )

@@ -29,7 +29,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     stopped = int(np.sum(np.abs(linear - floor) <= 0.1))
     return [
         Check(
-            f"least excess of an affine map over {_CLOSE:g}",
+            f"least excess of an affine map, in units of {_CLOSE:g}",
             affine / _CLOSE,
             ">=",
             10.0,
@@ -37,7 +37,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         _arrived(f"after {steps:,} steps: starts of two softmax heads", softmax),
         share_at_least(
-            "starts of two linear heads within 0.1 of the least excess of linear maps",
+            "starts of two linear heads that end within 0.1 of the least excess of linear maps",
             stopped,
             linear.size,
             0.9,
@@ -49,10 +49,11 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=22,
     name="trained-heads",
-    statement="Two softmax heads without a residual, trained by stochastic gradient descent (rate "
-    "2e-3, gradients clipped at norm 10), approach the Bayes denoiser from at least three of four "
-    "starts; linear heads stop at the best linear map. The preprint leaves batch, start, steps and "
-    "seeds open: here 64 queries, entries N(0, 0.3²), 20,000 steps, 32 starts.",
+    statement="Two softmax heads without a residual, trained by stochastic gradient descent "
+    r"(learning rate $2 \times 10^{-3}$, gradients clipped at norm 10), approach the Bayes "
+    "denoiser from at least three of four starts; linear heads stop at the best linear map. The "
+    "preprint does not state batch size, initialisation, steps and seeds; here they are 64 "
+    r"queries, entries $\mathcal{N}(0, 0.3^2)$, 20,000 steps and 32 starts.",
     reference="Figure 2",
     decide=decide,
     quick=False,

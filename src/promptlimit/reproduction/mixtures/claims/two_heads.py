@@ -49,35 +49,35 @@ def decide(setting: Setting) -> Sequence[Check]:
     unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=1, noise_variance=4)
     missed = limit_excess(plane_heads(unequal), unequal)
     largest, again = (distance(heads, ours) for heads in (bayes_heads(ours), plane_heads(ours)))
-    rounding = "rounding: outputs of at most 10 to 1e-14"
+    rounding = "rounding error: outputs of at most 10 to $10^{-14}$"
     checks = [
         Check(
-            "Figure 2: largest distance",
+            "law of Figure 2: largest distance of the two heads from the Bayes denoiser",
             largest,
             "<=",
             1e-9,
-            basis=f"{rounding}; margin 1e4",
+            basis=f"{rounding}; margin $10^4$",
         ),
         Check(
-            "as C.5 writes it: the same",
+            "the same for the heads as Appendix C.5 writes them",
             again,
             "<=",
             1e-9,
-            basis=f"{rounding}; margin 1e4",
+            basis=f"{rounding}; margin $10^4$",
         ),
         Check(
-            "means that span a plane, d = 2, 3, 5: largest excess",
+            "means that span a plane, $d = 2, 3, 5$: largest excess",
             spanning,
             "<=",
             1e-20,
-            basis=f"{rounding}, squared; margin 1e6",
+            basis=f"{rounding}, squared; margin $10^6$",
         ),
         Check(
-            "opposite means, d = 2, 3: largest excess",
+            "opposite means, $d = 2, 3$: largest excess",
             turned,
             "<=",
             1e-20,
-            basis=f"{rounding}, squared; margin 1e6",
+            basis=f"{rounding}, squared; margin $10^6$",
         ),
         Check(
             "norms 3 and 2: excess of the construction",
@@ -85,19 +85,19 @@ def decide(setting: Setting) -> Sequence[Check]:
             ">=",
             1e-2,
             role="control",
-            basis="stated margin: far above rounding",
+            basis="stated margin: far above rounding error",
         ),
     ]
     if not setting.quick:
         best = min(HeadFit(unequal, heads=2).excesses(6, rng))
         checks.append(
             Check(
-                "norms 3 and 2: least of six fits",
+                "norms 3 and 2: least excess of six fits",
                 best,
                 ">=",
                 1e-3,
                 role="control",
-                basis="the least of 16 other fits is 5.4e-3; margin 5",
+                basis=r"the least of 16 other fits is $5.4 \times 10^{-3}$; margin 5",
             )
         )
     return checks
@@ -106,8 +106,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=15,
     name="two-heads",
-    statement="For two components of equal norm, two softmax heads over an infinite prompt are "
-    "the Bayes denoiser.",
+    statement="For two components whose means have equal norms, two softmax heads over an "
+    "infinite prompt can be the Bayes denoiser.",
     reference="Theorem 4.1, Appendix C.5",
     decide=decide,
 )

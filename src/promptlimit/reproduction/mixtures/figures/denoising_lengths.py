@@ -45,12 +45,12 @@ FIGURE = Figure(
     name="denoising_lengths",
     title="How far denoisers are from Bayes",
     reference="section 4, at finite prompts",
-    caption="Exact excess E|f − f*|² over Bayes at the law of Figure 2 against the length of the "
-    "prompt; no prompt is drawn. The layer of Proposition 4.4 and the two heads of Theorem "
-    "4.1 are Bayes at infinite length and far from it at a thousand tokens. The best layer "
-    "of the same shape (left out of a quick run) has a cooler gate: its gate u, gain v and "
-    "residual c on the right, with those of infinite prompts dashed. Linear attention never "
-    "goes below the upper level, nine tenths of which a constant would remove: the lower "
-    "level is the best affine map.",
+    caption=r"Exact excess $\mathbb{E}{|f - f^*|}^2$ over the Bayes denoiser $f^*$ at the law of "
+    "Figure 2, against the prompt length; no prompt is drawn. The layer of Proposition 4.4 and "
+    "the two heads of Theorem 4.1 are Bayes at infinite length and far from it at a thousand "
+    "tokens. The best layer of the same shape (omitted in a quick run) has a softer gate; the "
+    "right panel shows its gate $u$, gain $v$ and residual $c$, with the values for infinite "
+    "prompts dashed. Linear attention never goes below the upper level. An intercept would "
+    "remove nine tenths of that excess: the lower level is the best affine map.",
     compute=compute,
 )

@@ -31,9 +31,10 @@ def compute(name: StartName, setting: Setting) -> dict[str, np.ndarray]:
 
 
 _PROTOCOL = (
-    "d = 20, m = ±e₁, Γ = I, π = 1/2, rate 1e-2, infinite prompts; thin lines are runs, thick ones "
-    "their mean. The preprint does not state batch, steps and seeds: three batches are shown, "
-    "10,000 steps, three starts, and dashed the exact gradient from the first of them"
+    r"$d = 20$, means $\pm e_1$, $\Gamma = I$, $\pi = 1/2$, learning rate $10^{-2}$, infinite "
+    "prompts. Thin lines are runs, thick lines their means. The preprint does not state batch "
+    "size, steps and seeds: shown are three batch sizes, 10,000 steps and three starts; dashed, "
+    "descent by the exact gradient from the first of them"
 )
 
 FIGURES = (
@@ -41,9 +42,10 @@ FIGURES = (
         name="gaussian_starts",
         title="Training from Gaussian starts",
         reference="Figure 4",
-        caption="Excess logistic risk over Bayes when all entries start standard normal: "
-        f"{_PROTOCOL}, which has no plateau. How hard these starts are depends on the batch: with "
-        "one query a step the excess stays above 0.05, with 128 it is about a hundred times lower.",
+        caption="Excess logistic risk over Bayes when all entries are standard normal at the "
+        f"start: {_PROTOCOL}, which has no plateau. How hard these starts are depends on the "
+        "batch size: with one query per step the excess stays above 0.05, with 128 it is about "
+        "a hundred times smaller.",
         compute=partial(compute, "gaussian"),
         section="paper",
     ),
@@ -51,8 +53,9 @@ FIGURES = (
         name="structured_starts",
         title="Training from structured starts",
         reference="Figure 5",
-        caption="The same from U₁₁ = 0, u₁₂ = 0, v₂₂ = 0 and v₂₁ ~ N(0, I), the starts of Theorem "
-        f"3.6: {_PROTOCOL}. Where each curve levels off is the noise of its batch.",
+        caption="Excess logistic risk over Bayes from $U_{11} = 0$, $u_{12} = 0$, "
+        r"$v_{22} = 0$ and $v_{21} \sim \mathcal{N}(0, I)$, the starts of Theorem 3.6: "
+        f"{_PROTOCOL}. Each curve levels off at the noise of its batch.",
         compute=partial(compute, "structured"),
         section="paper",
     ),

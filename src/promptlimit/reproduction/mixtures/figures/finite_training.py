@@ -56,12 +56,12 @@ FIGURE = Figure(
     name="finite_training",
     title="Training at finite length finds the cooler gate",
     reference="derived here",
-    caption="Prompts of 100 tokens of the law of Figure 2, turned anew for each prompt, so that a "
-    "layer cz + vA with gate u keeps its shape. Lines: the exact gradient flow, no prompt "
-    "drawn (left out of a quick run); dots: gradient descent on 64 fresh prompts a step, rate "
-    "0.002, gradient clipped "
-    "at 10 (the paper's protocol; its batch is not stated). From a small start and from the "
-    "layer that is Bayes at infinite length both end at the best layer of this length "
-    "(dashed), with u = 0.39. Early on from the small start the clipping holds descent back.",
+    caption="Training on prompts of 100 tokens from the law of Figure 2, rotated at random for "
+    "each prompt, so that a layer $cz + vA$ with gate $u$ keeps its form. Lines: the exact "
+    "gradient flow, without drawing prompts (omitted in a quick run). Dots: gradient descent on "
+    "64 fresh prompts per step at rate 0.002, with gradients clipped at norm 10 (the protocol "
+    "of the paper, which does not state its batch size). From a small start and from the layer "
+    "that is Bayes at infinite length, both end at the best layer of this length (dashed), with "
+    "$u = 0.39$. Early on, clipping slows descent from the small start.",
     compute=compute,
 )

@@ -34,11 +34,11 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:  # noqa: ARG001  # nothi
 FIGURE = Figure(
     name="figure_3",
     title="Iterated denoising has one limit or two",
-    caption="The Bayes denoiser of the points ±(0, 3), γ = 0, applied again and again from a grid "
-    "of queries. While ξ < 3 each half plane has an attractor ±u(0, 3) with u = tanh(9u/ξ²), short "
-    "of the point itself; from ξ = 3 on everything tends to the midpoint. The first step already "
-    "lies on the line through the points. The preprint does not state the ξ of its panels: here "
-    "2.5 and 4.",
+    caption=r"The Bayes denoiser of the points $\pm(0, 3)$ with $\gamma = 0$, applied repeatedly "
+    r"from a grid of queries. While $\xi < 3$, each half plane has an attractor $\pm u(0, 3)$ "
+    r"with $u = \tanh(9u/\xi^2)$, closer to the midpoint than the point itself. From $\xi = 3$ "
+    "on, every query tends to the midpoint. After one step all queries lie on the line through "
+    r"the points. The preprint does not state $\xi$ for its panels; here it is 2.5 and 4.",
     compute=compute,
     section="paper",
     reference="Figure 3",

@@ -19,11 +19,12 @@ FIGURE = Figure(
     name="minimiser_distances",
     title="Back to one family of minimisers, not to the other",
     reference="Figure 1",
-    caption="Distance of gradient flow from the minimisers it started beside, moved by noise of "
-    "1e-6 (d = 2, π = 0.6). Where r = 0 it falls exponentially (Theorem 3.5), down to rounding; at "
-    "a constant gate d directions are flat to fourth order, and at this size do not move: what is "
-    "left of the noise stays. The flow stands for ten million steps of 1e-4. The preprint leaves "
-    "open u₁₂ of the first point, here (10, 10), the number of steps and the seeds.",
+    caption="Distance of gradient flow from the family of minimisers near which it started, "
+    r"after noise of size $10^{-6}$ was added ($d = 2$, $\pi = 0.6$). Where $r = 0$ the distance "
+    "falls exponentially (Theorem 3.5), down to rounding error. At a constant gate, $d$ "
+    "directions are flat to fourth order, and noise of this size in them does not decay. The "
+    "flow replaces ten million steps of $10^{-4}$. The preprint does not state $u_{12}$ of the "
+    "first point, here $(10, 10)$, the number of steps and the seeds.",
     compute=compute,
     section="paper",
 )

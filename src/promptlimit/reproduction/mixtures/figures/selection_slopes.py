@@ -53,10 +53,11 @@ FIGURE = Figure(
     name="selection_slopes",
     title="The golden-ratio exponent, and why fits miss it",
     reference="derived here",
-    caption="A head with the gate of Bayes over noisy prompts has sharpness 1 or more, so that its "
-    "excess falls like L to the power −0.618 at best, whatever the dimension, the means and "
-    "the noise. Dots: local slopes of the exact excess at the law of Figure 2. Curve: the "
-    "law with the query's mean and dimension in it; over practical lengths it reads 0.44. "
-    "Over clean prompts the same gate has sharpness √(1/5) and the excess falls like 1/L.",
+    caption="Over noisy prompts a head with the gate of the Bayes denoiser has sharpness 1 or "
+    "more, so that its excess falls at best like $L^{-0.618}$, for every dimension, means and "
+    "noise. Dots: local slopes of the exact excess at the law of Figure 2. Curve: the predicted "
+    "slope, including the effect of the query's mean and of the dimension; over practical "
+    r"lengths it is about 0.44. Over clean prompts the same gate has sharpness $\sqrt{1/5}$, and "
+    "the excess falls like $1/L$.",
     compute=compute,
 )

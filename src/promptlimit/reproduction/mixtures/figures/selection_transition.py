@@ -38,11 +38,11 @@ FIGURE = Figure(
     name="selection_transition",
     title="Selection switches on",
     reference="derived here",
-    caption="Weights that may know the law of Figure 2: least excess over values and residual "
-    "against the gate u along the line between the means, exactly. Without a gate (u = 0, "
-    "an affine map with the prompt's mean) is a local minimum at every length, and the "
-    "least one up to the length named; beyond it a gated head wins at once with u near "
-    "0.44, a transition of first order. Which of the two a training run finds depends on "
-    "its start.",
+    caption="A head that may be adapted to the fixed law of Figure 2: its least excess over "
+    "values and residual, computed exactly, against the gate $u$ along the line between the "
+    "means. The head without a gate ($u = 0$, an affine map with the mean of the prompt) is a "
+    "local minimum at every length, and the global one up to the length in the title. Beyond it "
+    "a gated head with $u$ near 0.44 is better at once, as in a first-order transition. Which "
+    "of the two a training run finds depends on its start.",
     compute=compute,
 )
