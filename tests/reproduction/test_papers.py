@@ -13,6 +13,7 @@ import pytest
 from promptlimit.claims import ReportFolder
 from promptlimit.errors import InputFileError
 from promptlimit.reporting import FORMATS, QUICK_FORMATS
+from promptlimit.reporting.page._numbers import formula
 from promptlimit.reproduction import Setting, _pictures, paper_at, papers, write_pages
 from promptlimit.reproduction._pictures import drawn_figure
 from promptlimit.reproduction.large_prompt import PAPER
@@ -83,6 +84,14 @@ def test_every_figure_has_a_drawing_and_every_drawing_a_figure() -> None:
         assert len({item.name for item in (*paper.claims, *paper.figures)}) == len(
             paper.claims
         ) + len(paper.figures)
+
+
+def test_every_formula_in_the_words_of_the_papers_becomes_mathml() -> None:
+    for paper in papers():
+        words = [paper.summary, *(figure.caption for figure in paper.figures)]
+        words += [text for claim in paper.claims for text in (claim.statement, claim.evidence)]
+        for text in words:
+            assert not {"$", "\\"} & set(formula(text)), text
 
 
 def test_a_paper_without_a_study_has_no_parts(coins: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from commit import commit_seed
 from promptlimit.reporting import QUICK_FORMATS
+from promptlimit.reporting.page._numbers import formula
 from promptlimit.reproduction import papers
 
 SEED = commit_seed()  # every commit tries another one
@@ -89,6 +90,12 @@ def test_every_claim_has_a_control_and_every_check_a_basis(quick: Reproduced) ->
         if claim["verdict"] != UNDECIDED:
             assert any(check["role"] == "control" for check in claim["checks"]), claim["name"]
             assert all(check["basis"] for check in claim["checks"]), claim["name"]
+
+
+def test_every_formula_in_the_words_of_a_check_becomes_mathml(quick: Reproduced) -> None:
+    for claim in quick.printed["claims"]:
+        for text in (check[key] for check in claim["checks"] for key in ("name", "basis")):
+            assert not {"$", "\\"} & set(formula(text)), text
 
 
 def test_the_false_alarm_levels_of_a_run_add_up_to_less_than_1e_4(quick: Reproduced) -> None:

@@ -6,6 +6,7 @@ statement at `LEVEL`. The levels of all checks of a run add up to less than 1e-4
 (`tests/reproduction` counts them), and the negative controls show that the checks have power.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
@@ -16,6 +17,8 @@ from promptlimit.claims import Check
 
 LEVEL = 1e-6
 """The probability that a statistical check fails although the statement is true."""
+
+LEVEL_FORMULA = f"$10^{{{math.log10(LEVEL):.0f}}}$"
 
 SKEWNESS = 10.0
 """Allowance for skewness: quantiles are those of the normal law at `LEVEL / SKEWNESS`.
@@ -56,7 +59,7 @@ def within_errors(name: str, distances: Iterable[float], *, role: Role = "statem
         critical_distance(looks.size),
         role=role,
         error=1.0,
-        basis=f"level {LEVEL:g}, {looks.size} comparison{'s' * (looks.size > 1)}",
+        basis=f"level {LEVEL_FORMULA}, {looks.size} comparison{'s' * (looks.size > 1)}",
         false_alarm=LEVEL,
     )
 
@@ -102,7 +105,7 @@ def share_at_least(
         ">=",
         share,
         role=role,
-        basis=f"one-sided Clopper-Pearson interval at level {LEVEL:g}",
+        basis=f"one-sided Clopper-Pearson interval at level {LEVEL_FORMULA}",
         false_alarm=LEVEL,
     )
 

@@ -7,8 +7,9 @@ import re
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 
-_FUNCTION = re.compile(r"\\(?:ln|log|tanh)(?= )")
-"""A function before its argument, between which the converter leaves no space."""
+_BEFORE_FUNCTION = re.compile(r"(?<=[\w)}]) ?(?=\\(?:ln|log|tanh)\b)")
+_FUNCTION = re.compile(r"\\(?:ln|log|tanh)\b(?! ?(?:[(^_]|$))")
+"""Functions before an argument without parentheses; the converter leaves no space around them."""
 
 
 def measured(value: float, error: float | None) -> Markup:
@@ -71,7 +72,7 @@ def formula(text: str) -> Markup:
 
 @functools.cache
 def _mathml(tex: str) -> Markup:
-    spaced = _FUNCTION.sub(r"\g<0>\,", tex)
+    spaced = _FUNCTION.sub(r"\g<0>\,", _BEFORE_FUNCTION.sub(r"\,", tex))
     try:
         return Markup(convert(spaced))  # noqa: S704  # the converter escapes what it writes
     except Exception:  # text from a file may be any; the converter has no common error class

@@ -7,7 +7,7 @@ PAPER = Paper(
     title="Attention through Depth",
     citation="Castin, Ablin, Carrillo and Peyré 2025 (continuous depth); von Oswald et al. 2023, "
     "Ahn, Cheng, Daneshmand and Sra 2023, and Bordelon, Letey and Pehlevan 2025 (regression in "
-    "depth); what is derived here says so",
+    "depth); results derived here are marked as such",
     link="https://arxiv.org/abs/2501.18322",
     summary="In continuous depth, softmax attention moves the covariance of Gaussian tokens along "
     "a flow with a closed form. The flow of an infinite prompt can blow up at a finite depth; that "

@@ -65,12 +65,12 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=r"theory: at most $2 \cdot 2$ over $10^6/2$",
         ),
         Check(
-            r"$U + U^\top \prec 0$: largest variance of the solved flow at $t = 1000$",
+            r"$U + U^\top$ negative definite: largest variance of the solved flow at $t = 1000$",
             max(grown),
             "<=",
             2e-3,
             role="control",
-            basis=r"theory: $t\,G(t) \preceq (-U - U^\top)^{-1}$, whose eigenvalues are at most "
+            basis=r"theory: $t\,G(t) \le ({-U} - U^\top)^{-1}$, whose eigenvalues are at most "
             "1; margin 2",
         ),
     ]

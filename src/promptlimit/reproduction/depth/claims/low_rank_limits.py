@@ -53,7 +53,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             r"$3 \times 10^{-7}$, and rounding error of $10^{-8}$; margin 3",
         ),
         Check(
-            r"$B \prec 0$: largest distance of $t\,G(t)$ from $(-B)^{-1}$",
+            r"$B$ negative definite: largest distance of $t\,G(t)$ from $({-B})^{-1}$",
             max(inverses),
             "<=",
             1e-6,
@@ -75,11 +75,12 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=3,
     name="low-rank-limits",
-    statement=r"Let $V = I$ and $B = U + U^\top \preceq 0$. The covariance tends to "
-    r"$\sqrt{G_0}\,P\sqrt{G_0}$, where $P$ projects on the kernel of $\sqrt{G_0}\,B\sqrt{G_0}$; "
-    r"its rank is $d - \mathrm{rank}(B)$, which is $\lceil d/2 \rceil$ if $U = K^\top Q$ with "
-    r"$K = -Q$ of $\lfloor d/2 \rfloor$ rows. If $B \prec 0$, then $t\,G(t)$ tends to "
-    "$(-B)^{-1}$ for every $G_0$ (derived here).",
+    statement=r"Let $V = I$ and let $B = U + U^\top$ be negative semidefinite. The covariance "
+    r"tends to $\sqrt{G_0}\,P\sqrt{G_0}$, where $P$ projects on the kernel of "
+    r"$\sqrt{G_0}\,B\sqrt{G_0}$; its rank is $d - \mathrm{rank}(B)$, which is "
+    r"$\lceil d/2 \rceil$ if $U = K^\top Q$ with $K = {-Q}$ of $\lfloor d/2 \rfloor$ rows. If "
+    r"$B$ is negative definite, then $t\,G(t)$ tends to $({-B})^{-1}$ for every $G_0$ (derived "
+    "here).",
     reference="Castin et al. 2025, low-rank limits",
     decide=decide,
 )

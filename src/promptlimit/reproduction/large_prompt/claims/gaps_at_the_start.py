@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.reproduction import Check, Claim, Setting
-from promptlimit.reproduction._statistics import LEVEL, critical_distance
+from promptlimit.reproduction._statistics import LEVEL, LEVEL_FORMULA, critical_distance
 from promptlimit.reproduction.large_prompt._start_gap import population_gradient_gap
 from promptlimit.reproduction.large_prompt.protocol import protocol_task
 from promptlimit.reproduction.large_prompt.study import (
@@ -46,7 +46,7 @@ def slope_checks(setting: Setting, law: str, name: str) -> list[Check]:
             "<=",
             0.2 + critical_distance() * slope_error,
             error=slope_error,
-            basis=f"{corrections} of a fifth, plus standard errors at level {LEVEL:g}",
+            basis=f"{corrections} of a fifth, plus standard errors at level {LEVEL_FORMULA}",
             false_alarm=LEVEL,
         ),
         Check(

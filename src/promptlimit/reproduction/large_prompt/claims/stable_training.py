@@ -6,7 +6,7 @@ import numpy as np
 from scipy.stats import binom
 
 from promptlimit.reproduction import Check, Claim, Setting
-from promptlimit.reproduction._statistics import LEVEL
+from promptlimit.reproduction._statistics import LEVEL, LEVEL_FORMULA
 from promptlimit.reproduction.large_prompt.study import ensemble
 
 _LENGTH = 1000
@@ -23,7 +23,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     softmax, linear = converging(setting)
     for_softmax, for_linear = int((softmax & ~linear).sum()), int((linear & ~softmax).sum())
     apart = for_softmax + for_linear
-    level = f"a sign test at level {LEVEL:g}"
+    level = f"a sign test at level {LEVEL_FORMULA}"
     return [
         Check(
             "starts that converge for softmax attention alone minus those that converge for "

@@ -35,7 +35,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         "log_partition", math.log(length) + 0.5 * sigma**2
     )
     name = (
-        rf"$\sigma = {sigma:g}$, $L = {length}$: $\ln\,\mathbb{{E}}Z$ instead of "
+        rf"$\sigma = {sigma:g}$, $L = {length}$: $\ln \mathbb{{E}}Z$ instead of "
         r"$\mathbb{E}\ln Z$"
     )
     return [*checks, beyond_errors(name, annealed)]

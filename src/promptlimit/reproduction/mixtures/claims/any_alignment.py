@@ -93,9 +93,9 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=2,
     name="any-alignment",
-    statement="For every positive alignment $a(z, z')$ of query and token, attention over a "
-    r"mixture $\sum_k \pi_k\mu_k$ is the weighted mean of the attentions over its components "
-    r"$\mu_k$, with weights proportional to $\pi_k\int a(z, z')\,d\mu_k(z')$.",
+    statement="For every positive alignment $a(z, y)$ of a query $z$ and a token $y$, attention "
+    r"over a mixture $\sum_k \pi_k\mu_k$ is the weighted mean of the attentions over its "
+    r"components $\mu_k$, with weights proportional to $\pi_k\int a(z, y)\,d\mu_k(y)$.",
     reference="Appendix A.2",
     decide=decide,
 )

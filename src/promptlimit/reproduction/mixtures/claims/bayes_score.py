@@ -86,7 +86,8 @@ CLAIM = Claim(
     statement=r"For two Gaussian classes with means $m_1$, $m_{-1}$, covariance $\Gamma$ and "
     "prior log-odds $s_0$, the logistic risk has one minimiser, the score "
     r"$\langle w^*, x\rangle + b^*$ with $w^* = \Gamma^{-1}(m_1 - m_{-1})$ and "
-    r"$b^* = s_0 - (\langle m_1, \Gamma^{-1}m_1\rangle - \langle m_{-1}, \Gamma^{-1}m_{-1}\rangle)/2$. "
+    r"$b^* = s_0 - (\langle m_1, \Gamma^{-1}m_1\rangle "
+    r"- \langle m_{-1}, \Gamma^{-1}m_{-1}\rangle)/2$. "
     "One softmax head over an infinite prompt attains this score.",
     reference="(5), Appendices B.2 and B.4",
     decide=decide,

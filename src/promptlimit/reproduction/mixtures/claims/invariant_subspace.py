@@ -113,11 +113,12 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=12,
     name="invariant-subspace",
-    statement=r"For opposite means $m_1 = -m_{-1} = m$ and $\pi = 1/2$, let $\mathcal{K}$ be the "
-    r"span of all $\Gamma^km$ with $k \ge 0$. With the blocks of claim 3, gradient flow "
-    r"preserves the set of heads with $u_{12} = 0$, $v_{22} = 0$, $v_{21} \perp \mathcal{K}$ and "
-    r"$U_{11} = 0$ on $\mathcal{K}$; on it the flow conserves ${\|U_{11}\|}^2 - {|v_{21}|}^2$ "
-    r"and converges exponentially from $U_{11} = 0$, $v_{21} \ne 0$.",
+    statement=r"For opposite means $m_1 = {-m_{-1}} = m$ and $\pi = 1/2$, let $\mathcal{K}$ be "
+    r"the span of all $\Gamma^km$ with $k \ge 0$. With the blocks of claim 3, gradient flow "
+    "preserves the set of heads with $u_{12} = 0$, $v_{22} = 0$, $v_{21}$ perpendicular to "
+    r"$\mathcal{K}$ and $U_{11} = 0$ on $\mathcal{K}$; on it the flow conserves "
+    r"${\|U_{11}\|}^2 - {|v_{21}|}^2$ and converges exponentially from $U_{11} = 0$, "
+    r"$v_{21} \ne 0$.",
     reference="Theorem 3.6",
     decide=decide,
 )

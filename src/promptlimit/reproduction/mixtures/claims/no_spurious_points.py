@@ -1,5 +1,6 @@
 """Claim 5: in effective coordinates every critical point is a minimiser."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -45,7 +46,7 @@ def decide(setting: Setting) -> Sequence[Check]:
         if np.linalg.norm(C1.slope(end)) <= _FLAT and np.linalg.norm(end) <= _NEAR
     ]
     first = [start for start in starts if np.linalg.norm(C1.slope(start)) <= _FLAT]
-    name = f"searches that end where the gradient is below {_FLAT:g}"
+    name = f"searches that end where the gradient is below $10^{{{math.log10(_FLAT):.0f}}}$"
     return [
         share_at_least(name, len(points), len(ends), 0.9),
         Check(

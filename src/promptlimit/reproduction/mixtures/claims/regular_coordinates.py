@@ -69,7 +69,7 @@ CLAIM = Claim(
     name="regular-coordinates",
     statement="The map from the parameters of a head to the effective coordinates "
     "$(w, b, r, s)$ of claim 3 has a derivative of full rank $2d + 2$ if and only if "
-    r"$m_1 \ne -m_{-1}$ and $v_{21} \ne 0$.",
+    r"$m_1 \ne {-m_{-1}}$ and $v_{21} \ne 0$.",
     reference="Lemma 3.2",
     decide=decide,
 )

@@ -128,7 +128,7 @@ def _arrived(when: str, excesses: Sequence[float]) -> Check:
 CLAIM = Claim(
     number=7,
     name="strict-saddles",
-    statement=r"If $m_1 \ne -m_{-1}$, every critical point of the risk as a function of the "
+    statement=r"If $m_1 \ne {-m_{-1}}$, every critical point of the risk as a function of the "
     r"parameters is a global minimiser or a strict saddle. For balanced classes ($\pi = 1/2$) "
     "this hypothesis is not needed: the statement is also true of opposite means (derived "
     "here).",
