@@ -58,7 +58,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=r"theory: at most $10^{-6} \cdot 2 \cdot 2\sqrt{d - 1}$ over $1/2$",
         ),
         Check(
-            "largest ratio of the second eigenvalue of $G(t)$ to the first, at the same time",
+            "largest ratio of the second eigenvalue of $G(t)$ to the first, at $t = t^* - 10^{-6}$",
             max(seconds),
             "<=",
             8e-6,

@@ -40,7 +40,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             "flow; margin 100",
         ),
         Check(
-            "$V = -I$, $d = 1$: the same distance at $t = 0.3$",
+            "$V = {-I}$, $d = 1$: distance of the solved flow from the formula for $V = I$, at "
+            "$t = 0.3$",
             other[0],
             ">=",
             0.4,

@@ -35,7 +35,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the statement's 0, with an allowance of a thousandth for the approach",
         ),
         Check(
-            "the same for the best polynomials",
+            "with noise: largest excess of the best polynomials over the Bayes risk, relative "
+            "to the Bayes risk above the noise",
             max(polynomials),
             "<=",
             0.02,
@@ -43,7 +44,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="stated: a third of what is allowed for the layers",
         ),
         Check(
-            "the same for the layers",
+            f"with noise: largest excess of {depth} layers over the Bayes risk, relative to the "
+            "Bayes risk above the noise",
             max(steps),
             "<=",
             0.06,
@@ -59,7 +61,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="a thousandth of the noise variance 0.1 of the other task",
         ),
         Check(
-            "with noise: smallest relative excess of a single layer",
+            "with noise: smallest excess of a single layer over the Bayes risk, relative to the "
+            "Bayes risk above the noise",
             min(shallow),
             ">=",
             1.0,

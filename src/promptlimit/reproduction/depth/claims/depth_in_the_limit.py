@@ -43,14 +43,15 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="rounding error, squared: residuals of $10^{-15}$; margin 1000 before squaring",
         ),
         Check(
-            "the same for three softmax layers",
+            "rotated covariance with spectrum $(1, 1/2, 1/4)$: excess of three softmax layers",
             softmax,
             "<=",
             1e-24,
             basis="as above",
         ),
         Check(
-            "the same for the best two linear layers",
+            "rotated covariance with spectrum $(1, 1/2, 1/4)$: excess of the best two linear "
+            "layers",
             two,
             ">=",
             0.01,

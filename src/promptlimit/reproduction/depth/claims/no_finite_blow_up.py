@@ -35,7 +35,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="theory: 1; the solver's $10^{-6}$, margin 10",
         ),
         Check(
-            "variance of the tokens at $t = 2t^*$ over the square of that bound",
+            r"variance of the tokens at $t = 2t^*$ over the square of $e^{{\|V\|}t}$ times the "
+            "largest token at $t = 0$",
             max(finite),
             "<=",
             1.0 + 1e-5,

@@ -53,7 +53,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="theory: corrections of order $1/t = 10^{-5}$; solver $10^{-10}$; margin 100",
         ),
         Check(
-            "$K = 3$, equal steps: distance of that slope from $-3/2$",
+            "$K = 3$, equal steps: distance of the log-log slope of the risk from $-3/2$",
             abs(slopes[1] + 1.5),
             "<=",
             1e-3,
@@ -75,8 +75,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="theory: of order $e_2^2/(e_1^2 - e_2^2)$ at $t = 5$, a few hundredths",
         ),
         Check(
-            r"risk of the stack with these steps compared with $\frac{1}{2}e_1^2e_2^2$: relative "
-            "difference",
+            r"$K = 2$, unequal steps: risk of the stack compared with $\frac{1}{2}e_1^2e_2^2$, "
+            "relative difference",
             abs(known / risks[1] - 1),
             "<=",
             1e-9,

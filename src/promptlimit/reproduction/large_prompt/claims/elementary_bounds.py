@@ -124,8 +124,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="rounding error, with a margin of $10^5$",
         ),
         Check(
-            "the first ratio for tokens of mean $(1, 1, 1)$, which are not centred, at a small "
-            "query",
+            r"ratio of ${|T[\mu](z)|}$ to its bound for tokens of mean $(1, 1, 1)$, which are "
+            "not centred, at a small query",
             _shifted_over_bound(),
             ">=",
             1.0,
@@ -133,7 +133,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the bound itself",
         ),
         Check(
-            r"the second ratio with the smaller bound $2\sigma^2\ln L$",
+            r"largest ratio of $\mathbb{E}\max_i{|z_i|}^2$ to the smaller value $2\sigma^2\ln L$",
             max(_token_ratios(2.0, 0.0)),
             ">=",
             1.0,

@@ -28,7 +28,13 @@ def decide(setting: Setting) -> Sequence[Check]:
             _MOST,
         ),
         rejected(
-            share_at_least("the same after 1,000 steps, which are too few", early, count, _MOST)
+            share_at_least(
+                "converging starts with at most a twentieth of the initial excess "
+                "risk left after only 1,000 steps, for both heads at every length",
+                early,
+                count,
+                _MOST,
+            )
         ),
     ]
 

@@ -78,14 +78,15 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=r"the statement, for one $\varepsilon$",
         ),
         Check(
-            "that difference of final risks: largest ratio from one length to the next",
+            "final risk above that of the infinite-prompt flow: largest ratio from one length "
+            "to the next",
             float((excess[1:] / excess[:-1]).max()),
             "<=",
             0.5,
             basis="the statement, with a margin of a half",
         ),
         Check(
-            "largest ratio of the distance to a thousandth of that bound",
+            "largest ratio of the distance between the flows to a thousandth of its bound",
             1e3 * max(outside),
             ">=",
             1.0,
@@ -103,8 +104,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             "order one",
         ),
         Check(
-            r"final risk at $L = 10$, too short for that $\varepsilon$, above that of the "
-            "infinite-prompt flow",
+            "final risk at $L = 10$, which is too short, above that of the infinite-prompt "
+            rf"flow, for $\varepsilon = {_EXCESS}$",
             float(excess[0]),
             ">=",
             _EXCESS,

@@ -48,7 +48,8 @@ def _with_covariance(
             basis=r"the statement, for one $\varepsilon$",
         ),
         Check(
-            f"{name}: relative change of $L$ times that excess from $L = 1000$ to $10^4$",
+            f"{name}: relative change of $L$ times the excess over the Bayes risk, from "
+            "$L = 1000$ to $10^4$",
             abs(float(LENGTHS[-1] * excess[-1] / (LENGTHS[-2] * excess[-2])) - 1),
             "<=",
             0.2,

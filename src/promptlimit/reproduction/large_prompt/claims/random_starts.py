@@ -39,14 +39,15 @@ def decide(setting: Setting) -> Sequence[Check]:
             _EVERY,
         ),
         share_at_least(
-            "the same at $L = 40$ alone",
+            "random starts that end within a tenth of the least excess, for both heads at $L = 40$",
             int(converged[:, middle].all(axis=0).sum()),
             count,
             _MOST,
             role="amended",
         ),
         share_at_least(
-            "the same at every length",
+            "random starts that end within a tenth of the least excess, for both heads at every "
+            "length",
             int(converged.all(axis=(0, 1)).sum()),
             count,
             _SOME,
@@ -62,8 +63,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="a margin of a tenth, as in the definition of convergence",
         ),
         Check(
-            "the same ratio for every start in the figures: smallest value, since none should "
-            "end below the block start",
+            "excess reached from any start in the figures over that from the block start: "
+            "smallest ratio",
             float(followed.min()),
             ">=",
             0.99,

@@ -45,8 +45,8 @@ def order_checks(final: Ends, name: str, narrowing_from: int = 10) -> list[Check
             basis="the statement, with a margin of a hundredth of the noise",
         ),
         Check(
-            f"{name}: that difference, largest ratio from one length to the next, from "
-            f"$L = {since}$ on",
+            f"{name}: risk of softmax minus that of linear attention, largest ratio from one "
+            f"length to the next, from $L = {since}$ on",
             float((falling[1:] / falling[:-1]).max()),
             "<=",
             0.99,

@@ -42,8 +42,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=level,
         ),
         Check(
-            "smallest p-value that so many starts could give; if it is above the level, they "
-            "are too few to decide",
+            "smallest p-value that a sign test could give with so few starts for which the "
+            "heads differ",
             0.5**apart,
             "<=",
             LEVEL,

@@ -42,14 +42,15 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=fallen,
         ),
         Check(
-            "largest ratio of either from one length to the next",
+            "largest gap of the risk or of its gradient on a ball: largest ratio from one "
+            "length to the next",
             float(max((risks[1:] / risks[:-1]).max(), (slopes[1:] / slopes[:-1]).max())),
             "<=",
             0.9,
             basis="the statement, with a margin of a tenth",
         ),
         Check(
-            "gradient gap at $L = 10$ on a ball four times as wide, over that on the ball",
+            "largest gradient gap at $L = 10$: ratio of a ball four times as wide to the ball",
             wide.gradient / gaps[0].gradient,
             ">=",
             4.0,

@@ -52,7 +52,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="as above; the variance is a difference of two terms that are ten times larger",
         ),
         Check(
-            "the first comparison without $S_2$",
+            r"$\frac{d}{d\sigma}\mathbb{E}\ln Z$ compared with $\sigma$, without $S_2$: largest "
+            "relative difference",
             without,
             ">=",
             0.1,

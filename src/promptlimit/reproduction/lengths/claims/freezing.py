@@ -55,8 +55,8 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is d
             basis="beyond freezing a bounded number of tokens shares the attention; stated margin",
         ),
         Check(
-            "at the same length: ratio of the effective number of tokens under the square-root "
-            "rule to that under YaRN",
+            r"$\sigma = 3$, at 30 times the freezing length of YaRN: ratio of the effective "
+            "number of tokens under the square-root rule to that under YaRN",
             tokens[1] / tokens[0],
             ">=",
             8.0,

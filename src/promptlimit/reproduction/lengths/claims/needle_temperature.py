@@ -41,7 +41,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the 1.5% of the statement",
         ),
         Check(
-            "exact roots: the same",
+            "exact roots: largest relative error of the weight",
             max(by_root),
             "<=",
             1e-10,

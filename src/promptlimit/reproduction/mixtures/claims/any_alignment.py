@@ -83,8 +83,8 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         within_errors(f"formula compared with one prompt of {length:,} tokens", right),
         beyond_errors(
-            r"shares fixed at the weights $\pi_k$ of the components, compared with "
-            "that prompt",
+            r"shares fixed at the weights $\pi_k$ of the components, compared with one prompt of "
+            f"{length:,} tokens",
             frozen.max(),
         ),
     ]

@@ -69,8 +69,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="theory: positive; stated margin",
         ),
         Check(
-            "norm of the gradient of the squared loss there; the target of that loss is "
-            r"$2\eta - 1$",
+            r"norm of the gradient of the squared loss, whose target is $2\eta - 1$, at the "
+            "Bayes score",
             _slope_of_squares(C1),
             ">=",
             0.1,

@@ -61,7 +61,14 @@ def decide(setting: Setting) -> Sequence[Check]:
             0.0,
             basis=count,
         ),
-        Check("the same for $d = 3$", abs(extra[1] - 3), "<=", 0.0, basis=count),
+        Check(
+            "$d = 3$: difference between $d^2 + d$ and the number of zero eigenvalues of the "
+            "Hessian",
+            abs(extra[1] - 3),
+            "<=",
+            0.0,
+            basis=count,
+        ),
         Check(
             r"${|s|}$, $\pi = 0.6$: distance of its exponent in $t$ from $-1/2$ (derived here)",
             abs(gate - 0.5),

@@ -74,7 +74,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=rounding,
         ),
         Check(
-            r"opposite means in the plane, the same head at $\gamma = 1$: excess",
+            r"$\gamma = 1$, opposite means in the plane: excess of the head that is Bayes at "
+            r"$\gamma = 0$",
             missed,
             ">=",
             1e-2,

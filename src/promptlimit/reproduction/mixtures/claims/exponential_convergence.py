@@ -42,21 +42,23 @@ def decide(setting: Setting) -> Sequence[Check]:
     _, beside = distances(C1, C1.flow(constant_gate(C1) + opened, _TIMES))
     return [
         Check(
-            "ratio of the rate of the flow to that eigenvalue, distance from 1",
+            "ratio of the rate of the flow to the least positive eigenvalue of the Hessian, "
+            "distance from 1",
             abs(_rate(distance) / least - 1.0),
             "<=",
             0.01,
             basis="theory: of the order of the distance at the start, $10^{-3}$; margin 10",
         ),
         Check(
-            "distance from the minimisers at the end",
+            "distance of the flow from the minimisers at the end",
             distance[-1],
             "<=",
             1e-8,
             basis=r"theory: $10^{-3}e^{-14} = 8 \times 10^{-10}$; margin 10",
         ),
         Check(
-            "the same distance for a start near a constant gate, which the theorem excludes",
+            "start near a constant gate, which the theorem excludes: distance of the flow from "
+            "the minimisers at the end",
             beside[-1],
             ">=",
             1e-4,

@@ -65,7 +65,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=rounding,
         ),
         Check(
-            "one shared covariance, formula without quadratic terms: the same",
+            "one shared covariance: largest distance of the formula without quadratic terms "
+            "from softmax attention",
             alike,
             "<=",
             1e-10,
@@ -73,7 +74,9 @@ def decide(setting: Setting) -> Sequence[Check]:
         ),
         within_errors(f"formula compared with one prompt of {length:,} tokens in the plane", right),
         beyond_errors(
-            r"gates fixed at the weights $\pi_k$, compared with that prompt", frozen.max()
+            rf"gates fixed at the weights $\pi_k$, compared with one prompt of {length:,} tokens "
+            "in the plane",
+            frozen.max(),
         ),
     ]
 

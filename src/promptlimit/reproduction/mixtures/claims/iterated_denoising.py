@@ -63,7 +63,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             "the limit: starts at $10^{-50}$ or more arrive",
         ),
         Check(
-            r"$\lambda = 3$: the same",
+            r"$\lambda = 3$: largest distance from $c \pm u\delta$",
             _farthest(3.0, starts, 400),
             "<=",
             1e-9,

@@ -37,7 +37,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=_COUNT,
         ),
         Check(
-            "the same with a repeated eigenvalue",
+            r"repeated eigenvalue: $d$ minus the dimension of $\mathcal{K}$",
             5 - _rank(repeated, mean, axes),
             ">=",
             1.0,
@@ -45,7 +45,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=_COUNT,
         ),
         Check(
-            "the same with $m$ perpendicular to an eigenspace",
+            r"$m$ perpendicular to an eigenspace: $d$ minus the dimension of $\mathcal{K}$",
             5 - _rank(distinct, missing, axes),
             ">=",
             1.0,

@@ -57,7 +57,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="stated margin; 1.64 by quadrature",
         ),
         Check(
-            "excess of the best single linear head, distance from that value",
+            "excess of the best single linear head, distance from the least excess of a linear map",
             abs(reached - linear),
             "<=",
             1e-10,
@@ -79,7 +79,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="theory: no linear map is closer; rounding error",
         ),
         Check(
-            "share of the least excess that an intercept removes",
+            "share of the least excess of a linear map that an intercept removes",
             1 - affine / linear,
             ">=",
             0.9,

@@ -50,7 +50,7 @@ def decide(setting: Setting) -> Sequence[Check]:
     return [
         share_at_least(name, len(points), len(ends), 0.9),
         Check(
-            "largest excess risk where they end",
+            "largest excess risk at the critical points that searches reach",
             max((C1.excess(point) for point in points), default=np.inf),
             "<=",
             1e-12,

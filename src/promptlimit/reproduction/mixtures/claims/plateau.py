@@ -59,15 +59,15 @@ def decide(setting: Setting) -> Sequence[Check]:
     bend = np.abs(np.polyval(straight, times[5:16]) - np.log(middle)).max()
     return [
         Check(
-            "first family: ratio of the distance at $t = 1000$ to that at $t = 0$",
+            "minimisers with $r = 0$: ratio of the distance at $t = 1000$ to that at $t = 0$",
             first[-1] / first[0],
             "<=",
             1e-4,
             basis="theory: $e^{-21}$, plus what the solver's $10^{-8}$ leaves; margin",
         ),
         Check(
-            "first family: largest distance of the logarithm from a straight line, $t$ from 200 "
-            "to 600",
+            "minimisers with $r = 0$: largest difference between the logarithm of the distance "
+            "and a straight line, $t$ from 200 to 600",
             bend,
             "<=",
             0.5,
@@ -75,22 +75,24 @@ def decide(setting: Setting) -> Sequence[Check]:
             "direction",
         ),
         Check(
-            "second family: ratio of the distance at $t = 1000$ to that at $t = 0$",
+            "minimisers with a constant gate: ratio of the distance at $t = 1000$ to that at "
+            "$t = 0$",
             second[-1] / second[0],
             ">=",
             0.02,
             basis=r"theory: $1.46 \cdot 0.5$ over 13, at least 0.055",
         ),
         Check(
-            "second family: ratio of the distance at $t = 1000$ to that at $t = 120$, a plateau",
+            "minimisers with a constant gate: ratio of the distance at $t = 1000$ to that at "
+            "$t = 120$, a plateau",
             second[-1] / second[3],
             ">=",
             0.9,
             basis="theory: $e^{-6}$ of the rest is left at $t = 120$; margin",
         ),
         Check(
-            "first family: ratio of the distance at $t = 1000$ to that at $t = 120$, which is "
-            "no plateau",
+            "minimisers with $r = 0$: ratio of the distance at $t = 1000$ to that at $t = 120$, "
+            "which must not be a plateau",
             first[-1] / first[3],
             "<=",
             0.5,

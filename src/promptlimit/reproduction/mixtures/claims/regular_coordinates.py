@@ -34,9 +34,19 @@ def decide(setting: Setting) -> Sequence[Check]:
     still[6:8] = 0.0
     tied = _OPPOSITE.jacobian(theta)
     return [
-        Check("$2d + 2$ minus the rank, $d = 2$", 6 - _rank(C1, theta), "<=", 0.0, basis=_COUNT),
         Check(
-            "$2d + 2$ minus the rank, $d = 3$", 8 - _rank(THREE, larger), "<=", 0.0, basis=_COUNT
+            "$d = 2$: $2d + 2$ minus the rank of the derivative",
+            6 - _rank(C1, theta),
+            "<=",
+            0.0,
+            basis=_COUNT,
+        ),
+        Check(
+            "$d = 3$: $2d + 2$ minus the rank of the derivative",
+            8 - _rank(THREE, larger),
+            "<=",
+            0.0,
+            basis=_COUNT,
         ),
         Check(
             "opposite means: largest entry of the derivative of $2b + r$, which must be 0",
@@ -46,7 +56,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="rounding error: entries of at most 10",
         ),
         Check(
-            "$d = 2$: 6 minus the rank at $v_{21} = 0$",
+            "$d = 2$, $v_{21} = 0$: 6 minus the rank of the derivative",
             6 - _rank(C1, still),
             ">=",
             1.0,
@@ -54,7 +64,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=_COUNT,
         ),
         Check(
-            "$d = 2$: 6 minus the rank for opposite means",
+            "$d = 2$, opposite means: 6 minus the rank of the derivative",
             6 - _rank(_OPPOSITE, theta),
             ">=",
             1.0,

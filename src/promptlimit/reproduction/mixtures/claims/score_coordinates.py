@@ -60,7 +60,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="rounding error: $10^{-16}$ times scores of at most 10; margin 1000",
         ),
         Check(
-            "the same with the blocks of $U$ itself, for an antisymmetric $U$",
+            "largest difference between the formula, with the blocks of $U$ itself, and "
+            "attention over the law, for an antisymmetric $U$",
             misread,
             ">=",
             0.1,

@@ -81,7 +81,7 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis="the minimiser's $10^{-12}$ times coordinates of at most 100; margin 10",
         ),
         Check(
-            "least eigenvalue of the Hessian at these saddles, the larger of the two",
+            "least eigenvalue of the Hessian at two saddles, the larger of the two",
             max(np.linalg.eigvalsh(C1.hessian(saddle))[0] for saddle in saddles),
             "<=",
             -1e-3,

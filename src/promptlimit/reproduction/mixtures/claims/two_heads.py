@@ -59,7 +59,8 @@ def decide(setting: Setting) -> Sequence[Check]:
             basis=f"{rounding}; margin $10^4$",
         ),
         Check(
-            "the same for the heads as Appendix C.5 writes them",
+            "law of Figure 2, heads as written in Appendix C.5: largest distance from the Bayes "
+            "denoiser",
             again,
             "<=",
             1e-9,
