@@ -98,8 +98,8 @@ def decide(setting: Setting) -> Sequence[Check]:
     errors = {
         rf"gradient of the log-Laplace transform compared with $Vm + V\Gamma Uz$, {what}": library,
         rf"quadrature of the definition compared with $Vm + V\Gamma Uz$, {what}": definition,
-        r"gradient of the log-Laplace transform, $\Gamma$ of rank one": singular_library,
-        r"quadrature of the definition, $\Gamma$ of rank one": singular_definition,
+        r"log-Laplace gradient compared with the formula, $\Gamma$ of rank one": singular_library,
+        r"definition compared with the formula, $\Gamma$ of rank one": singular_definition,
         f"moments of the image compared with quadrature, {what}": _image_error(rng),
     }
     return [

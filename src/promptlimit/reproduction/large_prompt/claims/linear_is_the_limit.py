@@ -43,12 +43,13 @@ def decide(setting: Setting) -> Sequence[Check]:
     with_mean = _difference(law, u, v, z)
     differences = {
         "$m = 0$: largest difference between softmax and linear attention, 20 problems": absent,
-        r"$m \ne 0$ and $Vm = 0$: largest difference": unread,
+        r"$m \ne 0$ and $Vm = 0$: largest difference between softmax and linear attention": unread,
         r"$Vm \ne 0$: difference at $z = 0$ compared with ${|Vm|}$, largest error": read,
     }
     controls = {
-        r"$Vm \ne 0$, sharpness 1: difference": with_mean,
-        "two-valued tokens, $m = 0$, sharpness 1: difference": two_valued,
+        r"$Vm \ne 0$, sharpness 1: difference between softmax and linear attention": with_mean,
+        "two-valued tokens, $m = 0$, sharpness 1: difference between softmax and linear "
+        "attention": two_valued,
     }
     return [
         *(
