@@ -117,6 +117,9 @@ def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(
     assert 'id="figure-tosses"' in page
     assert "<svg" in page
     assert f"promptlimit reproduce {coins} fair --seed 0" in page
+    _, _, problems = write_pages(ReportFolder(out))  # with the stored drawing
+    assert problems == []
+    (out / "coins" / "figures" / "tosses.svg").unlink()
     _, report, problems = write_pages(ReportFolder(out))  # by whoever does not know the paper
     assert len(report.figures) == 1
     assert problems == [

@@ -2,6 +2,7 @@
 
 import difflib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -305,12 +306,12 @@ def _check_row(check: "Check") -> tuple[str, ...]:
 
 
 def _tally(results: "Sequence[ClaimResult]") -> str:
-    """Return how many verdicts are as on record, and how many claims quick mode left undecided."""
+    """Return how many claims have each verdict, and how many verdicts are as on record."""
+    counts = Counter(result.verdict for result in results)
+    verdicts = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in _COLOURS if counts[verdict])
     decided = [result for result in results if result.decided]
     well = sum(result.as_expected for result in decided)
-    left = len(results) - len(decided)
-    undecided = f"; {left} not decided in quick mode" if left else ""
-    return f"{well} of {len(decided)} verdicts as on record{undecided}"
+    return f"{verdicts}; {well} of {len(decided)} verdicts as on record"
 
 
 def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:
