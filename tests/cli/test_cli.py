@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "promptlimit.cli", *arguments],
+        [sys.executable, "-m", "promptlimit", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -114,7 +114,7 @@ def test_debug_shows_the_traceback(here: Here) -> None:
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])
 def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "promptlimit.cli", "gap", "--help"],
+        [sys.executable, "-m", "promptlimit", "gap", "--help"],
         env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "200"},
         capture_output=True,
         check=False,
@@ -134,7 +134,7 @@ def test_doctor_finds_everything_well(here: Here) -> None:
 
 def test_doctor_explains_a_device_that_is_not_there() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "promptlimit.cli", "doctor", "--json"],
+        [sys.executable, "-m", "promptlimit", "doctor", "--json"],
         env={**os.environ, "JAX_PLATFORMS": "bogus"},
         capture_output=True,
         text=True,

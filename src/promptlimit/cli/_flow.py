@@ -13,6 +13,7 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_table,
     require_folder,
@@ -60,7 +61,7 @@ def flow(
     seed: SeedOption = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Keep trajectories, flow.json, a figure there."),
+        out_option("Keep trajectories, flow.json, a figure there."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

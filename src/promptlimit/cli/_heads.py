@@ -15,6 +15,7 @@ from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     SeedOption,
+    out_option,
     print_json,
     require_folder,
 )
@@ -110,7 +111,7 @@ def heads(
     ] = True,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Write tables, maps and figures there."),
+        out_option("Write tables, maps and figures there."),
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,

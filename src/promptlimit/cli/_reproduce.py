@@ -18,6 +18,7 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
+    out_option,
     print_error,
     print_json,
     require_folder,
@@ -64,7 +65,8 @@ def reproduce(
         ),
     ] = "exact",
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where claims and figures go.")
+        Path,
+        out_option("Where claims and figures go."),
     ] = Path("report"),
     seed: SeedOption = 0,
     seeds: Annotated[
@@ -307,7 +309,7 @@ def _check_row(check: "Check") -> tuple[str, ...]:
 
 def _tally(results: "Sequence[ClaimResult]") -> str:
     """Return how many claims have each verdict, and how many verdicts are as on record."""
-    counts = Counter(result.verdict for result in results)
+    counts = Counter[str](result.verdict for result in results)
     verdicts = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in _COLOURS if counts[verdict])
     decided = [result for result in results if result.decided]
     well = sum(result.as_expected for result in decided)

@@ -16,6 +16,7 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_note,
     print_table,
@@ -86,7 +87,7 @@ def stack(
     ] = 256,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write stack.json and the figure there."),
+        out_option("Also write stack.json and the figure there."),
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
