@@ -126,7 +126,7 @@ def _asked(
     """Return the stack of the files or of the example."""
     if bool(files) == (example is not None):
         raise UsageError(
-            "one of files or --example NAME must be given, and only one",
+            "the problem must be given in one way: files or --example NAME",
             "promptlimit stack --example softmax",
         )
     if example is not None and (prompt is not None or kernel is not None):
