@@ -259,6 +259,16 @@ def test_an_explanation_shows_the_error_that_the_call_would_raise():
     assert f"error: {raised.value}" in str(found)
 
 
+def test_a_required_length_is_explained_by_the_best_kind_available():
+    found = pl.explain(pl.required_length, HEAD, NORMAL, NORMAL, 0.1)
+    assert found.chosen is not None
+    assert (found.chosen.kind, found.error) == ("exact", None)
+    found = pl.explain(pl.required_length, HEAD, POINTS, NORMAL, 0.1, absolute=True)
+    assert found.chosen is not None
+    assert found.chosen.kind == "bound"
+    assert pl.required_length(HEAD, POINTS, NORMAL, 0.1, absolute=True).exact is None
+
+
 def test_invalid_arguments_are_errors_also_when_explained():
     with pytest.raises(ValueError, match="`lengths`"):
         pl.explain(pl.output_gap, HEAD, NORMAL, NORMAL, [10, 5])
