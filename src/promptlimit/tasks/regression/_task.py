@@ -88,7 +88,7 @@ class LinearRegression(AbstractGaussianRegression):
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
     >>> best = pl.linear_optimum(task, 40)
-    >>> print(f"{best.risk.mse:.4f}")
+    >>> print(f"{best.mse:.4f}")
     0.2398
     """
 
@@ -153,7 +153,7 @@ class RotatedRegression(AbstractGaussianRegression):
 
     >>> import math, promptlimit as pl
     >>> task = pl.RotatedRegression([1.0, 0.5, 0.25])
-    >>> print([round(pl.linear_optimum(task, math.inf, depth=K).risk.mse, 6) for K in (1, 2, 3)])
+    >>> print([round(pl.linear_optimum(task, math.inf, depth=K).mse, 6) for K in (1, 2, 3)])
     [0.239726, 0.027356, 0.0]
     """
 
