@@ -5,7 +5,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -22,9 +22,6 @@ from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
-
-Known = TypeVar("Known")
-TaskT = TypeVar("TaskT", bound=AbstractTask)
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
@@ -79,16 +76,20 @@ class AbstractObjective(eqx.Module):
         return 0.0
 
 
+Formula: TypeAlias = Callable[[Any, AbstractAttention, Float[Array, ""]], Float[Array, ""]]
+"""A risk in closed form, as a function of the task, the attention and the length."""
+
+
 class FormulaObjective(AbstractObjective):
     """A risk in closed form at one length.
 
     Attributes:
-        formula: the risk as a function of the task, the attention and the length.
+        formula: the risk.
         task: the law of prompts and queries, and the loss.
         length: $L$, the number of tokens of a prompt.
     """
 
-    formula: Callable[[Any, AbstractAttention, Array], Array] = eqx.field(static=True)
+    formula: Formula = eqx.field(static=True)
     task: AbstractTask
     length: Float[Array, ""]
 
@@ -115,6 +116,11 @@ class Objectives:
         """Return a risk in closed form."""
         return cls(lambda _sharpness, _replicate: objective, is_closed_form=True)
 
+    @classmethod
+    def formula(cls, formula: Formula, task: AbstractTask, length: float) -> "Objectives":
+        """Return a risk by a formula, at one length."""
+        return cls.closed(FormulaObjective(formula, task, to_device(length, jnp.float64)))
+
     def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
         """Return the risk over one point set."""
         return self.make(max_sharpness, replicate)
@@ -131,12 +137,13 @@ class RiskProblem:
 
     Attributes:
         attention: the attention that predicts, in double precision.
-        task: the law of prompts and queries, and the loss, in double precision.
+        task: the law of prompts and queries, and the loss, in double precision; of a class that
+            the obstacle of a rule has checked.
         lengths: the numbers of tokens of a prompt, [n].
     """
 
     attention: AbstractAttention
-    task: AbstractTask
+    task: Any
     lengths: NDArray[np.float64]
 
     @property
@@ -180,7 +187,7 @@ class BayesProblem:
         lengths: the numbers of tokens of a prompt, [n].
     """
 
-    task: AbstractTask
+    task: Any
     lengths: NDArray[np.float64]
 
     @property
@@ -198,7 +205,7 @@ class BatchProblem:
         batches: the lengths, keys and kernels.
     """
 
-    task: AbstractTask
+    task: Any
     batches: Batches
 
     @property
@@ -260,26 +267,9 @@ def on(
     return whole
 
 
-def formula_objectives(
-    problem: RiskProblem, formula: Callable[[Any, AbstractAttention, Array], Array]
-) -> list[Objectives]:
-    """Return risks in closed form, one per length of a problem."""
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [
-        Objectives.closed(FormulaObjective(formula, problem.task, length)) for length in lengths
-    ]
-
-
 def not_one_head(problem: RiskProblem) -> str | None:
     """Return the obstacle of a rule for one head."""
     return None if problem.head is not None else "the attention is not one head"
-
-
-def task_of(problem: RiskProblem | BayesProblem | BatchProblem, kind: type[TaskT]) -> TaskT:
-    """Return the task, which the obstacle of a rule guarantees to be of a class."""
-    if not isinstance(problem.task, kind):
-        raise TypeError("a rule must not compute where its obstacle holds")
-    return problem.task
 
 
 def exact_objectives(
@@ -342,12 +332,24 @@ def evaluate(objective: AbstractObjective, attention: AbstractAttention) -> Floa
     return objective(attention)
 
 
+def over_replicates(value: Callable[[int], Any], points: int) -> Estimate:
+    """Return the mean of a value over independent point sets, and its standard error.
+
+    Args:
+        value: a function of the replicate, the index of a point set.
+        points: the number of points of one set.
+    """
+    values = np.array([float(value(replicate)) for replicate in range(REPLICATES)])
+    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
+
+
 def mean_over_sets(objectives: Objectives, attention: AbstractAttention, points: int) -> Estimate:
-    """Return the mean risk over independent sets of so many points, and its error."""
-    values = np.array([float(evaluate(risk, attention)) for risk in objectives.replicates()])
-    if objectives.is_closed_form:
-        return Estimate(float(values[0]), 0.0, 0)
-    return Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
+    """Return the mean risk over independent sets of `points` points, and its error."""
+
+    def risk(replicate: int) -> float:
+        return float(evaluate(objectives(SHARPNESS_RANGES[-1], replicate), attention))
+
+    return Estimate(risk(0), 0.0, 0) if objectives.is_closed_form else over_replicates(risk, points)
 
 
 def to_tolerance(
@@ -356,7 +358,7 @@ def to_tolerance(
     """Return a mean over points, four times as many until its error is small enough.
 
     Args:
-        mean: the mean over so many points.
+        mean: a function of the number of points.
         effort: the number of points, or where None the relative error.
         first: the number of points to start with.
         largest: the number of points at which to stop.
@@ -384,25 +386,15 @@ def gradient_moments(
         changed: the risk over the first set with tables off by their error; the distance from the
             first is an error that all sets share.
     """
-    stacked = _stacked_slopes(attention, risks)
-    if len(risks) == 1:
-        return [slopes[0] for slopes in stacked], [np.zeros_like(slopes[0]) for slopes in stacked]
-    errors = [standard_error(slopes) for slopes in stacked]
-    if changed:
-        others = _stacked_slopes(attention, changed)
-        errors = [
-            error + np.abs(other - slopes[0]).sum(axis=0)
-            for error, other, slopes in zip(errors, others, stacked, strict=True)
-        ]
-    return [slopes.mean(axis=0) for slopes in stacked], errors
-
-
-def _stacked_slopes(
-    attention: AbstractAttention, risks: Sequence[AbstractObjective]
-) -> list[np.ndarray]:
-    """Return the slopes of several risks, one array [risks, ...] per matrix."""
-    rows = zip(*(_slopes(attention, risk) for risk in risks), strict=True)
-    return [np.stack([np.asarray(slope) for slope in row]) for row in rows]
+    rows = [_slopes(attention, risk) for risk in risks]
+    others = [_slopes(attention, risk) for risk in changed]
+    means, errors = [], []
+    for i in range(len(rows[0])):
+        slopes = np.stack([row[i] for row in rows])
+        error = standard_error(slopes) if len(rows) > 1 else np.zeros_like(slopes[0])
+        means.append(slopes.mean(axis=0))
+        errors.append(sum((np.abs(other[i] - slopes[0]) for other in others), error))
+    return means, errors
 
 
 @eqx.filter_jit

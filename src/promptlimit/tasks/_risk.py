@@ -1,19 +1,21 @@
-"""The risk of an attention on an in-context task, and its gradient."""
+"""The risk of an attention on a task, its gradient, the Bayes risk, and the excess over it."""
 
 import dataclasses
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import NDArray
 
 from promptlimit._arrays import numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Risk, RiskGradient
-from promptlimit.rules import Effort, OutOfScope, Rule, computes, unwrap
+from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, computes, unwrap
 from promptlimit.tasks._abstract import (
     AbstractTask,
     Batches,
@@ -23,33 +25,27 @@ from promptlimit.tasks._abstract import (
 )
 from promptlimit.tasks._problem import (
     BATCH_GRADIENT,
+    BAYES_EXCESS,
+    BAYES_RISK,
     OBJECTIVE,
     RISK,
     RISK_GRADIENT,
     USUAL_POINTS,
-    AbstractObjective,
     ArrayMoments,
     BatchProblem,
+    BayesProblem,
     Estimate,
     Objectives,
     RiskProblem,
     checked_risk_problem,
-    formula_objectives,
     gradient_moments,
     kind_of,
     mean_over_sets,
     require_lengths,
     require_points,
+    require_task,
     risk_at_lengths,
 )
-from promptlimit.tasks._simulation import (
-    RiskSimulation,
-    simulated_gradient,
-    simulated_objective,
-    simulated_risk,
-)
-
-_DEFAULT_SAMPLES = 2**14
 
 
 @computes(RISK)
@@ -102,9 +98,7 @@ def risk(
     effort = Effort(key, samples, tolerance=rtol, points=count)
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
-        rule = RISK.choose(problem, kind, effort)
-        rule, risks = RISK.compute(rule, problem, kind, effort)
-    return risk_at_lengths(risks, tokens, kind_of(rule.kind, tokens))
+        return _at_lengths(RISK, problem, tokens, kind, effort)
 
 
 @computes(RISK_GRADIENT)
@@ -158,6 +152,80 @@ def risk_gradient(
     return RiskGradient(value, error, found, tokens, np.array(counts).reshape(shape))
 
 
+@computes(BAYES_RISK)
+@numpy_only("Call it outside and pass what it returns.")
+def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
+    r"""Return the smallest risk of any predictor that sees the prompt and the query.
+
+    On `LinearRegression` it is the risk of the posterior mean of w given L labelled covariates.
+    `print(promptlimit.tasks.BAYES_RISK.table())` lists the rules; a user-defined task provides a
+    formula through its method `bayes_risk`.
+
+    Args:
+        task: the law of prompts and queries, and the loss.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+        points: of quadrature, a power of two, in each of eight replicates whose spread is the
+            error.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
+    >>> print(pl.bayes_risk(task, [10, 40]).mse.round(3))
+    [0.196 0.114]
+    """
+    require_task(task)
+    tokens, effort = require_lengths(lengths), Effort(points=require_points(points))
+    problem = BayesProblem(task, tokens.ravel())
+    return _at_lengths(BAYES_RISK, problem, tokens, "auto", effort)
+
+
+@computes(BAYES_EXCESS)
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
+def bayes_excess(
+    attention: AbstractAttention,
+    task: AbstractTask,
+    lengths: Lengths,
+    *,
+    rtol: float = 1e-3,
+    points: int | None = None,
+) -> Risk:
+    r"""Return the risk of an attention minus the Bayes risk, without taking the difference.
+
+    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` twice that: exact where it is 1e-30.
+
+    Args:
+        attention: $T$.
+        task: the law of prompts and queries, and the loss.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+        rtol: the relative error at which points are enough.
+        points: a power of two in each of eight replicates, in place of `rtol`.
+
+    >>> import math, numpy as np, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> best_linear = pl.LinearAttention(5.5 / 9.5**2 * np.eye(2), np.eye(2))
+    >>> print(f"{pl.bayes_excess(best_linear, task, math.inf).mse:.4f}")
+    1.6415
+    """
+    tokens = require_lengths(lengths)
+    count = None if points is None else require_points(points)
+    effort = Effort(tolerance=rtol, points=count)
+    with jax.enable_x64(True):
+        problem = checked_risk_problem(attention, task, tokens)
+        return _at_lengths(BAYES_EXCESS, problem, tokens, "auto", effort)
+
+
+def _at_lengths(
+    quantity: Quantity[Any, list[Estimate]],
+    problem: RiskProblem | BayesProblem,
+    lengths: NDArray[np.float64],
+    kind: str,
+    effort: Effort,
+) -> Risk:
+    """Return what the best rule of a kind computes, in the shape of the lengths."""
+    rule = quantity.choose(problem, kind, effort)
+    rule, risks = quantity.compute(rule, problem, kind, effort)
+    return risk_at_lengths(risks, lengths, kind_of(rule.kind, lengths))
+
+
 def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
     """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
 
@@ -201,22 +269,8 @@ def _no_formula(problem: RiskProblem) -> str | None:
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    return formula_objectives(problem, _closed_risk)
-
-
-@OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
-def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the mean loss over prompts that are drawn once, one set per replicate."""
-
-    def objectives(length: float) -> Objectives:
-        def make(_sharpness: float, replicate: int) -> AbstractObjective:
-            key = jax.random.fold_in(unwrap(effort.key), replicate)
-            samples = USUAL_POINTS if effort.samples is None else effort.samples
-            return simulated_objective(problem.task, length, samples=samples, key=key)
-
-        return Objectives(make)
-
-    return [objectives(length) for length in problem.lengths.tolist()]
+    task = problem.task
+    return [Objectives.formula(_closed_risk, task, length) for length in problem.lengths.tolist()]
 
 
 def _no_objective(kind: Kind, problem: RiskProblem) -> str | None:
@@ -263,21 +317,24 @@ for _kind in ("limit", "exact"):
         )(partial(_compute, _kind))
 
 
-def _simulations(problem: RiskProblem, effort: Effort) -> list[RiskSimulation]:
-    key, lengths = unwrap(effort.key), problem.lengths.tolist()
-    return [RiskSimulation(problem.attention, problem.task, length, key) for length in lengths]
+def _no_bayes_formula(problem: BayesProblem) -> str | None:
+    task = problem.task
+    if type(task).bayes_risk is AbstractTask.bayes_risk:
+        return OutOfScope(f"{type(task).__name__} does not define a method `bayes_risk`")
+    if any(task.bayes_risk(length) is None for length in problem.lengths.tolist()):
+        return f"`bayes_risk` of {type(task).__name__} returns None at some length"
+    return None
 
 
-@RISK.rule(kind="estimate", scope="anything", method="prompts simulated")
-def _simulated_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    return [simulated_risk(one, samples) for one in _simulations(problem, effort)]
-
-
-@RISK_GRADIENT.rule(kind="estimate", scope="anything", method="prompts simulated")
-def _simulated_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
-    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    return [(simulated_gradient(one, samples), samples) for one in _simulations(problem, effort)]
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="a task with a formula, `bayes_risk`",
+    method="the formula",
+    obstacle=_no_bayes_formula,
+)
+def _bayes_formulas(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
+    risks = (unwrap(problem.task.bayes_risk(length)) for length in problem.lengths.tolist())
+    return [Estimate(float(risk), 0.0, 0) for risk in risks]
 
 
 def _no_method(problem: BatchProblem) -> str | None:

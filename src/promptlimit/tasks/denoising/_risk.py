@@ -28,10 +28,8 @@ from promptlimit.tasks._problem import (
     Estimate,
     Objectives,
     RiskProblem,
-    formula_objectives,
     on,
     some_finite,
-    task_of,
 )
 from promptlimit.tasks.denoising._limit_risk import (
     is_rotation_invariant,
@@ -94,7 +92,7 @@ def _not_tabulated(problem: RiskProblem) -> str | None:
     obstacle = _not_softmax(problem)
     if obstacle is not None:
         return obstacle
-    task = task_of(problem, Denoising)
+    task = problem.task
     if len(problem.heads or ()) != 1 or task.weights.size != 2:
         return "gradients at finite lengths require one head and two components"
     apart = float(np.linalg.norm(task.means[0] - task.means[1]))
@@ -127,7 +125,8 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     obstacle=on(Denoising, obstacle=_not_linear),
 )
 def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    return formula_objectives(problem, linear_denoising_risk)
+    formula, task = linear_denoising_risk, problem.task
+    return [Objectives.formula(formula, task, length) for length in problem.lengths.tolist()]
 
 
 @OBJECTIVE.rule(
@@ -137,7 +136,7 @@ def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives
     obstacle=on(Denoising, obstacle=_not_tabulated),
 )
 def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    task, points = task_of(problem, Denoising), unwrap(effort.points)
+    task, points = problem.task, unwrap(effort.points)
 
     def objectives(length: float) -> Objectives:
         def make(max_sharpness: float, replicate: int) -> AbstractObjective:
@@ -181,7 +180,7 @@ def _prompt_objective(
     obstacle=on(Denoising, obstacle=_not_linear),
 )
 def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    limit, task = limit_excess(problem, effort), task_of(problem, Denoising)
+    limit, task = limit_excess(problem, effort), problem.task
     one, never = (
         float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
         for length in (1.0, math.inf)
@@ -216,7 +215,7 @@ def _prompt_excesses(
     problem: RiskProblem, lengths: list[float], effort: Effort
 ) -> dict[float, Estimate]:
     """Return the excess at each finite length, over finer lattices until two halves agree."""
-    task, heads = task_of(problem, Denoising), unwrap(tilted_heads(problem.attention))
+    task, heads = problem.task, unwrap(tilted_heads(problem.attention))
     steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
     spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
     known: dict[float, Estimate] = {}

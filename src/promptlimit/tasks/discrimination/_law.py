@@ -35,7 +35,6 @@ from promptlimit.tasks._problem import (
     require_lengths,
     require_points,
     risk_at_lengths,
-    task_of,
 )
 from promptlimit.tasks.discrimination._limit_risk import limit_risks
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
@@ -75,7 +74,7 @@ def _not_softmax(problem: RiskProblem) -> str | None:
 )
 def _prompt_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the mean of the expected loss over queries."""
-    task, attention = task_of(problem, Discrimination), problem.attention
+    task, attention = problem.task, problem.attention
 
     def risk(length: float) -> Estimate:
         if math.isinf(length):

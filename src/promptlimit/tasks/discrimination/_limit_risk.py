@@ -32,7 +32,6 @@ from promptlimit.tasks._problem import (
     not_one_head,
     on,
     some_finite,
-    task_of,
 )
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 
@@ -143,7 +142,7 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
         nodes, weights = plane_nodes(unwrap(effort.points), replicate)
-        task = task_of(problem, Discrimination)
+        task = problem.task
         return ScoreObjective(task, (to_device(nodes), to_device(weights)))
 
     return [Objectives(make)] * problem.lengths.size
@@ -157,7 +156,7 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
 )
 def limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the risk over the infinite prompt, once per length."""
-    task = task_of(problem, Discrimination)
+    task = problem.task
     coordinates = task.coordinates(problem.attention)
     risk = limit_risk(task, coordinates, tolerance=effort.tolerance, points=effort.points)
     return [risk] * problem.lengths.size
@@ -170,7 +169,7 @@ def limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     obstacle=on(Discrimination),
 )
 def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
-    task = task_of(problem, Discrimination)
+    task = problem.task
     risk = limit_risk(task, task.bayes, tolerance=1e-3, points=None)
     return [risk] * problem.lengths.size
 

@@ -13,7 +13,6 @@ from promptlimit.tasks._problem import (
     BayesProblem,
     Estimate,
     on,
-    task_of,
 )
 from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression
 
@@ -33,7 +32,7 @@ def _fixed(problem: BayesProblem) -> LinearRegression:
     """Return the regression; one of the same spectrum, where a rotation changes no risk."""
     rotated = problem.task
     if not isinstance(rotated, RotatedRegression):
-        return task_of(problem, LinearRegression)
+        return problem.task
     return LinearRegression(
         np.diag(rotated.spectrum),
         noise_variance=rotated.noise_variance,

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import Number, checked_lengths
 from promptlimit._inputs import to_device
 from promptlimit.tasks.regression._points import Nodes
-from promptlimit.tasks.regression._polynomials import averages, query_averages, score_averages
+from promptlimit.tasks.regression._polynomials import averages, query_averages
 from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
@@ -175,8 +175,7 @@ class SoftmaxRisk(eqx.Module):
         """
         if self.slope_share is not None:
             means = self.means(key_query, value_row)
-            head = (self.task, self.statistics, key_query, value_row)
-            return combined(*head, means, means, self.slope_share)
+            return self.combined(key_query, value_row, means, means, self.slope_share)
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
@@ -225,6 +224,33 @@ class SoftmaxRisk(eqx.Module):
             finite=finite + lost if self.saturated else finite,
             beyond=lost,
         )
+
+    def combined(
+        self,
+        key_query: Float[Array, "tokens tokens"],
+        value_row: Float[Array, " tokens"],
+        means: PointMeans,
+        all_means: PointMeans,
+        slope_share: float | Float[Array, ""],
+    ) -> Float[Array, "*sets"]:
+        r"""Return the risk from means over points, the polynomial part in closed form.
+
+        The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means`
+        may cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
+        The risk is linear in `slope_share`.
+        """
+        exact = averages(self.task, key_query, value_row)
+        slopes = _slopes(self.statistics, exact.sharpness)
+        slope_p, slope_rho = (slope_share * slope for slope in slopes)
+        height_p = all_means.participation - slope_p * all_means.sharpness
+        height_rho = all_means.excess - slope_rho * all_means.sharpness
+        factor = exact.value - 2 * (exact.square - exact.cross)
+        factor_sharp = exact.product - 2 * (exact.square_sharpness - exact.cross_sharpness)
+        corrected = means.finite + height_p * (factor - means.factor)
+        corrected += slope_p * (factor_sharp - means.factor_sharpness)
+        corrected += height_rho * (exact.square - means.square)
+        corrected += slope_rho * (exact.square_sharpness - means.square_sharpness)
+        return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
 
     def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
         r"""Return what the means are made of.
@@ -284,7 +310,7 @@ def scores(
     return Scores(q, p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2)
 
 
-def slopes(
+def _slopes(
     statistics: WeightInterpolant, sharpness: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     r"""Return the slopes in $\sigma^2$ of lines near P and $\varrho$, given $m=E\,\sigma^2$.
@@ -295,31 +321,3 @@ def slopes(
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)
     _, slope = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
     return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])
-
-
-def combined(  # noqa: PLR0917 - a head and its means
-    task: LinearRegression,
-    statistics: WeightInterpolant,
-    key_query: Float[Array, "tokens tokens"],
-    value_row: Float[Array, " tokens"],
-    means: PointMeans,
-    all_means: PointMeans,
-    slope_share: float | Float[Array, ""],
-) -> Float[Array, "*sets"]:
-    r"""Return the risk from means over points, the polynomial part in closed form.
-
-    The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means` may
-    cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
-    The risk is linear in `slope_share`.
-    """
-    exact = averages(task, key_query, value_row)
-    sharp = score_averages(task, key_query, value_row)
-    slope_p, slope_rho = (slope_share * one for one in slopes(statistics, sharp.sharpness))
-    height_p = all_means.participation - slope_p * all_means.sharpness
-    height_rho = all_means.excess - slope_rho * all_means.sharpness
-    factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
-    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
-    corrected = means.finite + height_p * factor + slope_p * factor_sharp
-    corrected += height_rho * (exact.square - means.square)
-    corrected += slope_rho * (sharp.square - means.square_sharpness)
-    return 0.5 * (exact.misfit + task.noise_variance + corrected)

@@ -37,7 +37,6 @@ from promptlimit.tasks._problem import (
     RiskProblem,
     mean_over_sets,
     on,
-    task_of,
     to_tolerance,
 )
 from promptlimit.tasks.regression._commuting import commuting_risk
@@ -119,7 +118,7 @@ def stack_objectives(problem: RiskProblem, length: float, points: int) -> Object
     In closed form where Gauss-Hermite nodes integrate the polynomial in w without error: its degree
     is $2(3^K-1)$ at most, for which $3^K$ nodes an axis are enough.
     """
-    task, depth = task_of(problem, AbstractGaussianRegression), len(_layers(problem))
+    task, depth = problem.task, len(_layers(problem))
     fixed = task.turns == 0 and math.isinf(length)
     if fixed and 3 ** (depth * (task.token_dim - 1)) <= _MOST_NODES:
         return Objectives(lambda _s, _r: _hermite_objective(task, 3**depth), is_closed_form=True)
@@ -140,7 +139,7 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
     """Return the risk in closed form where layers commute, or over as many points as needed."""
-    known = commuting_risk(problem.attention, task_of(problem, AbstractGaussianRegression), length)
+    known = commuting_risk(problem.attention, problem.task, length)
     if known is not None:
         return Estimate(known, 0.0, 0)
 
