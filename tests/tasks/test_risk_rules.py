@@ -50,7 +50,7 @@ def chosen(function, *arguments, **keywords):
         (pl.risk, (LINEAR, ROTATED, 10), "exact", "Gaussian regression, a stack"),
         (pl.risk, (LAYER, MIXTURE, 10), "exact", "`Denoising`, softmax heads"),
         (pl.risk, (LAYER, MIXTURE, INF), "limit", "`Denoising` and `InContextDenoising`"),
-        (pl.risk, (LAYER, TURNED, 10), "exact", "`InContextDenoising`, heads whose"),
+        (pl.risk, (LAYER, TURNED, 10), "exact", "`Denoising`, softmax heads"),
         (pl.risk, (CLASSES.bayes_head(), CLASSES, 10), "exact", "`Discrimination`, one softmax"),
         (pl.risk, (CLASSES.bayes_head(), CLASSES, INF), "limit", "`Discrimination`, one head"),
         (pl.risk_gradient, (SOFTMAX, REGRESSION, 10), "exact", "`LinearRegression`, one softmax"),

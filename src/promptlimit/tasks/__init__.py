@@ -38,7 +38,6 @@ from promptlimit.tasks.discrimination import Discrimination as Discrimination
 from promptlimit.tasks.discrimination import ScoreCoordinates as ScoreCoordinates
 from promptlimit.tasks.discrimination import block_head as block_head
 from promptlimit.tasks.discrimination import error_rate as error_rate
-from promptlimit.tasks.discrimination import third_order_risk as third_order_risk
 from promptlimit.tasks.regression import LINEAR_OPTIMUM as LINEAR_OPTIMUM
 from promptlimit.tasks.regression import AbstractRegression as AbstractRegression
 from promptlimit.tasks.regression import CovariateRegression as CovariateRegression

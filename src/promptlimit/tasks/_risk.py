@@ -77,7 +77,7 @@ def risk(
         points: a power of two in each of eight replicates, in place of `rtol`.
         key: randomness, where prompts are simulated.
         samples: prompts to simulate, 16384 when None.
-        kind: "auto", "exact" or "estimate".
+        kind: "auto", "exact", "estimate", or on `Discrimination` "asymptotic".
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)

@@ -6,6 +6,7 @@ that it keeps its digits where it is small compared with the second.
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -16,16 +17,17 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
-from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
+from promptlimit.tasks._points import normal_rule
 from promptlimit.tasks._problem import (
     USUAL_POINTS,
     AbstractObjective,
     Estimate,
     RiskProblem,
     evaluate,
+    over_replicates,
     to_tolerance,
 )
 from promptlimit.tasks.denoising._points import (
@@ -34,7 +36,6 @@ from promptlimit.tasks.denoising._points import (
     bayes_predictions,
     gates,
     is_scalar,
-    normal_rule,
     query_points,
     softmax_rows,
     span,
@@ -127,8 +128,7 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
         return float(evaluate(dataclasses.replace(objective, least=jnp.zeros(())), attention))
 
     def mean(count: int) -> Estimate:
-        values = np.array([excess(count, replicate) for replicate in range(REPLICATES)])
-        return Estimate(float(values.mean()), float(standard_error(values)), count * REPLICATES)
+        return over_replicates(partial(excess, count), count)
 
     floor = _ROUNDING * fixed.token_dim * fixed.query_variance
     return to_tolerance(mean, effort, USUAL_POINTS, _MOST_POINTS, floor)

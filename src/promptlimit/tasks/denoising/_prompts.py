@@ -20,6 +20,7 @@ from scipy.special import gammaln, roots_genlaguerre, roots_legendre
 from promptlimit._arrays import Array, as_float64
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
+from promptlimit.tasks._points import mixture_lattice
 from promptlimit.tasks.denoising._points import (
     bayes_predictions,
     is_scalar,
@@ -154,25 +155,12 @@ def _lattice(
     Each half of the lattice has its own rule across, points and masses, so that the distance of the
     halves shows the error of both factors.
     """
-    size = step * math.sqrt(task.query_variance)
-    centres = task.means @ basis.T
-    lines, numbers = [], []
-    for low, high in zip(centres.min(axis=0), centres.max(axis=0), strict=True):
-        if not high - low < _MOST_PLACES * size:
-            raise _too_far(task)
-        far = reach * math.sqrt(task.query_variance)
-        index = np.arange(math.floor((low - far) / size), math.ceil((high + far) / size) + 1)
-        lines.append(size * index)
-        numbers.append(index)
-    if math.prod(index.size for index in numbers) > _MOST_PLACES:
+    sd = math.sqrt(task.query_variance)
+    centres = task.means @ basis.T / sd
+    if not math.prod((np.ptp(centres, axis=0) + 2 * reach) / step) < _MOST_PLACES:
         raise _too_far(task)
-    places, steps = (
-        np.stack(np.meshgrid(*part, indexing="ij"), axis=-1).reshape(-1, len(basis))
-        for part in (lines, numbers)
-    )
-    squares = ((places[:, None] - centres) ** 2).sum(axis=2) / task.query_variance
-    weights = (step / math.sqrt(2 * math.pi)) ** len(basis) * np.exp(-squares / 2) @ task.weights
-    parity = steps.sum(axis=1) % 2
+    places, weights, parity = mixture_lattice(centres, task.weights, [step] * len(basis), reach)
+    places = sd * places
     points, products, halves = [], [], []
     for half, (extra, masses) in enumerate(across):
         own = parity == half

@@ -5,8 +5,8 @@ Over infinite prompts risks are those of `_limit_risk`, over prompts of L tokens
 fixed queries and tables of selection. Linear heads have a closed form.
 """
 
-import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
-from promptlimit.rules import Effort, Quantity, Rule, unwrap
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
     BAYES_RISK,
@@ -64,8 +64,10 @@ _REACH_SHARE = 0.5
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
-_SOFTMAX_SCOPE = "`Denoising`, softmax heads and a residual"
-_LINEAR_SCOPE = "`Denoising`, linear heads"
+_HEADS_SCOPE = (
+    "`Denoising`, softmax heads or linear ones, and a residual; `InContextDenoising` where their "
+    "matrices are multiples of the identity"
+)
 
 
 def _no_limit(problem: RiskProblem) -> str | None:
@@ -75,11 +77,18 @@ def _no_limit(problem: RiskProblem) -> str | None:
     return some_finite(problem)
 
 
-def _not_softmax(problem: RiskProblem) -> str | None:
+def _not_alike(problem: RiskProblem) -> str | None:
+    """Return why the attention is not a sum of heads of one kernel, and of a residual.
+
+    On `InContextDenoising` turning the mixture must change nothing.
+    """
     require_outputs(problem.attention, problem.task.token_dim)
+    turned = isinstance(problem.task, InContextDenoising)
+    if turned and not is_rotation_invariant(problem.attention):
+        return "its matrices are not all multiples of the identity"
     if problem.heads is None:
         return "it does not implement `as_heads`"
-    return None if problem.kernels == {"softmax"} else "a head is not a softmax head"
+    return None if len(problem.kernels) == 1 else "a head is not a softmax head"
 
 
 def _not_linear(problem: RiskProblem) -> str | None:
@@ -89,10 +98,11 @@ def _not_linear(problem: RiskProblem) -> str | None:
 
 def _not_tabulated(problem: RiskProblem) -> str | None:
     """Return why tables do not apply: they are for one head and two distinct components."""
-    obstacle = _not_softmax(problem)
-    if obstacle is not None:
+    if (obstacle := _not_alike(problem)) is not None:
         return obstacle
     task = problem.task
+    if problem.kernels != {"softmax"}:
+        return "a head is not a softmax head"
     if len(problem.heads or ()) != 1 or task.weights.size != 2:
         return "gradients at finite lengths require one head and two components"
     apart = float(np.linalg.norm(task.means[0] - task.means[1]))
@@ -102,25 +112,22 @@ def _not_tabulated(problem: RiskProblem) -> str | None:
 
 
 _IN_THE_LIMIT = on(Denoising, InContextDenoising, obstacle=_no_limit)
+_HEADS = on(Denoising, InContextDenoising, obstacle=_not_alike)
 
 
 @OBJECTIVE.rule(
     kind="limit", scope=_LIMIT_SCOPE, method="a mean over queries", obstacle=_IN_THE_LIMIT
 )
 def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    points = unwrap(effort.points)
-
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
-        if isinstance(problem.task, InContextDenoising):
-            return limit_objective(problem.task, points, replicate)
-        return limit_objective(fixed_mixture(problem.task), points, replicate)
+        return limit_objective(problem.task, unwrap(effort.points), replicate)
 
     return [Objectives(make)] * problem.lengths.size
 
 
 @OBJECTIVE.rule(
     kind="exact",
-    scope=_LINEAR_SCOPE,
+    scope="`Denoising`, linear heads",
     method="closed form",
     obstacle=on(Denoising, obstacle=_not_linear),
 )
@@ -138,15 +145,12 @@ def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives
 def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     task, points = problem.task, unwrap(effort.points)
 
-    def objectives(length: float) -> Objectives:
-        def make(max_sharpness: float, replicate: int) -> AbstractObjective:
-            if math.isinf(length):
-                return limit_objective(task, points, replicate)
-            return _prompt_objective(task, length, points, max_sharpness, replicate)
+    def make(length: float, max_sharpness: float, replicate: int) -> AbstractObjective:
+        if math.isinf(length):
+            return limit_objective(task, points, replicate)
+        return _prompt_objective(task, length, points, max_sharpness, replicate)
 
-        return Objectives(make)
-
-    return [objectives(length) for length in problem.lengths.tolist()]
+    return [Objectives(partial(make, length)) for length in problem.lengths.tolist()]
 
 
 def _prompt_objective(
@@ -175,27 +179,10 @@ def _prompt_objective(
 
 @BAYES_EXCESS.rule(
     kind="exact",
-    scope=_LINEAR_SCOPE,
-    method="that of the limit and a closed form in $1/L$",
-    obstacle=on(Denoising, obstacle=_not_linear),
-)
-def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    limit, task = limit_excess(problem, effort), problem.task
-    one, never = (
-        float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
-        for length in (1.0, math.inf)
-    )
-    return [
-        limit._replace(value=limit.value + (one - never) / length)
-        for length in problem.lengths.tolist()
-    ]
-
-
-@BAYES_EXCESS.rule(
-    kind="exact",
-    scope=_SOFTMAX_SCOPE,
-    method="a mean over a lattice of queries of the exact moments of selection",
-    obstacle=on(Denoising, obstacle=_not_softmax),
+    scope=_HEADS_SCOPE,
+    method="the exact moments of selection over a lattice of queries; closed form in $1/L$ for "
+    "linear heads",
+    obstacle=_HEADS,
 )
 @BAYES_EXCESS.rule(
     kind="limit",
@@ -204,18 +191,29 @@ def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     obstacle=_IN_THE_LIMIT,
 )
 def _excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    finite = problem.finite
-    known = _prompt_excesses(problem, finite, effort) if finite else {}
-    if np.isinf(problem.lengths).any():
+    known: dict[float, Estimate] = {}
+    linear, finite = problem.kernels == {"linear"}, problem.finite
+    if linear or not finite or np.isinf(problem.lengths).any():
         known[math.inf] = limit_excess(problem, effort)
+    if finite and linear:
+        one, never = (_linear_risk_at(problem, length) for length in (1.0, math.inf))
+        limit = known[math.inf]
+        known |= {n: limit._replace(value=limit.value + (one - never) / n) for n in finite}
+    elif finite:
+        known |= _prompt_excesses(problem, finite, effort)
     return [known[length] for length in problem.lengths.tolist()]
+
+
+def _linear_risk_at(problem: RiskProblem, length: float) -> float:
+    task = fixed_mixture(problem.task)
+    return float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
 
 
 def _prompt_excesses(
     problem: RiskProblem, lengths: list[float], effort: Effort
 ) -> dict[float, Estimate]:
     """Return the excess at each finite length, over finer lattices until two halves agree."""
-    task, heads = problem.task, unwrap(tilted_heads(problem.attention))
+    task, heads = fixed_mixture(problem.task), unwrap(tilted_heads(problem.attention))
     steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
     spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
     known: dict[float, Estimate] = {}
@@ -233,9 +231,9 @@ def _prompt_excesses(
 
 @RISK.rule(
     kind="exact",
-    scope=_SOFTMAX_SCOPE,
-    method="the Bayes risk and the excess over it",
-    obstacle=on(Denoising, obstacle=_not_softmax),
+    scope=_HEADS_SCOPE,
+    method="the Bayes risk and the excess over it; closed form for linear heads",
+    obstacle=_HEADS,
 )
 @RISK.rule(
     kind="limit",
@@ -244,37 +242,14 @@ def _prompt_excesses(
     obstacle=_IN_THE_LIMIT,
 )
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    if _HEADS(problem) is None and problem.kernels == {"linear"}:
+        lengths = problem.lengths.tolist()
+        return [Estimate(_linear_risk_at(problem, length), 0.0, 0) for length in lengths]
     bayes = bayes_denoising_risk(fixed_mixture(problem.task), USUAL_POINTS)
     return [
         Estimate(value + bayes.value, math.hypot(error, bayes.error), points)
         for value, error, points in _excesses(problem, effort)
     ]
-
-
-def _turned(quantity: Quantity[RiskProblem, list[Estimate]]) -> None:
-    """Register the rule for mixtures that each prompt turns, where that changes nothing."""
-
-    def fixed(problem: RiskProblem) -> RiskProblem:
-        return dataclasses.replace(problem, task=fixed_mixture(problem.task))
-
-    def obstacle(problem: RiskProblem) -> str | None:
-        if not is_rotation_invariant(problem.attention):
-            return "its matrices are not all multiples of the identity"
-        rule = quantity.first(fixed(problem), "exact")
-        return None if isinstance(rule, Rule) else rule
-
-    @quantity.rule(
-        kind="exact",
-        scope="`InContextDenoising`, heads whose matrices are multiples of the identity",
-        method="as on `Denoising`: turning the mixture changes nothing",
-        obstacle=on(InContextDenoising, obstacle=obstacle),
-    )
-    def compute(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-        return quantity.choose(fixed(problem), "exact", effort).compute(fixed(problem), effort)
-
-
-_turned(RISK)
-_turned(BAYES_EXCESS)
 
 
 def _finite_prompt(problem: BayesProblem) -> str | None:
