@@ -174,8 +174,8 @@ def test_an_obstacle_returns_none_or_a_sentence(root, returned):
 def test_the_limit_is_the_kind_of_infinite_lengths():
     task = pl.LinearRegression(np.eye(1))
     message = (
-        r"^`kind` must be one of 'auto', 'exact', 'estimate' for SoftmaxAttention on "
-        r"LinearRegression at finite lengths, got 'limit'\. Pass lengths=math\.inf"
+        r"^`kind` must be one of 'auto', 'exact', 'asymptotic', 'estimate' for SoftmaxAttention "
+        r"on LinearRegression at finite lengths, got 'limit'\. Pass lengths=math\.inf"
     )
     with pytest.raises(pl.KindUnavailableError, match=message):
         pl.risk(HEAD, task, [10, np.inf], kind="limit")

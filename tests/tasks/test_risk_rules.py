@@ -54,7 +54,7 @@ def chosen(function, *arguments, **keywords):
         (pl.risk, (CLASSES.bayes_head(), CLASSES, 10), "exact", "`Discrimination`, one softmax"),
         (pl.risk, (CLASSES.bayes_head(), CLASSES, INF), "limit", "`Discrimination`, one head"),
         (pl.risk_gradient, (SOFTMAX, REGRESSION, 10), "exact", "`LinearRegression`, one softmax"),
-        (pl.risk_gradient, (LAYER, TURNED, INF), "limit", "a rule of `tasks.OBJECTIVE`"),
+        (pl.risk_gradient, (LAYER, TURNED, INF), "exact", "a rule of `tasks.OBJECTIVE`"),
         (pl.bayes_risk, (REGRESSION, 10), "exact", "`LinearRegression` and `RotatedRegression`"),
         (pl.bayes_risk, (TURNED, INF), "limit", "`InContextDenoising`, all lengths infinite"),
         (pl.bayes_excess, (LAYER, MIXTURE, 10), "exact", "`Denoising`, softmax heads"),

@@ -259,7 +259,7 @@ def on(
     """
     names = " and ".join(one.__name__ for one in classes)
 
-    def whole(problem: RiskProblem | BayesProblem | BatchProblem) -> str | None:
+    def whole(problem: Any) -> str | None:
         if not isinstance(problem.task, classes):
             return OutOfScope(f"the rule is for {names}")
         return obstacle(problem)
@@ -272,6 +272,15 @@ def not_one_head(problem: RiskProblem) -> str | None:
     return None if problem.head is not None else "the attention is not one head"
 
 
+def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] | str:
+    """Return the rule of `OBJECTIVE` that simulates nothing, or the reason why none applies."""
+    found = [OBJECTIVE.first(problem, kind) for kind in ("limit", "exact")]
+    rules = [one for one in found if isinstance(one, Rule)]
+    reasons = [one for one in reversed(found) if isinstance(one, str)]
+    specific = [reason for reason in reasons if not isinstance(reason, OutOfScope)]
+    return (rules or specific or reasons)[0]
+
+
 def exact_objectives(
     problem: RiskProblem, points: int, together: Sequence[float] = ()
 ) -> Objectives | None:
@@ -282,9 +291,8 @@ def exact_objectives(
         points: of quadrature.
         together: lengths whose tables are computed together with those of this one.
     """
-    rules = (OBJECTIVE.first(problem, kind) for kind in ("limit", "exact"))
-    rule = next((one for one in rules if isinstance(one, Rule)), None)
-    if rule is None:
+    rule = objective_rule(problem)
+    if isinstance(rule, str):
         return None
     lengths = np.append(problem.lengths, np.array(together, np.float64))
     return rule.compute(dataclasses.replace(problem, lengths=lengths), Effort(points=points))[0]

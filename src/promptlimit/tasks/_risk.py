@@ -1,7 +1,5 @@
 """The risk of an attention on a task, its gradient, the Bayes risk, and the excess over it."""
 
-import dataclasses
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +12,7 @@ from promptlimit._arrays import numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
-from promptlimit.results import Kind, Risk, RiskGradient
+from promptlimit.results import Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, computes, unwrap
 from promptlimit.tasks._abstract import (
     AbstractTask,
@@ -41,6 +39,7 @@ from promptlimit.tasks._problem import (
     gradient_moments,
     kind_of,
     mean_over_sets,
+    objective_rule,
     require_lengths,
     require_points,
     require_task,
@@ -273,48 +272,43 @@ def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
     return [Objectives.formula(_closed_risk, task, length) for length in problem.lengths.tolist()]
 
 
-def _no_objective(kind: Kind, problem: RiskProblem) -> str | None:
-    rule = OBJECTIVE.first(problem, kind)
-    return None if isinstance(rule, Rule) else rule
+def _no_objective(problem: RiskProblem) -> str | None:
+    rule = objective_rule(problem)
+    return rule if isinstance(rule, str) else None
 
 
-def _objectives(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    rule = OBJECTIVE.first(problem, kind)
-    if not isinstance(rule, Rule):
+def _objectives(problem: RiskProblem, points: int) -> list[Objectives]:
+    rule = objective_rule(problem)
+    if isinstance(rule, str):
         raise TypeError(f"the rule must not compute where its obstacle holds: {rule}")
-    return rule.compute(problem, effort)
+    return rule.compute(problem, Effort(points=points))
 
 
-def _over_sets(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the mean over independent point sets, and their spread as its error."""
+_BY_OBJECTIVE = {
+    "kind": "exact",
+    "scope": "a rule of `tasks.OBJECTIVE`, such as a formula `closed_risk`",
+    "method": "that rule, averaged over eight point sets unless it is a closed form",
+}
+
+
+@RISK.rule(**_BY_OBJECTIVE, obstacle=_no_objective)
+def _over_sets(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    """Return the mean over independent point sets, and its error."""
     points = USUAL_POINTS if effort.points is None else effort.points
-    sized = dataclasses.replace(effort, points=points)
     return [
         mean_over_sets(objectives, problem.attention, points)
-        for objectives in _objectives(kind, problem, sized)
+        for objectives in _objectives(problem, points)
     ]
 
 
-def _slopes_over_sets(
-    kind: Kind, problem: RiskProblem, effort: Effort
-) -> list[tuple[ArrayMoments, int]]:
-    gradients = []
-    for objectives in _objectives(kind, problem, effort):
+@RISK_GRADIENT.rule(**_BY_OBJECTIVE, obstacle=_no_objective)
+def _slopes_over_sets(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
+    points, gradients = unwrap(effort.points), []
+    for objectives in _objectives(problem, points):
         risks = objectives.replicates()
-        count = 0 if objectives.is_closed_form else unwrap(effort.points) * len(risks)
+        count = 0 if objectives.is_closed_form else points * len(risks)
         gradients.append((gradient_moments(problem.attention, risks), count))
     return gradients
-
-
-for _kind in ("limit", "exact"):
-    _scope = f"a rule of `tasks.OBJECTIVE` of kind `{_kind}`, such as a formula `closed_risk`"
-    for _quantity, _compute in ((RISK, _over_sets), (RISK_GRADIENT, _slopes_over_sets)):
-        _quantity.rule(
-            kind=_kind,
-            scope=_scope,
-            method="that rule, averaged over eight point sets unless it is a closed form",
-            obstacle=partial(_no_objective, _kind),
-        )(partial(_compute, _kind))
 
 
 def _no_bayes_formula(problem: BayesProblem) -> str | None:

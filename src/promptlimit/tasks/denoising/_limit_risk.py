@@ -53,32 +53,29 @@ class LimitObjective(AbstractObjective):
 
     Attributes:
         task: the mixture $\mu$.
-        points: $z_i$.
-        weights: $w_i$, of sum one.
-        bayes: $f^*(z_i)$.
+        queries: $z_i$, $w_i$ and $f^*(z_i)$.
         least: $R^*$, the risk of the Bayes predictor.
         turns: $Q_i$, orthogonal, where each prompt turns the mixture; None where it stays.
     """
 
     task: Denoising
-    points: Float[Array, "points d"]
-    weights: Float[Array, " points"]
-    bayes: Float[Array, "points d"]
+    queries: QueryPoints
     least: Float[Array, ""]
     turns: Float[Array, "points d d"] | None = None
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         law, limit = self.task.token_law, limit_map(attention, self.task)
+        points, weights, bayes = self.queries
         if self.turns is not None:
             outputs = jax.vmap(lambda turn, z: turn.T @ attention(Affine(law, turn), turn @ z))(
-                self.turns, self.points
+                self.turns, points
             )
         elif limit is not None:
-            outputs = limit(self.task, self.points)
+            outputs = limit(self.task, points)
         else:
-            outputs = jax.vmap(lambda z: attention(law, z))(self.points)
-        return self.least + 0.5 * self.weights @ jnp.sum((outputs - self.bayes) ** 2, axis=1)
+            outputs = jax.vmap(lambda z: attention(law, z))(points)
+        return self.least + 0.5 * weights @ jnp.sum((outputs - bayes) ** 2, axis=1)
 
 
 def limit_objective(
@@ -89,8 +86,7 @@ def limit_objective(
     turns, queries = None, query_points(fixed, points, replicate=replicate)
     if isinstance(task, InContextDenoising):
         turns, queries = _turned_queries(fixed, points, replicate)
-    nodes, weights, bayes = (to_device(column) for column in queries)
-    return LimitObjective(fixed, nodes, weights, bayes, least(fixed), turns)
+    return LimitObjective(fixed, queries.to_device(), least(fixed), turns)
 
 
 def _turned_queries(task: Denoising, points: int, replicate: int) -> tuple[Array, QueryPoints]:

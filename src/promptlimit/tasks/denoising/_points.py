@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from promptlimit._inputs import to_device
 from promptlimit.tasks._points import RADIUS, normal_rule
 from promptlimit.tasks._problem import Estimate, over_replicates
 from promptlimit.tasks.denoising._task import Denoising
@@ -20,9 +21,13 @@ class QueryPoints(NamedTuple):
         bayes: $f^*(z_i)$, [n, d].
     """
 
-    points: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    bayes: NDArray[np.float64]
+    points: Any
+    weights: Any
+    bayes: Any
+
+    def to_device(self) -> "QueryPoints":
+        """Return the same as arrays of jax, for compiled programs."""
+        return QueryPoints(*map(to_device, self))
 
 
 def query_points(

@@ -37,7 +37,7 @@ from promptlimit.tasks.denoising._limit_risk import (
     limit_excess,
     limit_objective,
 )
-from promptlimit.tasks.denoising._points import bayes_denoising_risk, query_points
+from promptlimit.tasks.denoising._points import QueryPoints, bayes_denoising_risk, query_points
 from promptlimit.tasks.denoising._prompts import prompt_excess, query_rule, tilted_heads
 from promptlimit.tasks.denoising._task import (
     Denoising,
@@ -165,16 +165,7 @@ def _prompt_objective(
         (length,),
         _REACH_SHARE * max_sharpness,
     )
-    return PromptObjective(
-        table=table,
-        points=to_device(queries.points),
-        weights=to_device(queries.weights),
-        bayes=to_device(queries.bayes),
-        means=to_device(task.means),
-        logit=to_device(math.log(task.weights[0] / task.weights[1])),
-        variance=to_device(task.token_variance),
-        least=least(task),
-    )
+    return PromptObjective(table, task, queries.to_device(), least(task))
 
 
 @BAYES_EXCESS.rule(
@@ -280,51 +271,46 @@ def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
 
 
 class PromptObjective(AbstractObjective):
-    r"""The risk of one softmax head beside a residual, over L tokens of two components.
+    r"""The risk of one softmax head and a residual, over L tokens of two components.
 
     Attributes:
         table: the moments of selection at L.
-        points: $z_i$.
-        weights: $w_i$, of sum one.
-        bayes: $f^*(z_i)$.
-        means: $m_1$ and $m_2$.
-        logit: $\log\pi_1/\pi_2$.
-        variance: of a token within its component.
-        least: the risk of Bayes.
+        task: the mixture.
+        queries: with weights of sum one, and the Bayes predictor.
+        least: the Bayes risk.
     """
 
     table: SelectionTable
-    points: Float[Array, "points d"]
-    weights: Float[Array, " points"]
-    bayes: Float[Array, "points d"]
-    means: Float[Array, "2 d"]
-    logit: Float[Array, ""]
-    variance: Float[Array, ""]
+    task: Denoising
+    queries: QueryPoints
     least: Float[Array, ""]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         head, residual = _only_head(attention), attention.residual_matrix()
         excess = jax.vmap(lambda z, target: self._excess(head, residual, z, target))
-        return self.least + 0.5 * self.weights @ excess(self.points, self.bayes)
+        points, weights, bayes = self.queries
+        return self.least + 0.5 * weights @ excess(points, bayes)
 
     def sharpness(self, attention: AbstractAttention) -> float:
         """Return what part of its tables it asks for, in the units of other tables."""
-        tilts = self.points @ _only_head(attention).key_query.T
-        largest = jnp.sqrt(self.variance * jnp.max(jnp.sum(tilts**2, axis=1)))
+        tilts = self.queries.points @ _only_head(attention).key_query.T
+        largest = jnp.sqrt(self.task.token_variance * jnp.max(jnp.sum(tilts**2, axis=1)))
         return float(largest) / _REACH_SHARE
 
     def _excess(
         self, head: AbstractHead, residual: Array | None, query: Array, target: Array
     ) -> Array:
         r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ there."""
-        tilt, s, (first, second) = head.key_query @ query, self.variance, self.means
+        tilt, s = head.key_query @ query, self.task.token_variance
+        first, second = to_device(self.task.means)
+        prior = jnp.log(to_device(self.task.weights))
         apart = first - second
         shift = tilt @ apart
-        along = jnp.sqrt(s) * shift / jnp.linalg.norm(apart)
+        along = math.sqrt(s) * shift / jnp.linalg.norm(apart)
         share, mass, square, pull, stretch = self.table(along, s * (tilt @ tilt) - along**2)
         seen, drawn = head.value @ apart, head.value @ tilt
-        limit = jax.nn.sigmoid(self.logit + shift) * seen + head.value @ second + s * drawn
+        limit = jax.nn.sigmoid(prior[0] - prior[1] + shift) * seen + head.value @ second + s * drawn
         missed = limit - target + (0.0 if residual is None else residual @ query)
         bias = mass * seen - share * s * drawn
         spread = square * (seen @ seen) + 2.0 * s * pull * (seen @ drawn)

@@ -23,9 +23,9 @@ from promptlimit.depth import (
 )
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Kind, Result, axis, derived, variable
-from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
+from promptlimit.rules import Effort, Quantity, computes, unwrap
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._problem import kind_of, require_lengths
+from promptlimit.tasks._problem import kind_of, on, require_lengths
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._task import (
     LinearRegression,
@@ -128,6 +128,11 @@ class OptimumProblem:
         isotropic = np.array_equal(self.task.covariance, scale * np.eye(self.task.token_dim - 1))
         return scale if isotropic else None
 
+    def solved(self, **fields: Any) -> LinearOptimum:
+        """Return the optimum at the length of the problem, without error."""
+        kind = kind_of("exact", self.length)
+        return LinearOptimum(lengths=self.length, error=0.0, kind=kind, **fields)
+
 
 LINEAR_OPTIMUM: Quantity[OptimumProblem, LinearOptimum] = Quantity(
     "linear_optimum", returns="a `tasks.LinearOptimum` at one length"
@@ -216,39 +221,31 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
         )
 
 
-def _not_solved(problem: OptimumProblem) -> str | None:
-    if isinstance(problem.task, RotatedRegression):
-        return OutOfScope("the covariance varies from prompt to prompt")
+def _several_layers(problem: OptimumProblem) -> str | None:
     one = problem.depth == 1 or math.isinf(problem.length)
     return None if one else "several layers read a finite prompt"
 
 
 def _not_wishart(problem: OptimumProblem) -> str | None:
-    if isinstance(problem.task, RotatedRegression):
-        return OutOfScope("the covariance varies from prompt to prompt")
     if problem.scale is None:
         return (
             "the covariance is not a multiple of the identity (use depth=1, math.inf, or the "
             "`risk` of a Stack)"
         )
-    if problem.depth == 1 or math.isinf(problem.length):
-        return "one layer solves it in closed form"
-    return None
+    return None if _several_layers(problem) else "one layer solves it in closed form"
 
 
-def _not_rotated(problem: OptimumProblem) -> str | None:
-    if not isinstance(problem.task, RotatedRegression):
-        return OutOfScope("the covariance is the same for all prompts")
-    if math.isfinite(problem.length):
-        return "the length is finite (use math.inf, or the `risk` of a Stack)"
-    return None
+def _finite(problem: OptimumProblem) -> str | None:
+    if math.isinf(problem.length):
+        return None
+    return "the length is finite (use math.inf, or the `risk` of a Stack)"
 
 
 @LINEAR_OPTIMUM.rule(
     kind="exact",
     scope="`LinearRegression`, one layer; any depth over infinite prompts",
     method="closed form",
-    obstacle=_not_solved,
+    obstacle=on(LinearRegression, obstacle=_several_layers),
 )
 def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     """Return the best layer alone, or K times it over an infinite prompt, which it solves."""
@@ -263,11 +260,8 @@ def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     with jax.enable_x64(True):
         head = to_device(key_query[None]), to_device(value[None, dim])
         least = float(linear_risk(task, length, *head))
-    return LinearOptimum(
-        lengths=length,
+    return problem.solved(
         value=least,
-        error=0.0,
-        kind=kind_of("exact", length),
         bound=least,
         steps=None if problem.scale is None else np.full(depth, inverse[0, 0]),
         covariate_steps=np.zeros(depth) if problem.moving else None,
@@ -280,7 +274,7 @@ def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     kind="exact",
     scope="`LinearRegression` with $\\Sigma=\\lambda I$, several layers, finite prompts",
     method="the best steps, from exact moments of Wishart matrices",
-    obstacle=_not_wishart,
+    obstacle=on(LinearRegression, obstacle=_not_wishart),
 )
 def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     task, scale = problem.task, unwrap(problem.scale)
@@ -295,7 +289,7 @@ def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     kind="limit",
     scope="`RotatedRegression`, infinite prompts",
     method="the best steps, from the moments of the spectrum",
-    obstacle=_not_rotated,
+    obstacle=on(RotatedRegression, obstacle=_finite),
 )
 def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     task = problem.task
@@ -337,11 +331,8 @@ def _deep_optimum(
     value = np.stack([-np.diag([move] * dim + [step]) / balance for step, move, balance in rows])
     value[-1, dim] *= -1.0
     risk, bound = ((noise + load * mean) / 2 for mean in (best.mean, best.bound))
-    return LinearOptimum(
-        lengths=problem.length,
+    return problem.solved(
         value=risk,
-        error=0.0,
-        kind=kind_of("exact", problem.length),
         bound=bound,
         steps=steps,
         covariate_steps=shifts,
