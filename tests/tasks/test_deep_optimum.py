@@ -107,12 +107,12 @@ def test_refusals_name_the_way_out():
     tilted = pl.LinearRegression([[1.0, 0.4], [0.4, 0.3]])
     rotated = pl.RotatedRegression([1.0, 0.5])
     refusals = {
-        "`depth` must be a whole number from 1 to 16, got 17. Ask for the `risk` of a Stack of "
-        "your own beyond.": lambda: pl.linear_optimum(TASK, 10, depth=17),
-        "`depth` must be a whole number from 1 to 16, got True. Ask for the `risk` of a Stack of "
-        "your own beyond.": lambda: pl.linear_optimum(TASK, 10, depth=True),
-        "`depth` must be a whole number from 1 to 3 where covariates move, got 4. Ask for the "
-        "`risk` of a Stack of your own beyond.": lambda: pl.linear_optimum(
+        "`depth` must be a whole number from 1 to 16, got 17. Pass a Stack of more "
+        "layers to `risk`.": lambda: pl.linear_optimum(TASK, 10, depth=17),
+        "`depth` must be a whole number from 1 to 16, got True. Pass a Stack of more "
+        "layers to `risk`.": lambda: pl.linear_optimum(TASK, 10, depth=True),
+        "`depth` must be a whole number from 1 to 3 where covariates move, got 4. Pass a Stack of "
+        "more layers to `risk`.": lambda: pl.linear_optimum(
             TASK, 10, depth=4, moving_covariates=True
         ),
         "`linear_optimum` is not available for 2 layers on LinearRegression over 10 tokens: the "

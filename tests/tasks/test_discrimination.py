@@ -190,12 +190,12 @@ def test_gradients_at_finite_length_are_simulated():
         (
             [[1.0, 0.0]], [1.0], np.eye(2),
             "`means` must be two rows, the mean of class +1 and that of class -1, got shape "
-            "(1, 2). This task tells two classes apart, no more and no fewer.",
+            "(1, 2). This task has exactly two classes.",
         ),
         (
             np.eye(3), [0.3, 0.3, 0.4], np.eye(3),
             "`means` must be two rows, the mean of class +1 and that of class -1, got shape "
-            "(3, 3). This task tells two classes apart, no more and no fewer.",
+            "(3, 3). This task has exactly two classes.",
         ),
         (
             np.eye(2), [0.5, 0.6], np.eye(2),
@@ -208,12 +208,12 @@ def test_gradients_at_finite_length_are_simulated():
         (
             np.eye(2), [0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]],
             "`cov` must be positive definite, got 0 for its smallest eigenvalue. Without noise in "
-            "some direction classes may be told apart for sure.",
+            "some direction the classes may be separated exactly.",
         ),
         (np.eye(2), [0.5, 0.5], [[1.0, 0.5], [0.0, 1.0]], "`cov` must be symmetric"),
         (
             [[1.0, 2.0], [1.0, 2.0]], [0.5, 0.5], np.eye(2),
-            "`means` must differ, got [1.0, 2.0] twice. There is nothing to tell apart.",
+            "`means` must differ, got [1.0, 2.0] twice. The classes would be the same.",
         ),
     ],
 )  # fmt: skip

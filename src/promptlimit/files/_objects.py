@@ -47,17 +47,10 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         ("Factored", "Layer", "LinearAttention", "MultiHead", "SoftmaxAttention", "Stack"),
         ("attention", None),
     ),
-    "InContextDenoising": (
-        "tasks",
-        {
-            name: f"fixed.{name}"
-            for name in ("means", "weights", "within_variance", "noise_variance")
-        },
-    ),
     **dict.fromkeys(
         (
             *("CovariateRegression", "LinearRegression", "RotatedRegression"),
-            *("Denoising", "Discrimination"),
+            *("Denoising", "InContextDenoising", "Discrimination"),
         ),
         ("tasks", None),
     ),

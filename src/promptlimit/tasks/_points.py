@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from promptlimit._replicates import sobol_normals
 
 RADIUS = 8.0
-"""How far lattices go, in standard deviations: $e^{-32}$ of a plane lies outside."""
+"""How far lattices go, in standard deviations: all but $e^{-32}$ of a plane."""
 
 _SEED = 20_261_001
 _LATTICE_DIM = 2

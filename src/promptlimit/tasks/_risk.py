@@ -21,6 +21,7 @@ from promptlimit.tasks._abstract import (
     Lengths,
     require_real_number,
 )
+from promptlimit.tasks._averages import gradient_moments, mean_over_sets
 from promptlimit.tasks._problem import (
     BATCH_GRADIENT,
     BAYES_EXCESS,
@@ -36,9 +37,7 @@ from promptlimit.tasks._problem import (
     Objectives,
     RiskProblem,
     checked_risk_problem,
-    gradient_moments,
     kind_of,
-    mean_over_sets,
     objective_rule,
     require_lengths,
     require_points,
@@ -284,14 +283,11 @@ def _objectives(problem: RiskProblem, points: int) -> list[Objectives]:
     return rule.compute(problem, Effort(points=points))
 
 
-_BY_OBJECTIVE = {
-    "kind": "exact",
-    "scope": "a rule of `tasks.OBJECTIVE`, such as a formula `closed_risk`",
-    "method": "that rule, averaged over eight point sets unless it is a closed form",
-}
+_SCOPE = "a rule of `tasks.OBJECTIVE`, such as a formula `closed_risk`"
+_METHOD = "that rule, averaged over eight point sets unless it is a closed form"
 
 
-@RISK.rule(**_BY_OBJECTIVE, obstacle=_no_objective)
+@RISK.rule(kind="exact", scope=_SCOPE, method=_METHOD, obstacle=_no_objective)
 def _over_sets(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the mean over independent point sets, and its error."""
     points = USUAL_POINTS if effort.points is None else effort.points
@@ -301,7 +297,7 @@ def _over_sets(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     ]
 
 
-@RISK_GRADIENT.rule(**_BY_OBJECTIVE, obstacle=_no_objective)
+@RISK_GRADIENT.rule(kind="exact", scope=_SCOPE, method=_METHOD, obstacle=_no_objective)
 def _slopes_over_sets(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
     points, gradients = unwrap(effort.points), []
     for objectives in _objectives(problem, points):

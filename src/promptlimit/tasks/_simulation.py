@@ -113,7 +113,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
         raise ArgumentError(
             "lengths",
             f"must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for math.inf, the limit.",
+            f"got {length:g}. Pass math.inf for the limit.",
         )
     entries = count * dim * _COPIES + simulation.attention.scratch_size(int(count))
     fitting = max(1, int(_MEMORY_BUDGET // (8 * entries)))
@@ -199,7 +199,7 @@ def simulated_objective(
         raise ArgumentError(
             "lengths",
             f"must be at most {most} with {samples} simulated prompts, got {length:g}. "
-            "Ask for fewer samples.",
+            "Pass fewer samples.",
         )
     return SimulatedObjective(task, *_prompts(task, length, row_keys(key, 0, samples, 3)))
 

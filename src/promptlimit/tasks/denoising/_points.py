@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
+from promptlimit.tasks._averages import over_replicates
 from promptlimit.tasks._points import RADIUS, normal_rule
-from promptlimit.tasks._problem import Estimate, over_replicates
-from promptlimit.tasks.denoising._task import Denoising
+from promptlimit.tasks._problem import Estimate
+from promptlimit.tasks.denoising._task import AbstractDenoising
 
 
 class QueryPoints(NamedTuple):
@@ -31,7 +32,7 @@ class QueryPoints(NamedTuple):
 
 
 def query_points(
-    task: Denoising, count: int, *, replicate: int = 0, radius: float = RADIUS
+    task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = RADIUS
 ) -> QueryPoints:
     """Return `count` queries, the same number about each mean.
 
@@ -49,7 +50,7 @@ def query_points(
     return QueryPoints(flat, weights.ravel(), bayes_predictions(task, flat))
 
 
-def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+def gates(task: AbstractDenoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
     s = task.query_variance
     half_squares = 0.5 * np.sum(task.means**2, axis=1)
@@ -62,13 +63,13 @@ def softmax_rows(logits: Any) -> Any:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def bayes_predictions(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+def bayes_predictions(task: AbstractDenoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return $f^*(z)=\frac gsz+\frac xs\sum_k\beta_km_k$ in NumPy, [n, d], for queries [n, d]."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     return (g / s) * queries + (x / s) * gates(task, queries) @ task.means
 
 
-def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
+def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
     $C_\beta$ is the covariance of the means under the posterior of the component. The gate

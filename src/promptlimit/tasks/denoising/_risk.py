@@ -1,7 +1,7 @@
-r"""The rules for the risks of denoising, and what flows descend.
+r"""The rules for the risks of denoising.
 
-Over infinite prompts risks are those of `_limit_risk`, over prompts of L tokens those of
-`_prompts`. Flows at finite L follow one softmax head and a residual between two components, over
+Risks over infinite prompts are those of `_limit_risk`, over prompts of L tokens those of
+`_prompts`. Gradients at finite L exist for one softmax head and a residual on two components, over
 fixed queries and tables of selection. Linear heads have a closed form.
 """
 
@@ -40,9 +40,9 @@ from promptlimit.tasks.denoising._limit_risk import (
 from promptlimit.tasks.denoising._points import QueryPoints, bayes_denoising_risk, query_points
 from promptlimit.tasks.denoising._prompts import prompt_excess, query_rule, tilted_heads
 from promptlimit.tasks.denoising._task import (
+    AbstractDenoising,
     Denoising,
     InContextDenoising,
-    fixed_mixture,
     require_outputs,
 )
 from promptlimit.weights import SelectionTable, selection_tables
@@ -54,7 +54,7 @@ _ROUGH = 1e-3
 """The tolerance from which the cross moments of two heads may be rough: they are better still."""
 
 _QUERY_RADIUS = 6.0
-"""Standard deviations of a query that flows see."""
+"""How far the queries of gradients go, in standard deviations."""
 
 _FARTHEST = 25.0
 """How far apart means may be, in standard deviations of a token: tables are finer the farther."""
@@ -196,15 +196,15 @@ def _excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 
 def _linear_risk_at(problem: RiskProblem, length: float) -> float:
-    task = fixed_mixture(problem.task)
-    return float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
+    at = to_device(length, jnp.float64)
+    return float(linear_denoising_risk(problem.task, problem.attention, at))
 
 
 def _prompt_excesses(
     problem: RiskProblem, lengths: list[float], effort: Effort
 ) -> dict[float, Estimate]:
     """Return the excess at each finite length, over finer lattices until two halves agree."""
-    task, heads = fixed_mixture(problem.task), unwrap(tilted_heads(problem.attention))
+    task, heads = problem.task, tilted_heads(problem.attention)
     steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
     spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
     known: dict[float, Estimate] = {}
@@ -236,7 +236,7 @@ def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     if _HEADS(problem) is None and problem.kernels == {"linear"}:
         lengths = problem.lengths.tolist()
         return [Estimate(_linear_risk_at(problem, length), 0.0, 0) for length in lengths]
-    bayes = bayes_denoising_risk(fixed_mixture(problem.task), USUAL_POINTS)
+    bayes = bayes_denoising_risk(problem.task, USUAL_POINTS)
     return [
         Estimate(value + bayes.value, math.hypot(error, bayes.error), points)
         for value, error, points in _excesses(problem, effort)
@@ -266,7 +266,7 @@ def _finite_prompt(problem: BayesProblem) -> str | None:
 )
 def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
     """Return the risk of `bayes`, at every length: the law is known without the prompt."""
-    risk = bayes_denoising_risk(fixed_mixture(problem.task), unwrap(effort.points))
+    risk = bayes_denoising_risk(problem.task, unwrap(effort.points))
     return [risk] * problem.lengths.size
 
 
@@ -293,7 +293,7 @@ class PromptObjective(AbstractObjective):
         return self.least + 0.5 * weights @ excess(points, bayes)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return what part of its tables it asks for, in the units of other tables."""
+        """Return the largest sharpness at any query, in the units of other tables."""
         tilts = self.queries.points @ _only_head(attention).key_query.T
         largest = jnp.sqrt(self.task.token_variance * jnp.max(jnp.sum(tilts**2, axis=1)))
         return float(largest) / _REACH_SHARE
@@ -321,12 +321,12 @@ class PromptObjective(AbstractObjective):
 def _only_head(attention: AbstractAttention) -> AbstractHead:
     heads = attention.as_heads()
     if heads is None or len(heads) != 1:
-        raise ArgumentError("attention", "must be one head, beside a residual or not.")
+        raise ArgumentError("attention", "must be one head, with or without a residual.")
     return heads[0]
 
 
 def linear_denoising_risk(
-    task: Denoising, attention: AbstractAttention, length: Float[Array, ""]
+    task: AbstractDenoising, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
     r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ mean of $zz^\top$.
 

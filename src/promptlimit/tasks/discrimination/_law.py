@@ -292,7 +292,7 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
         raise ArgumentError(
             "attention",
             f"must have scores of standard deviation at most {_SHARPEST:g}, got "
-            f"{sharpest:.3g} at some query. Scale its key-query matrix down, or ask for "
+            f"{sharpest:.3g} at some query. Scale its key-query matrix down, or pass "
             "kind='estimate' with a key.",
         )
 

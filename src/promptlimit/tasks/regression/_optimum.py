@@ -217,7 +217,7 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
         raise ArgumentError(
             "depth",
             f"must be a whole number from 1 to {most}{why}, got {depth}. "
-            "Ask for the `risk` of a Stack of your own beyond.",
+            "Pass a Stack of more layers to `risk`.",
         )
 
 

@@ -192,7 +192,7 @@ def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
     r"""Return $\sum_{hg}E\,v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g$.
 
     As `Averages.product`, with $\alpha_{hg}=v_h^\top Sv_g$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
-    $\gamma_{hg}=u_h^\top Hu_g$; what is odd in w is $(b_gv_h+b_hv_g)^\top Sw$ and
+    $\gamma_{hg}=u_h^\top Hu_g$; the terms odd in w are $(b_gv_h+b_hv_g)^\top Sw$ and
     $(A_hHu_g+A_gHu_h)^\top Sw$.
     """
     (S, H, prior, _), (A, u, v1, b) = law, blocks

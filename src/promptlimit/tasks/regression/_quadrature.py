@@ -78,7 +78,7 @@ def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Es
     if not enough:
         warnings.warn(
             f"{sets * size} points reach a relative error of {error / value:.2g}, not the "
-            f"{tolerance:g} asked for: the risk hangs on rare queries. Its error is reported.",
+            f"requested {tolerance:g}: the risk depends on rare queries. Its error is reported.",
             UnreliableErrorWarning,
             stacklevel=2,
         )
@@ -96,9 +96,9 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
     reached = value + 4.0 * error + _ROUNDING * abs(floor)
     if not (error <= _UNRELIABLE * abs(value) and reached >= floor):
         raise AccuracyError(
-            f"The points give {value:.4g} with an error of {error:.2g}, which is no risk to rely "
-            f"on (at least {floor:.4g}, within {100 * _UNRELIABLE:.0f}%): a few queries carry the "
-            "answer. Raise `points`, or pass kind='estimate' with a key.",
+            f"The points give {value:.4g} with an error of {error:.2g}, which is not "
+            f"reliable (at least {floor:.4g}, within {100 * _UNRELIABLE:.0f}%): a few queries "
+            "decide it. Raise `points`, or pass kind='estimate' with a key.",
             argument="points",
         )
     return found._replace(value=max(value, floor))
@@ -124,15 +124,15 @@ def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], li
 
 def _tabulated(head: Regressor, sets: list[Nodes]) -> tuple[WeightInterpolant, NDArray[np.float64]]:
     """Return statistics tabulated as far as these points need, and the means over each set."""
-    shortest = first_range(head.task, head.key_query)
-    for end in (end for end in _RANGES if end >= shortest):
+    end = first_range(head.task, head.key_query)
+    while True:
         known = risk_statistics(head.length, end)
         risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
         rows = np.array([_means(dataclasses.replace(risk, nodes=nodes), head) for nodes in sets])
         found, _ = _mean_risk(risk, head, rows)
-        if _lost(rows) <= _LOST * abs(found.value):
-            break
-    return known, rows
+        if _lost(rows) <= _LOST * abs(found.value) or end == _RANGES[-1]:
+            return known, rows
+        end = next(wider for wider in _RANGES if wider > end)
 
 
 def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
@@ -203,7 +203,7 @@ def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value_row: Array, rows:
 
 
 def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
-    r"""Return the risk, or None when law or head is no isotropic block or $\sigma$ exceeds 40.
+    r"""Return the risk, or None unless law and head are isotropic blocks and $\sigma\le40$.
 
     With $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, $|x_q|^2$ is $\lambda_q\chi^2_d$. Trapezoidal
     rule in $\log\chi^2$, whose error falls geometrically in the number of nodes: 20 times

@@ -14,6 +14,7 @@ from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._averages import gradient_moments
 from promptlimit.tasks._problem import (
     OBJECTIVE,
     RISK,
@@ -25,7 +26,6 @@ from promptlimit.tasks._problem import (
     MatrixRisk,
     Objectives,
     RiskProblem,
-    gradient_moments,
     merged,
     on,
     require_points,
@@ -84,7 +84,7 @@ def risk_function(
     Linear attention, and either attention at $L=\infty$, have a polynomial for a risk, without
     error. Softmax at finite length averages over fixed points $(w, x_q)$, closed under
     $w\to-w$; its cost does not depend on L. Where a point's sharpness exceeds `max_sharpness` the
-    risk is NaN: ask `.sharpness(U)` and take a larger range, up to 40.
+    risk is NaN: check `.sharpness(U)` and pass a larger range, up to 40.
 
     Args:
         task: the regression.

@@ -33,14 +33,14 @@ _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 
 def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> None:
-    """Tabulate what risks at these lengths are made of, together: 20 take as long as one or two.
+    """Tabulate the weight statistics of risks at several lengths together.
 
-    Flows, training runs and risks at those lengths then begin at once. The tables live as long as
-    the process.
+    Twenty lengths take as long as one or two. Flows, training runs and risks at those lengths use
+    the tables, which live as long as the process.
 
     Args:
         lengths: prompt lengths, whole numbers from 1 to 1e30, several.
-        max_sharpness: how far the tables go; flows ask for 16.
+        max_sharpness: how far the tables go; flows use 16.
 
     >>> import promptlimit as pl
     >>> pl.tasks.tabulate_risks([10, 20], max_sharpness=2.0)
@@ -66,12 +66,12 @@ def risk_statistics(
 
 
 def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
-    """Return the statistics without what only a reader reads: one program serves all lengths."""
+    """Return the statistics without length and errors, so that one program serves all lengths."""
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
 def with_arrays(tree: TreeT) -> TreeT:
-    """Return the same with arrays in place of floats: one compiled program serves all values."""
+    """Return a tree with arrays in place of floats: one compiled program serves all values."""
     return jax.tree.map(lambda leaf: to_device(leaf) if isinstance(leaf, float) else leaf, tree)
 
 
@@ -128,16 +128,16 @@ class Regressor(NamedTuple):
 class SoftmaxRisk(eqx.Module):
     r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
 
-    What is polynomial is averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
+    Polynomials are averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
     $\sigma^2$ near $P$ and $\varrho$,
 
     $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
 
     and only the last term is a sum over points. It vanishes as the prompt grows.
 
-    A flow takes lines of slope 0: sloping ones are closer at given parameters, but with few points
-    the risk then falls without bound far out, and a flow finds that out. Values take the multiple
-    of the slopes at which independent point sets agree best.
+    Flows use lines of slope 0: sloping ones are closer at given parameters, but with few points the
+    risk then falls without bound far out. Values use the multiple of the slopes at which point sets
+    agree best.
 
     Attributes:
         task: the regression.
@@ -253,7 +253,7 @@ class SoftmaxRisk(eqx.Module):
         return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
 
     def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
-        r"""Return what the means are made of.
+        r"""Return the terms of the means.
 
         With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and

@@ -63,12 +63,12 @@ class AbstractGaussianRegression(AbstractRegression):
 
     @property
     @abc.abstractmethod
-    def turns(self) -> int:
+    def rotation_dim(self) -> int:
         """How many standard normals the covariance of a prompt is made of; 0 for a fixed one."""
 
     @abc.abstractmethod
     def covariances(
-        self, normals: Float[np.ndarray, "points turns"]
+        self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
         r"""Return $\Sigma$ and $\Sigma_q$ of prompts made of these normals; of all, if fixed."""
 
@@ -124,13 +124,13 @@ class LinearRegression(AbstractGaussianRegression):
         return self.covariance.shape[0] + 1
 
     @property
-    def turns(self) -> int:
+    def rotation_dim(self) -> int:
         """None: the covariance is fixed."""
         return 0
 
     def covariances(
         self,
-        normals: Float[np.ndarray, "points turns"],  # noqa: ARG002
+        normals: Float[np.ndarray, "points rotation_dim"],  # noqa: ARG002
     ) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "d d"]]:
         r"""Return $\Sigma$ and $\Sigma_q$."""
         return self.covariance, self.query_covariance
@@ -186,12 +186,12 @@ class RotatedRegression(AbstractGaussianRegression):
         return self.spectrum.size + 1
 
     @property
-    def turns(self) -> int:
+    def rotation_dim(self) -> int:
         """The entries of the matrix whose orthogonal factor is the rotation."""
         return self.spectrum.size**2
 
     def covariances(
-        self, normals: Float[np.ndarray, "points turns"]
+        self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "points d d"], Float[np.ndarray, "points d d"]]:
         r"""Return $O\Lambda O^\top$, twice, for the rotations made of these normals."""
         dim = self.spectrum.size
