@@ -98,7 +98,7 @@ def test_no_descent_finds_a_better_linear_attention(name, length, x64):
         risk = pl.tasks.risk_function(task, length, kernel="linear")
         return jax.value_and_grad(lambda p: risk(p[:16].reshape(4, 4), p[16:]))(flat)
 
-    at = jnp.concatenate([best.attention.key_query.ravel(), best.attention.value[-1]])
+    at = jnp.asarray(np.append(best.key_query[0], best.value_matrix[0, -1]))
     assert_allclose(both(at)[0], best.value, rtol=1e-14)
     assert_allclose(both(at)[1], 0.0, atol=1e-13)
     ends = []

@@ -200,6 +200,18 @@ class InContextDenoising(AbstractDenoising):
     2 4
     """
 
+    def __init__(
+        self,
+        means: ArrayLike,
+        weights: ArrayLike,
+        *,
+        within_variance: Number,
+        noise_variance: Number,
+    ):
+        super().__init__(
+            means, weights, within_variance=within_variance, noise_variance=noise_variance
+        )
+
     def draw(self, *, key: PRNGKeyArray) -> tuple[Affine, Affine]:
         """Return the law of a token, and that of the query with its answer, rotated by one Q."""
         dtype = jnp.result_type(float)

@@ -35,7 +35,7 @@ from promptlimit.weights import WeightInterpolant, weight_statistics
 _SET = 4096
 _MARGIN = 1.25
 _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
-_LOST = 1e-6
+_LOST = 1e-7
 _MISSED = 0.01
 _UNRELIABLE = 0.1
 _ROUNDING = 1e-12
@@ -107,16 +107,16 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
 def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], list[SoftmaxRisk]]:
     """Return the risk over independent point sets, and over the first with its tables changed.
 
-    The changes are what the error of the tables allows, and what statistics beyond them may be.
-    Slopes at the changed risks show how much that matters.
+    One change is the error of the tables, the other sets the statistics beyond them to their limit.
+    The slopes of the changed risks show how much that matters.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
     known, rows = _tabulated(head, sets)
-    flat = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
-    found, share = _mean_risk(flat, head, rows)
+    risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
+    found, share = _mean_risk(risk, head, rows)
     lost = _lost(rows)
     _require_tables(lost, found.value, rows)
-    risk = dataclasses.replace(flat, slope_share=share)
+    risk = dataclasses.replace(risk, slope_share=share)
     changed = [dataclasses.replace(risk, statistics=of_any_length(perturbed(known)))]
     changed += [dataclasses.replace(risk, saturated=True)] if lost > 0.0 else []
     return [dataclasses.replace(risk, nodes=nodes) for nodes in sets], changed
@@ -140,7 +140,7 @@ def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
 
 
 def first_range(task: LinearRegression, key_query: Array) -> float:
-    """Return how far the tables go in which `softmax_risk` looks first."""
+    """Return the range of the tables that `softmax_risk` tries first."""
     nodes = next(node_sets(task, _SET, 0))
     squared = scores(nodes, task.noise_variance, key_query).squared
     largest = _MARGIN * math.sqrt(float(jnp.max(squared)))

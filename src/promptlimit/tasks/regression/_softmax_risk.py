@@ -143,7 +143,9 @@ class SoftmaxRisk(eqx.Module):
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         nodes: the points.
-        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
+        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$; None for
+            level lines without averages over w, which take twice the time and gain nothing at the
+            points of flows.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
         saturated: whether they are 1 there, their limit, in place of their last value.
