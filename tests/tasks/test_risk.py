@@ -202,8 +202,8 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, kind="limit"),
-            "`kind` must be one of 'auto', 'exact', 'estimate' for SoftmaxAttention on "
-            "LinearRegression at finite lengths, got 'limit'. Pass lengths=math.inf to compute "
+            "`kind` must be one of 'auto', 'exact', 'asymptotic', 'estimate' for SoftmaxAttention "
+            "on LinearRegression at finite lengths, got 'limit'. Pass lengths=math.inf to compute "
             "the limit.",
         ),
         (
