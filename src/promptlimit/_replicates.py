@@ -36,18 +36,19 @@ def sobol_normals(dim: int, points: int, *seed: int) -> Array:
 
 
 def standard_error(values: Array) -> Array:
-    r"""Return the standard error of a mean over the first axis, widened by Student's law.
-
-    A standard error from few values is itself uncertain. It is multiplied by $t/4$, t the quantile
-    of Student's law at the level of four normal standard errors (2.12 for eight values, 1 for
-    many), so that the mean lies within four errors as often as for many values.
-    """
+    """Return the standard error of a mean over the first axis, widened by `student_factor`."""
     count = values.shape[0]
-    return np.asarray(_student_factor(count) * values.std(axis=0, ddof=1) / math.sqrt(count))
+    return np.asarray(student_factor(count) * values.std(axis=0, ddof=1) / math.sqrt(count))
 
 
 @functools.cache
-def _student_factor(count: int) -> float:
+def student_factor(count: int) -> float:
+    r"""Return by how much a standard error from few values is widened.
+
+    A standard error from few values is itself uncertain. The factor is $t/4$, t the quantile of
+    Student's law at the level of four normal standard errors (2.12 for eight values, 1 for many):
+    the mean then lies within four errors as often as for many values.
+    """
     from scipy.special import ndtr, stdtrit  # noqa: PLC0415  # as above
 
     return -float(stdtrit(count - 1, ndtr(-4.0))) / 4.0

@@ -127,7 +127,7 @@ def test_linear_attention_over_few_tokens_ends_at_its_optimum() -> None:
     best = pl.linear_optimum(task, 7)
     assert isinstance(best.attention, pl.LinearAttention)
     np.testing.assert_allclose(flow.key_query[-1], best.attention.key_query, atol=1e-8)
-    assert abs(flow.value[-1] - best.risk.value) < 1e-12
+    assert abs(flow.value[-1] - best.value) < 1e-12
 
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(14)
@@ -462,7 +462,7 @@ def test_a_flow_that_has_arrived_at_the_start_stays_there() -> None:
     task = pl.LinearRegression(SIGMA, noise_variance=0.3)
     best = pl.linear_optimum(task, 10)
     flow = pl.gradient_flow(best.attention, task, 10, [0.0, 1.0, math.inf])
-    np.testing.assert_allclose(flow.value, best.risk.value, rtol=1e-9)
+    np.testing.assert_allclose(flow.value, best.value, rtol=1e-9)
     assert flow.arrived is not None
 
 

@@ -167,6 +167,7 @@ EXAMPLES = {
     "LengthStatistics": lambda: pl.length_statistics(1.0, LENGTHS, fixed_scores=[1.0, 2.0]),
     "LimitBand": lambda: LimitBand(np.arange(3.0), np.zeros(3), np.array([0.0, 1.0, math.inf])),
     "Limits": lambda: Limits(np.array([1.0, 2.0]), np.array([1.0, 3.0]), "limit", 0.0),
+    "LinearOptimum": lambda: pl.linear_optimum(TASK, LENGTHS),
     "OutputLaw": lambda: pl.output_law(HEAD, LAW, [1.0, 0.5], LENGTHS),
     "PromptMoments": lambda: pl.prompt_moments(HEAD, LAW, [1.0, 0.5], LENGTHS),
     "RateFit": lambda: pl.fit_rate([10, 100, 1000], [0.1, 0.01, 0.001]),

@@ -122,7 +122,7 @@ def least_errors(setting: Setting, law: str, length: int) -> tuple[float, float]
     a closed form.
     """
     softmax = 2 * flow(setting, law, "softmax", length, None).value[-1]
-    return float(softmax), float(linear_optimum(protocol_task(law), length).risk.mse)
+    return float(softmax), float(linear_optimum(protocol_task(law), length).mse)
 
 
 def random_start(setting: Setting, index: int, kernel: str) -> Factored:
@@ -362,7 +362,7 @@ def ends(setting: Setting, law: str) -> Ends:
         lengths=np.array(lengths),
         errors=np.array([[2 * run.value[-1] for run in row] for row in runs]),
         accuracy=np.array([[2 * run.error[-1] for run in row] for row in runs]),
-        optimum=np.array([best.risk.mse for best in linear_optimum(task, lengths)]),
+        optimum=np.asarray(linear_optimum(task, lengths).mse),
         ridge=np.asarray(bayes_risk(task, lengths).mse),
         floor=task.noise_variance,
     )

@@ -19,7 +19,7 @@ from promptlimit._inputs import to_device
 from promptlimit._normals import normal_pairs
 from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import Batches
-from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on, task_of
+from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
 from promptlimit.tasks.regression._law_sums import law_sums
 from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.tasks.regression._token_sums import (
@@ -107,7 +107,7 @@ class RegressionGradient(eqx.Module):
     obstacle=on(LinearRegression),
 )
 def _regression_gradient(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
-    return RegressionGradient.of(task_of(problem, LinearRegression), problem.batches)
+    return RegressionGradient.of(problem.task, problem.batches)
 
 
 def _sums(batches: Batches) -> TokenSums:

@@ -23,7 +23,7 @@ from promptlimit.tasks.regression._token_sums import (
 )
 
 ATTEMPTS = 8
-"""How often a rejected number is drawn anew: one is left over in 1e10 draws, and is then taken."""
+"""Draws per number: all are rejected once in 1e10 times, and the last one is then used."""
 
 
 class Frame(NamedTuple):

@@ -220,7 +220,7 @@ class _Tilts:
         beta: [laws, components].
         log_norm: $\log Z_\beta$, [laws, components].
         turn: how $K^+(p-p_0)$ depends on $p_0-\mu$, [laws, components, d, d].
-        shift: what it is at $p_0=\mu$, [laws, components, d].
+        shift: its value at $p_0=\mu$, [laws, components, d].
     """
 
     beta: NDArray[np.float64]

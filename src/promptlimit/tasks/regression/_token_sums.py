@@ -1,4 +1,4 @@
-r"""What a step needs of the tokens of its prompts: two sums a head.
+r"""The sums over tokens that a step of training needs: two per head.
 
 Tokens are kept as the standard normals $g$ they are made of (`_batch_gradient`). With the score
 $s=\langle a,g\rangle$ and the value $t=\langle b,g\rangle$ of a token, the prediction is
@@ -59,7 +59,7 @@ def prompt_stream(
         raise ArgumentError(
             "lengths",
             f"times `batch` must be below {2**32 // (dim + 2)}, got {max(lengths)} times "
-            f"{batch}. Ask for smaller batches.",
+            f"{batch}. Use smaller batches.",
         )
     words = np.stack(
         [
