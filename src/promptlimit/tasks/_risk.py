@@ -16,7 +16,6 @@ from promptlimit.results import Kind, Risk, RiskGradient
 from promptlimit.rules import Effort, OutOfScope, Rule, computes, unwrap
 from promptlimit.tasks._abstract import (
     AbstractTask,
-    Batches,
     BatchGradient,
     Lengths,
     require_real_number,
@@ -156,16 +155,6 @@ def risk_gradient(
     if not shape:
         return RiskGradient(value, error, found, tokens.item(), counts[0])
     return RiskGradient(value, error, found, tokens, np.array(counts).reshape(shape))
-
-
-def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
-    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
-
-    None where no rule of `BATCH_GRADIENT` applies.
-    """
-    problem = BatchProblem(task, batches)
-    rule = BATCH_GRADIENT.first(problem, "estimate")
-    return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
 
 def _closed_risk(
