@@ -22,8 +22,14 @@ import jax
 import numpy as np
 
 import promptlimit as pl
-from promptlimit.dynamics._requests import TrainingRequest, starts_of_seeds
-from promptlimit.dynamics._step import advancer, batch_gradient, first_state, start_arrays
+from promptlimit.dynamics._starts import starts_of_seeds
+from promptlimit.dynamics._step import (
+    TrainingRequest,
+    advancer,
+    first_state,
+    loss_gradient,
+    start_arrays,
+)
 
 LENGTHS = (10, 40, 100, 200, 500, 1000)
 BOTH = ("softmax", "linear")
@@ -54,7 +60,7 @@ class Ours:
             packed=False,
         )
         (cell,) = request.cells
-        self.advance = advancer(request.plan.rule, batch_gradient(request, cell))
+        self.advance = advancer(request.plan.rule, loss_gradient(request, cell))
         self.state = first_state(request.plan.rule, start_arrays(request, cell))
         self.state = jax.block_until_ready(self.advance(self.state, 0, 2))
 

@@ -121,6 +121,8 @@ class FlowPlan:
         points: of quadrature for exact risks, a power of two. The `error` of the trajectory covers
             the risks at its parameters, its `parameter_error` what the points do to the parameters.
         replicate: which of the independent point sets.
+        parameter_error: whether to measure the error of the parameters by a second flow, over an
+            independent point set. It costs about as much as the first.
         samples: number of prompts where risks are simulated.
 
     >>> FlowPlan([0.0, 1.0, float("inf")], rtol=1e-10).arrival
@@ -134,6 +136,7 @@ class FlowPlan:
     solver: diffrax.AbstractSolver | None
     points: int
     replicate: int
+    parameter_error: bool
     samples: int
 
     def __init__(
@@ -146,6 +149,7 @@ class FlowPlan:
         solver: diffrax.AbstractSolver | None = None,
         points: int = 4096,
         replicate: int = 0,
+        parameter_error: bool = True,
         samples: int = 4096,
     ):
         threshold = rtol if arrival is None else arrival
@@ -160,6 +164,7 @@ class FlowPlan:
             "solver": solver,
             "points": require_points(points),
             "replicate": int(replicate),
+            "parameter_error": bool(parameter_error),
             "samples": int(samples),
         }
         for name, value in checked.items():

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 
 from promptlimit._inputs import to_device
-from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import training_moments
 from promptlimit.dynamics._step import (
     Advance,
+    Cell,
+    TrainingRequest,
     TrainingState,
     advancer,
-    batch_gradient,
     first_state,
+    loss_gradient,
     many_steps,
     start_arrays,
 )
@@ -98,8 +99,7 @@ def _current_risk(request: TrainingRequest, length: Length, parameters: Any) -> 
     """Return the risk of the first run of a cell."""
     leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
     start = request.starts[0][0]
-    objectives = functools.partial(request.objective, start, length)
-    return float(training_moments(objectives, start, leaves, 0)[0].risk[0])
+    return float(training_moments(request.objectives(start, length), start, leaves)[0].risk[0])
 
 
 def _arrays(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -209,9 +209,9 @@ def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
         request.seeds, len(request.starts), team.size, all_of_them=team.hosts > 1
     )
     if team.size == 1 or shares.devices == 1 or cell[0][1] is not None:
-        return advancer(rule, batch_gradient(request, cell))
+        return advancer(rule, loss_gradient(request, cell))
     part = dataclasses.replace(request, starts=tuple(row[: shares.own] for row in request.starts))
-    program = _device_program(many_steps(rule, batch_gradient(part, cell)))
+    program = _device_program(many_steps(rule, loss_gradient(part, cell)))
 
     def advance(state: TrainingState, first: int, last: int) -> TrainingState:
         bounds = np.array([first, last], np.uint32)
