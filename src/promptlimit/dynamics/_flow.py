@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
+from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, numpy_only
 from promptlimit._configuration import description
@@ -127,6 +128,11 @@ class FlowRequest:
     def problem(self) -> RiskProblem:
         """The risk that the flow descends."""
         return RiskProblem(self.start, self.task, np.array([self.length]))
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """When to record the flow."""
+        return np.asarray(self.plan.times, dtype=np.float64)
 
     @property
     def effort(self) -> Effort:
@@ -252,7 +258,7 @@ def _solution(request: FlowRequest) -> Trajectory:
 
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
     risk = request.risk(max_sharpness)
-    descent = _descent(request, risk, request.plan.rtol)
+    descent = _descent(request, risk, float(request.plan.rtol))
     end = [to_device(array) for array in request.reading.arrays(np.asarray(descent.last))]
     sharpness = risk.objective.sharpness(request.reading.attention(end))
     return _Attempt(risk, descent, max_sharpness, sharpness)
@@ -260,9 +266,9 @@ def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
 
 def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Descent:
     """Follow the flow; its states at times padded to a common number, so that programs are few."""
-    plan = request.plan
-    finite = plan.times[np.isfinite(plan.times)]
-    end = finite[-1] if finite.size == plan.times.size else _FOREVER
+    plan, times = request.plan, request.times
+    finite = times[np.isfinite(times)]
+    end = finite[-1] if finite.size == times.size else _FOREVER
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
     limits = (end, tolerance, plan.arrival, plan.radius)
@@ -288,7 +294,7 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
             f"statistics end, but reached that at time {end:.4g}. Ask for earlier times, or raise "
             "`points`: a flow can follow too few points away from the law."
         )
-    in_time = bool(descent.arrived) or np.isfinite(request.plan.times[-1])
+    in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
     if not (bool(descent.finished) and in_time):
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
@@ -310,7 +316,7 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         _warn_of_disagreement(value[-1], error[-1])
         value = require_risks(attempt.risk.objective.lower_bound, value, error)
     return Trajectory(
-        times=request.plan.times,
+        times=request.times,
         lengths=request.length,
         parameters=dict(
             zip(array_names(request.start), request.reading.arrays(states), strict=True)
@@ -328,9 +334,9 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
 
 
 def _warn_of_disagreement(value: float, error: float) -> None:
-    if error > _UNRELIABLE * value:
+    if error > _UNRELIABLE * abs(value):
         warnings.warn(
-            f"Independent point sets disagree about the last risk of this flow: its standard error "
+            "Independent point sets disagree about the last risk of this flow: its standard error "
             f"is {100 * error / value:.0f}%. The flow may follow its points rather than the law. "
             "Raise `points`.",
             UnreliableErrorWarning,
@@ -349,17 +355,17 @@ def _parameter_error(
     if request.exact is None or not request.plan.parameter_error:
         return None
     if request.exact.is_closed_form:
-        return np.zeros(request.plan.times.size)
+        return np.zeros(request.times.size)
     other = request.risk(attempt.max_sharpness, shift=1)
-    descent = _descent(request, other, _COARSER * request.plan.rtol)
+    descent = _descent(request, other, _COARSER * float(request.plan.rtol))
     distance = np.linalg.norm(_states(request, descent) - states, axis=1)
-    missed = request.plan.times > (np.inf if bool(descent.arrived) else float(descent.end))
+    missed = request.times > (np.inf if bool(descent.arrived) else float(descent.end))
     return np.where(missed, np.nan, distance / math.sqrt(2.0))
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
     """Return the parameters at all times: saved up to the end, the start at 0, then the last."""
-    times = request.plan.times
+    times = request.times
     states = np.tile(np.asarray(descent.last), (times.size, 1))
     before = times <= float(descent.end)
     states[before] = np.asarray(descent.states)[: before.sum()]
