@@ -7,7 +7,7 @@ they do not run.
 
 import difflib
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TypeVar
 
 import equinox as eqx
@@ -113,6 +113,8 @@ def _as_array(name: str, value: object) -> Array:
         raise ArgumentError(
             name, "must be an array, got rows of different lengths. Make them equal."
         ) from None
+    if host.dtype.kind == "O" and all(isinstance(entry, Real) for entry in host.flat):
+        host = host.astype(np.float64)  # whole numbers beyond 64 bits
     if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
         raise ArgumentError(
             name,

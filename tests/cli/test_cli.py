@@ -415,7 +415,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(
         for n, flow in zip((3, 20, "inf"), (*report["flows"], report["limit"]), strict=True)
     }
     assert ended_items(done, plan) == ends
-    assert [flow["length"] for flow in report["flows"]] == [3.0, 20.0]
+    assert [flow["lengths"] for flow in report["flows"]] == [3.0, 20.0]
     assert report["limit"]["kind"] == "limit"
     assert report["flows"][0]["distance"][-1] > report["flows"][1]["distance"][-1] > 0
     assert json.loads((tmp_path / "f" / "flow.json").read_text()) == report

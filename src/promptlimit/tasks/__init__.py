@@ -16,6 +16,7 @@ from promptlimit.tasks._problem import Estimate as Estimate
 from promptlimit.tasks._problem import MatrixRisk as MatrixRisk
 from promptlimit.tasks._problem import Objectives as Objectives
 from promptlimit.tasks._problem import RiskProblem as RiskProblem
+from promptlimit.tasks._problem import batch_gradient as batch_gradient
 from promptlimit.tasks._problem import exact_objectives as exact_objectives
 from promptlimit.tasks._problem import kind_of as kind_of
 from promptlimit.tasks._problem import merged as merged
@@ -55,7 +56,6 @@ from promptlimit.tasks.regression import tabulate_risks as tabulate_risks
 
 # isort: split
 # Rules for all tasks are registered after those of the tasks above, and are tried last.
-from promptlimit.tasks._risk import batch_gradient as batch_gradient
 from promptlimit.tasks._risk import bayes_excess as bayes_excess
 from promptlimit.tasks._risk import bayes_risk as bayes_risk
 from promptlimit.tasks._risk import risk as risk

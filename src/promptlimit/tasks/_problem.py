@@ -297,6 +297,16 @@ def exact_objectives(
     return rule.compute(dataclasses.replace(problem, lengths=lengths), Effort(points=points))[0]
 
 
+def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
+    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
+
+    None where no rule of `BATCH_GRADIENT` applies.
+    """
+    problem = BatchProblem(task, batches)
+    rule = BATCH_GRADIENT.first(problem, "estimate")
+    return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
+
+
 def some_finite(problem: RiskProblem | BayesProblem) -> str | None:
     """Return the obstacle of a rule for infinite prompts."""
     return None if np.isinf(problem.lengths).all() else "a length is finite"

@@ -13,10 +13,9 @@ from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
 from promptlimit.results import Risk, RiskGradient
-from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, computes, unwrap
+from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
 from promptlimit.tasks._abstract import (
     AbstractTask,
-    Batches,
     BatchGradient,
     Lengths,
     require_real_number,
@@ -222,16 +221,6 @@ def _at_lengths(
     rule = quantity.choose(problem, kind, effort)
     rule, risks = quantity.compute(rule, problem, kind, effort)
     return risk_at_lengths(risks, lengths, kind_of(rule.kind, lengths))
-
-
-def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
-    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
-
-    None where no rule of `BATCH_GRADIENT` applies.
-    """
-    problem = BatchProblem(task, batches)
-    rule = BATCH_GRADIENT.first(problem, "estimate")
-    return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
 
 def _closed_risk(

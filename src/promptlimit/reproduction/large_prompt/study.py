@@ -269,7 +269,13 @@ def flow_from(
     rtol = finer * (tolerance or (1e-5 if coarse else 1e-6))
 
     def along(points: int) -> Trajectory:
-        plan = FlowPlan(times, rtol=rtol, solver=StabilisedRungeKutta(), points=points)
+        plan = FlowPlan(
+            times,
+            rtol=rtol,
+            solver=StabilisedRungeKutta(),
+            points=points,
+            parameter_error=False,
+        )
         return gradient_flow(first, task, length, plan, folder=setting.folder)
 
     for count in (usual, 4 * usual):
