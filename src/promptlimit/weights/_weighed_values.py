@@ -11,10 +11,8 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array
+from promptlimit._quadrature import NORMAL_REACH
 from promptlimit.measures import GaussianParts
-
-_REACH = 8.5
-"""Where a standard normal ends in double precision."""
 
 _RAY_STEP = 0.3
 r"""Of the trapezoid rule in log x, $1/D=\int e^{-xD}dx$: its error is $e^{-\pi^2/0.3}$."""
@@ -76,17 +74,17 @@ class ScoredValues:
     @property
     def hull(self) -> tuple[float, float]:
         """The values between which, to double precision, every value and so every mean lies."""
-        spread = _REACH * np.sqrt(self.slopes**2 + self.rests)
+        spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
     def nodes(self, tilts: float, widest: float = 0.15) -> tuple[Array, Array]:
         r"""Return nodes g and weights of the standard normal, also where it is tilted n times."""
         sigma = float(self.sharpness.max())
-        top = min(_REACH + tilts * sigma, 37.0)
+        top = min(NORMAL_REACH + tilts * sigma, 37.0)
         step = min(widest, 0.4 / max(sigma, 1e-9))
-        count = math.ceil((top + _REACH) / step)
-        g = np.linspace(-_REACH, top, count + 1)
-        return g, np.exp(-0.5 * g**2) * ((top + _REACH) / count / math.sqrt(2.0 * math.pi))
+        count = math.ceil((top + NORMAL_REACH) / step)
+        g = np.linspace(-NORMAL_REACH, top, count + 1)
+        return g, np.exp(-0.5 * g**2) * ((top + NORMAL_REACH) / count / math.sqrt(2.0 * math.pi))
 
 
 def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
@@ -109,8 +107,8 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
     rest = np.repeat(tokens.rests, g.size)
     y = (tokens.values[:, None] + tokens.slopes[:, None] * g).ravel() - tokens.limit
     longest = float(np.log(np.where(np.isinf(lengths), 1.0, lengths).max()))
-    tails = sigma * min(3.0 * sigma, longest / max(sigma, 1e-9) + _REACH)
-    low, high = -longest - 18.0 - tails, 5.0 + _REACH * sigma - float(tokens.scores.min())
+    tails = sigma * min(3.0 * sigma, longest / max(sigma, 1e-9) + NORMAL_REACH)
+    low, high = -longest - 18.0 - tails, 5.0 + NORMAL_REACH * sigma - float(tokens.scores.min())
     u = np.arange(low, high, _RAY_STEP)
     exponents = np.exp(np.minimum(scores[:, None] + u, 200.0))  # e^200 has no share left
     left = np.exp(-exponents)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import REPLICATES, normal_rule, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
@@ -34,7 +34,6 @@ from promptlimit.tasks.denoising._points import (
     bayes_predictions,
     gates,
     is_scalar,
-    normal_rule,
     query_points,
     softmax_rows,
     span,

@@ -11,18 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
+from promptlimit._quadrature import REPLICATES, normal_rule, standard_error
 from promptlimit.tasks._problem import (
     Estimate,
 )
 from promptlimit.tasks.denoising._task import Denoising
 
-_SEED = 20_261_001
 _RADIUS = 8.0
-"""How far lattices go, in standard deviations: $e^{-32}$ of a plane lies outside."""
-
-_LATTICE_DIM = 2
-_GOLDEN = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
+"""How far lattices go, in standard deviations."""
 
 
 class QueryPoints(NamedTuple):
@@ -56,26 +52,6 @@ def query_points(
     weights = task.weights[:, None] * masses
     flat = points.reshape(-1, task.token_dim)
     return QueryPoints(flat, weights.ravel(), bayes_predictions(task, flat))
-
-
-def normal_rule(
-    dim: int, count: int, *, replicate: int = 0, radius: float = _RADIUS
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return so many nodes [n, dim], and weights [n] of sum one, for means over N(0, I)."""
-    if dim == 0:
-        return np.zeros((1, 0)), np.ones(1)
-    if dim > _LATTICE_DIM:
-        points = sobol_normals(dim, 2 ** math.ceil(math.log2(count)), _SEED, replicate)
-        return points[:count], np.full(count, 1.0 / count)
-    volume = {1: 2 * radius, 2: math.pi * radius**2}[dim]
-    step = (volume / count) ** (1 / dim)
-    steps = np.arange(-math.ceil(radius / step) - 1, math.ceil(radius / step) + 2)
-    axes = [step * (steps + replicate * shift % 1.0) for shift in _GOLDEN[:dim]]
-    nodes = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dim)
-    squares = np.sum(nodes**2, axis=1)
-    nearest = np.sort(np.argsort(squares, kind="stable")[:count])
-    masses = np.exp(-0.5 * squares[nearest])
-    return nodes[nearest], masses / masses.sum()
 
 
 def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:

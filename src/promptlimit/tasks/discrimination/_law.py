@@ -17,7 +17,7 @@ import numpy as np
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit._inputs import in_double
-from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
+from promptlimit._quadrature import REPLICATES, sobol_normals, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
+from promptlimit._quadrature import NORMAL_REACH, normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
@@ -36,32 +37,11 @@ from promptlimit.tasks._problem import (
 )
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 
-REACH = 8.5
-"""Where a standard normal ends in double precision."""
-
 _LEAST, _MOST = 64, 1024
 _DIGITS = 1e-12
-_SHIFTS = (0.6180339887498949, 0.7548776662466927)
-"""Multiples of these, less their whole part, lie evenly: where replicates put their nodes."""
 
 PlaneFunction = Callable[[Float[Array, "2"], Array], Any]
 """A function of a point of the plane and of a parameter, to one array or several."""
-
-
-def normal_nodes(count: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes and weights of the trapezoid rule for the standard normal, shifted by a part."""
-    step = 2.0 * REACH / count
-    nodes = -REACH + step * (np.arange(count) + shift % 1.0)
-    weights = np.exp(-0.5 * nodes**2)
-    return nodes, weights / weights.sum()
-
-
-def plane_nodes(points: int, replicate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return about so many nodes [n, 2] of the standard normal in the plane, and their weights."""
-    count = max(4, round(math.sqrt(points)))
-    (x, along), (y, across) = (normal_nodes(count, replicate * shift) for shift in _SHIFTS)
-    nodes = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    return nodes, np.outer(along, across).ravel()
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -142,7 +122,8 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     """Return the risk to descend; replicates are shifted nodes."""
 
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
-        nodes, weights = plane_nodes(unwrap(effort.points), replicate)
+        points = unwrap(effort.points)
+        nodes, weights = normal_rule(2, points, replicate=replicate, radius=NORMAL_REACH)
         task = task_of(problem, Discrimination)
         return ScoreObjective(task, (to_device(nodes), to_device(weights)))
 
@@ -199,7 +180,7 @@ def _plane_risk(
 ) -> float:
     """Return the risk by one rule, in NumPy: nothing is compiled for one number."""
     w, b, r, s, s0 = (as_float64(part) for part in coordinates)
-    nodes, weights = plane_nodes(points, replicate)
+    nodes, weights = normal_rule(2, points, replicate=replicate, radius=NORMAL_REACH)
     directions = np.stack([w, s])
     variances, axes = np.linalg.eigh(directions @ task.cov @ directions.T)
     spread = nodes @ (axes * np.sqrt(np.maximum(variances, 0.0))).T

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import REPLICATES, standard_error
 from promptlimit.depth import bartlett_factors
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
