@@ -330,7 +330,7 @@ PROMPT_MOMENTS.rules.extend(
         Rule(
             "exact",
             "one softmax head, tokens from a list, or any with an analytic `log_laplace`",
-            "sums over the list, or the log-Laplace transform on a complex ray",
+            "sums over the list or over Gaussian scores, or the log-Laplace transform on a ray",
             _softmax_over_law,
             _of_heads(_exact_softmax),
         ),
