@@ -20,7 +20,7 @@ from scipy.special import log_ndtr, ndtr, ndtri_exp
 from promptlimit._arrays import Array
 from promptlimit.weights._score_law import LARGEST_EXPONENT, SMALLEST
 
-_NARROW = 1.0
+_NARROW = 0.5
 """Sharpness up to which sums run over g; beyond, over t."""
 
 _WIDEST_STEP = 0.33
@@ -33,7 +33,7 @@ _TAIL = 40.0
 _NEGLIGIBLE = -46.0
 _SATURATED = 60.0
 _LARGEST_SCORE = 4.1
-_NARROWEST, _FINE = 1e-3, 0.2
+_NARROWEST = 1e-3
 _BLOCK = 2**18
 """Multiplications up to which the usual linear-algebra libraries use one thread."""
 
@@ -45,7 +45,7 @@ _COLUMNS = 32
 class GaussianScore:
     r"""A score $s=\mu+\sigma g$ at evenly spaced u.
 
-    Up to a sharpness of one, sums run over nodes g. Beyond, they run over nodes t,
+    Up to a sharpness of 1/2, sums run over nodes g. Beyond, they run over nodes t,
     $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with $g=(t-u-\mu)/\sigma$: both factors depend on one
     number, so that the sums are convolutions.
 
@@ -90,6 +90,10 @@ class GaussianScore:
         return np.exp(-self._x)
 
     @cached_property
+    def _loss(self) -> Array:
+        return -np.expm1(-self._x)
+
+    @cached_property
     def _t(self) -> Array:
         """Nodes t for integrands with a density of g."""
         return self._nodes(-self._reach(), _LARGEST_T)
@@ -126,27 +130,29 @@ class GaussianScore:
 
     @cached_property
     def kept_and_lost(self) -> tuple[Array, Array]:
-        r"""$\varphi=E\,e^{-x}$ and $1-\varphi$, [u] each.
-
-        Integrated by parts, they are $\int xe^{-x}\Phi(\pm g)\,dt$.
-        """
+        r"""$\varphi=E\,e^{-x}$ and $1-\varphi$, [u] each."""
         if self.is_narrow:
             weights = self.normal[1]
-            return self._damping @ weights, -np.expm1(-self._x) @ weights
-        g, t = self._g(self._long_t), self._long_t
-        signals = np.exp(t - np.exp(t))[:, None]
-        kept, lost = correlations(self.step * ndtr(np.stack([g, -g])), signals)[..., 0]
-        return kept[::-1], lost[::-1]
+            return self._damping @ weights, self._loss @ weights
+        kept, lost, _ = self._shares
+        return kept, lost
 
     @cached_property
     def missing(self) -> Array:
-        r"""$E[x(1-e^{-x})]=Ex\int xe^{-x}\Phi(\sigma-g)\,dt$, [u]."""
+        r"""$E[x(1-e^{-x})]$, [u]."""
         if self.is_narrow:
-            return -(self._x * np.expm1(-self._x)) @ self.normal[1]
+            g, weights = self.normal
+            tilted = weights * np.exp(self.sharpness * g)
+            return np.exp(np.minimum(self.u + self.mean, LARGEST_EXPONENT)) * (self._loss @ tilted)
+        return self._mean_x * self._shares[2]
+
+    @cached_property
+    def _shares(self) -> Array:
+        r"""$\int xe^{-x}\Phi\,dt$ at g, -g and $\sigma-g$: means integrated by parts, [3, u]."""
         t = self._long_t
-        signals = np.exp(t - np.exp(t))[:, None]
-        share = correlations(self.step * ndtr(self.sharpness - self._g(t))[None], signals)
-        return self._mean_x * share[0, ::-1, 0]
+        g = self._g(t)
+        levels = self.step * ndtr(np.stack([g, -g, self.sharpness - g]))
+        return correlations(levels, np.exp(t - np.exp(t))[:, None])[:, ::-1, 0]
 
     @cached_property
     def remainder(self) -> Array:
@@ -227,16 +233,22 @@ def score_window(
 ) -> tuple[float, float]:
     r"""Return the u between which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
 
-    Left: $L(1-\varphi)$ is negligible for the longest. Right: for the shortest, $\varphi^L$ is
-    negligible, either because $L(1-\varphi)$ is large or because
-    $\varphi(u)\approx P(\sigma g+u<4.1)$ is itself small enough.
+    $1-\varphi(-x)$ is 0.63 to 1 times $m(x)=E\min(1,e^{\sigma g-x})$. That is at most
+    $e^{-x^2/2\sigma^2}$ for $x\le\sigma^2$ and $e^{\sigma^2/2-x}$ beyond. It is at least
+    $P(\sigma g>x)$ and, beyond $\sigma^2$, $\frac12e^{\sigma^2/2-x}$. Left: $L(1-\varphi)$ is
+    negligible for the longest. Right: for the shortest, $\varphi^L$ is negligible, either because
+    $L(1-\varphi)$ is large or because $\varphi(u)\approx P(\sigma g+u<4.1)$ is small enough.
     """
     sigma = max(sharpness, _NARROWEST)
-    left = -_overlap_quantile(_NEGLIGIBLE - math.log(longest), sigma)
+    target = _NEGLIGIBLE - math.log(longest)
+    near = sigma * math.sqrt(-2.0 * target)
+    left = -near if near <= sigma**2 else target - 0.5 * sigma**2
     right = _LARGEST_SCORE - sigma * float(ndtri_exp(_NEGLIGIBLE / shortest))
-    target = math.log(_SATURATED / 0.63) - math.log(shortest)
-    if target < -1e-3:
-        right = min(right, -_overlap_quantile(target, sigma) + 2 * _FINE)
+    filled = math.log(_SATURATED / 0.63) - math.log(shortest)
+    if filled < 0.0:
+        right = min(right, sigma * float(ndtri_exp(filled)))
+        steep = 0.5 * sigma**2 - filled - math.log(2.0)
+        right = min(right, -steep) if steep >= sigma**2 else right
     return left - mean, right - mean
 
 
@@ -245,18 +257,6 @@ def _log_overlap(x: float, sharpness: float) -> float:
     above = float(log_ndtr(-x / sharpness))
     below = sharpness * sharpness / 2 - x + float(log_ndtr(x / sharpness - sharpness))
     return float(np.logaddexp(above, below))
-
-
-def _overlap_quantile(target: float, sharpness: float) -> float:
-    r"""Return the x where $\log E\min(1,e^{\sigma g-x})$ falls to `target` < 0, by bisection."""
-    low, high = -40.0 * sharpness - 10.0, sharpness * sharpness / 2 - target + 40.0 * sharpness
-    while high - low > _FINE:
-        middle = (low + high) / 2
-        if _log_overlap(middle, sharpness) > target:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 # ---------------------------------------------------------------- long and thin products

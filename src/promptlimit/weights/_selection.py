@@ -143,9 +143,11 @@ class _Tilt:
         numbers = np.arange(math.floor(min(lows) / _STEP), math.ceil(max(highs) / _STEP) + 1)
         u = np.multiply(_STEP, numbers, dtype=np.float64)
         parts = [GaussianScore(offset, sigma, u) for offset in offsets]
-        drift, log_phi = self._drift(parts)
-        heat = np.stack([part.moments((2,), 2, sigma)[0] for part in parts], axis=1)
-        heat, heat_along, heat_square = self.weights[:, None] * heat
+        moments = self.weights[:, None] * np.stack(
+            [part.moments((1, 2), 2, sigma) for part in parts], axis=2
+        )
+        heat, heat_along, heat_square = moments[1]
+        drift, log_phi = self._drift(parts, moments[0, 0])
         one = _STEP * lengths[:, None] * np.exp((lengths - 1.0)[:, None] * log_phi)
         pairs = lengths * (lengths - 1.0)
         two = _STEP * pairs[:, None] * np.exp((lengths - 2.0)[:, None] * log_phi)
@@ -159,17 +161,15 @@ class _Tilt:
         score = one @ heat_square.sum(axis=0) + two @ fall**2
         return one @ drift.T, products, along, score, one @ square
 
-    def _drift(self, parts: list[GaussianScore]) -> tuple[Array, Array]:
-        r"""Return $a_1[1_k-\alpha_k]$, [k, u], and $\log\varphi$, [u].
+    def _drift(self, parts: list[GaussianScore], mass: Array) -> tuple[Array, Array]:
+        r"""Return $a_1[1_k-\alpha_k]$ from $a_1[1_k]$, [k, u], and $\log\varphi$, [u].
 
         Where $E[x(1-e^{-x})]$ is the smaller, it takes the place of $-E[xe^{-x}]$, to which it adds
         what the tilted law makes zero: no digits are lost in long prompts.
         """
         alpha = self.gates[0][:, None]
-        rows = [
-            (*part.kept_and_lost, part.moments((1,), 0, 0.0)[0, 0], part.missing) for part in parts
-        ]
-        kept, lost, mass, missing = self.weights[:, None] * np.array(rows).transpose(1, 0, 2)
+        rows = np.array([(*part.kept_and_lost, part.missing) for part in parts])
+        kept, lost, missing = self.weights[:, None] * rows.transpose(1, 0, 2)
         direct, other = mass - alpha * mass.sum(axis=0), missing - alpha * missing.sum(axis=0)
         drift = np.where(mass.sum(axis=0) <= missing.sum(axis=0), direct, -other)
         return drift, log_from(kept.sum(axis=0), lost.sum(axis=0))
