@@ -76,7 +76,8 @@ class GaussianScore:
         """Nodes g and their weights."""
         step = min(self.step / max(self.sharpness, _NARROWEST), _WIDEST_STEP)
         top = _RANGE + _HIGHEST * self.sharpness
-        g = step * np.arange(math.floor(-_RANGE / step), math.ceil(top / step) + 1)
+        numbers = np.arange(math.floor(-_RANGE / step), math.ceil(top / step) + 1)
+        g = np.multiply(step, numbers, dtype=np.float64)
         return g, step * np.exp(-0.5 * g * g) / math.sqrt(2.0 * math.pi)
 
     @cached_property
@@ -120,7 +121,8 @@ class GaussianScore:
 
     def _g(self, t: Array) -> Array:
         """Return g at all differences of nodes t and u, from the largest u on, [t + u - 1]."""
-        steps = self.step * np.arange(1 - self.u.size, t.size)
+        numbers = np.arange(1 - self.u.size, t.size)
+        steps = np.multiply(self.step, numbers, dtype=np.float64)
         return (float(t[0] - self.u[0]) + steps - self.mean) / self.sharpness
 
     def _density(self, g: Array) -> Array:
