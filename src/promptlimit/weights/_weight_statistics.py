@@ -32,6 +32,9 @@ from promptlimit.weights._partition_formulas import (
 from promptlimit.weights._score_law import STEP
 
 MAX_SHARPNESS = 40.0
+MAX_OUTPUT_SHARPNESS = 128.0
+"""The same for the statistics of outputs alone."""
+
 TOLERANCE = 1e-10
 """The relative error the engine may measure on itself before it refuses."""
 
@@ -159,7 +162,8 @@ def some_statistics(
 ) -> dict[str, NDArray[np.float64]]:
     """Return statistics by name, and "relative_error"; a few take a fraction of the time of all."""
     counts = checked_lengths(lengths, name="lengths")
-    values = _values(names, *np.broadcast_arrays(_checked_sharpness(sharpness), counts))
+    sigma = _checked_sharpness(sharpness, max_sharpness(names))
+    values = _values(names, *np.broadcast_arrays(sigma, counts))
     return {name: values[name] for name in (*names, "relative_error")}
 
 
@@ -181,6 +185,11 @@ def _values(
     return {name: array.reshape(sigma.shape) for name, array in values.items()}
 
 
+def max_sharpness(names: Collection[str]) -> float:
+    """Return the largest sharpness at which statistics are available."""
+    return MAX_OUTPUT_SHARPNESS if _OF_OUTPUTS.issuperset(names) else MAX_SHARPNESS
+
+
 def _highest(names: Collection[str]) -> tuple[int, int]:
     """Return the largest indices of the transforms that statistics are made of."""
     if _OF_OUTPUTS.issuperset(names):
@@ -188,14 +197,14 @@ def _highest(names: Collection[str]) -> tuple[int, int]:
     return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
 
 
-def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
+def _checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
     require_unmasked("sharpness", sharpness)
     values = np.asarray(sharpness, dtype=np.float64)
-    wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
+    wrong = values[~((values >= 0) & (values <= largest))]
     if wrong.size:
         raise ArgumentError(
             "sharpness",
-            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            f"must be between 0 and {largest:g}, got {wrong[0]}. "
             "It is the standard deviation of the scores, sqrt(t' Gamma t).",
         )
     return values
