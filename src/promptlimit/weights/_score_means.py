@@ -18,8 +18,6 @@ _LARGEST_CENTRED = 30.0
 
 _ENTRIES_AT_ONCE = 2**18
 _ROUNDING = 2.0**-50
-
-
 _KEPT = ("mass", "log_mass", "square", "lean", "spread", "log_square", "log_squares")
 
 
@@ -44,6 +42,15 @@ def assembled(
     $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
     $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$, unless `sums` has them about a
     centre.
+
+    Args:
+        u: the nodes, [u].
+        log_mean: $\Lambda$.
+        tilted_mean: $\Lambda'$.
+        sums: means by the names of `PartitionMeans`; besides, `phi` is $\varphi$, `complement`
+            $1-\varphi$, and, unless `excess` and `slope` are given, `remainder` $E[e^{-x}-1+x]$,
+            `missing` $E[x(1-e^{-x})]$ and `drift_missing` $-E[(s-\Lambda')x(1-e^{-x})]$.
+        rounding: the relative rounding error.
     """
     phi, complement = np.maximum(sums["phi"], SMALLEST), sums["complement"]
     small, log_phi = complement < 0.5, log_from(phi, complement)
