@@ -10,7 +10,8 @@ $c=e^{u+s_0}$ and the transforms $\varphi$, $a_{k,j}=E[(g-\sigma)^jx^ke^{-x}]$, 
     coupling       X   = -sigma L int c a_20 e^-c phi^{L-1}
 
 (docs/finite.md). Nodes, window and transforms are those of the common engine. `prompt_integrals`
-gives the same numbers, as second moments of the values (own token, h), in six times the time.
+gives the same numbers, as second moments of the values (own token, h), in four to six times the
+time.
 """
 
 import dataclasses

@@ -34,10 +34,10 @@ from promptlimit.weights._gaussian_score import GaussianScore, log_from, score_w
 
 _STEP = 1.0 / 3.0
 """In u: risks average selections over thousands of tilts, for which a precision of 1e-10 is enough.
-`prompt_integrals` takes ten times as long for a tilt."""
+`prompt_integrals`, with the components as values, takes three times as long for a tilt."""
 
 SHARPEST = 40.0
-"""The largest sharpness: the work grows like its cube, and exponents like its square."""
+"""The largest sharpness: exponents grow like its square."""
 
 _DIGITS = 10
 """Decimals to which tilts must agree to be taken for one."""
