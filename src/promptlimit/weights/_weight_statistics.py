@@ -3,7 +3,9 @@ r"""Exact statistics of softmax weights over prompts of any length.
 For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
 independent standard normal $g_l$, so everything a finite prompt does follows from a few numbers
 that depend on the sharpness $\sigma$ and the length L alone. They are one-dimensional integrals
-at a cost that does not depend on L (derived in docs/finite.md).
+at a cost that does not depend on L (derived in docs/finite.md). Nodes, window, transforms and error
+are those of the common engine. `prompt_integrals` has moments up to the second: those of up to four
+weights are integrals of products of up to four transforms.
 """
 
 from collections.abc import Collection
