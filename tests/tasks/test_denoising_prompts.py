@@ -300,8 +300,10 @@ def test_the_halves_of_a_rule_show_the_error_of_its_radii(kind, monkeypatch):
         heads = prompts.tilted_heads(layer)
     lengths = np.array([30.0])
     fine, _ = prompts.prompt_excess(task, heads, lengths, prompts.query_rule(task, heads, 0.4))
-    right = prompts.roots_legendre
-    monkeypatch.setattr(prompts, "roots_legendre", lambda count: right(4 + count % 2))
+    right = prompts.legendre_gauss
+    monkeypatch.setattr(
+        prompts, "legendre_gauss", lambda low, high, count: right(low, high, 4 + count % 2)
+    )
     monkeypatch.setattr(prompts, "_RADII", 1)
     few = prompts.query_rule(task, heads, 0.4)
     coarse, error = prompts.prompt_excess(task, heads, lengths, few)

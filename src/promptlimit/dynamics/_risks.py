@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import in_double, to_device
-from promptlimit._replicates import standard_error
+from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import AccuracyError
 from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, Objectives, merged

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import REPLICATES, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort
 from promptlimit.tasks._problem import (

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import in_double, require_dimension, to_device, type_name
-from promptlimit._replicates import REPLICATES
+from promptlimit._quadrature import REPLICATES
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._quadrature import student_factor
 from promptlimit._random import row_keys
-from promptlimit._replicates import student_factor
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, Empirical

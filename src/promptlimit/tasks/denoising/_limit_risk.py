@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
+from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
 from promptlimit.tasks._averages import evaluate, over_replicates, to_tolerance
-from promptlimit.tasks._points import normal_rule
 from promptlimit.tasks._problem import USUAL_POINTS, AbstractObjective, Estimate, RiskProblem
 from promptlimit.tasks.denoising._points import (
     QueryPoints,

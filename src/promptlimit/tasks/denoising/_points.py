@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
+from promptlimit._quadrature import LATTICE_RADIUS, normal_rule
 from promptlimit.tasks._averages import over_replicates
-from promptlimit.tasks._points import RADIUS, normal_rule
 from promptlimit.tasks._problem import Estimate
 from promptlimit.tasks.denoising._task import AbstractDenoising
 
@@ -32,7 +32,7 @@ class QueryPoints(NamedTuple):
 
 
 def query_points(
-    task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = RADIUS
+    task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = LATTICE_RADIUS
 ) -> QueryPoints:
     """Return `count` queries, the same number about each mean.
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, roots_genlaguerre, roots_legendre
+from scipy.special import gammaln
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._quadrature import legendre_gauss, mixture_lattice, radius_gauss
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import unwrap
-from promptlimit.tasks._points import mixture_lattice
 from promptlimit.tasks.denoising._points import (
     bayes_predictions,
     is_scalar,
@@ -112,7 +112,7 @@ def query_rule(
     among = span(task.means)
     if len(among) <= 2 and all(_acts_alike_across(matrix, among) for matrix in matrices):
         outside = sd * np.linalg.svd(among)[2][len(among)]
-        first, second = (_radii(dim - len(among), count) for count in (_RADII, _RADII + 1))
+        first, second = (radius_gauss(dim - len(among), count) for count in (_RADII, _RADII + 1))
         halves = (first[0][:, None] * outside, first[1]), (second[0][:, None] * outside, second[1])
         return _lattice(task, among, halves, step, reach)
     count = 2 ** max(9, round(11 - math.log2(step / 0.65)))
@@ -120,12 +120,6 @@ def query_rule(
     points, weights = (np.concatenate([part[i] for part in halves]) for i in (0, 1))
     half = np.repeat([0, 1], [len(part.points) for part in halves])
     return QueryRule(points, weights / 2, half, doubt=1.0)
-
-
-def _radii(freedom: int, count: int) -> tuple[Array, Array]:
-    """Return nodes and masses of sum one for the norm of a standard normal vector."""
-    squares, masses = roots_genlaguerre(count, 0.5 * freedom - 1.0)
-    return np.sqrt(2.0 * squares), masses / masses.sum()
 
 
 def _acts_alike_across(matrix: Array, among: Array) -> bool:
@@ -209,15 +203,14 @@ def _polar_plane(
     centre = math.hypot(shift, math.sqrt(freedom * s))
     low, high = max(0.0, centre - reach * sd), centre + reach * sd
     count = max(8, round((high - low) / (step * sd) * 1.6))
-    nodes, masses = roots_legendre(count + more)
-    radius = low + 0.5 * (high - low) * (nodes + 1)
+    radius, masses = legendre_gauss(low, high, count + more)
     angle = math.pi * (np.arange(_ANGLES) + 0.5) / _ANGLES
     x, r = radius[:, None] * np.cos(angle), radius[:, None] * np.sin(angle)
     log_density = (freedom - 1) * np.log(r) - ((x - shift) ** 2 + r**2) / (2 * s)
     log_density -= (0.5 * freedom - 1) * math.log(2) + gammaln(0.5 * freedom)
     log_density -= 0.5 * freedom * math.log(s) + 0.5 * math.log(2 * math.pi * s)
     polar = np.exp(log_density) * radius[:, None] * (math.pi / _ANGLES)
-    return x, r, polar * (0.5 * (high - low) * masses)[:, None]
+    return x, r, polar * masses[:, None]
 
 
 def prompt_excess(

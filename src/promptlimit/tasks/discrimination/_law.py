@@ -14,14 +14,13 @@ import jax
 import numpy as np
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
+from promptlimit._quadrature import REPLICATES, mixture_lattice, sobol_normals, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
 from promptlimit.results import Risk, mean_under_tail
 from promptlimit.rules import Effort
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._points import mixture_lattice
 from promptlimit.tasks._problem import (
     RISK,
     Estimate,

@@ -17,9 +17,9 @@ from jaxtyping import Array, Float
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
+from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._points import normal_rule
 from promptlimit.tasks._problem import (
     BAYES_RISK,
     OBJECTIVE,

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import REPLICATES, standard_error
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
 from promptlimit.tasks._problem import LARGEST_POINTS, Estimate
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets

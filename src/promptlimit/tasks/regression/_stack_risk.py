@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
-from promptlimit._replicates import sobol_normals
+from promptlimit._quadrature import normal_gauss, product_rule, sobol_normals
 from promptlimit.attention import AbstractAttention, require_affine_limit
 from promptlimit.depth import bartlett_factors
 from promptlimit.errors import UnreliableErrorWarning
@@ -199,13 +199,8 @@ def _objective(
 
 def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObjective:
     """Return the limit risk on a grid of Gauss-Hermite nodes of w."""
-    nodes, masses = np.polynomial.hermite_e.hermegauss(count)
-    axes = task.token_dim - 1
-    grid, mass = (
-        np.stack(np.meshgrid(*[along] * axes, indexing="ij"), axis=-1).reshape(-1, axes)
-        for along in (nodes, masses / masses.sum())
-    )
-    return _objective(task, math.sqrt(task.prior_variance) * grid, masses=mass.prod(axis=1))
+    grid, masses = product_rule([normal_gauss(count)] * (task.token_dim - 1))
+    return _objective(task, math.sqrt(task.prior_variance) * grid, masses=masses)
 
 
 def _limit_objective(
