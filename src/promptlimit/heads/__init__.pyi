@@ -1,9 +1,5 @@
 from ._atlas import HeadAtlas as HeadAtlas
 from ._atlas import atlas as atlas
-from ._cache_plan import CachePlan as CachePlan
-from ._cache_plan import CachePlanner as CachePlanner
-from ._cache_plan import cache_plan as cache_plan
-from ._cache_plan import token_importance as token_importance
 from ._capture import capture as capture
 from ._causal_atlas import CausalAtlas as CausalAtlas
 from ._causal_atlas import causal_atlas as causal_atlas
