@@ -23,7 +23,7 @@ from promptlimit.heads._forward import (
     next_token_loss,
     run_layer,
 )
-from promptlimit.heads._gguf_model import GgufModel
+from promptlimit.heads._gguf import GgufModel
 from promptlimit.heads._head import Head
 from promptlimit.heads.families import AbstractArchitecture, Tensor, architecture
 from promptlimit.measures import full_precision
