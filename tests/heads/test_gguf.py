@@ -169,6 +169,13 @@ def test_broken_and_hostile_files_get_a_sentence(file: Path, tmp_path: Path) -> 
             pl.heads.load(tmp_path / f"{name}.gguf")
 
 
+def test_no_model_is_refused_with_the_commands_that_install_one() -> None:
+    with pytest.raises(
+        ValueError, match=r"^`path` must be the folder of a model or a .gguf file, got None\. The"
+    ):
+        pl.heads.load(None)
+
+
 def test_a_header_of_very_many_values_is_refused(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

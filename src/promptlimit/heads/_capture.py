@@ -37,6 +37,10 @@ def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) 
     use, after rotation; keys and values that heads share are repeated. The model runs once a
     prompt, in evaluation mode and without gradients, and is left as it was.
 
+    With `captured = capture(model, ids)`, head h of a layer over prompt p is
+    `captured.prompts[p][layer][h]`, a `Head`; all three count from 0, layers in the order in which
+    they run, and `captured.layer_names[layer]` is the module of the layer.
+
     Args:
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
         ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes

