@@ -11,6 +11,7 @@ import numpy as np
 
 from promptlimit.errors import InputFileError
 from promptlimit.heads._extra import extra
+from promptlimit.heads._files import AbstractModelSource, StoredTensor
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
 _MOST_VALUES = 2**21
@@ -47,15 +48,8 @@ _WITH_DIGITS = {"gpt-2": False, "smollm": True}
 """Ways to cut a text before byte-level pairs are merged: whether each digit stands alone."""
 
 
-class GgufModel:
-    """Configuration, tensors and tokenizer of a Llama in a GGUF file.
-
-    Attributes:
-        place: the path of the file.
-        name: of the model.
-        described_by: what the shapes of tensors must agree with.
-        config: what a config.json would say.
-    """
+class GgufModel(AbstractModelSource):
+    """A Llama in a GGUF file."""
 
     def __init__(self, path: Path):
         self.place, self.name = path, path.stem
@@ -65,47 +59,40 @@ class GgufModel:
         self._require_plain()
         self.config = self._read_config()
 
-    def __contains__(self, name: str) -> bool:
-        return _stored_name(name) in self._tensors
-
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return one tensor by the name that Hugging Face gives it, in single precision.
+        """Return one tensor in single precision, after its shape and type have been checked.
 
         The file pairs neighbouring rows of queries and keys for rotary positions; they come back
         with the two halves of a head paired.
         """
-        array = self._restored(_stored_name(name), shape)
+        array = super().read(name, shape)
         if not any(part in name for part in _TURNED):
             return array
         half = self.config["head_dim"] // 2
         return array.reshape(-1, half, 2, shape[-1]).swapaxes(1, 2).reshape(shape)
 
-    def _restored(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in self._tensors:
-            raise InputFileError(
-                f"{self.place} must hold the tensor '{name}', but it does not. "
-                "Does the file hold a whole model?"
-            )
-        stored = self._tensors[name]
-        if _shape(stored) != shape:
-            raise InputFileError(
-                f"'{name}' in {self.place} must have shape {shape} (its metadata), "
-                f"got {_shape(stored)}."
-            )
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                array = extra("gguf").quants.dequantize(stored.data, stored.tensor_type)
-        except NotImplementedError:
-            raise InputFileError(
-                f"'{name}' in {self.place} must be of a type that the package gguf restores, got "
-                f"{stored.tensor_type.name}. Quantise the model in another way: Q8_0 is the most "
-                "exact."
-            ) from None
-        if not np.isfinite(array).all():
-            raise InputFileError(
-                f"'{name}' in {self.place} must be finite in single precision, but it is not."
-            )
-        return array.astype(np.float32, copy=False)
+    def _stored(self, name: str) -> StoredTensor:
+        tensor, label = self._tensors[name], f"'{name}' in {self.place}"
+
+        def restored() -> np.ndarray:
+            try:
+                return extra("gguf").quants.dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError:
+                raise InputFileError(
+                    f"{label} must be of a type that the package gguf restores, got "
+                    f"{tensor.tensor_type.name}. Quantise the model in another way: Q8_0 is the "
+                    "most exact."
+                ) from None
+
+        return StoredTensor(label, _shape(tensor), restored)
+
+    def _spelled(self, name: str) -> str:
+        """Return 'blk.3.attn_q.weight' for 'layers.3.self_attn.q_proj.weight'."""
+        if name in _AROUND or not name.startswith("layers."):
+            return _AROUND.get(name, name)
+        _, layer, rest = name.split(".", 2)
+        part, _, ending = rest.rpartition(".")
+        return f"blk.{layer}.{_IN_LAYER[part]}.{ending}"
 
     def tokenizer(self) -> Any:
         """Return the tokenizer that the file describes, or None where it is not known here."""
@@ -272,15 +259,6 @@ def _bounded_reader() -> Any:
 def _shape(tensor: Any) -> tuple[int, ...]:
     """Return the shape of a stored tensor, rows first."""
     return tuple(reversed(tensor.shape.tolist()))
-
-
-def _stored_name(name: str) -> str:
-    """Return the name in the file: 'blk.3.attn_q.weight' for 'layers.3.self_attn.q_proj.weight'."""
-    if name in _AROUND or not name.startswith("layers."):
-        return _AROUND.get(name, name)
-    _, layer, rest = name.split(".", 2)
-    part, _, ending = rest.rpartition(".")
-    return f"blk.{layer}.{_IN_LAYER[part]}.{ending}"
 
 
 def _without_layer(name: str) -> str:

@@ -13,7 +13,7 @@ from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
 from promptlimit.heads._example import INSTALL_CAUSAL_MODEL, INSTALL_MODEL
-from promptlimit.heads._files import ModelFolder
+from promptlimit.heads._files import AbstractModelSource, ModelFolder
 from promptlimit.heads._forward import (
     LayerHeads,
     Replacements,
@@ -195,7 +195,7 @@ def load(path: str | Path | None) -> Model:
     return dataclasses.replace(model, parity=parity)
 
 
-def _prefix(source: ModelFolder | GgufModel, shape: AbstractArchitecture) -> str:
+def _prefix(source: AbstractModelSource, shape: AbstractArchitecture) -> str:
     first = shape.around()["words"].name
     for prefix in shape.prefixes:
         if prefix + first in source:
@@ -207,7 +207,7 @@ def _prefix(source: ModelFolder | GgufModel, shape: AbstractArchitecture) -> str
 
 
 def _read(
-    source: ModelFolder | GgufModel, prefix: str, tensors: Mapping[str, Tensor], layer: int
+    source: AbstractModelSource, prefix: str, tensors: Mapping[str, Tensor], layer: int
 ) -> dict[str, Array]:
     arrays = {}
     for short, tensor in tensors.items():
