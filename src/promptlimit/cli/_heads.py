@@ -29,6 +29,7 @@ from promptlimit.cli._head_inputs import (
     texts_of,
 )
 from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.errors import MissingPackageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,8 +125,6 @@ def heads(
     replace = replace and not causal
     longest, most = (4096, windows or 1) if causal else (512, windows or 24)
     with progress("heads") as shown:
-        from promptlimit.heads import MissingExtraError
-
         measure = (
             _causal_measure(4 if sinks is None else sinks, recent, band)
             if causal
@@ -147,7 +146,7 @@ def heads(
                 if replace:
                     first = next(iter(prompts))
                     curve = _replaced(model, prompts[first], atlases[first], seed, shown)
-        except MissingExtraError as problem:
+        except MissingPackageError as problem:
             raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
         except ValueError as refusal:
             raise CommandError(str(refusal), "promptlimit heads --help") from None

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -15,6 +16,7 @@ from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._corpus import CorpusMoments, corpus_moments
+from promptlimit.heads._files import extra
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._measure import CorpusMap, Settings, Sums, layer_sums
 from promptlimit.heads._model import Model
@@ -27,6 +29,7 @@ from promptlimit.heads._prompts import (
 )
 from promptlimit.heads._windows import TextOrIds
 from promptlimit.results import HeadAtlas
+from promptlimit.storage import write_bytes
 
 Found = TypeVar("Found")
 Progress = Callable[[str, int, int], None]
@@ -249,3 +252,24 @@ def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
         attention = SoftmaxAttention(scales[layer, head] * np.eye(keys.dim), np.eye(1, keys.dim))
         rates[layer, head] = gap_exponent(attention, keys, queries).value
     return rates
+
+
+def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
+    r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
+
+    `layer.N.matrix` is M, [heads, e, d], with the scale of the scores included, and `layer.N.shift`
+    is b, [heads, e]: what each head answers to its query, before the layer's output matrix, when
+    its prompt is infinite and Gaussian. One may start linear attention there.
+    """
+    save = extra("safetensors.numpy").save
+    tensors = {}
+    for layer, (matrix, shift) in enumerate(zip(atlas.matrix, atlas.shift, strict=True)):
+        tensors[f"layer.{layer}.matrix"] = matrix.astype(np.float32)
+        tensors[f"layer.{layer}.shift"] = shift.astype(np.float32)
+    notes = {
+        "format": "np",
+        "model": atlas.model,
+        "map": "answer = matrix @ query + shift, scale of the scores included",
+        "tokens": str(atlas.window * atlas.windows),
+    }
+    write_bytes(Path(path), save(tensors, metadata=notes))

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit.errors import ArgumentError
-from promptlimit.heads._extra import MissingExtraError
+from promptlimit.errors import ArgumentError, MissingPackageError
 from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads
 
@@ -49,7 +48,7 @@ def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) 
         inputs: what else its forward pass takes.
 
     Raises:
-        MissingExtraError: PyTorch is not installed.
+        MissingPackageError: PyTorch is not installed.
         ValueError: nothing was seen, or a layer's attention is not softmax of scaled products.
     """
     torch = _torch()
@@ -79,7 +78,7 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise MissingExtraError(
+        raise MissingPackageError(
             "`capture` must run the model with PyTorch, which is not installed. Run pip install "
             "torch, or bring the arrays of heads: promptlimit.heads.Head(queries, keys, values)."
         ) from None

@@ -1,16 +1,17 @@
 """Models on disk: configuration, weights and tokenizer, read without trusting them."""
 
 import abc
+import importlib
 import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from promptlimit.errors import InputFileError
-from promptlimit.heads._extra import extra
+from promptlimit.errors import InputFileError, MissingPackageError
 
 _LARGEST_JSON = 64 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -21,6 +22,17 @@ _CONVERT = (
     "Convert it once where you trust it, with transformers: "
     "AutoModel.from_pretrained(folder).save_pretrained(other_folder)."
 )
+
+
+def extra(package: str) -> ModuleType:
+    """Return a package of the extra `heads`, which is imported when a model is opened."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise MissingPackageError(
+            f"trained models must be read with the package {package.partition('.')[0]}, "
+            "which is not installed. Run pip install 'promptlimit[heads]'."
+        ) from None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

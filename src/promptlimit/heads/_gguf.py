@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from promptlimit.errors import InputFileError
-from promptlimit.heads._extra import extra
-from promptlimit.heads._files import AbstractModelSource, StoredTensor
+from promptlimit.heads._files import AbstractModelSource, StoredTensor, extra
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
 _MOST_VALUES = 2**21

@@ -165,7 +165,7 @@ def load(path: str | Path | None) -> Model:
 
     Raises:
         InputFileError: the folder or file cannot be used; the message says what to do.
-        MissingExtraError: safetensors, tokenizers or gguf is not installed.
+        MissingPackageError: safetensors, tokenizers or gguf is not installed.
     """
     if path is None:
         raise ArgumentError(
