@@ -73,7 +73,7 @@ def atlas(
         clusters: number of Gaussians in the mixture.
         sinks: number of tokens that are atoms beside one Gaussian.
         seed: of the clusters' starts.
-        progress: called as the work goes on.
+        progress: called as the work goes on, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4

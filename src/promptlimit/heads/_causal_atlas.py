@@ -56,7 +56,7 @@ def causal_atlas(
         recent: tokens kept before the query, its own included.
         band: tokens of a band of distance.
         every: one query of so many is looked at, the last always.
-        progress: called as the work goes on.
+        progress: called as the work goes on, from any thread.
     """
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
