@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from promptlimit._arrays import is_traced, require_unmasked, require_whole
+from promptlimit._arrays import is_traced, require_readable, require_unmasked, require_whole
 from promptlimit.errors import ArgumentError
 
 Choice = TypeVar("Choice", bound=str)
@@ -107,6 +107,7 @@ def _as_array(name: str, value: object) -> Array:
             raise ArgumentError(name, f"must hold real numbers, got dtype {value.dtype}.")
         return cast(value, _float_dtype(value.dtype))
     require_unmasked(name, value)
+    require_readable(name, value)
     try:
         host = np.asarray(value)
     except ValueError:

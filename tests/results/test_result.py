@@ -98,13 +98,14 @@ def cells(*further: int) -> np.ndarray:
 def head_atlas() -> HeadAtlas:
     names = [
         "linear", "frozen", "effective_tokens", "effective_tokens_predicted", "skewness",
-        "kurtosis", "r2_error", "error_predicted", "length_needed", "exponent",
+        "kurtosis", "error_predicted", "length_needed", "exponent",
     ]  # fmt: skip
     return HeadAtlas(
         model="small", model_type="bert", window=24, windows=3, clusters=2, sinks=2, causal=False,
         rotary=False, parity=np.full(LAYERS, np.nan), sharpness=cells(5),
         quantiles=np.array([0.05, 0.25, 0.5, 0.75, 0.95]),
-        r2={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
+        r2={"gaussian": cells(), "sinks": cells()},
+        r2_error={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
         **{name: cells() for name in names},
     )  # fmt: skip
 
