@@ -5,12 +5,14 @@ other work on the machine disturbs least. PROMPTLIMIT_TORCH names a Python that 
 without it this Python is tried, and without torch only our own times are printed.
 """
 
+import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = (
@@ -19,11 +21,20 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PRNGKeyArray
 
 import promptlimit as pl
-from promptlimit.dynamics._requests import TrainingRequest, starts_of_seeds
-from promptlimit.dynamics._step import advancer, batch_gradient, first_state, start_arrays
+from promptlimit.dynamics._starts import starts_of_seeds
+from promptlimit.dynamics._step import (
+    TrainingRequest,
+    advancer,
+    first_state,
+    loss_gradient,
+    start_arrays,
+)
+from promptlimit.tasks.regression._batch_gradient import PromptStream, coordinates, prompt_stream
 
 LENGTHS = (10, 40, 100, 200, 500, 1000)
 BOTH = ("softmax", "linear")
@@ -54,7 +65,7 @@ class Ours:
             packed=False,
         )
         (cell,) = request.cells
-        self.advance = advancer(request.plan.rule, batch_gradient(request, cell))
+        self.advance = advancer(request.plan.rule, loss_gradient(request, cell))
         self.state = first_state(request.plan.rule, start_arrays(request, cell))
         self.state = jax.block_until_ready(self.advance(self.state, 0, 2))
 
@@ -93,6 +104,51 @@ class Torch:
         return float(self.process.stdout.readline())
 
 
+class Drawing:
+    """The normals of the tokens of a step, drawn and added up."""
+
+    def __init__(self, draw: Callable[[jax.Array], jax.Array]):
+        def add(step: jax.Array, total: jax.Array) -> jax.Array:
+            return total + jnp.sum(draw(step.astype(jnp.uint32)))
+
+        self.total = jax.jit(lambda steps: jax.lax.fori_loop(0, steps, add, jnp.float32(0.0)))
+        jax.block_until_ready(self.total(2))
+
+    def seconds(self, steps: int) -> float:
+        """Return the processor time of a step."""
+        began = time.process_time()
+        jax.block_until_ready(self.total(steps))
+        return (time.process_time() - began) / steps
+
+
+def gain(slow: Ours | Drawing, fast: Ours | Drawing, length: int) -> float:
+    """Return how many times faster one of two is, which take turns."""
+    steps = max(10, 10_000 // length)
+    return statistics.median(slow.seconds(steps) / fast.seconds(steps) for _ in range(TURNS))
+
+
+def special_paths() -> None:
+    """Print what sums in law and our generator of normals gain over tokens and `jax.random`."""
+    key = jax.random.key(0)
+    for length in (10, 100, 1000):
+        for kernel in BOTH:
+            tokens, law = (Ours(sampling, (kernel,), length) for sampling in ("tokens", "law"))
+            print(f"{kernel} in law, L = {length}: {gain(tokens, law, length):.1f} x over tokens")
+        prompts = prompt_stream(6, (length,), 128, [key])
+        plain = functools.partial(_plain_normals, key, length)
+        ours = functools.partial(_our_normals, prompts)
+        ratio = gain(Drawing(plain), Drawing(ours), length)
+        print(f"normals, L = {length}: {ratio:.1f} x over jax.random.normal")
+
+
+def _plain_normals(key: PRNGKeyArray, length: int, step: jax.Array) -> jax.Array:
+    return jax.random.normal(jax.random.fold_in(key, step), (128, 6, length))
+
+
+def _our_normals(prompts: PromptStream, step: jax.Array) -> jax.Array:
+    return coordinates(prompts, step, jnp.uint32(0), 128)
+
+
 def main(smallest: bool = False) -> None:
     """Print the table, and every bar that is missed."""
     if hasattr(os, "sched_setaffinity"):
@@ -117,6 +173,7 @@ def main(smallest: bool = False) -> None:
                 print(f"  MISS: the bar is {bars[length]} x")
     if smallest:
         return
+    special_paths()
     alone, eight = (Ours("tokens", BOTH, 100, seeds).seconds(200) for seeds in (1, 8))
     print(f"8 seeds on shared prompts, L = 100: {8 * alone / eight:.1f} x faster than alone")
 

@@ -78,7 +78,7 @@ TESTS = {
     "_normals": ("streaming", "dynamics"),
     "_packages": ("test_packages.py",),
     "_random": ("measures", "parallel", "dynamics"),
-    "_replicates": ("tasks", "finite"),
+    "_quadrature": ("test_quadrature.py", "tasks", "finite"),
     "attention": ("attention", "depth"),
     "depth": ("depth", "attention", "finite/test_stack_moments.py"),
     "finite": ("finite", "concentration"),

@@ -104,6 +104,22 @@ def require_unmasked(name: str, value: object) -> None:
         )
 
 
+def require_readable(name: str, value: object) -> None:
+    """Refuse a PyTorch tensor that NumPy cannot read: bfloat16, with gradients, or on a device."""
+    if not hasattr(value, "detach"):
+        return
+    try:
+        np.asarray(value)
+    except (TypeError, RuntimeError):
+        what = [f"{part} {getattr(value, part, '?')}" for part in ("dtype", "device")]
+        what += ["requires_grad True"] * bool(getattr(value, "requires_grad", False))
+        raise ArgumentError(
+            name,
+            f"must be an array that NumPy can read, got a tensor ({', '.join(what)}). Pass "
+            "tensor.detach().float().cpu().",
+        ) from None
+
+
 def require_whole(
     name: str, value: object, least: int, most: int | None = None, *, note: str = ""
 ) -> int:

@@ -7,7 +7,7 @@ they do not run.
 
 import difflib
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TypeVar
 
 import equinox as eqx
@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from promptlimit._arrays import is_traced, require_unmasked, require_whole
+from promptlimit._arrays import is_traced, require_readable, require_unmasked, require_whole
 from promptlimit.errors import ArgumentError
 
 Choice = TypeVar("Choice", bound=str)
@@ -107,12 +107,15 @@ def _as_array(name: str, value: object) -> Array:
             raise ArgumentError(name, f"must hold real numbers, got dtype {value.dtype}.")
         return cast(value, _float_dtype(value.dtype))
     require_unmasked(name, value)
+    require_readable(name, value)
     try:
         host = np.asarray(value)
     except ValueError:
         raise ArgumentError(
             name, "must be an array, got rows of different lengths. Make them equal."
         ) from None
+    if host.dtype.kind == "O" and all(isinstance(entry, Real) for entry in host.flat):
+        host = host.astype(np.float64)  # whole numbers beyond 64 bits
     if host.dtype.kind not in "fiub" and host.dtype.name != "bfloat16":
         raise ArgumentError(
             name,

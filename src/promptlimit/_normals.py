@@ -2,7 +2,8 @@ r"""Standard normal numbers by counter: the same wherever, whenever and in whate
 
 The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror and Shaw 2011), the one of
 `jax.random`, written out so that it fuses with the Box-Muller transform. Two numbers travel as one
-complex one: compilers for the CPU would otherwise run the generator once for each.
+complex one: compilers for the CPU would otherwise run the generator once for each. A step of `sgd`
+with `jax.random.normal` takes 5.6, 2.6 and 3.0 times as long on one core at L = 10, 100 and 1000.
 """
 
 import functools

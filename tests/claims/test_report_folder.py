@@ -87,7 +87,7 @@ def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path:
     with pytest.raises(InputFileError) as caught:
         folder.figure(PAPER, "more")
     assert str(caught.value) == (
-        f"{arrays} must hold the figure's arrays, but it is not there. Delete it and run "
+        f"{arrays} must hold the figure's arrays, but it is not there. Run "
         "promptlimit reproduce more again."
     )
 
@@ -98,7 +98,7 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     change(file, checks=[{**checks[0], "value": 0.0}, checks[1]])
     assert refusal(path) == (
         f"{file} must hold a claim, but its numbers say 'does not hold' where its verdict says "
-        "'holds'. Delete it and run promptlimit reproduce claim-of-number-4 again."
+        "'holds'. Run promptlimit reproduce claim-of-number-4 again."
     )
 
 
@@ -118,8 +118,7 @@ def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reas
     file = path / PAPER / "claims" / "bad.json"
     file.write_bytes(content)
     assert refusal(path) == (
-        f"{file} must hold a JSON object, but {reason}. "
-        "Delete it and run promptlimit reproduce bad again."
+        f"{file} must hold a JSON object, but {reason}. Run promptlimit reproduce bad again."
     )
 
 
@@ -196,7 +195,7 @@ def test_a_folder_of_version_0_1_is_refused(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     assert refusal(tmp_path) == (
         f"{tmp_path} must hold one subfolder for each paper, but claims/ and figures/ lie in it, "
-        "as version 0.1 wrote them. Delete it, or choose another folder."
+        "as version 0.1 wrote them. Choose another folder."
     )
 
 

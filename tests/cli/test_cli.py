@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 
 def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "promptlimit.cli", *arguments],
+        [sys.executable, "-m", "promptlimit", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -114,7 +114,7 @@ def test_debug_shows_the_traceback(here: Here) -> None:
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])
 def test_letters_that_the_output_cannot_hold_are_no_error(encoding: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "promptlimit.cli", "gap", "--help"],
+        [sys.executable, "-m", "promptlimit", "gap", "--help"],
         env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "200"},
         capture_output=True,
         check=False,
@@ -134,7 +134,7 @@ def test_doctor_finds_everything_well(here: Here) -> None:
 
 def test_doctor_explains_a_device_that_is_not_there() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "promptlimit.cli", "doctor", "--json"],
+        [sys.executable, "-m", "promptlimit", "doctor", "--json"],
         env={**os.environ, "JAX_PLATFORMS": "bogus"},
         capture_output=True,
         text=True,
@@ -234,6 +234,7 @@ def test_reproduce_tells_each_claim_with_its_verdict(
     )
     monkeypatch.setitem(vars(PAPER), "claims", (sound, odd))
     monkeypatch.setattr("promptlimit.reproduction._work.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("promptlimit.reproduction._work.usable_cores", lambda: 1)
     plan = "2 claims, quick, exact protocol, into r"
     verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}
     for end in ("", ", stored"):
@@ -244,7 +245,8 @@ def test_reproduce_tells_each_claim_with_its_verdict(
     printed = here("reproduce", "large_prompt", "1", "2", "--quick", "--out", "r")
     assert printed.returncode == 1
     assert "verdict: does not hold (on record: holds)" in printed.stdout
-    assert "1 of 2 verdicts as on record" in printed.stdout
+    tally = "holds: 1, does not hold: 1; 1 of 2 verdicts as on record: r"
+    assert tally in printed.stdout
 
 
 def test_train_keeps_runs_skips_them_and_refuses_another_configuration(
@@ -413,7 +415,7 @@ def test_flow_keeps_its_trajectories_and_reads_them_again(
         for n, flow in zip((3, 20, "inf"), (*report["flows"], report["limit"]), strict=True)
     }
     assert ended_items(done, plan) == ends
-    assert [flow["length"] for flow in report["flows"]] == [3.0, 20.0]
+    assert [flow["lengths"] for flow in report["flows"]] == [3.0, 20.0]
     assert report["limit"]["kind"] == "limit"
     assert report["flows"][0]["distance"][-1] > report["flows"][1]["distance"][-1] > 0
     assert json.loads((tmp_path / "f" / "flow.json").read_text()) == report

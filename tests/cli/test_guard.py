@@ -44,7 +44,7 @@ def guarded(problem: Exception) -> Callable[[], None]:
         (
             OverflowError("(34, 'Numerical result out of range')"),
             "numbers beyond double precision came up: (34, 'Numerical result out of range') "
-            "hint: rescale what was given",
+            "hint: rescale the input",
         ),
         (
             OSError(errno.ENOSPC, "No space left on device", "out/gap.json"),
@@ -110,7 +110,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_standard_output_that_is_full_is_one_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "promptlimit.cli", "limit", "--example", "shifted"],
+            [sys.executable, "-m", "promptlimit", "limit", "--example", "shifted"],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 1
@@ -199,3 +199,67 @@ def test_a_command_leaves_the_interrupts_of_its_caller_as_they_were(here: Here) 
 
 def test_options_of_a_group_are_the_commands_own() -> None:
     assert "example" in inspect.signature(_app._flat(_limit.limit)).parameters
+
+
+def command(*arguments: str, ending: str = "", **environment: str) -> subprocess.CompletedProcess:
+    """Run a command in a process of its own, by a shell that also reads `ending`."""
+    words = " ".join([sys.executable, "-m", "promptlimit", *arguments, ending])
+    return subprocess.run(
+        ["/bin/sh", "-c", words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_a_device_that_is_not_there_is_one_sentence() -> None:
+    done = command("limit", "--example", "shifted", JAX_PLATFORMS="cuda")
+    assert done.returncode == 1
+    assert "error: jax found no device of JAX_PLATFORMS=cuda" in done.stderr
+    assert "mistake" not in done.stderr
+
+
+def test_a_terminal_without_width_is_one_of_the_usual_width() -> None:
+    done = command("limit", "--help", COLUMNS="0")
+    assert done.returncode == 0
+    assert "promptlimit limit [OPTIONS]" in done.stdout
+
+
+def test_closed_standard_output_is_noted(tmp_path: Path) -> None:
+    done = command("limit", "--example", "shifted", "--out", str(tmp_path / "o"), ending=">&-")
+    assert done.returncode == 0, done.stderr
+    assert "note: standard output is closed: results are not shown" in done.stderr
+    assert (tmp_path / "o" / "limit.json").is_file()
+
+
+def test_an_output_folder_without_a_name_or_behind_a_broken_link_is_refused(
+    here: Here, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place, words in (
+        ("", "must name a folder"),
+        ("link", "--out must be a folder, got the link link, which leads nowhere"),
+        ("link/below", "got link/below below the link link"),
+    ):
+        done = here("limit", "--example", "shifted", "--out", place)
+        assert done.returncode == 2
+        assert words in " ".join(done.stderr.replace("│", "").split())
+        assert not done.stdout
+
+
+def test_a_damaged_record_of_a_training_is_written_again(here: Here, tmp_path: Path) -> None:
+    asked = ["train", "--lengths", "3", "--steps", "20", "--dim", "2", "--seeds", "1", "--json"]
+    first = here(*asked)
+    assert first.returncode == 0, first.stderr
+    record = tmp_path / "training" / "train.json"
+    whole = record.read_bytes()
+    record.write_bytes(whole[:-20])
+    again = here(*asked)
+    assert again.returncode == 0, again.stderr
+    assert "was damaged and has been written again; finished runs are kept" in " ".join(
+        again.stderr.split()
+    )
+    assert record.read_bytes() == whole
+    assert again.stdout == first.stdout
+    assert "stored" in again.stderr

@@ -113,11 +113,13 @@ def test_the_time_left_comes_from_what_this_command_has_done(
         shown.plan("3 loaves", {"old": 8.0, "rye": 4.0, "oat": 4.0})
         shown.end("old", outcome="stored", stored=True)
         shown.at("rye: resumed", {"rye": 0.5})
-        clock.now = 20.0
-        shown.at("rye: browner", {"rye": 0.75})  # one of the five that are left, in 20 s
+        clock.now = 90.0  # lighting the oven, which happens once
+        shown.at("rye: warm", {"rye": 0.625})
+        clock.now = 110.0
+        shown.at("rye: browner", {"rye": 0.875})  # one of the 5.5 that are left, in 20 s
         shown.beat()
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "bake: rye: browner, 20 s so far, about 100 s more, 2 left"
+    assert last == "bake: rye: browner, 110 s so far, about 90 s more, 2 left"
 
 
 @pytest.mark.parametrize(
@@ -191,10 +193,12 @@ def test_a_terminal_gets_a_bar_with_items_and_the_time_left(
         unknown = terminal.getvalue()
         clock.now = 30.0
         shown.end("rye", outcome="brown")
-        shown.at("oat", {"oat": 0.0})
-        shown.at("oat, halfway", {"oat": 0.5})
+        shown.at("oat")
         shown._bar.refresh()
         clock.now = 40.0
+        shown.at("oat, rising", {"oat": 0.25})
+        clock.now = 45.0
+        shown.at("oat, halfway", {"oat": 0.5})
         shown._bar.refresh()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
     lines = [line.strip() for line in re.split(r"[\r\n]+", plain)]
@@ -202,8 +206,8 @@ def test_a_terminal_gets_a_bar_with_items_and_the_time_left(
     assert "0/3" in unknown
     assert "more" not in unknown
     assert "-:--:--" not in terminal.getvalue()
+    assert any(re.search(r"1/3 0:00:00 about 90 s more bake: oat$", x) for x in lines)
     assert any(re.search(r"1/3 0:00:00 about 50 s more bake: oat, halfway$", x) for x in lines)
-    assert any(re.search(r"1/3 0:00:00 about 40 s more bake: oat, halfway$", x) for x in lines)
 
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines(

@@ -230,7 +230,10 @@ def test_the_verdict_names_the_noise():
             "`lengths` must increase, got 10 after 10. Sort them, and pass each once.",
         ),
         (([0.5, 10], [1.0, 1.0]), "`lengths` must be at least 1, got 0.5."),
-        (([10, math.inf], [1.0, 1.0]), "`lengths` must be finite, got inf. Drop that entry."),
+        (
+            ([10, math.inf], [1.0, 1.0]),
+            "`lengths` must be finite, got inf at index 1. Replace that entry.",
+        ),
         (
             ([1, 10], [1.0, 0.0]),
             "`values` must be positive, got 0 at length 10. A power law has no zeros; drop what "
@@ -239,7 +242,7 @@ def test_the_verdict_names_the_noise():
         (([[1, 10]], [1.0, 0.5]), "`lengths` must be a vector, got shape (1, 2)."),
         (
             (["a", "b"], [1.0, 0.5]),
-            "`lengths` must hold real numbers, got list. Pass an array of floats.",
+            "`lengths` must hold real numbers, got an array of text. Pass an array of floats.",
         ),
     ],
 )
@@ -267,9 +270,14 @@ def test_bad_curves_are_refused_in_one_sentence(arguments, message):
             "units. If it holds standard errors, square them; if it was estimated, clip its "
             "eigenvalues at zero.",
         ),
-        ({"cov": [1.0, math.nan]}, "`cov` must be finite, got nan. Drop that entry."),
+        ({"cov": [1.0, math.nan]}, "`cov` must be finite, got nan at index 1. Replace that entry."),
     ],
 )
 def test_bad_noise_is_refused_in_one_sentence(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         fit_rate([1, 10], [1.0, 1.0], **options)
+
+
+def test_lengths_may_be_whole_numbers_beyond_64_bits():
+    lengths = [10**k for k in (18, 22, 26)]
+    assert fit_rate(lengths, [1e-18, 1e-22, 1e-26]).exponent == pytest.approx(1.0)

@@ -289,7 +289,7 @@ def test_sharp_queries_beyond_the_engine_are_exact_for_outputs_and_refused_for_g
     assert gap.value[0] == pytest.approx(np.mean(single), rel=1e-12)
     with pytest.raises(ValueError, match=re.escape("Ask for kind='estimate' or 'bound'")):
         pl.gradient_gap(head(1.0), NORMAL, sharp, [10], wrt="key_query")
-    with pytest.raises(ValueError, match=re.escape("got a sharpness of 1000")):
+    with pytest.raises(ValueError, match=re.escape("for an exact gap, got 1000")):
         pl.output_gap(head(1.0), NORMAL, [[1000.0]], [10])
 
 

@@ -83,7 +83,10 @@ def test_a_report_says_why_a_kind_is_missing() -> None:
     report = gap_report(attention, NORMAL, NORMAL, [10, 1000])
     assert [curve.kind for curve in report.curves] == ["asymptotic", "bound"]
     assert list(report.missing) == ["exact"]
-    assert "must keep the scores within reach of the exact gap" in report.missing["exact"]
+    assert (
+        "must keep the sharpness of the scores below 128 for an exact gap"
+        in report.missing["exact"]
+    )
     assert report.to_dict()["missing"] == report.missing
 
 

@@ -6,7 +6,6 @@ from scipy import stats
 
 from promptlimit.concentration._sharpness_law import (
     Form,
-    _fejer_weights,
     average,
     mean_of_product,
     sharpness_law,
@@ -140,10 +139,3 @@ def test_products_of_forms_have_the_means_of_quadrature(count):
     laws = mean[None].astype(complex), variance[None].astype(complex)
     found = mean_of_product(tuple(forms[:count]), *laws)[0]
     assert found == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("level", [4, 32, 128])
-def test_fejer_weights_integrate_polynomials_exactly(level):
-    nodes = np.cos(np.pi * np.arange(1, level) / level)
-    for power in range(0, min(level - 1, 40), 2):
-        assert _fejer_weights(level) @ nodes**power == pytest.approx(2 / (power + 1), rel=1e-12)

@@ -137,7 +137,7 @@ def test_training_without_one_head_has_parameters_by_name_and_no_merged_matrices
     pl.save(tmp_path / "run.npz", run)
     loaded = pl.load(tmp_path / "run.npz")
     assert loaded.key_query is loaded.value_matrix is None
-    assert (loaded.length, loaded.kind) == (math.inf, "estimate")
+    assert (loaded.lengths, loaded.kind) == (math.inf, "estimate")
     for name in NAMES:
         assert_array_equal(loaded.parameters[name], trained.parameters[name][0, 1, 0])
     end = trained.attention(layer(), 4, 1)

@@ -10,9 +10,13 @@ from scipy import stats
 
 import promptlimit as pl
 from promptlimit.tasks.regression import _batch_gradient, _law_sums
-from promptlimit.tasks.regression._batch_gradient import RegressionNumbers, questions
+from promptlimit.tasks.regression._batch_gradient import (
+    RegressionNumbers,
+    prompt_stream,
+    questions,
+    token_sums,
+)
 from promptlimit.tasks.regression._law_sums import ATTEMPTS, chi_square, law_sums
-from promptlimit.tasks.regression._token_sums import prompt_stream, token_sums
 
 TASK = pl.LinearRegression(np.eye(3), noise_variance=0.1, prior_variance=1 / 3)
 BATCH = 8192

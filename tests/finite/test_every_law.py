@@ -328,7 +328,7 @@ class Exponential(TwoSidedExponential):
 @pytest.mark.parametrize(
     ("tilt", "reason"),
     [
-        (-10.0, "their density falls slowly on one side"),
+        (-20.0, "their density falls slowly on one side"),
         (-200.0, "that is finite only above -0.005 times the tilt"),
     ],
 )

@@ -125,7 +125,7 @@ def test_the_atlas_agrees_with_the_textbook(
         for i in range(3)
     ]
     spread = np.sqrt(2 / 3 * ((np.array(without) - np.mean(without)) ** 2).sum())
-    assert atlas.r2_error[here] == pytest.approx(spread, rel=1e-2)
+    assert atlas.r2_error["gaussian"][here] == pytest.approx(spread, rel=1e-2)
     ranked: Any = spearmanr(atlas.median_sharpness.ravel(), atlas.r2["gaussian"].ravel())
     assert atlas.rank_correlation() == pytest.approx(ranked.statistic)
 

@@ -13,7 +13,6 @@ from heads.small_gguf import write_gguf
 from heads.small_models import write_model
 from promptlimit.cli import _heads as command
 from promptlimit.cli._console import CommandError
-from promptlimit.reporting.page._causal import WAYS
 
 WORDS = [*"abcdefghijklmnopqrstuvwxyz"]
 
@@ -138,20 +137,24 @@ def test_the_command_measures_causal_models_by_distance(
     found = json.loads(printed.out)["texts"]["abc"]
     assert (found["window"], found["windows"], found["sinks"], found["recent"]) == (64, 1, 2, 6)
     assert np.shape(found["value"]) == (2, 4)
-    assert set(found["median_r2"]) == set(WAYS)
+    ways = {"dropped", "mean", "gaussian", "gaussian_finite", "gaussian_mass"}
+    assert set(found["median_r2"]) == ways
     assert re.search(r"text abc: moments beat dropping in \d of 8 heads", printed.err)
     names = {path.name for path in out.rglob("*") if path.is_file()}
-    assert {"causal_atlas.csv", "causal_atlas.json", "index.html", "causal_far.svg"} <= names
+    assert {"atlas.csv", "atlas.json", "index.html", "causal_far.svg"} <= names
+    assert "maps.safetensors" not in names
     page = (out / "index.html").read_text()
-    assert "The heads of small by distance" in page
+    assert "The heads of small" in page
     assert "their moments cost as much memory as 8 tokens" in page
     assert page.count("<svg") == 3
     heads = pl.heads.load(file).heads((5 + 7 * np.arange(64) ** 2) % 40)
     pl.heads.CapturedHeads([heads]).save(tmp_path / "heads.npz")
     command.heads(tmp_path / "heads.npz", causal=True, sinks=2, recent=6)
     words = capsys.readouterr().out
-    assert "kept: the first 2 and the last 6" in words
-    assert re.search(r"entropy of the longest prompts from the shortest, .*: no change \d", words)
+    assert "The first 2 tokens and the last 6 are kept" in words
+    assert re.search(
+        r"Entropy of prompts of .* tokens predicted from those of .*: no change \d", words
+    )
     with pytest.raises(CommandError) as refusal:
         command.heads(small_model(tmp_path / "bert"), [text], causal=True)
     assert refusal.value.message == "--causal must have a causal model, got bert"

@@ -189,6 +189,46 @@ def test_heads_by_hand_are_checked(arrays: tuple, options: dict, message: str) -
         Head(*arrays, **options)
 
 
+class Tensor:
+    """A tensor of PyTorch that NumPy cannot read, with the errors that PyTorch raises."""
+
+    def __init__(self, dtype: str, error: Exception):
+        self.dtype, self.device, self.error = dtype, "cpu", error
+        self.requires_grad = isinstance(error, RuntimeError)
+
+    def detach(self) -> "Tensor":
+        return self
+
+    def __array__(self, dtype: object = None) -> np.ndarray:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("tensor", "what"),
+    [
+        (
+            Tensor("torch.bfloat16", TypeError("Got unsupported ScalarType BFloat16")),
+            "dtype torch.bfloat16, device cpu",
+        ),
+        (
+            Tensor(
+                "torch.float32", RuntimeError("Can't call numpy() on Tensor that requires grad")
+            ),
+            "dtype torch.float32, device cpu, requires_grad True",
+        ),
+    ],
+)
+def test_tensors_that_numpy_cannot_read_get_a_sentence(tensor: Tensor, what: str) -> None:
+    message = (
+        rf" must be an array that NumPy can read, got a tensor \({what}\)\. "
+        r"Pass tensor\.detach\(\)\.float\(\)\.cpu\(\)\.$"
+    )
+    with pytest.raises(ValueError, match=f"^`keys`{message}"):
+        Head([[1.0]], tensor, [[1.0]])
+    with pytest.raises(ValueError, match=f"^`key_query`{message}"):
+        pl.SoftmaxAttention(tensor, [[1.0]])
+
+
 def test_a_causal_prompt_needs_its_end() -> None:
     head = random_head(causal=True)
     with pytest.raises(ValueError, match="`position` must be given for a causal head, got None"):

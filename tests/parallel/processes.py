@@ -54,7 +54,7 @@ def program(file: Path, *arguments: object) -> list[str]:
 
 def command(*arguments: object) -> list[str]:
     """Return a `promptlimit` command."""
-    return [sys.executable, "-m", "promptlimit.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "promptlimit", *map(str, arguments)]
 
 
 def several(count: int, *arguments: object) -> list[list[str]]:

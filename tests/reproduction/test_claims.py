@@ -6,7 +6,6 @@ test_study.py.
 
 import dataclasses
 import importlib
-import math
 from collections.abc import Callable
 from types import ModuleType
 
@@ -169,10 +168,12 @@ def limit_off_by_a_thousandth(task, alpha, theta=None):
     return pl.SoftmaxAttention(1.001 * right.key_query, right.value)
 
 
-def slower_at_long_prompts(start, task, length, *args, **kwargs):
+def slower_at_long_prompts(start, task, lengths, *args, **kwargs):
     """A flow whose long prompts behave like short ones."""
-    few = 10 if 1000 <= length < math.inf else length
-    return gradient_flow(start, task, few, *args, **kwargs)
+    given = np.asarray(lengths, float)
+    few = np.where((given >= 1000) & np.isfinite(given), 10.0, given)
+    flows = gradient_flow(start, task, few, *args, **kwargs)
+    return dataclasses.replace(flows, lengths=given if given.ndim else given.item())
 
 
 def longer_prompts_alike(task, length, *args, **kwargs):

@@ -70,10 +70,13 @@ def coins(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_papers_of_the_library_are_found_by_their_folders() -> None:
     folder = Path(_pictures.__file__).parent
-    assert [paper.name for paper in papers()] == sorted(
+    assert {paper.name for paper in papers()} == {
         path.parent.name for path in folder.glob("*/__init__.py")
-    )
-    assert PAPER in papers()
+    }
+    assert papers()[0] is PAPER
+    for paper in papers():
+        assert paper.summary
+        assert paper.key_figure in [figure.name for figure in paper.figures]
     assert PAPER.words.claims == len(PAPER.claims) == 19
 
 
@@ -117,11 +120,15 @@ def test_a_paper_of_ones_own_is_reproduced_beside_the_librarys(
     assert done.returncode == 0, done.stderr
     (claim,) = json.loads(done.stdout)["claims"]
     assert (claim["name"], claim["verdict"]) == ("fair", "holds")
-    page = (out / "index.html").read_text()
-    assert "<cite>On coins</cite>, Nobody, 2026" in page
-    assert 'id="coins-figure-tosses"' in page
+    assert "On coins" in (out / "index.html").read_text()
+    page = (out / "coins" / "index.html").read_text()
+    assert "Nobody, 2026" in page
+    assert 'id="figure-tosses"' in page
     assert "<svg" in page
     assert f"promptlimit reproduce {coins} fair --seed 0" in page
+    _, _, problems = write_pages(ReportFolder(out))  # with the stored drawing
+    assert problems == []
+    (out / "coins" / "figures" / "tosses.svg").unlink()
     _, report, problems = write_pages(ReportFolder(out))  # by whoever does not know the paper
     assert len(report.figures) == 1
     assert problems == [

@@ -40,7 +40,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
 
 def reproduced(out: Path) -> Reproduced:
     print(f"promptlimit reproduce --quick --seed {SEED}")  # noqa: T201  # repeats a failure
-    command = [sys.executable, "-m", "promptlimit.cli", "reproduce", "--quick", "--json"]
+    command = [sys.executable, "-m", "promptlimit", "reproduce", "--quick", "--json"]
     done = subprocess.run(
         [*command, "--seed", str(SEED), "--out", str(out)],
         capture_output=True,

@@ -57,7 +57,7 @@ def coins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reproduce(coins: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "promptlimit.cli", "reproduce", str(coins), "--quick"]
+    command = [sys.executable, "-m", "promptlimit", "reproduce", str(coins), "--quick"]
     out = coins.parent / "report"
     return subprocess.run(
         [*command, "--out", str(out), *options], capture_output=True, text=True, check=False

@@ -53,21 +53,23 @@ TASK = pl.LinearRegression(np.eye(2))
 SHAPE = (2, 2, 3, 4)
 LAYERS, HEADS = 2, 3
 CELLS = (LAYERS, HEADS)
+ALONG = ("key_query", "value_matrix", "value", "gradient_norms", "error")
 
 
 def flow(shift: float = 0.0) -> Trajectory:
     return Trajectory(
         times=np.array([0.0, 1.0, 4.0, math.inf]),
+        lengths=7.0,
         parameters={"value": np.full((4, 1, 2), shift)},
         key_query=np.arange(16.0).reshape(4, 2, 2),
         value_matrix=np.full((4, 1, 2), shift),
         value=np.array([1.0, 0.7, 0.4, 0.2]),
         gradient_norms=np.ones(4),
         error=np.full(4, 0.05),
-        arrived=None,
+        parameter_error=None,
+        arrived=math.nan,
         kind="exact",
-        length=7.0,
-        config={"length": 7},
+        config={"lengths": 7},
     )
 
 
@@ -96,13 +98,14 @@ def cells(*further: int) -> np.ndarray:
 def head_atlas() -> HeadAtlas:
     names = [
         "linear", "frozen", "effective_tokens", "effective_tokens_predicted", "skewness",
-        "kurtosis", "r2_error", "error_predicted", "length_needed", "exponent",
+        "kurtosis", "error_predicted", "length_needed", "exponent",
     ]  # fmt: skip
     return HeadAtlas(
         model="small", model_type="bert", window=24, windows=3, clusters=2, sinks=2, causal=False,
         rotary=False, parity=np.full(LAYERS, np.nan), sharpness=cells(5),
         quantiles=np.array([0.05, 0.25, 0.5, 0.75, 0.95]),
-        r2={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
+        r2={"gaussian": cells(), "sinks": cells()},
+        r2_error={"gaussian": cells(), "sinks": cells()}, matrix=cells(2, 2), shift=cells(2),
         **{name: cells() for name in names},
     )  # fmt: skip
 
@@ -138,8 +141,20 @@ def tuned() -> TunedLayers:
     return TunedLayers(np.array([10.0, math.inf]), *columns, "exact", query_variance=2.0, dim=3)
 
 
+def flows() -> Trajectory:
+    one = flow(0.5)
+    both = {name: np.stack([array, array]) for name, array in vars(one).items() if name in ALONG}
+    return dataclasses.replace(
+        one,
+        lengths=np.array([7.0, math.inf]),
+        parameters={"value": np.full((2, 4, 1, 2), 0.5)},
+        arrived=np.array([math.nan, 3.0]),
+        **both,
+    )
+
+
 def gap_to_another_flow() -> Result:
-    return trajectory_gap(flow(), flow(0.5))
+    return trajectory_gap(flows(), flow())
 
 
 EXAMPLES = {
@@ -167,6 +182,7 @@ EXAMPLES = {
     "LengthStatistics": lambda: pl.length_statistics(1.0, LENGTHS, fixed_scores=[1.0, 2.0]),
     "LimitBand": lambda: LimitBand(np.arange(3.0), np.zeros(3), np.array([0.0, 1.0, math.inf])),
     "Limits": lambda: Limits(np.array([1.0, 2.0]), np.array([1.0, 3.0]), "limit", 0.0),
+    "LinearOptimum": lambda: pl.linear_optimum(TASK, LENGTHS),
     "OutputLaw": lambda: pl.output_law(HEAD, LAW, [1.0, 0.5], LENGTHS),
     "PromptMoments": lambda: pl.prompt_moments(HEAD, LAW, [1.0, 0.5], LENGTHS),
     "RateFit": lambda: pl.fit_rate([10, 100, 1000], [0.1, 0.01, 0.001]),
@@ -177,7 +193,7 @@ EXAMPLES = {
     "StreamedAttention": streamed,
     "TemperatureTable": lambda: pl.lengths.temperature_table(2.0, 8192, [16384, 131072]),
     "Training": runs,
-    "Trajectory": flow,
+    "Trajectory": flows,
     "TrajectoryGap": gap_to_another_flow,
     "TunedLayers": tuned,
     "WeightStatistics": lambda: pl.weight_statistics(1.3, LENGTHS),
@@ -581,7 +597,7 @@ def test_axes_have_names() -> None:
     assert float(path.value.sel(time=4.0)) == 0.4
     assert path.key_query.dims == ("time", "token", "query")
     assert path["parameters.value"].dims == ("time", "value.row", "value.column")
-    assert path.attrs == {"kind": "exact", "length": 7.0}
+    assert (path.attrs, float(path.length)) == ({"kind": "exact"}, 7.0)
     picked = many.value.sel(length=9, step=10).isel(start=1, seed=2)
     assert float(picked) == runs().value[1, 1, 2, 2]
     assert list(many.kernels.values) == ["softmax", "linear"]

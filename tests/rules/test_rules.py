@@ -174,8 +174,8 @@ def test_an_obstacle_returns_none_or_a_sentence(root, returned):
 def test_the_limit_is_the_kind_of_infinite_lengths():
     task = pl.LinearRegression(np.eye(1))
     message = (
-        r"^`kind` must be one of 'auto', 'exact', 'estimate' for SoftmaxAttention on "
-        r"LinearRegression at finite lengths, got 'limit'\. Pass lengths=math\.inf"
+        r"^`kind` must be one of 'auto', 'exact', 'asymptotic', 'estimate' for SoftmaxAttention "
+        r"on LinearRegression at finite lengths, got 'limit'\. Pass lengths=math\.inf"
     )
     with pytest.raises(pl.KindUnavailableError, match=message):
         pl.risk(HEAD, task, [10, np.inf], kind="limit")
@@ -257,6 +257,16 @@ def test_an_explanation_shows_the_error_that_the_call_would_raise():
         pl.output_gap(HEAD, POINTS, NORMAL, [10])
     assert found.error == str(raised.value)
     assert f"error: {raised.value}" in str(found)
+
+
+def test_a_required_length_is_explained_by_the_best_kind_available():
+    found = pl.explain(pl.required_length, HEAD, NORMAL, NORMAL, 0.1)
+    assert found.chosen is not None
+    assert (found.chosen.kind, found.error) == ("exact", None)
+    found = pl.explain(pl.required_length, HEAD, POINTS, NORMAL, 0.1, absolute=True)
+    assert found.chosen is not None
+    assert found.chosen.kind == "bound"
+    assert pl.required_length(HEAD, POINTS, NORMAL, 0.1, absolute=True).exact is None
 
 
 def test_invalid_arguments_are_errors_also_when_explained():

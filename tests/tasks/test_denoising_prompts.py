@@ -61,14 +61,14 @@ def test_hot_heads_have_an_excess_or_are_refused():
     assert 0.0 < excess.value < limit.value  # what far queries read falls short of its limit
     message = (
         "`attention` must have scores of standard deviation at most 40, got .* at some query. "
-        "Scale its key-query matrix down, or ask `risk` for kind='estimate' with a key."
+        "Scale its key-query matrix down, or pass kind='estimate' with a key to `risk`."
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         pl.risk(pl.Layer(pl.SoftmaxAttention([[100.0]], [[0.6]])), LINE, 10)
     far = pl.Denoising([[80, 0], [0, 80]], [0.5, 0.5], within_variance=0.5, noise_variance=0.5)
     message = (
         "`task` must have means within some fifteen standard deviations of a query, got one at 80. "
-        "Such components are told apart without a tuned gate: take `bayes_layer`."
+        "Such components are separated without a tuned gate: use `bayes_layer`."
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         pl.best_layer(far, 10)
@@ -298,11 +298,12 @@ def test_the_halves_of_a_rule_show_the_error_of_its_radii(kind, monkeypatch):
     with jax.enable_x64(True):
         layer = pl.Layer(pl.SoftmaxAttention(0.5 * eye / 5, 0.7 * eye + change), -0.1 * eye)
         heads = prompts.tilted_heads(layer)
-    assert heads is not None
     lengths = np.array([30.0])
     fine, _ = prompts.prompt_excess(task, heads, lengths, prompts.query_rule(task, heads, 0.4))
-    right = prompts.roots_legendre
-    monkeypatch.setattr(prompts, "roots_legendre", lambda count: right(4 + count % 2))
+    right = prompts.legendre_gauss
+    monkeypatch.setattr(
+        prompts, "legendre_gauss", lambda low, high, count: right(low, high, 4 + count % 2)
+    )
     monkeypatch.setattr(prompts, "_RADII", 1)
     few = prompts.query_rule(task, heads, 0.4)
     coarse, error = prompts.prompt_excess(task, heads, lengths, few)

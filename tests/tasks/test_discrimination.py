@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 import promptlimit as pl
-from promptlimit.tasks import block_head, error_rate, third_order_risk
+from promptlimit.tasks import block_head, error_rate
 
 C1 = pl.Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2))
 SKEW = pl.Discrimination(
@@ -137,7 +137,8 @@ def test_the_law_of_the_score_gives_the_loss_known():
 
 
 def test_the_third_order_risk_is_the_number_known():
-    risk = third_order_risk(theta(0.5), C1, 100)
+    risk = pl.risk(theta(0.5), C1, 100, kind="asymptotic")
+    assert math.isnan(risk.error)
     assert risk.kind == "asymptotic"
     assert_allclose(risk.value - pl.bayes_risk(C1, 100).value, 0.019727, atol=1e-6)
 
@@ -189,12 +190,12 @@ def test_gradients_at_finite_length_are_simulated():
         (
             [[1.0, 0.0]], [1.0], np.eye(2),
             "`means` must be two rows, the mean of class +1 and that of class -1, got shape "
-            "(1, 2). This task tells two classes apart, no more and no fewer.",
+            "(1, 2). This task has exactly two classes.",
         ),
         (
             np.eye(3), [0.3, 0.3, 0.4], np.eye(3),
             "`means` must be two rows, the mean of class +1 and that of class -1, got shape "
-            "(3, 3). This task tells two classes apart, no more and no fewer.",
+            "(3, 3). This task has exactly two classes.",
         ),
         (
             np.eye(2), [0.5, 0.6], np.eye(2),
@@ -207,12 +208,12 @@ def test_gradients_at_finite_length_are_simulated():
         (
             np.eye(2), [0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]],
             "`cov` must be positive definite, got 0 for its smallest eigenvalue. Without noise in "
-            "some direction classes may be told apart for sure.",
+            "some direction the classes may be separated exactly.",
         ),
         (np.eye(2), [0.5, 0.5], [[1.0, 0.5], [0.0, 1.0]], "`cov` must be symmetric"),
         (
             [[1.0, 2.0], [1.0, 2.0]], [0.5, 0.5], np.eye(2),
-            "`means` must differ, got [1.0, 2.0] twice. There is nothing to tell apart.",
+            "`means` must differ, got [1.0, 2.0] twice. The classes would be the same.",
         ),
     ],
 )  # fmt: skip

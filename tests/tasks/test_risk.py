@@ -157,7 +157,7 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.LinearRegression([[1.0, 0.5], [0.0, 1.0]]),
-            "`covariance` must be symmetric, got 0.5 at (0, 1) and 0 at (1, 0). If only rounding "
+            "`covariance` must be symmetric, got 0.5 at (0, 1) and 0.0 at (1, 0). If only rounding "
             "parts them, pass (covariance + covariance.T) / 2.",
         ),
         (
@@ -202,8 +202,8 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 10, kind="limit"),
-            "`kind` must be one of 'auto', 'exact', 'estimate' for SoftmaxAttention on "
-            "LinearRegression at finite lengths, got 'limit'. Pass lengths=math.inf to compute "
+            "`kind` must be one of 'auto', 'exact', 'asymptotic', 'estimate' for SoftmaxAttention "
+            "on LinearRegression at finite lengths, got 'limit'. Pass lengths=math.inf to compute "
             "the limit.",
         ),
         (
@@ -227,8 +227,8 @@ TASK = TASKS["anisotropic"]
         ),
         (
             lambda: pl.risk(HEAD, TASK, 1e8, kind="estimate", key=jax.random.key(0)),
-            "`lengths` must be at most 8388608 to simulate prompts of dimension 4, got 1e+08. Ask "
-            "for math.inf, the limit.",
+            "`lengths` must be at most 8388608 to simulate prompts of dimension 4, got 1e+08. Pass "
+            "math.inf for the limit.",
         ),
         (
             lambda: pl.tasks.risk_function(TASK, 10, kernel="sotfmax"),
@@ -294,7 +294,7 @@ def test_no_exact_risk_is_below_the_noise_floor():
     below = Estimate(0.0499, 0.0001, 8)
     assert require_accuracy(below, 0.1) == Estimate(0.05, 0.0001, 8)
     for value, error in ((0.04, 1e-4), (-10.8, 2.2), (0.06, 0.01), (math.nan, 1e-4)):
-        with pytest.raises(pl.errors.AccuracyError, match="a few queries carry the answer"):
+        with pytest.raises(pl.errors.AccuracyError, match="a few queries decide it"):
             require_accuracy(Estimate(value, error, 8), 0.1)
 
 

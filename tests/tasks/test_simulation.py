@@ -34,6 +34,15 @@ def test_one_key_gives_one_answer_whatever_the_chunks(monkeypatch):
     assert_allclose(pieces.error, whole.error, rtol=1e-12)
 
 
+def test_the_error_of_few_prompts_is_widened_by_students_law(monkeypatch):
+    def error():
+        return pl.risk(HEAD, TASKS["anisotropic"], 10, kind="estimate", key=KEY, samples=8).error
+
+    widened = error()
+    monkeypatch.setattr(_simulation, "student_factor", lambda _count: 1.0)
+    assert_allclose(widened / error(), 8.466925 / 4, rtol=1e-6)  # 7 degrees of freedom
+
+
 def test_simulated_gradients_agree_with_exact_ones_in_every_matrix():
     rng = np.random.default_rng(4)
     K, Q, V, out = (0.5 * rng.normal(size=shape) for shape in [(3, 4), (3, 4), (2, 4), (2, 2)])

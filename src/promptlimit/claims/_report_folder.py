@@ -189,7 +189,7 @@ class ReportFolder:
         if (self.path / "claims").is_dir() or (self.path / "figures").is_dir():
             raise InputFileError(
                 f"{self.path} must hold one subfolder for each paper, but claims/ and figures/ lie "
-                "in it, as version 0.1 wrote them. Delete it, or choose another folder."
+                "in it, as version 0.1 wrote them. Choose another folder."
             )
 
     def record(
@@ -254,8 +254,8 @@ class ReportFolder:
             if other != claim.name:
                 raise InputFileError(
                     f"{self.path / claim.paper / 'claims'} must hold each claim once, but "
-                    f"'{other}' and '{claim.name}' both have number {number}. Delete the one that "
-                    "does not belong there."
+                    f"'{other}' and '{claim.name}' both have number {number}. Move the one that "
+                    "does not belong there elsewhere."
                 )
 
 
@@ -277,13 +277,24 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
         return StoredPaper(name, name.replace("_", " ").capitalize())
     content = _object(path)
     with _Refusing(path, "a paper's words"):
-        keys = ("title", "citation", "link", "summary", "key_figure")
-        words = {key: text_of(content, key, "") for key in keys}
+        words = {
+            key: text_of(content, key, "")
+            for key in ("title", "citation", "link", "summary", "key_figure")
+        }
         if words["link"] and not words["link"].startswith("https://"):
             raise ValueError("its 'link' does not start with https://")
         numbers = {"order": 1, "claims": 0} | content
-        counts = {key: whole_of(numbers, key, 0) for key in ("order", "claims")}
-        return StoredPaper(name, **words, **counts)
+        order, claims = (whole_of(numbers, key, 0) for key in ("order", "claims"))
+        return StoredPaper(
+            name,
+            words["title"],
+            words["citation"],
+            words["link"],
+            words["summary"],
+            words["key_figure"],
+            order,
+            claims,
+        )
 
 
 def _read_claim(paper: str, path: Path) -> StoredClaim:
@@ -404,4 +415,4 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _again(path: Path) -> str:
     name = "" if path.stem in ("provenance", "paper") else f" {path.stem}"
-    return f"Delete it and run promptlimit reproduce{name} again."
+    return f"Run promptlimit reproduce{name} again."

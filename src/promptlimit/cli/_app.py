@@ -6,10 +6,13 @@ import errno
 import functools
 import inspect
 import io
+import os
 import sys
+import traceback
 import typing
 import warnings
 from collections.abc import Callable, Generator
+from pathlib import Path
 from types import FunctionType
 from typing import Annotated
 
@@ -75,8 +78,18 @@ def _options(
 
 def main() -> None:
     """Run the command line: exit 0 when well, 1 on an error, 2 on wrong usage, 130 on Ctrl-C."""
+    _tolerate_odd_terminals()
     _let_any_letter_pass()
     app()
+
+
+def _tolerate_odd_terminals() -> None:
+    """Let commands run where standard output is closed, or has no width by its environment."""
+    if os.environ.get("COLUMNS", "80").strip("0") == "":
+        del os.environ["COLUMNS"]
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        print_note("standard output is closed: results are not shown")
 
 
 def _add(command: FunctionType, *, resumes: bool = False) -> None:
@@ -156,16 +169,25 @@ def _as_command_error(problem: Exception) -> CommandError:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             where = "make room there, or choose another place that can be written"
         return CommandError(f"{place}: {problem.strerror}", where)
-    if isinstance(problem, OverflowError):
+    platforms = os.environ.get("JAX_PLATFORMS")
+    if platforms and _raised_by(problem).endswith("xla_bridge.py"):  # where jax looks for devices
         return CommandError(
-            f"numbers beyond double precision came up: {words}", "rescale what was given"
+            f"jax found no device of JAX_PLATFORMS={platforms}", "JAX_PLATFORMS=cpu works"
         )
+    if isinstance(problem, OverflowError):
+        words, where = f"numbers beyond double precision came up: {words}", "rescale the input"
     if isinstance(problem, (ValueError, ArithmeticError, OSError)):
         return CommandError(words, where)
     return CommandError(
         f"this is a mistake of promptlimit, not yours: {type(problem).__name__}: {words}",
         "please report it, with what promptlimit --debug ... shows",
     )
+
+
+def _raised_by(problem: Exception) -> str:
+    """Return the file that raised an error, nothing where that is not known."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    return frames[-1].filename if frames else ""
 
 
 @contextlib.contextmanager

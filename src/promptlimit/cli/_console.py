@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -137,11 +137,27 @@ def print_note(message: str) -> None:
 def require_folder(out: Path | None) -> None:
     """Refuse an output folder that is a file or lies below one, before any work is done."""
     for place in () if out is None else (out, *out.parents):
+        below = "" if place == out else f"{out} below "
+        if place.is_symlink() and not place.exists():
+            raise UsageError(
+                f"--out must be a folder, got {below}the link {place}, which leads nowhere",
+                "choose another folder",
+            )
         if place.exists() and not place.is_dir():
-            below = "" if place == out else f"{out} below "
             raise UsageError(
                 f"--out must be a folder, got {below}the file {place}", "choose another folder"
             )
+
+
+def out_option(words: str) -> Any:
+    """Return the option `--out DIR` with its help."""
+    return typer.Option("--out", metavar="DIR", parser=_folder_in, help=words)
+
+
+def _folder_in(text: str | Path) -> Path:
+    if text == "":
+        raise typer.BadParameter("it must name a folder, got no letters")
+    return Path(text)
 
 
 def use_double_precision() -> None:

@@ -13,6 +13,7 @@ from promptlimit.cli._console import (
     JsonOption,
     UsageError,
     emit,
+    out_option,
     print_json,
     print_note,
     print_table,
@@ -94,7 +95,7 @@ def denoise(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write denoise.json and the figure there."),
+        out_option("Also write denoise.json and the figure there."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

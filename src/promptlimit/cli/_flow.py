@@ -13,6 +13,7 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_table,
     require_folder,
@@ -60,7 +61,7 @@ def flow(
     seed: SeedOption = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Keep trajectories, flow.json, a figure there."),
+        out_option("Keep trajectories, flow.json, a figure there."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,9 +96,8 @@ def flow(
             raise as_usage_error(problem, "flow", "alpha") from None
 
         def follow(length: float) -> "Trajectory":
-            return gradient_flow(
-                start, task, length, FlowPlan(_times(end), rtol=tolerance), folder=folder
-            )
+            plan = FlowPlan(_times(end), rtol=tolerance, parameter_error=False)
+            return gradient_flow(start, task, length, plan, folder=folder)
 
         *finite, limit = _flows(sizes, follow, folder, kernel, end, shown)
     report = _report(finite, limit)
@@ -175,7 +175,7 @@ def _curves(finite: "Sequence[Trajectory]", limit: "Trajectory") -> "dict[str, n
 
     return {
         "times": limit.times,
-        "lengths": np.array([one.length for one in finite]),
+        "lengths": np.array([one.lengths for one in finite]),
         "errors": np.array([2 * one.value for one in finite]),
         "limit_error": 2 * limit.value,
         "distances": np.array([_distances(one, limit) for one in finite]),
@@ -185,11 +185,11 @@ def _curves(finite: "Sequence[Trajectory]", limit: "Trajectory") -> "dict[str, n
 def _print(finite: "Sequence[Trajectory]", limit: "Trajectory") -> None:
     rows = [
         (
-            f"{flow.length:g}",
+            f"{flow.lengths:g}",
             f"{2 * flow.value[-1]:.6f}",
             f"{2 * flow.error[-1]:.1e}",
             f"{_distances(flow, limit)[-1]:.3g}",
-            "" if flow.arrived is None else f"{flow.arrived:.4g}",
+            "" if math.isnan(flow.arrived) else f"{flow.arrived:.4g}",
             flow.kind,
         )
         for flow in (*finite, limit)

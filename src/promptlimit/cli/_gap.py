@@ -13,6 +13,7 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_note,
     print_table,
@@ -51,7 +52,7 @@ def gap(
     ] = 2048,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write gap.json and the figure there."),
+        out_option("Also write gap.json and the figure there."),
     ] = None,
     seed: SeedOption = 0,
     *,

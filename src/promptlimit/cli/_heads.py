@@ -1,20 +1,22 @@
 """`promptlimit heads`: which heads of a trained transformer are already linear?"""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from promptlimit.cli._causal_heads import by_distance
 from promptlimit.cli._console import (
     ERR,
     OUT,
     CommandError,
     JsonOption,
     SeedOption,
+    out_option,
     print_json,
     require_folder,
 )
@@ -28,22 +30,21 @@ from promptlimit.cli._head_inputs import (
     texts_of,
 )
 from promptlimit.cli._progress import AbstractProgress, progress
+from promptlimit.errors import MissingPackageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from promptlimit.heads import CapturedHeads, Model
-    from promptlimit.results import HeadAtlas, HeadReplacement
+    from promptlimit.heads import Model
+    from promptlimit.results import AbstractAtlas, HeadAtlas, HeadReplacement
 
-_FIGURES = ("heads_phase", "heads_map", "heads_error")
+    Measure = Callable[..., Any]
+
 _JUDGED = 4
 """Windows on which replaced heads are judged, left out of the atlas where the text has twice as
 many."""
-_HEADINGS = (
-    "layer", "head", "regime", "σ", "5-95%", "tokens", "(pred.)",
-    "R² uniform", "Gauss", "(pred.)", "sinks", "mixture", "affine", "length",
-)  # fmt: skip
-
+_SECONDS = 7e-4
+"""Usual seconds for a token of one layer, for the plan."""
 _REPLACED, _DRAWN = "heads replaced", "figures and page"
 
 
@@ -110,7 +111,7 @@ def heads(
     ] = True,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Write tables, maps and figures there."),
+        out_option("Write tables, maps and figures there."),
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -121,34 +122,32 @@ def heads(
     """
     if out is not None:
         require_folder(out)
-    folder = model_path(model_dir, example, causal)
-    if causal:
-        by_distance(
-            folder, text or [], example, out, as_json=as_json, window=window, windows=windows or 1,
-            sinks=4 if sinks is None else sinks, recent=recent, band=band,
-        )  # fmt: skip
-        return
-    sinks, windows = 8 if sinks is None else sinks, windows or 24
-    measured: dict[str, int] = {"clusters": clusters, "sinks": sinks, "seed": seed}
+    path = model_path(model_dir, example, causal)
+    replace = replace and not causal
+    longest, most = (4096, windows or 1) if causal else (512, windows or 24)
     with progress("heads") as shown:
-        from promptlimit.heads import MissingExtraError
-
+        measure = (
+            _causal_measure(4 if sinks is None else sinks, recent, band)
+            if causal
+            else _measure(8 if sinks is None else sinks, clusters, seed)
+        )
+        curve = None
         try:
-            if folder.suffix == ".npz":
+            if path.suffix == ".npz":
                 require_no_text(text or [])
-                atlases, curve = _from_heads(folder, out, shown, measured), None
+                atlases = _from_heads(path, out, shown, measure)
             else:
-                tokens = (windows + 8) * (window or 512)
+                tokens = (most + 2 * _JUDGED * replace) * (window or longest)
                 texts = texts_of(text or [], example, CHARACTERS * tokens)
                 shown.at("loading the model")
-                model = _model(folder, example=example, replace=replace)
-                prompts = {
-                    name: prompts_of(model, name, text, window) for name, text in texts.items()
-                }
-                atlases, curve = _from_model(
-                    model, prompts, out, shown, measured, windows=windows, replace=replace
-                )
-        except MissingExtraError as problem:
+                model = _model(path, example=example, causal=causal, replace=replace)
+                length = min(longest, model.shape.positions) if window is None else window
+                prompts = {name: prompts_of(model, name, t, length) for name, t in texts.items()}
+                atlases = _from_model(model, prompts, out, shown, measure, most, replace=replace)
+                if replace:
+                    first = next(iter(prompts))
+                    curve = _replaced(model, prompts[first], atlases[first], seed, shown)
+        except MissingPackageError as problem:
             raise CommandError(str(problem), "pip install 'promptlimit[heads]'") from None
         except ValueError as refusal:
             raise CommandError(str(refusal), "promptlimit heads --help") from None
@@ -165,12 +164,34 @@ def heads(
         _print_curve(curve)
 
 
-def _model(folder: Path, *, example: bool, replace: bool) -> "Model":
-    from promptlimit.heads import EXAMPLE, load
+def _measure(sinks: int, clusters: int, seed: int) -> "Measure":
+    from promptlimit.heads import atlas
 
-    model = load(folder)
-    _require_loss(model, replace)
-    return dataclasses.replace(model, name=EXAMPLE) if example else model
+    return functools.partial(atlas, sinks=sinks, clusters=clusters, seed=seed)
+
+
+def _causal_measure(sinks: int, recent: int, band: int) -> "Measure":
+    from promptlimit.heads import causal_atlas
+
+    return functools.partial(causal_atlas, sinks=sinks, recent=recent, band=band)
+
+
+def _model(path: Path, *, example: bool, causal: bool, replace: bool) -> "Model":
+    from promptlimit.heads import CAUSAL_EXAMPLE, EXAMPLE, load
+
+    model = load(path)
+    if causal and not model.shape.causal:
+        raise CommandError(
+            f"--causal must have a causal model, got {model.shape.model_type}",
+            "promptlimit heads MODEL_DIR --text FILE, without --causal",
+        )
+    if replace and model.shape.causal and not model.predicts:
+        raise CommandError(
+            f"{model.name} must hold lm_head.weight for its loss to be compared, but it does not",
+            "--no-replace, or save the model with its head for causal language modelling",
+        )
+    name = (CAUSAL_EXAMPLE if causal else EXAMPLE) if example else model.name
+    return dataclasses.replace(model, name=name)
 
 
 def _from_model(
@@ -178,54 +199,54 @@ def _from_model(
     prompts: "dict[str, np.ndarray]",
     out: Path | None,
     shown: AbstractProgress,
-    measured: dict[str, int],
+    measure: "Measure",
+    most: int,
     *,
-    windows: int,
     replace: bool,
-) -> "tuple[dict[str, HeadAtlas], HeadReplacement | None]":
-    """Return the atlas of every text, and what replaced heads do on the first."""
-    first = next(iter(prompts))
+) -> dict[str, Any]:
+    """Return the atlas of every text; the first leaves windows to judge replaced heads by."""
+    shape, first = model.shape, next(iter(prompts))
     read = {
-        name: _read(len(ids), windows, judged=replace and name == first)
+        name: _read(len(ids), most, judged=replace and name == first)
         for name, ids in prompts.items()
     }
-    shown.plan(*_plan(model, prompts, read, out, replace=replace))
-    atlases = {
-        name: _atlas(model, name, shown, ids, window=ids.shape[1], windows=read[name], **measured)
-        for name, ids in prompts.items()
-    }
-    curve = (
-        _replaced(model, prompts[first], atlases[first], measured["seed"], shown)
-        if replace
-        else None
+    tokens = {name: ids[: read[name]].size for name, ids in prompts.items()}
+    items = _items(tokens, shape.layers, out, replace=replace)
+    shown.plan(
+        f"{model.name}: {shape.layers} layers of {shape.heads} heads; attention rebuilt from the "
+        f"heads to {model.parity.max():.1e}; {', '.join(items)}",
+        items,
     )
-    return atlases, curve
+    return {
+        name: _atlas(measure, name, shown, model, ids, window=ids.shape[1], windows=read[name])
+        for name, ids in prompts.items()
+    }
 
 
 def _from_heads(
-    path: Path, out: Path | None, shown: AbstractProgress, measured: dict[str, int]
-) -> "dict[str, HeadAtlas]":
+    path: Path, out: Path | None, shown: AbstractProgress, measure: "Measure"
+) -> dict[str, Any]:
     """Return the atlas of heads without weights, by the name of their file."""
     from promptlimit.heads import CapturedHeads
 
     heads = CapturedHeads.load(path)
-    name = path.stem.strip(".") or "heads"
-    items = {f"text {name}": 1.2 * len(heads.prompts)} | ({_DRAWN: 4.0} if out is not None else {})
-    layers = len(heads.prompts[0])
-    words = (
-        f"{heads.name}: {layers} layers of {len(heads.prompts[0][0])} heads, without weights, so "
-        f"that none is replaced; {', '.join(items)}"
+    name, layers = path.stem.strip(".") or "heads", heads.prompts[0]
+    items = _items({name: len(heads.prompts) * len(layers[0][0].keys)}, len(layers), out)
+    shown.plan(
+        f"{heads.name}: {len(layers)} layers of {len(layers[0])} heads, without weights, so that "
+        f"none is replaced; {', '.join(items)}",
+        items,
     )
-    shown.plan(words, items)
-    return {name: _atlas(heads, name, shown, **measured)}
+    return {name: _atlas(measure, name, shown, heads)}
 
 
-def _require_loss(model: "Model", replace: bool) -> None:
-    if replace and model.shape.causal and not model.predicts:
-        raise CommandError(
-            f"{model.name} must hold lm_head.weight for its loss to be compared, but it does not",
-            "--no-replace, or save the model with its head for causal language modelling",
-        )
+def _items(
+    tokens: dict[str, int], layers: int, out: Path | None, *, replace: bool = False
+) -> dict[str, float]:
+    """Return the items of the plan with their usual seconds, by the tokens of each text."""
+    items = {f"text {name}": _SECONDS * layers * count for name, count in tokens.items()}
+    items |= {_REPLACED: 40.0} if replace else {}
+    return items | ({_DRAWN: 4.0 * len(tokens)} if out is not None else {})
 
 
 def _read(there: int, most: int, *, judged: bool) -> int:
@@ -233,41 +254,13 @@ def _read(there: int, most: int, *, judged: bool) -> int:
     return min(most, there - _JUDGED) if judged and there >= 2 * _JUDGED else most
 
 
-def _plan(
-    model: "Model",
-    prompts: "dict[str, np.ndarray]",
-    read: dict[str, int],
-    out: Path | None,
-    *,
-    replace: bool,
-) -> tuple[str, dict[str, float]]:
-    """Return what is going to be done in words, and its items with their usual seconds."""
-    shape = model.shape
-    items = {f"text {name}": 1.2 * min(read[name], len(ids)) for name, ids in prompts.items()}
-    items |= {_REPLACED: 40.0} if replace else {}
-    items |= {_DRAWN: 4.0 * len(prompts)} if out is not None else {}
-    words = (
-        f"{model.name}: {shape.layers} layers of {shape.heads} heads; attention rebuilt from the "
-        f"heads to {model.parity.max():.1e}; {', '.join(items)}"
-    )
-    return words, items
-
-
 def _atlas(
-    model: "Model | CapturedHeads",
-    name: str,
-    shown: AbstractProgress,
-    *ids: "np.ndarray",
-    **options: int,
-) -> "HeadAtlas":
-    """Return the atlas of a text, and tell how many heads there are of each regime."""
-    from promptlimit.heads import atlas
-    from promptlimit.results import REGIMES
-
+    measure: "Measure", name: str, shown: AbstractProgress, *source: object, **cut: int
+) -> Any:
+    """Return the atlas of a text, and tell its outcome."""
     item = f"text {name}"
-    measured = atlas(model, *ids, progress=report_of(item, shown), **options)
-    counts = [f"{(measured.regime == regime).sum()} {regime}" for regime in REGIMES]
-    shown.end(item, outcome=", ".join(counts))
+    measured = measure(*source, progress=report_of(item, shown), **cut)
+    shown.end(item, outcome=measured.outcome)
     return measured
 
 
@@ -286,12 +279,13 @@ def _replaced(
 
 def _write(
     out: Path,
-    atlases: "dict[str, HeadAtlas]",
+    atlases: "dict[str, AbstractAtlas]",
     curve: "HeadReplacement | None",
     shown: AbstractProgress,
 ) -> Path:
     from promptlimit.heads import export_maps
-    from promptlimit.reporting.page import write_heads_page
+    from promptlimit.reporting.page import HEAD_FIGURES, write_heads_page
+    from promptlimit.results import HeadAtlas
     from promptlimit.storage import write_bytes, write_json
 
     shown.at(_DRAWN)
@@ -300,8 +294,9 @@ def _write(
         folder = out / name
         write_json(folder / "atlas.json", result.to_dict())
         write_bytes(folder / "atlas.csv", result.to_csv().encode())
-        export_maps(result, folder / "maps.safetensors")
-        for figure in _FIGURES:
+        if isinstance(result, HeadAtlas):
+            export_maps(result, folder / "maps.safetensors")
+        for figure in HEAD_FIGURES[type(result)]:
             drawn[f"{name}/{figure}"] = write_figure(
                 figure, result.to_arrays(), folder / "figures" / figure
             )
@@ -321,52 +316,30 @@ def _write(
     return page
 
 
-def _print_atlas(name: str, result: "HeadAtlas") -> None:
-    OUT.print(
-        f"\n[bold]{escape(name)}[/]: {result.windows} prompts of {result.window} tokens, "
-        f"median R² error {_median(result.r2_error):.2g}"
+def _print_atlas(name: str, result: "AbstractAtlas") -> None:
+    OUT.print(f"\n[bold]{escape(name)}[/]: {result.windows} x {result.window} tokens")
+    columns = result.columns
+    _print_rows(
+        [column.heading for column in columns],
+        [[_cell(row[c.name], c.digits) for c in columns] for row in result.rows()],
     )
-    if result.rotary:
-        OUT.print("Keys are taken after rotation; a law is averaged over the prompt's positions.")
-    rows = [_HEADINGS, *(_cells(row) for row in result.rows())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
-    for row in rows:
+    headings, rows = result.summary()
+    _print_rows(headings, [[_cell(value, 2) for value in row] for row in rows])
+    for note in result.notes():
+        typer.echo(note)
+
+
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table that is not cut to the width of the terminal."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for row in (headings, *rows):
         typer.echo("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    _print_regimes(result)
 
 
-def _cells(row: dict) -> tuple[str, ...]:
-    return (
-        str(row["layer"]),
-        str(row["head"]),
-        row["regime"],
-        f"{row['value']:.3g}",
-        f"{row['sharpness[0.05]']:.2g}-{row['sharpness[0.95]']:.2g}",
-        f"{row['effective_tokens']:.3g}",
-        f"{row['effective_tokens_predicted']:.3g}",
-        *(f"{row[f'r2.{name}']:.2f}" for name in ("uniform", "gaussian")),
-        f"{1 - row['error_predicted']:.2f}",
-        *(f"{row[f'r2.{name}']:.2f}" for name in ("sinks", "mixture", "affine")),
-        f"{row['length_needed']:.2g}",
-    )
-
-
-def _print_regimes(result: "HeadAtlas") -> None:
-    from promptlimit.results import REGIMES
-
-    for regime in REGIMES:
-        medians = result.median_r2(regime)
-        if medians:
-            words = ", ".join(
-                f"{name} {medians[name]:.2f}"
-                for name in ("uniform", "gaussian", "sinks", "mixture", "affine")
-            )
-            count = int((result.regime == regime).sum())
-            typer.echo(f"{regime}: {count} heads, median R²: {words}")
-    correlations = ", ".join(
-        f"{name} {result.rank_correlation(name):.2f}" for name in ("gaussian", "sinks")
-    )
-    OUT.print(f"rank correlation of sharpness and R²: {correlations}")
+def _cell(value: str | float | int, digits: int) -> str:  # noqa: PYI041 - run-time checks
+    if isinstance(value, str | int):
+        return str(value)
+    return f"{value:.2f}" if digits == 2 else f"{value:.3g}"
 
 
 def _print_curve(curve: "HeadReplacement") -> None:
@@ -384,9 +357,3 @@ def _print_curve(curve: "HeadReplacement") -> None:
             str(count), *(f"{values[index].mean():.4f}" for values in curve.curves.values())
         )
     OUT.print(table)
-
-
-def _median(values) -> float:
-    import numpy as np
-
-    return float(np.median(values))

@@ -122,9 +122,10 @@ def problem_of(
     if [bool(source.files), source.example is not None, is_standard].count(True) != 1:
         ways = "files or --example NAME"
         if standard is not None:
-            ways = "files, --example NAME, or --dim with --sharpness"
+            ways = "files, --example NAME, or --dim, --sharpness or both"
         raise UsageError(
-            f"one of {ways} must be given, and only one", f"promptlimit {command} --example shifted"
+            f"the problem must be given in one way: {ways}",
+            f"promptlimit {command} --example shifted",
         )
     if source.prompt is not None and not source.files:
         raise UsageError(

@@ -10,6 +10,7 @@ from promptlimit.cli._console import (
     JsonOption,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_table,
     require_folder,
@@ -34,7 +35,8 @@ def length(
     ] = False,
     wrt: WrtOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Also write length.json there.")
+        Path | None,
+        out_option("Also write length.json there."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from promptlimit.cli._console import (
     CommandError,
     JsonOption,
     emit,
+    out_option,
     print_json,
     print_table,
     require_folder,
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 def limit(
     source: Source,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Also write limit.json there.")
+        Path | None,
+        out_option("Also write limit.json there."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -47,6 +47,9 @@ class AbstractProgress(abc.ABC):
         self._weights: dict[str, float] = {}  # of the items planned
         self._shares: dict[str, float] = {}  # of them that are done
         self._before: dict[str, float] = {}  # that were done before this command
+        self._first: tuple[float, float] | None = (
+            None  # when a share was first told, and all work done then
+        )
         self._left: set[str] = set()
         self._closed = False
         self._start = self._since = _clock()
@@ -69,6 +72,8 @@ class AbstractProgress(abc.ABC):
             for item, share in (shares or {}).items():
                 self._shares[item] = share
                 self._before.setdefault(item, share)
+            if shares and self._first is None and self._worked() > 0.0:
+                self._first = _clock(), self._worked()
             if not self._closed:
                 self._refresh()
 
@@ -117,11 +122,20 @@ class AbstractProgress(abc.ABC):
         total = sum(self._weights.values())
         return sum(w * shares.get(item, 0.0) for item, w in self._weights.items()) / (total or 1.0)
 
+    def _worked(self) -> float:
+        """Return what part of all work this command has done."""
+        return self._done(self._shares) - self._done(self._before)
+
     def _seconds_left(self) -> float | None:
-        """Return about how long the rest takes, None while that is not known."""
-        done = self._done(self._shares)
-        here = done - self._done(self._before)
-        return (1.0 - done) * (_clock() - self._start) / here if here >= _ENOUGH else None
+        """Return about how long the rest takes, None while that is not known.
+
+        Where items tell their shares, time counts from the first of them: what came before, such as
+        compiling, comes once.
+        """
+        since, before = self._first or (self._start, 0.0)
+        gained = self._worked() - before
+        rest = 1.0 - self._done(self._shares)
+        return rest * (_clock() - since) / gained if gained >= _ENOUGH else None
 
 
 class _Lines(AbstractProgress):

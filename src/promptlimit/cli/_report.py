@@ -19,7 +19,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write DIR/index.html again from the claims and figures stored in DIR; compute nothing."""
+    """Write the pages of DIR again from the claims and figures stored in DIR; compute nothing."""
     from promptlimit.claims import ReportFolder
     from promptlimit.reproduction import paper_at, write_pages
 

@@ -2,6 +2,7 @@
 
 import difflib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +18,7 @@ from promptlimit.cli._console import (
     JsonOption,
     SeedOption,
     UsageError,
+    out_option,
     print_error,
     print_json,
     require_folder,
@@ -63,7 +65,8 @@ def reproduce(
         ),
     ] = "exact",
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where claims and figures go.")
+        Path,
+        out_option("Where claims and figures go."),
     ] = Path("report"),
     seed: SeedOption = 0,
     seeds: Annotated[
@@ -305,12 +308,12 @@ def _check_row(check: "Check") -> tuple[str, ...]:
 
 
 def _tally(results: "Sequence[ClaimResult]") -> str:
-    """Return how many verdicts are as on record, and how many claims quick mode left undecided."""
+    """Return how many claims have each verdict, and how many verdicts are as on record."""
+    counts = Counter[str](result.verdict for result in results)
+    verdicts = ", ".join(f"{verdict}: {counts[verdict]}" for verdict in _COLOURS if counts[verdict])
     decided = [result for result in results if result.decided]
     well = sum(result.as_expected for result in decided)
-    left = len(results) - len(decided)
-    undecided = f"; {left} not decided in quick mode" if left else ""
-    return f"{well} of {len(decided)} verdicts as on record{undecided}"
+    return f"{verdicts}; {well} of {len(decided)} verdicts as on record"
 
 
 def _print_summary(results: "Sequence[ClaimResult]", paths: Sequence[Path], out: Path) -> None:

@@ -16,6 +16,7 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_note,
     print_table,
@@ -86,7 +87,7 @@ def stack(
     ] = 256,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write stack.json and the figure there."),
+        out_option("Also write stack.json and the figure there."),
     ] = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -125,7 +126,7 @@ def _asked(
     """Return the stack of the files or of the example."""
     if bool(files) == (example is not None):
         raise UsageError(
-            "one of files or --example NAME must be given, and only one",
+            "the problem must be given in one way: files or --example NAME",
             "promptlimit stack --example softmax",
         )
     if example is not None and (prompt is not None or kernel is not None):

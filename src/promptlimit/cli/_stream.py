@@ -14,6 +14,7 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
     print_note,
     print_table,
@@ -80,7 +81,7 @@ def stream(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Keep the sums there, to go on when killed."),
+        out_option("Keep the sums there, to go on when killed."),
     ] = None,
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", help="Time between two times of saving.")

@@ -10,6 +10,7 @@ from promptlimit.cli._console import (
     JsonOption,
     UsageError,
     emit,
+    out_option,
     print_json,
     print_note,
     print_table,
@@ -52,9 +53,7 @@ def temperature(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="Also write temperature.json and the figure there."
-        ),
+        out_option("Also write temperature.json and the figure there."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

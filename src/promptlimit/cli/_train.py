@@ -13,7 +13,9 @@ from promptlimit.cli._console import (
     UsageError,
     as_usage_error,
     emit,
+    out_option,
     print_json,
+    print_note,
     print_table,
     require_folder,
     use_double_precision,
@@ -38,7 +40,8 @@ def train(
         Path | None, typer.Option("--config", metavar="FILE", help="Options from a TOML file.")
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where runs and training.json go.")
+        Path,
+        out_option("Where runs and training.json go."),
     ] = Path("training"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run, how long, with what memory.")
@@ -119,13 +122,22 @@ class _Watch:
         return (f"squared error {value:.4f}" if math.isfinite(value) else "diverged") + which
 
 
-def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
-    from promptlimit.storage import require_configuration
+def _require_plan(file: Path, plan: Plan) -> None:
+    """Refuse a folder of another plan; a damaged `train.json` is written again."""
+    from promptlimit.storage import require_configuration, write_json
 
+    try:
+        require_configuration(file, plan.record())
+    except InputFileError:  # runs are named by their own configuration, and are kept
+        write_json(file, plan.record())
+        print_note(f"{file} was damaged and has been written again; finished runs are kept")
+
+
+def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = True) -> "Training":
     arguments = plan.arguments()
     file, new = out / "train.json", not (out / "train.json").exists()
     try:
-        by_writer(lambda: require_configuration(file, plan.record()))
+        by_writer(lambda: _require_plan(file, plan))
         watch = _Watch(plan, out, shown)
         training = plan.call(arguments, folder=out / "runs", watch=watch if writes else None)
         watch.passed()
@@ -133,7 +145,7 @@ def _train(plan: Plan, out: Path, shown: AbstractProgress, *, writes: bool = Tru
     except (ConfigurationError, RunBusyError) as problem:
         raise CommandError(str(problem), "promptlimit train --out ANOTHER") from None
     except InputFileError as problem:
-        raise CommandError(str(problem), "remove that folder to train again") from None
+        raise CommandError(str(problem), "move that folder elsewhere to train again") from None
     except OSError as problem:
         raise CommandError(
             f"--out must be a folder that can be written, but {problem}", "choose another folder"

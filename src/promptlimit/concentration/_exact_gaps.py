@@ -25,22 +25,19 @@ from promptlimit.concentration._sharpness_law import (
     square,
 )
 from promptlimit.errors import KindUnavailableError
-from promptlimit.finite import Problem, Queries, checked_problem, softmax_moments
-from promptlimit.measures import AbstractMeasure, Gaussian
+from promptlimit.finite import Problem, Queries, checked_problem
+from promptlimit.measures import AbstractMeasure
 from promptlimit.results import GapExponent
 from promptlimit.rules import unwrap
 from promptlimit.weights import (
     MAX_SHARPNESS,
-    score_law,
+    max_sharpness,
     some_statistics,
     weight_interpolant,
 )
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""
-
-_MOST_SHARP = 128.0
-"""Scores of larger standard deviation have no exact gap."""
 
 _MOST_KEPT = 2**14
 """Values of a statistic beyond which none are kept for the next gap."""
@@ -240,27 +237,25 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
                 name: np.asarray(value) for name, value in table(to_device(sharpness**2)).items()
             }
         return interpolated, np.full((sharpness.size, lengths.size), table.error)
-    inside = sharpness <= MAX_SHARPNESS
-    if not inside.all() and "spread_error" in names:
-        raise KindUnavailableError(
-            "queries",
-            f"must keep the sharpness of the scores below {MAX_SHARPNESS:g} for an exact "
-            f"gradient of a score matrix, got {sharpness.max():.4g} (in their tail, if they have "
-            "one). Ask for kind='estimate' or 'bound', or scale the parameters down.",
-        )
+    _require_reach(names, float(sharpness.max(initial=0.0)))
     few = sharpness.size * lengths.size <= _MOST_KEPT
-    asked = names, tuple(sharpness[inside].tolist()), tuple(lengths.tolist())
-    statistics = _kept_statistics(*asked) if few else _at_points(*asked)
-    values = {name: np.empty((sharpness.size, lengths.size)) for name in names}
-    error = np.empty((sharpness.size, lengths.size))
-    error[inside] = statistics["relative_error"]
-    for name in names:
-        values[name][inside] = statistics[name]
-    for index in np.flatnonzero(~inside):
-        beyond, error[index] = _beyond(sharpness[index], lengths)
-        for name in names:
-            values[name][index] = beyond[name]
-    return values, error
+    asked = names, tuple(sharpness.tolist()), tuple(lengths.tolist())
+    statistics = dict(_kept_statistics(*asked) if few else _at_points(*asked))
+    return statistics, statistics.pop("relative_error")
+
+
+def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
+    """Refuse scores that are too sharp for the statistics."""
+    largest = max_sharpness(names)
+    if sharpness <= largest:
+        return
+    scope = "gradient of a score matrix" if "spread_error" in names else "gap"
+    raise KindUnavailableError(
+        "queries",
+        f"must keep the sharpness of the scores below {largest:g} for an exact {scope}, got "
+        f"{sharpness:.4g} (in their tail, if they have one). Ask for kind='estimate' or 'bound', "
+        "or scale the parameters down.",
+    )
 
 
 def _at_points(
@@ -273,21 +268,6 @@ def _at_points(
 
 _kept_statistics = functools.lru_cache(maxsize=32)(_at_points)
 """The same from memory: gaps in several parameters ask for the same ones in turn."""
-
-
-def _beyond(sharpness: float, lengths: Array) -> tuple[dict[str, Array], Array]:
-    """Return the statistics of outputs where the engine of all statistics does not reach."""
-    if sharpness > _MOST_SHARP:
-        raise KindUnavailableError(
-            "queries",
-            "must keep the scores within reach of the exact gap, got a sharpness of "
-            f"{sharpness:.4g} (in their tail, where they have one). Ask for kind='estimate' or "
-            "'bound', or scale the parameters down.",
-        )
-    law = score_law(Gaussian([0.0], [[1.0]]), np.array([sharpness]))
-    rows = softmax_moments(law, np.ones((1, 1)), lengths, None)
-    relative = rows.error / np.maximum(rows.mse, np.finfo(np.float64).tiny)
-    return {"score_error": rows.mse, "participation": rows.participation}, relative
 
 
 def log_scale(sharpness: Array, lengths: Array) -> Array:

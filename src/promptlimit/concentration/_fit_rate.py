@@ -8,10 +8,12 @@ therefore looks at the drift of the slope before it claims anything.
 import dataclasses
 import math
 
+import jax
 import numpy as np
 from scipy.special import chdtrc, ndtri
 
-from promptlimit._arrays import Array, ArrayLike, numpy_only, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, as_float64, numpy_only
+from promptlimit._inputs import float_array, float_arrays, require_finite
 from promptlimit.errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
@@ -242,7 +244,9 @@ def _result(line: _Polynomial, level: float) -> RateFit:
 
 def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]:
     """Return at least two increasing lengths from 1 on, and the positive values there."""
-    where, what = _vector("lengths", lengths), _vector("values", values)
+    with jax.enable_x64(True):
+        where = as_float64(float_array("lengths", lengths, rank=1))
+        what = as_float64(float_array("values", values, rank=1))
     if where.size < 2:
         raise ArgumentError("lengths", f"must hold at least two lengths, got {where.size}.")
     if what.size != where.size:
@@ -272,14 +276,16 @@ def _checked_log_cov(cov: ArrayLike | None, values: Array) -> Array | None:
     r"""Return $\Sigma_{ij}/(v_iv_j)$, the covariance of the logarithms; None without noise."""
     if cov is None:
         return None
-    matrix = _floats("cov", cov)
+    with jax.enable_x64(True):
+        (given,) = float_arrays(cov=cov)
+        require_finite("cov", given)
+    matrix = as_float64(given)
     size = values.size
     if matrix.shape not in {(size,), (size, size)}:
         raise ArgumentError(
             "cov",
             f"must have shape ({size}, {size}), or ({size},) for variances, got {matrix.shape}.",
         )
-    _require_finite("cov", matrix)
     matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
     if not matrix.any():
         return None
@@ -307,27 +313,3 @@ def _require_covariance(relative: Array) -> None:
             f"{smallest:.3g} in relative units. If it holds standard errors, square them; if it "
             "was estimated, clip its eigenvalues at zero.",
         )
-
-
-def _vector(name: str, value: ArrayLike) -> Array:
-    array = _floats(name, value)
-    if array.ndim != 1:
-        raise ArgumentError(name, f"must be a vector, got shape {array.shape}.")
-    _require_finite(name, array)
-    return array
-
-
-def _floats(name: str, value: ArrayLike) -> Array:
-    require_unmasked(name, value)
-    try:
-        return np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            name, f"must hold real numbers, got {type(value).__name__}. Pass an array of floats."
-        ) from None
-
-
-def _require_finite(name: str, array: Array) -> None:
-    if not np.isfinite(array).all():
-        bad = array[~np.isfinite(array)][0]
-        raise ArgumentError(name, f"must be finite, got {bad}. Drop that entry.")

@@ -16,6 +16,7 @@ from promptlimit.errors import ArgumentError, KindUnavailableError
 from promptlimit.finite import Problem, checked_problem
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import Kind, RequiredLength
+from promptlimit.rules import Effort, computes
 
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
@@ -30,10 +31,13 @@ _RATIOS = np.array([1e-9, 1e-6, 1e-4, 1e-2])
 _RESOLUTION = 1e-11
 """Lengths whose ratio is closer to 1 than this are not told apart."""
 
+_KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
+
 GapOfLengths = Callable[[Array, float], Array]
 """From lengths and a relative tolerance to the gaps there."""
 
 
+@computes(GAPS)
 @numpy_only("Call it outside and pass what it returns.")
 def required_length(
     attention: AbstractAttention,
@@ -71,8 +75,10 @@ def required_length(
     problem = checked_problem(
         attention, measure, np.ones(1), queries=queries, wrt=wrt, sub_gaussian=sub_gaussian
     )
-    threshold = _threshold(problem, tolerance, absolute=absolute)
     possible = GAPS.possible(problem)
+    best = next((kind for kind in _KINDS if kind in possible), "exact")
+    GAPS.explain_here(problem, best, Effort())
+    threshold = _threshold(problem, tolerance, absolute=absolute)
 
     def answer(kind: Kind) -> float | None:
         if kind not in possible:
@@ -84,7 +90,7 @@ def required_length(
         except KindUnavailableError:
             return None
 
-    answers = {kind: answer(kind) for kind in ("exact", "asymptotic", "bound")}
+    answers = {kind: answer(kind) for kind in _KINDS}
     if not any(value is not None for value in answers.values()):
         raise ArgumentError(
             "attention",

@@ -18,7 +18,6 @@ ratios far from it.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit._quadrature import fejer_weights
 from promptlimit.errors import AccuracyError, ArgumentError
 
 _NEGLIGIBLE = 1e-14
@@ -372,14 +372,14 @@ def average(
 
     level = _FIRST_LEVEL
     terms = contributions(np.pi * np.arange(1, level) / level)
-    value = _fejer_weights(level) @ terms
+    value = fejer_weights(level) @ terms
     while True:
         level *= 2
         between = contributions(np.pi * np.arange(1, level, 2) / level)
         merged = np.empty((level - 1, *terms.shape[1:]))
         merged[0::2], merged[1::2] = between, terms
         terms, previous = merged, value
-        value = _fejer_weights(level) @ terms
+        value = fejer_weights(level) @ terms
         error = np.abs(value - previous)
         if np.all(error <= tolerance * np.abs(value)):
             return value, error
@@ -408,17 +408,6 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
     narrow = seen & (law.variances < _NARROW * law.variances.max())
     chosen = narrow if narrow.any() else seen
     return float(np.linalg.norm(law.shifts[chosen])), math.sqrt(law.variances[chosen].min())
-
-
-@functools.lru_cache(maxsize=16)
-def _fejer_weights(level: int) -> Array:
-    r"""Return the weights at $\cos(k\pi/n)$, $0<k<n$ = `level`: exact for polynomials.
-
-    $w_k=\frac{4\sin\theta_k}{n}\sum_{j=1}^{n/2}\frac{\sin(2j-1)\theta_k}{2j-1}$
-    """
-    angles = np.pi * np.arange(1, level) / level
-    odd = np.arange(1, level, 2)
-    return 4.0 * np.sin(angles) / level * (np.sin(np.outer(angles, odd)) @ (1.0 / odd))
 
 
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:

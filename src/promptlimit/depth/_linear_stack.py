@@ -22,6 +22,7 @@ import numpy as np
 from numpy.random import Generator
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._quadrature import chi2_gauss, normal_gauss
 from promptlimit.depth._gaussian_stack import LayerMatrices
 
 MOST_NODES = 2**18
@@ -183,8 +184,8 @@ class LinearStack:
         """Yield nodes and weights of the product of all rules, some at a time."""
         chi2, normal, columns, below, with_mean = self._shape(length)
         freedom = _freedom(length, with_mean > 0)
-        rules = [_chi2_rule(freedom - step, chi2) for step in range(columns)]
-        rules += [_normal_rule(normal)] * (below + with_mean)
+        rules = [chi2_gauss(freedom - step, chi2) for step in range(columns)]
+        rules += [normal_gauss(normal)] * (below + with_mean)
         places = itertools.product(*(range(rule[0].size) for rule in rules))
         while chunk := list(itertools.islice(places, _CHUNK)):
             index = np.array(chunk, dtype=np.int64).reshape(len(chunk), len(rules)).T
@@ -221,22 +222,3 @@ def _chi2_excess(freedom: Array, count: int, rng: Generator) -> Array:
         z = rng.standard_normal((count, freedom.size))
         return z + math.sqrt(2.0) / 3.0 * (z**2 - 1.0) / np.sqrt(freedom)
     return (rng.chisquare(freedom, (count, freedom.size)) - freedom) / np.sqrt(2.0 * freedom)
-
-
-def _normal_rule(count: int) -> tuple[Array, Array]:
-    """Return nodes and weights of Gauss for a standard normal."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
-    return nodes, weights / weights.sum()
-
-
-def _chi2_rule(freedom: float, count: int) -> tuple[Array, Array]:
-    r"""Return nodes and weights of Gauss for $(\chi^2_f-f)/\sqrt{2f}$.
-
-    Generalised Laguerre polynomials in the centred variable: the recurrence has
-    $2k/\sqrt{f/2}$ on the diagonal and $\sqrt{k(k+f/2-1)/(f/2)}$ beside it, good for any f.
-    """
-    half, k = freedom / 2.0, np.arange(count)
-    beside = np.sqrt(k[1:] * (k[1:] - 1.0 + half) / half)
-    matrix = np.diag(2.0 * k / math.sqrt(half)) + np.diag(beside, 1) + np.diag(beside, -1)
-    nodes, vectors = np.linalg.eigh(matrix)
-    return nodes, vectors[0] ** 2

@@ -8,12 +8,10 @@ does at finite length to a token of its own prompt, and that is known exactly at
 over prompts of z' and L - 1 others. The rest of the bias is its leading order. Derived here.
 """  # noqa: E501  # a formula stays on one line
 
-import itertools
-
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit._replicates import sobol_normals
+from promptlimit._quadrature import normal_gauss, product_rule, sobol_normals
 from promptlimit.depth._bias import reading_bias
 from promptlimit.depth._fluctuations import query_tilt
 from promptlimit.depth._gaussian_stack import GaussianStack
@@ -129,9 +127,7 @@ def _chebyshev(x: Array, size: int) -> tuple[Array, Array]:
 def _normal_nodes(dim: int) -> tuple[Array, Array]:
     """Return nodes [n, d] and weights [n] for means over standard normal vectors."""
     if dim in _NODES:
-        x, w = np.polynomial.hermite_e.hermegauss(_NODES[dim])
-        nodes = np.array(list(itertools.product(x, repeat=dim)))
-        weights = np.array(list(itertools.product(w / w.sum(), repeat=dim))).prod(axis=1)
+        nodes, weights = product_rule([normal_gauss(_NODES[dim])] * dim)
         kept = weights > 1e-18
         return nodes[kept], weights[kept]
     points = sobol_normals(dim, _POINTS, 20_250_131)

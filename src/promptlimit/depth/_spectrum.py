@@ -25,7 +25,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._replicates import sobol_sets
+from promptlimit._quadrature import sobol_sets
 
 _SEED = 20_240_207
 

@@ -30,8 +30,11 @@ _FIRST_LENGTH, _LAST_LENGTH = 8, 2**40
 class TrajectoryGap(Result):
     r"""Squared distances between two trajectories at the times they share.
 
+    Shapes are those for one length; for many, arrays begin with an axis of lengths.
+
     Attributes:
         times: the shared times, [n].
+        lengths: $L$ of the first trajectory, or of the second where only that has many.
         merged: $\|U_a-U_b\|_F^2+\|V_a-V_b\|_F^2$, [n], or None where one of the trajectories is
             not of one head.
         parameters: the same over the arrays that moved, [n], or None where the two trajectories
@@ -40,9 +43,10 @@ class TrajectoryGap(Result):
     """
 
     times: np.ndarray = axis("time", "t", scale="symlog")
-    merged: OfOneHead = variable("time")
-    parameters: np.ndarray | None = variable("time")
-    value: np.ndarray = variable("time", label="squared distance", scale="log")
+    lengths: float | np.ndarray = axis("length", "L", scale="log")
+    merged: OfOneHead = variable("length", "time")
+    parameters: np.ndarray | None = variable("length", "time")
+    value: np.ndarray = variable("length", "time", label="squared distance", scale="log")
 
 
 def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
@@ -53,17 +57,24 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
     single heads can be compared.
 
     Args:
-        a: one trajectory.
+        a: one trajectory, at one length or many.
         b: another, of a head with the same dimensions; where one of them is not one head, of the
-            same parameters.
+            same parameters. Where both have many lengths, of the same lengths; one length is
+            compared with each of many.
     """
     times, in_a, in_b = np.intersect1d(a.times, b.times, return_indices=True)
     if times.size == 0:
         raise ArgumentError("b", "must share a time with `a`, got none. Ask for the same times.")
+    axes = [np.ndim(path.lengths) for path in (a, b)]
+    lengths = a.lengths if axes[0] >= axes[1] else b.lengths
+    if all(axes) and not np.array_equal(a.lengths, b.lengths):
+        raise ArgumentError(
+            "b", f"must have the lengths of `a`, {a.lengths}, or one of its own, got {b.lengths}."
+        )
 
     def squared(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-        difference = one[in_a] - other[in_b]
-        return (difference**2).sum(axis=tuple(range(1, difference.ndim)))
+        difference = one.take(in_a, axis=axes[0]) - other.take(in_b, axis=axes[1])
+        return (difference**2).sum(axis=tuple(range(max(axes) + 1, difference.ndim)))
 
     merged = None
     if a.key_query is not None and b.key_query is not None:
@@ -71,7 +82,10 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
         merged = np.sum(
             [squared(*pair) for pair in zip(a.merged(), b.merged(), strict=True)], axis=0
         )
-    moved = [{name: x.shape[1:] for name, x in path.parameters.items()} for path in (a, b)]
+    moved = [
+        {name: array.shape[count + 1 :] for name, array in path.parameters.items()}
+        for path, count in zip((a, b), axes, strict=True)
+    ]
     if moved[0] != moved[1]:
         if merged is None:
             raise ArgumentError(
@@ -79,15 +93,16 @@ def trajectory_gap(a: Trajectory, b: Trajectory) -> TrajectoryGap:
                 f"must move the parameters of `a`, {', '.join(moved[0])}, of the same shapes, "
                 f"where one of the two is not one head, got {', '.join(moved[1])}.",
             )
-        return TrajectoryGap(times, merged, None, merged)
+        return TrajectoryGap(times, lengths, merged, None, merged)
     distances = [squared(a.parameters[name], b.parameters[name]) for name in a.parameters]
     parameters = np.sum(distances, axis=0)
-    return TrajectoryGap(times, merged, parameters, parameters if merged is None else merged)
+    value = parameters if merged is None else merged
+    return TrajectoryGap(times, lengths, merged, parameters, value)
 
 
 def _require_one_shape(a: Trajectory, b: Trajectory) -> None:
     """Refuse to compare heads whose matrices differ in shape."""
-    shapes = [tuple(matrix.shape[1:] for matrix in path.merged()) for path in (a, b)]
+    shapes = [tuple(matrix.shape[-2:] for matrix in path.merged()) for path in (a, b)]
     if shapes[0] != shapes[1]:
         raise ArgumentError(
             "b",
@@ -233,9 +248,9 @@ def excess_risk(
         rtol: as in `FlowPlan`.
         points: as in `FlowPlan`.
     """
-    both = [length, math.inf]
-    flows = gradient_flow(start, task, both, FlowPlan([math.inf], rtol=rtol, points=points))
-    return float(flows[0].value[-1] - flows[1].value[-1])
+    plan = FlowPlan([math.inf], rtol=rtol, points=points, parameter_error=False)
+    finite, limit = gradient_flow(start, task, [length, math.inf], plan).value[:, -1]
+    return float(finite - limit)
 
 
 def smallest_length(

@@ -1,40 +1,42 @@
 """Gradient flow of an attention on an in-context task."""
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
+from numpy.typing import NDArray
 
-from promptlimit._arrays import ArrayLike, Number, numpy_only
+from promptlimit._arrays import ArrayLike, numpy_only
+from promptlimit._configuration import description
 from promptlimit._inputs import in_double, to_device
+from promptlimit._version import __version__
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._descent import MAX_STEPS, SMALLEST_STEP, Descent, Rules, descend
-from promptlimit.dynamics._flow_folder import load_flow, save_flow
+from promptlimit.dynamics._flow_folder import FLOW_ARRAYS, load_flow, save_flow
 from promptlimit.dynamics._plan import FlowPlan
-from promptlimit.dynamics._requests import (
-    FlowRequest,
-    require_start,
-)
 from promptlimit.dynamics._risks import (
-    OTHER_SETS,
+    RISK_SETS,
     RiskOfState,
+    StateReading,
+    error_of_one_set,
+    moments_on_sets,
     require_risks,
     risk_of_state,
-    state_moments,
     state_of,
-    state_risks,
 )
 from promptlimit.dynamics._stabilised import StabilisedRungeKutta
-from promptlimit.errors import UnreliableErrorWarning
-from promptlimit.results import Trajectory
+from promptlimit.dynamics._starts import require_start
+from promptlimit.errors import ArgumentError, UnreliableErrorWarning
+from promptlimit.results import Kind, Trajectory
 from promptlimit.rules import Effort, computes
 from promptlimit.storage import RunFolder
 from promptlimit.tasks import (
@@ -42,39 +44,22 @@ from promptlimit.tasks import (
     SHARPNESS_RANGES,
     AbstractTask,
     Lengths,
+    Objectives,
     RiskProblem,
     exact_objectives,
+    kind_of,
     require_lengths,
+    simulated_objectives,
 )
 
 _STABILISED_FROM = 1e-7
 _FOREVER = 1e15
 _PADDING = 96
-_UNRELIABLE = 0.1
+_UNRELIABLE = 0.2
 _COARSER = 300.0
 _FAR = 1.5
 
 
-@overload
-def gradient_flow(
-    start: AbstractAttention,
-    task: AbstractTask,
-    lengths: Number,
-    plan: FlowPlan | ArrayLike,
-    *,
-    key: PRNGKeyArray | None = ...,
-    folder: str | Path | None = ...,
-) -> Trajectory: ...
-@overload
-def gradient_flow(
-    start: AbstractAttention,
-    task: AbstractTask,
-    lengths: Sequence[Number] | np.ndarray,
-    plan: FlowPlan | ArrayLike,
-    *,
-    key: PRNGKeyArray | None = ...,
-    folder: str | Path | None = ...,
-) -> tuple[Trajectory, ...]: ...
 @computes(OBJECTIVE)
 @numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
 def gradient_flow(
@@ -85,7 +70,7 @@ def gradient_flow(
     *,
     key: PRNGKeyArray | None = None,
     folder: str | Path | None = None,
-) -> Trajectory | tuple[Trajectory, ...]:
+) -> Trajectory:
     r"""Return the trajectory of $\theta'=-\nabla R_L(\theta)$, $\theta$ the arrays of `start`.
 
     Where the risk is exact, no prompt is simulated: on `LinearRegression`, at every length, the
@@ -97,74 +82,153 @@ def gradient_flow(
         start: $\theta(0)$: any attention, such as a head, a `Factored`, a `MultiHead`, a
             `Layer` or a `Stack`.
         task: the law of prompts and queries, and the loss.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. Many lengths give a tuple with
-            one trajectory per length.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many. Many lengths give
+            one trajectory whose arrays begin with an axis of lengths.
         plan: times at which to record the flow, or a `FlowPlan` with times, tolerances and points.
         key: randomness, where prompts are simulated.
-        folder: where to keep finished trajectories; the same flow is then computed once.
+        folder: where to keep finished flows, one per length; the same flow is then computed once.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.diag(jnp.array([1.0, 0.5])))
-    >>> flow = pl.gradient_flow(
-    ...     pl.dynamics.block_start(task, 0.5), task, math.inf, [0.0, 1.0, math.inf]
-    ... )
-    >>> print(flow.kind, flow.value.round(4), flow.arrived is not None)
-    limit [0.5466 0.2012 0.    ] True
+    >>> start = pl.dynamics.block_start(task, 0.5, kernel="linear")
+    >>> flow = pl.gradient_flow(start, task, [10, math.inf], [0.0, 1.0, math.inf])
+    >>> print(flow.kind, flow.value.round(4).tolist())
+    exact [[0.5513, 0.2881, 0.1714], [0.5466, 0.2012, 0.0]]
+    >>> print(flow.at(math.inf).kind, flow.at(math.inf).value.round(4))
+    limit [0.5466 0.2012 0.    ]
     """
     require_start(start, task)
     chosen = plan if isinstance(plan, FlowPlan) else FlowPlan(plan)
     tokens = require_lengths(lengths)
+    if tokens.ndim > 1:
+        raise ArgumentError("lengths", f"must be a number or a list, got shape {tokens.shape}.")
     with jax.enable_x64(True):
-        head, law, effort = in_double(start), in_double(task), Effort(key, chosen.samples)
-        requests = []
-        for length in tokens.ravel().tolist():
-            problem = RiskProblem(head, law, np.array([length]))
+        head, law = in_double(start), in_double(task)
+        requests = [FlowRequest(head, law, length, chosen, key) for length in tokens.flat]
+        for request in requests:
             # Raises an error where prompts must be simulated and there is no key.
-            OBJECTIVE.choose(problem, "auto", effort)
-            request = FlowRequest(
-                task=law,
-                start=head,
-                length=length,
-                times=chosen.times,
-                tolerance=chosen.rtol,
-                arrival=chosen.arrival,
-                radius=chosen.radius,
-                solver=_usual_solver(problem, chosen) if chosen.solver is None else chosen.solver,
-                points=chosen.points,
-                replicate=chosen.replicate,
-                key=key,
-                samples=chosen.samples,
-            )
-            requests.append(request)
+            OBJECTIVE.choose(request.problem, "auto", request.effort)
         flows = _trajectories(requests, folder)
-    return flows if tokens.ndim else flows[0]
+    return _along_lengths(flows) if tokens.ndim else flows[0]
 
 
-def _trajectories(
-    requests: Sequence[FlowRequest], folder: str | Path | None
-) -> tuple[Trajectory, ...]:
-    """Return the trajectories, from the folder those that are finished there."""
+@dataclasses.dataclass(frozen=True)
+class FlowRequest:
+    """One flow: all that decides its trajectory, with the meanings of `gradient_flow`."""
+
+    start: AbstractAttention
+    task: AbstractTask
+    length: float
+    plan: FlowPlan
+    key: PRNGKeyArray | None
+    together: tuple[float, ...] = ()
+    """Lengths of other flows, whose tables are computed together with those of this one."""
+
+    @property
+    def problem(self) -> RiskProblem:
+        """The risk that the flow descends."""
+        return RiskProblem(self.start, self.task, np.array([self.length]))
+
+    @property
+    def times(self) -> NDArray[np.float64]:
+        """When to record the flow."""
+        return np.asarray(self.plan.times, dtype=np.float64)
+
+    @property
+    def effort(self) -> Effort:
+        """The prompts to simulate, where that is necessary."""
+        return Effort(self.key, self.plan.samples)
+
+    @functools.cached_property
+    def exact(self) -> Objectives | None:
+        """The risk without simulation, where a rule computes it."""
+        return exact_objectives(self.problem, self.plan.points, self.together)
+
+    @functools.cached_property
+    def objectives(self) -> Objectives:
+        """The risk on each of the independent sets of points or prompts."""
+        return (
+            simulated_objectives(self.problem, self.effort)[0] if self.exact is None else self.exact
+        )
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the risks."""
+        return kind_of("estimate" if self.exact is None else "exact", self.length)
+
+    @functools.cached_property
+    def reading(self) -> StateReading:
+        """How the arrays of the start make U and V."""
+        return StateReading(self.start, np.float64)
+
+    def risk(self, max_sharpness: float, shift: int = 0) -> RiskOfState:
+        """Return the risk; for a `shift`, on another set of points or prompts."""
+        objective = self.objectives(max_sharpness, self.plan.replicate + shift)
+        return risk_of_state(objective, self.reading, self.start)
+
+    @property
+    def solver(self) -> diffrax.AbstractSolver:
+        """The solver of the plan, or a method of high order where steps are cheap or fine."""
+        if self.plan.solver is not None:
+            return self.plan.solver
+        cheap = self.objectives.is_closed_form or self.plan.rtol < _STABILISED_FROM
+        return diffrax.Dopri8() if cheap else StabilisedRungeKutta()
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The request as plain numbers and strings: its hash names the run."""
+        unused = ("points",) if self.exact is None else ("samples",)
+        names = [field.name for field in dataclasses.fields(self.plan) if field.name not in unused]
+        config = {
+            "what": "gradient_flow",
+            "version": __version__,
+            "kind": self.kind,
+            "start": description(self.start),
+            "task": description(self.task),
+            "lengths": description(self.length),
+            **{name: description(getattr(self.plan, name)) for name in names},
+            "solver": description(self.solver),
+        }
+        if self.exact is None and self.key is not None:
+            config["key"] = description(self.key)
+            config["generator"] = str(jax.random.key_impl(self.key))
+        return config
+
+
+def _trajectories(requests: Sequence[FlowRequest], folder: str | Path | None) -> list[Trajectory]:
+    """Return one trajectory per request, read from the folder where it is finished there."""
     runs = [None if folder is None else RunFolder(folder, one.config) for one in requests]
     stored = [run is not None and run.finished for run in runs]
-    to_do = [one for one, there in zip(requests, stored, strict=True) if not there]
-    lengths = tuple(one.length for one in to_do)
+    to_do = tuple(one.length for one, there in zip(requests, stored, strict=True) if not there)
     flows = []
     for request, run, there in zip(requests, runs, stored, strict=True):
-        together = dataclasses.replace(request, together=lengths)
-        flow = load_flow(run) if run is not None and there else _solution(together)
-        if run is not None and not there:
+        if run is not None and there:
+            flows.append(load_flow(run))
+            continue
+        flows.append(flow := _solution(dataclasses.replace(request, together=to_do)))
+        if run is not None:
             save_flow(run, flow)
-        flows.append(flow)
-    return tuple(flows)
+    return flows
 
 
-def _usual_solver(problem: RiskProblem, plan: FlowPlan) -> diffrax.AbstractSolver:
-    """Return a method of high order where steps are cheap or must be fine, else the stabilised."""
-    if plan.rtol < _STABILISED_FROM:
-        return diffrax.Dopri8()
-    exact = exact_objectives(problem, plan.points)
-    cheap = exact is not None and exact.is_closed_form
-    return diffrax.Dopri8() if cheap else StabilisedRungeKutta()
+def _along_lengths(flows: Sequence[Trajectory]) -> Trajectory:
+    """Return flows at several lengths as one trajectory, whose arrays begin with the lengths."""
+    kinds = {flow.kind for flow in flows}
+    arrays: dict[str, Any] = {}
+    for name in (*FLOW_ARRAYS, "arrived"):
+        columns = [getattr(flow, name) for flow in flows]
+        arrays[name] = None if any(one is None for one in columns) else np.stack(columns)
+    return Trajectory(
+        times=flows[0].times,
+        lengths=np.array([flow.lengths for flow in flows]),
+        parameters={
+            name: np.stack([flow.parameters[name] for flow in flows])
+            for name in flows[0].parameters
+        },
+        **arrays,
+        kind=next(kind for kind in ("estimate", "exact", "limit") if kind in kinds),
+        config={"what": "gradient_flow", "flows": [flow.config for flow in flows]},
+    )
 
 
 class _Attempt(NamedTuple):
@@ -193,25 +257,21 @@ def _solution(request: FlowRequest) -> Trajectory:
 
 
 def _attempt(request: FlowRequest, max_sharpness: float) -> _Attempt:
-    risk = _risk(request, max_sharpness)
-    descent = _descent(request, risk)
+    risk = request.risk(max_sharpness)
+    descent = _descent(request, risk, float(request.plan.rtol))
     end = [to_device(array) for array in request.reading.arrays(np.asarray(descent.last))]
     sharpness = risk.objective.sharpness(request.reading.attention(end))
     return _Attempt(risk, descent, max_sharpness, sharpness)
 
 
-def _risk(request: FlowRequest, max_sharpness: float, shift: int = 0) -> RiskOfState:
-    objective = request.objective(max_sharpness, shift)
-    return risk_of_state(objective, request.reading, request.start)
-
-
-def _descent(request: FlowRequest, risk: RiskOfState) -> Descent:
+def _descent(request: FlowRequest, risk: RiskOfState, tolerance: float) -> Descent:
     """Follow the flow; its states at times padded to a common number, so that programs are few."""
-    finite = request.times[np.isfinite(request.times)]
-    end = finite[-1] if finite.size == request.times.size else _FOREVER
+    plan, times = request.plan, request.times
+    finite = times[np.isfinite(times)]
+    end = finite[-1] if finite.size == times.size else _FOREVER
     room = _PADDING * max(1, math.ceil(finite.size / _PADDING))
     padded = np.concatenate([np.zeros(room - finite.size), finite])
-    limits = (end, request.tolerance, request.arrival, request.radius)
+    limits = (end, tolerance, plan.arrival, plan.radius)
     # Of one dtype, named: jax would compile anew for a number of Python in place of an array's.
     rules = Rules(*(to_device(limit, jnp.float64) for limit in limits))
     descent = descend(risk, state_of(request.start), to_device(padded), rules, request.solver)
@@ -225,8 +285,8 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
     end = float(descent.end)
     if bool(descent.escaped):
         raise ArithmeticError(
-            f"the flow must stay within `radius` = {request.radius:g}, but left that ball at time "
-            f"{end:.4g}. Ask for earlier times, or for a larger radius."
+            f"the flow must stay within `radius` = {request.plan.radius:g}, but left that ball at "
+            f"time {end:.4g}. Ask for earlier times, or for a larger radius."
         )
     if attempt.left_the_tables:
         raise ArithmeticError(
@@ -234,7 +294,8 @@ def _require_finished(request: FlowRequest, attempt: _Attempt) -> None:
             f"statistics end, but reached that at time {end:.4g}. Ask for earlier times, or raise "
             "`points`: a flow can follow too few points away from the law."
         )
-    if not (bool(descent.finished) and (bool(descent.arrived) or np.isfinite(request.times[-1]))):
+    in_time = bool(descent.arrived) or np.isfinite(request.times[-1])
+    if not (bool(descent.finished) and in_time):
         raise ArithmeticError(
             f"the flow must be followed in {MAX_STEPS} steps of at least {SMALLEST_STEP:g}, but "
             f"stopped at time {end:.4g} with parameters of norm "
@@ -247,13 +308,16 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
     """Return the trajectory: what was saved up to the end, then the last state."""
     descent = attempt.descent
     states = _states(request, descent)
-    moments = jax.tree.map(np.asarray, state_moments(attempt.risk, states))
-    error = _error(request, attempt, states, moments.risk)
-    value = moments.risk
+    count = 1 if request.objectives.is_closed_form else RISK_SETS
+    risks = (request.risk(attempt.max_sharpness, shift) for shift in range(count))
+    moments, values = moments_on_sets(risks, states)
+    value, error = values[0], error_of_one_set(values)
     if request.exact is not None:
-        value = require_risks(attempt.risk.objective, moments.risk, error)
+        _warn_of_disagreement(value[-1], error[-1])
+        value = require_risks(attempt.risk.objective.lower_bound, value, error)
     return Trajectory(
         times=request.times,
+        lengths=request.length,
         parameters=dict(
             zip(array_names(request.start), request.reading.arrays(states), strict=True)
         ),
@@ -262,63 +326,48 @@ def _trajectory(request: FlowRequest, attempt: _Attempt) -> Trajectory:
         value=value,
         gradient_norms=moments.gradient_norm,
         error=error,
-        arrived=float(descent.end) if bool(descent.arrived) else None,
-        kind=request.kind,
-        length=request.length,
-        config=request.config,
         parameter_error=_parameter_error(request, attempt, states),
+        arrived=float(descent.end) if bool(descent.arrived) else math.nan,
+        kind=request.kind,
+        config=request.config,
     )
+
+
+def _warn_of_disagreement(value: float, error: float) -> None:
+    if error > _UNRELIABLE * abs(value):
+        warnings.warn(
+            "Independent point sets disagree about the last risk of this flow: its standard error "
+            f"is {100 * error / value:.0f}%. The flow may follow its points rather than the law. "
+            "Raise `points`.",
+            UnreliableErrorWarning,
+            stacklevel=6,
+        )
 
 
 def _parameter_error(
     request: FlowRequest, attempt: _Attempt, states: np.ndarray
 ) -> np.ndarray | None:
-    """Return twice the distance of the parameters from a flow over independent points.
+    r"""Return $\|\theta-\theta'\|/\sqrt2$, $\theta'$ the flow over an independent point set.
 
-    That flow takes coarser steps, which adds to the distance. Where it does not reach a time, the
-    error there is infinite.
+    It is the standard deviation of two values. The second flow takes coarser steps, which adds to
+    the distance. NaN at times that it does not reach.
     """
-    if request.exact is None:
+    if request.exact is None or not request.plan.parameter_error:
         return None
     if request.exact.is_closed_form:
         return np.zeros(request.times.size)
-    coarser = dataclasses.replace(request, tolerance=_COARSER * request.tolerance)
-    risk = _risk(request, attempt.max_sharpness, shift=1)
-    descent = _descent(coarser, risk)
+    other = request.risk(attempt.max_sharpness, shift=1)
+    descent = _descent(request, other, _COARSER * float(request.plan.rtol))
     distance = np.linalg.norm(_states(request, descent) - states, axis=1)
     missed = request.times > (np.inf if bool(descent.arrived) else float(descent.end))
-    return np.where(missed, np.inf, 2.0 * distance)
+    return np.where(missed, np.nan, distance / math.sqrt(2.0))
 
 
 def _states(request: FlowRequest, descent: Descent) -> np.ndarray:
     """Return the parameters at all times: saved up to the end, the start at 0, then the last."""
-    states = np.tile(np.asarray(descent.last), (request.times.size, 1))
-    before = request.times <= float(descent.end)
+    times = request.times
+    states = np.tile(np.asarray(descent.last), (times.size, 1))
+    before = times <= float(descent.end)
     states[before] = np.asarray(descent.states)[: before.sum()]
-    states[request.times == 0.0] = np.asarray(state_of(request.start))
+    states[times == 0.0] = np.asarray(state_of(request.start))
     return states
-
-
-def _error(
-    request: FlowRequest, attempt: _Attempt, states: np.ndarray, risks: np.ndarray
-) -> np.ndarray:
-    """Return the largest distance from the same risks on independent points or prompts.
-
-    Points whose scores leave the tables say nothing: there the error is all of the risk.
-    """
-    if request.exact is not None and request.exact.is_closed_form:
-        return np.zeros_like(risks)
-    others = 1 if request.exact is None else OTHER_SETS
-    distance = np.zeros_like(risks)
-    for shift in range(1, others + 1):
-        other = state_risks(_risk(request, attempt.max_sharpness, shift), states)
-        difference = np.abs(other - risks)
-        distance = np.maximum(distance, np.where(np.isnan(difference), np.abs(risks), difference))
-    if others > 1 and distance[-1] > _UNRELIABLE * risks[-1]:
-        warnings.warn(
-            f"Independent point sets disagree by {100 * distance[-1] / risks[-1]:.0f}% about the "
-            "last risk of this flow: it may follow its points rather than the law. Raise `points`.",
-            UnreliableErrorWarning,
-            stacklevel=4,
-        )
-    return distance

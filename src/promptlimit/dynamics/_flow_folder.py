@@ -1,32 +1,31 @@
 """Trajectories of gradient flows in run folders, which are not trusted when read."""
 
 from collections.abc import Mapping
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from promptlimit.errors import InputFileError
 from promptlimit.results import Kind, Trajectory
-from promptlimit.storage import RunFolder
+from promptlimit.storage import RunFolder, pack_nonfinite, unpack_nonfinite
 
 _PREFIX = "parameters."
-_CURVES = ("value", "gradient_norms", "error")
+_CURVES = ("value", "gradient_norms", "error", "parameter_error")
 _MERGED = ("key_query", "value_matrix")
-_OF_PARAMETERS = "parameter_error"
+FLOW_ARRAYS = (*_MERGED, *_CURVES)
 
 
 def save_flow(run: RunFolder, flow: Trajectory) -> None:
-    """Write a trajectory into the folder of its run."""
-    named = {name: getattr(flow, name) for name in (*_MERGED, *_CURVES, _OF_PARAMETERS)}
+    """Write a trajectory at one length into the folder of its run."""
+    named = {name: getattr(flow, name) for name in FLOW_ARRAYS}
     arrays = {name: array for name, array in named.items() if array is not None}
     arrays |= {_PREFIX + name: array for name, array in flow.parameters.items()}
-    arrays["arrived"] = np.array([] if flow.arrived is None else [flow.arrived])
-    run.save(arrays)
+    run.save(pack_nonfinite({**arrays, "arrived": np.array(flow.arrived)}))
 
 
 def load_flow(run: RunFolder) -> Trajectory:
     """Return the trajectory of a finished run, or raise `InputFileError`: one sentence."""
-    arrays = run.load()
+    arrays = unpack_nonfinite(run.load())
     try:
         return _trajectory(RunFolder.at(run.path).config, arrays)
     except (KeyError, IndexError, TypeError, ValueError, OverflowError) as problem:
@@ -43,26 +42,24 @@ def _trajectory(config: Mapping[str, object], arrays: Mapping[str, np.ndarray]) 
     kind = config["kind"]
     if kind not in get_args(Kind):
         raise ValueError(f"its kind is {kind!r}")
-    parameters = {
-        name.removeprefix(_PREFIX): array
-        for name, array in arrays.items()
-        if name.startswith(_PREFIX)
-    }
     for name, array in arrays.items():
-        axes = 1 if name in (*_CURVES, _OF_PARAMETERS) else 3 if name in _MERGED else array.ndim
+        axes = 1 if name in _CURVES else 3 if name in _MERGED else array.ndim
         if name != "arrived" and (array.ndim != axes or array.shape[:1] != times.shape):
             raise ValueError(f"'{name}' does not have one entry for each time")
     if ("key_query" in arrays) != ("value_matrix" in arrays):
         raise ValueError("it has one of key_query and value_matrix, which come together")
+    optional: dict[str, Any] = {name: arrays.get(name) for name in (*_MERGED, "parameter_error")}
     return Trajectory(
         times=times,
-        parameters=parameters,
-        key_query=arrays.get("key_query"),
-        value_matrix=arrays.get("value_matrix"),
-        **{name: arrays[name] for name in _CURVES},
-        arrived=float(arrays["arrived"][0]) if arrays["arrived"].size else None,
+        lengths=float(cast(float, config["lengths"])),
+        parameters={
+            name.removeprefix(_PREFIX): array
+            for name, array in arrays.items()
+            if name.startswith(_PREFIX)
+        },
+        **optional,
+        **{name: arrays[name] for name in ("value", "gradient_norms", "error")},
+        arrived=arrays["arrived"].item(),
         kind=cast(Kind, kind),
-        length=float(cast(float, config["length"])),
         config=config,
-        parameter_error=arrays.get(_OF_PARAMETERS),
     )

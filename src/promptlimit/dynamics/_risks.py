@@ -1,8 +1,9 @@
-"""Risks of what moves: how parameters are read, what they cost, and how steep that is."""
+"""The risk as a function of parameters: how arrays make an attention, its risk and its gradient."""
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,14 +12,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from promptlimit._inputs import in_double, to_device
+from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import AccuracyError
-from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, merged
+from promptlimit.tasks import SHARPNESS_RANGES, AbstractObjective, Objectives, merged
 
 _CHUNK = 16
 _ROUNDING = 1e-12
-OTHER_SETS = 4
-"""Further point sets that exact risks are compared with; the largest distance is the error."""
+RISK_SETS = 5
+"""Independent sets of points or prompts that recorded risks are computed on."""
+_LARGE = 2.0
 _FEW = 64  # states whose gradients cost less than a program without them
 
 
@@ -136,10 +139,10 @@ def risk_of_state(
 class StateMoments(NamedTuple):
     """Costs at each state, [n, ...], and merged parameters where they are those of one head."""
 
-    key_query: np.ndarray | Array | None
-    value: np.ndarray | Array | None
-    risk: np.ndarray | Array
-    gradient_norm: np.ndarray | Array
+    key_query: np.ndarray | None
+    value: np.ndarray | None
+    risk: np.ndarray
+    gradient_norm: np.ndarray
 
 
 def state_moments(risk: RiskOfState, states: Float[np.ndarray, "times n"]) -> StateMoments:
@@ -168,12 +171,13 @@ def _in_chunks(
 
 
 @eqx.filter_jit
-def _state_moments(risk: RiskOfState, states: Array) -> StateMoments:
-    def at(state: Array) -> StateMoments:
+def _state_moments(risk: RiskOfState, states: Array) -> Any:
+    def at(state: Array) -> Any:
         reading = risk.reading
         key_query, value = reading(reading.arrays(state)) if reading.is_one_head else (None, None)
         cost, slope = jax.value_and_grad(risk)(state)
-        return StateMoments(key_query, value, cost, jnp.linalg.norm(slope))
+        parts: Any = (key_query, value, cost, jnp.linalg.norm(slope))
+        return StateMoments(*parts)
 
     return jax.lax.map(at, states)
 
@@ -183,24 +187,41 @@ def _state_risks(risk: RiskOfState, states: Array) -> Array:
     return jax.lax.map(risk, states)
 
 
-Objectives: TypeAlias = Callable[[float, int], AbstractObjective]
-"""(largest sharpness of tables, which point set or prompts) -> the risk on them."""
+def moments_on_sets(
+    risks: Iterable[RiskOfState], states: Float[np.ndarray, "times n"]
+) -> tuple[StateMoments, Float[np.ndarray, "sets times"]]:
+    """Return the moments on the first set of points or prompts, and the risks on all of them."""
+    sets = iter(risks)
+    moments = state_moments(next(sets), states)
+    return moments, np.stack([moments.risk, *(state_risks(risk, states) for risk in sets)])
 
 
-def require_risks(
-    objective: AbstractObjective, risks: np.ndarray, errors: np.ndarray
-) -> np.ndarray:
-    """Return risks no smaller than the lower bound of all risks, or refuse them.
+def error_of_one_set(values: Float[np.ndarray, "sets times"]) -> Float[np.ndarray, " times"]:
+    """Return one standard error of the risk on one set, from independent sets; 0 for one alone.
 
-    Values below the bound by less than their error are raised to it. A value further below, or an
-    error as large as the risk, shows that a few points carry the answer.
+    That of the mean over the sets is smaller by the root of their number. Where a set does not
+    give a number, because scores leave the tables, the error is the whole risk.
+    """
+    count = values.shape[0]
+    if count == 1:
+        return np.zeros_like(values[0])
+    error = math.sqrt(count) * standard_error(values)
+    return np.where(np.isnan(error), np.abs(values[0]), error)
+
+
+def require_risks(bound: float, risks: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Return risks no smaller than `bound`, a lower bound of all risks, or refuse them.
+
+    Values below the bound by less than four errors of one point set are raised to it. A value
+    further below, or an error of twice the risk, shows that a few points carry the answer.
 
     Raises:
         AccuracyError: the points do not determine the risk.
     """
-    bound = objective.lower_bound
     with np.errstate(invalid="ignore"):
-        poor = (risks + 4.0 * errors < bound - _ROUNDING * abs(bound)) | (errors > np.abs(risks))
+        poor = (risks + 4.0 * errors < bound - _ROUNDING * abs(bound)) | (
+            errors > _LARGE * np.abs(risks)
+        )
         if (poor & (errors > 0.0)).any():
             place = int(np.argmax(poor))
             raise AccuracyError(
@@ -213,39 +234,54 @@ def require_risks(
 
 
 def training_moments(
-    objectives: Objectives, start: AbstractAttention, leaves: list[np.ndarray], sets: int
+    objectives: Objectives,
+    start: AbstractAttention,
+    leaves: list[np.ndarray],
+    sets: int = 1,
+    *,
+    exact: bool = False,
 ) -> tuple[StateMoments, np.ndarray]:
-    """Return what is known of states of training, and their errors; NaN where one has diverged.
+    """Return moments of states of training, the risk averaged over sets, and its standard error.
+
+    All are NaN where a state is not finite.
 
     Args:
-        objectives: the risk, its second the same on independent points or prompts.
-        start: an attention of the shapes and kernel that were trained, in double precision.
+        objectives: the risk on independent sets of points or prompts.
+        start: an attention of the shapes and kernel that were trained.
         leaves: the arrays of the attention, each [n, ...].
-        sets: how many further sets of points or prompts the error is measured with.
+        sets: how many sets.
+        exact: whether to refuse risks that the points do not determine.
     """
     states = np.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1)
     well = np.all(np.isfinite(states), axis=1)
     safe = np.where(well[:, None], states, 0.0).astype(np.float64)
+    count = 1 if objectives.is_closed_form else sets
+
+    def up_to(max_sharpness: float) -> tuple[float, StateMoments, np.ndarray]:
+        """Return the lower bound of the risk, moments and risks, with tables up to a sharpness."""
+        first = objectives(max_sharpness)
+        others = (objectives(max_sharpness, number) for number in range(1, count))
+        risks = (
+            risk_of_state(objective, reading, head)
+            for objective in itertools.chain([first], others)
+        )
+        return first.lower_bound, *moments_on_sets(risks, safe)
+
     with jax.enable_x64(True):
         head = in_double(start)
         reading = StateReading(head, np.float64)
-        ranges = iter(SHARPNESS_RANGES)
-        while True:
-            widest = next(ranges)
-            risk, *others = (
-                risk_of_state(objectives(widest, shift), reading, head) for shift in range(1 + sets)
-            )
-            moments = state_moments(risk, safe)
-            values = np.stack([moments.risk, *(state_risks(other, safe) for other in others)])
-            found, error = values[0], np.abs(values - values[0]).max(axis=0)
-            if np.isfinite(found[well]).all() or widest == SHARPNESS_RANGES[-1]:
-                break
-        if sets > 1:
-            found[well] = require_risks(risk.objective, found[well], error[well])
-            moments = moments._replace(risk=found)
+        usual, widest = SHARPNESS_RANGES
+        bound, moments, values = up_to(usual)
+        if not np.isfinite(values[0, well]).all():
+            bound, moments, values = up_to(widest)
+    mean = values.mean(axis=0)
+    found = np.where(np.isnan(mean), values[0], mean)
+    error = error_of_one_set(values)
+    if exact:
+        found[well] = require_risks(bound, found[well], error[well])
+    moments = moments._replace(risk=found)
 
     def of_the_well(column: np.ndarray) -> np.ndarray:
         return np.where(well.reshape(-1, *[1] * (column.ndim - 1)), column, np.nan)
 
-    known: StateMoments = jax.tree.map(of_the_well, moments)
-    return known, of_the_well(error)
+    return jax.tree.map(of_the_well, moments), of_the_well(error / math.sqrt(count))

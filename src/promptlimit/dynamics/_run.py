@@ -3,21 +3,21 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from promptlimit._inputs import to_device
-from promptlimit.dynamics._requests import Cell, TrainingRequest
 from promptlimit.dynamics._risks import training_moments
 from promptlimit.dynamics._step import (
     Advance,
+    Cell,
+    TrainingRequest,
     TrainingState,
     advancer,
-    batch_gradient,
     first_state,
+    loss_gradient,
     many_steps,
     start_arrays,
 )
@@ -98,8 +98,7 @@ def _current_risk(request: TrainingRequest, length: Length, parameters: Any) -> 
     """Return the risk of the first run of a cell."""
     leaves = [np.asarray(leaf[0, :1]) for leaf in jax.tree.leaves(parameters)]
     start = request.starts[0][0]
-    objectives = functools.partial(request.objective, start, length)
-    return float(training_moments(objectives, start, leaves, 0)[0].risk[0])
+    return float(training_moments(request.objectives(start, length), start, leaves)[0].risk[0])
 
 
 def _arrays(state: TrainingState, step: int, leaves: list[np.ndarray]) -> dict[str, np.ndarray]:
@@ -136,67 +135,37 @@ class _StepPace:
         self._step, self._time = step, now
 
 
-class Shares(NamedTuple):
-    """How the seeds of a cell lie over devices: each has all starts, and draws the prompts.
+def runs_of_devices(seeds: int, starts: int, devices: int) -> np.ndarray:
+    """Return which runs each device takes, [devices, starts x its seeds], as places on their axis.
 
-    Between two looks a device is alone with its runs. At a look the state is whole again, on the
-    host and in the order it has on one device: a checkpoint does not know how many there were.
-
-    Attributes:
-        devices: how many are used.
-        starts: how many starts there are.
-        seeds: how many seeds there are.
-        own: how many of them a device has; the last ones may repeat the last seed.
-    """
-
-    devices: int
-    starts: int
-    seeds: int
-    own: int
-
-    def of(self, device: int, runs: Any) -> Any:
-        """Return the runs of one device, from arrays [members, starts x seeds, ...]."""
-        mine = np.minimum(device * self.own + np.arange(self.own), self.seeds - 1)
-
-        def share(leaf: Any) -> np.ndarray:
-            host = np.asarray(leaf)
-            split = host.reshape(host.shape[0], self.starts, self.seeds, *host.shape[2:])
-            return split[:, :, mine].reshape(host.shape[0], -1, *host.shape[2:])
-
-        return jax.tree.map(share, runs)
-
-    def whole(self, shares: Any) -> Any:
-        """Return all runs, from arrays [devices, members, starts x own seeds, ...].
-
-        >>> shares, runs = Shares(2, 1, 3, 2), np.array([[10, 11, 12]])
-        >>> both = np.stack([shares.of(0, runs), shares.of(1, runs)])
-        >>> both.tolist(), shares.whole(both).tolist()
-        ([[[10, 11]], [[12, 12]]], [[10, 11, 12]])
-        """
-
-        def join(leaf: np.ndarray) -> np.ndarray:
-            members, rest = leaf.shape[1], leaf.shape[3:]
-            split = leaf.reshape(-1, members, self.starts, self.own, *rest)
-            lined = np.moveaxis(split, 0, 2).reshape(members, self.starts, -1, *rest)
-            return lined[:, :, : self.seeds].reshape(members, -1, *rest)
-
-        return jax.tree.map(join, shares)
-
-
-def shares_of_seeds(seeds: int, starts: int, devices: int, *, all_of_them: bool) -> Shares:
-    """Return how to share seeds out: evenly, over no more devices than there is work for.
+    Seeds are shared out evenly, and each device takes all starts of a seed, which meet the same
+    prompts. The last ones may repeat the last seed.
 
     Args:
         seeds: how many there are.
         starts: how many starts there are.
-        devices: how many there may be.
-        all_of_them: whether every device must take part, idle or not.
+        devices: how many are used.
 
-    >>> shares_of_seeds(5, 2, 4, all_of_them=False)
-    Shares(devices=3, starts=2, seeds=5, own=2)
+    >>> runs_of_devices(3, 2, 2).tolist()
+    [[0, 1, 3, 4], [2, 2, 5, 5]]
     """
     own = -(-seeds // devices)
-    return Shares(devices if all_of_them else -(-seeds // own), starts, seeds, own)
+    mine = np.minimum(np.arange(devices * own), seeds - 1).reshape(devices, 1, own)
+    return (seeds * np.arange(starts)[:, None] + mine).reshape(devices, -1)
+
+
+def _whole(parts: Any, runs: np.ndarray) -> Any:
+    """Return all runs in their order, from the parts of devices, each array [devices, members, n].
+
+    A checkpoint does not depend on how many devices there were.
+    """
+    first = np.unique(runs, return_index=True)[1]
+
+    def join(leaf: np.ndarray) -> np.ndarray:
+        lined = np.moveaxis(leaf, 0, 1)
+        return lined.reshape(leaf.shape[1], -1, *leaf.shape[3:])[:, first]
+
+    return jax.tree.map(join, parts)
 
 
 def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
@@ -204,28 +173,26 @@ def advancer_of_cell(request: TrainingRequest, cell: Cell) -> Advance:
 
     With several processes all devices take part, since every process must hear of the result.
     """
-    team, rule = active_devices(), request.plan.rule
-    shares = shares_of_seeds(
-        request.seeds, len(request.starts), team.size, all_of_them=team.hosts > 1
-    )
-    if team.size == 1 or shares.devices == 1 or cell[0][1] is not None:
-        return advancer(rule, batch_gradient(request, cell))
-    part = dataclasses.replace(request, starts=tuple(row[: shares.own] for row in request.starts))
-    program = _device_program(many_steps(rule, batch_gradient(part, cell)))
+    team, rule, seeds = active_devices(), request.plan.rule, request.seeds
+    own = -(-seeds // team.size)
+    devices = team.size if team.hosts > 1 else -(-seeds // own)
+    if devices == 1 or cell[0][1] is not None:
+        return advancer(rule, loss_gradient(request, cell))
+    runs = runs_of_devices(seeds, len(request.starts), devices)
+    part = dataclasses.replace(request, starts=tuple(row[:own] for row in request.starts))
+    steps = many_steps(rule, loss_gradient(part, cell))
+
+    def program(_: None, given: tuple[TrainingState, Any]) -> TrainingState:
+        return steps(*given)
 
     def advance(state: TrainingState, first: int, last: int) -> TrainingState:
         bounds = np.array([first, last], np.uint32)
-        with use_devices("all" if team.hosts > 1 else shares.devices):
-            parts = run_on_devices(program, None, lambda device: (shares.of(device, state), bounds))
-        return shares.whole(parts)
+        host = jax.tree.map(np.asarray, state)
+
+        def given(device: int) -> tuple[TrainingState, np.ndarray]:
+            return jax.tree.map(lambda leaf: leaf[:, runs[device]], host), bounds
+
+        with use_devices("all" if team.hosts > 1 else devices):
+            return _whole(run_on_devices(program, None, given), runs)
 
     return advance
-
-
-def _device_program(
-    steps: Callable[[TrainingState, Any], TrainingState],
-) -> Callable[[None, Any], TrainingState]:
-    def program(_: None, part: tuple[TrainingState, Any]) -> TrainingState:
-        return steps(*part)
-
-    return program

@@ -1,30 +1,26 @@
 """Stochastic gradient descent on an in-context task, with fresh prompts at every step."""
 
 import contextlib
-import functools
+import math
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
+from typing import Any, cast
 
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from promptlimit._arrays import Number, numpy_only
+from promptlimit._arrays import Number, numpy_only, require_unmasked
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.dynamics._plan import TrainingPlan, require_count
-from promptlimit.dynamics._requests import (
-    Cell,
-    Start,
-    TrainingRequest,
-    require_law,
-    require_training_lengths,
-    starts_of_seeds,
-)
-from promptlimit.dynamics._risks import OTHER_SETS, training_moments
+from promptlimit.dynamics._risks import RISK_SETS, training_moments
 from promptlimit.dynamics._run import Records, records_of_cell
+from promptlimit.dynamics._starts import Start, starts_of_seeds
+from promptlimit.dynamics._step import Cell, TrainingRequest
 from promptlimit.errors import ArgumentError
 from promptlimit.parallel import active_devices, from_writer
-from promptlimit.results import Training
+from promptlimit.results import Length, Training
 from promptlimit.storage import RunFolder, Watcher, pack_nonfinite, unpack_nonfinite, watching
 from promptlimit.tasks import AbstractTask
 
@@ -97,7 +93,7 @@ def sgd(
             f"must be a TrainingPlan, got {type(plan).__name__}. Pass TrainingPlan(steps=1000).",
         )
     require_count(seeds=seeds, every=every)
-    tokens = require_training_lengths(lengths)
+    tokens = _require_lengths(lengths)
     start_key, prompt_key = jax.random.split(key)
     starts = starts_of_seeds(start, task, seeds, start_key)
     if seeds > 1 and not independent_prompts:
@@ -114,7 +110,7 @@ def sgd(
         independent_prompts=bool(independent_prompts),
         packed=bool(to_device) and plan.sampling == "tokens",
     )
-    require_law(request)
+    _require_law(request)
     cells = [
         (cell, None if folder is None else RunFolder(folder, request.config(cell)))
         for cell in request.cells
@@ -131,6 +127,43 @@ def _require_different(start: Start | Sequence[Start]) -> None:
             "start",
             "must be a function of a key for several seeds on the same prompts, got an "
             "attention: the runs would be one. Pass independent_prompts=True, or such a function.",
+        )
+
+
+def _require_lengths(lengths: object) -> tuple[Length, ...]:
+    """Return the lengths as whole numbers or infinity, or say what is wrong with them."""
+    require_unmasked("lengths", lengths)
+    several: list[Any] = list(lengths) if isinstance(lengths, Sequence | np.ndarray) else [lengths]
+    bad = [length for length in several if not _counts_tokens(length)]
+    if bad or not several or len(set(several)) < len(several):
+        what = bad[0] if bad else several
+        raise ArgumentError(
+            "lengths", f"must be whole numbers from 1 or math.inf, each once, got {what}."
+        )
+    return tuple(math.inf if length == math.inf else int(length) for length in several)
+
+
+def _counts_tokens(length: object) -> bool:
+    whole = isinstance(length, Integral) or (isinstance(length, float) and math.isinf(length))
+    return whole and cast(float, length) >= 1
+
+
+def _require_law(request: TrainingRequest) -> None:
+    """Refuse to sample in law where the task does not know how."""
+    if request.plan.sampling == "tokens":
+        return
+    if not request.are_heads or math.inf in request.lengths:
+        names = ", ".join(dict.fromkeys(request.kernels))
+        raise ArgumentError(
+            "sampling",
+            "must be 'tokens' where starts are not one head each or a length is "
+            f"infinite, got 'law' for {names} at lengths {list(request.lengths)}.",
+        )
+    if request.own_gradient(request.cells[0]) is None:
+        raise ArgumentError(
+            "sampling",
+            f"must be 'tokens' for {type(request.task).__name__}, got 'law'. "
+            "No rule draws the sums of its prompts in law.",
         )
 
 
@@ -170,9 +203,10 @@ def _arrays(request: TrainingRequest, cell: Cell, records: Records) -> dict[str,
     for i, (length, _) in enumerate(cell):
         for j, (start, *_) in enumerate(request.starts):
             flat = [leaf[i, j].reshape(seeds * count, *leaf.shape[4:]) for leaf in leaves]
-            objectives = functools.partial(request.objective, start, length)
-            sets = OTHER_SETS if request.kind == "exact" else 1
-            moments, error = training_moments(objectives, start, flat, sets)
+            objectives = request.objectives(start, length)
+            moments, error = training_moments(
+                objectives, start, flat, RISK_SETS, exact=request.is_exact
+            )
             rows.append((*moments, error))
     curves = {
         name: np.stack(columns).reshape(*shape, count, *columns[0].shape[1:])

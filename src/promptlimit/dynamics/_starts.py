@@ -1,9 +1,12 @@
-"""Where flows start, in blocks as the theory or at random, and what is proved of the blocks."""
+"""Where training starts: blocks of the theory, random factors, and checks of a user's starts."""
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeAlias
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +15,29 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import ArrayLike, Number
 from promptlimit._inputs import float_array, require_choice, require_shape
-from promptlimit.attention import Factored, LinearAttention, SoftmaxAttention
+from promptlimit.attention import (
+    AbstractAttention,
+    Factored,
+    LinearAttention,
+    SoftmaxAttention,
+    array_names,
+)
+from promptlimit.dynamics._risks import StateReading, is_one_head, kernel_of
 from promptlimit.errors import ArgumentError, OutsideTheoremWarning
 from promptlimit.results import Trajectory
-from promptlimit.tasks import LinearRegression, require_regression
+from promptlimit.tasks import (
+    AbstractTask,
+    LinearRegression,
+    require_fitting_task,
+    require_regression,
+    require_task,
+)
+
+Start: TypeAlias = AbstractAttention | Callable[[PRNGKeyArray], AbstractAttention]
+"""An attention, or a function of a key that returns one: one for each seed."""
+
+Starts: TypeAlias = tuple[tuple[AbstractAttention, ...], ...]
+"""Attentions, [start][seed]."""
 
 _RANK = 1e-10
 
@@ -121,8 +143,8 @@ def block_defect(trajectory: Trajectory) -> NDArray[np.float64]:
     block start both stay 0: their gradients are odd in w.
     """
     key_query, value = trajectory.merged()
-    below, beside = key_query[:, -1, :-1], value[:, -1, :-1]
-    return np.abs(np.concatenate([below, beside], axis=1)).max(axis=1)
+    below, beside = key_query[..., -1, :-1], value[..., -1, :-1]
+    return np.abs(np.concatenate([below, beside], axis=-1)).max(axis=-1)
 
 
 def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
@@ -132,8 +154,8 @@ def imbalance(trajectory: Trajectory) -> NDArray[np.float64]:
     keeps what belongs to that symmetry.
     """
     key_query, value = trajectory.merged()
-    A, b = key_query[:, :-1, :-1], value[:, -1, -1]
-    return (A**2).sum(axis=(1, 2)) - b**2
+    A, b = key_query[..., :-1, :-1], value[..., -1, -1]
+    return (A**2).sum(axis=(-2, -1)) - b**2
 
 
 def block_limit(
@@ -179,3 +201,91 @@ def _require_one_image(task: LinearRegression) -> None:
             "must have one covariance, or two that are invertible, for the end of its flow "
             "to be known. Follow it: gradient_flow(start, task, math.inf, [math.inf]).",
         )
+
+
+def require_start(start: AbstractAttention, task: AbstractTask) -> None:
+    """Raise an error for an attention that does not fit the task or has no arrays to move."""
+    require_task(task)
+    require_fitting_task("start", start, task)
+    if not array_names(start):
+        raise ArgumentError(
+            "start",
+            f"must hold an array, got {type(start).__name__} without any. Its arrays are "
+            "what moves.",
+        )
+
+
+def starts_of_seeds(
+    start: Start | Sequence[Start], task: AbstractTask, seeds: int, key: PRNGKeyArray
+) -> Starts:
+    """Return the attentions [start][seed]; functions get the same key for the same seed."""
+    several = list(start) if isinstance(start, Sequence) else [start]
+    if not several:
+        raise ArgumentError("start", "must hold at least one attention, got none.")
+    keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
+    for one in several:
+        if not (isinstance(one, AbstractAttention) or callable(one)):
+            raise ArgumentError(
+                "start",
+                "must be an attention, a function of a key that returns one, or a list of "
+                f"these, got {type(one).__name__}.",
+            )
+    starts = tuple(
+        tuple(one if isinstance(one, AbstractAttention) else one(seed_key) for seed_key in keys)
+        for one in several
+    )
+    for row in starts:
+        for attention in row:
+            require_start(attention, task)
+    _require_alike(starts)
+    return starts
+
+
+def _require_alike(starts: Starts) -> None:
+    """Refuse starts that one program cannot train side by side."""
+    everyone = [attention for row in starts for attention in row]
+    shapes = {_shapes(attention) for attention in everyone}
+    if len(shapes) > 1:
+        raise ArgumentError(
+            "start",
+            "must hold attentions whose arrays have the same names and shapes, got "
+            f"{len(shapes)} kinds. Train them in calls of their own, with the same key.",
+        )
+    different = _different(everyone)
+    if not all(map(is_one_head, different)):
+        # Each start has a program of its own; the seeds of one share it.
+        if any(len(_different(row)) > 1 for row in starts):
+            raise ArgumentError(
+                "start",
+                "must return attentions that differ in their arrays alone, got others for "
+                "other keys. Pass one function for each.",
+            )
+        return
+    if len({StateReading(attention, np.float32) for attention in different}) > 1:
+        raise ArgumentError(
+            "start",
+            "must hold attentions that make U and V of their arrays in one way, got "
+            "several, such as two scales of the scores. Train them in calls of their own, with the "
+            "same key.",
+        )
+    if any(len({kernel_of(attention) for attention in row}) > 1 for row in starts):
+        raise ArgumentError(
+            "start",
+            "must return the same kernel for every key, got softmax and linear. Pass one "
+            "function for each kernel.",
+        )
+
+
+def _shapes(attention: AbstractAttention) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    leaves = jax.tree.leaves(eqx.filter(attention, eqx.is_inexact_array))
+    return tuple(zip(array_names(attention), (leaf.shape for leaf in leaves), strict=True))
+
+
+def _different(attentions: Sequence[AbstractAttention]) -> list[AbstractAttention]:
+    """Return one attention for each of those that differ in more than their arrays."""
+    rests: list[tuple[AbstractAttention, Any]] = []
+    for attention in attentions:
+        rest = eqx.filter(attention, eqx.is_inexact_array, inverse=True)
+        if not any(eqx.tree_equal(rest, other) is True for _, other in rests):
+            rests.append((attention, rest))
+    return [attention for attention, _ in rests]

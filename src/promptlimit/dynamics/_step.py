@@ -1,8 +1,10 @@
-"""One step of training, and many: the gradient of a batch, and an optax rule that follows it."""
+"""One step of training and many: a request, the gradient of a batch, and a loop of optax steps."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import equinox as eqx
 import jax
@@ -11,17 +13,163 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PRNGKeyArray, UInt32
 
-from promptlimit._inputs import to_device
-from promptlimit.attention import AbstractAttention
-from promptlimit.dynamics._requests import Cell, TrainingRequest
-from promptlimit.dynamics._risks import StateReading
-from promptlimit.tasks import AbstractTask, BatchGradient, simulated_objective
-from promptlimit.tasks import batch_gradient as gradient_of_task
+from promptlimit._configuration import description
+from promptlimit._inputs import in_double, to_device
+from promptlimit._version import __version__
+from promptlimit.attention import AbstractAttention, KernelName
+from promptlimit.dynamics._plan import TrainingPlan
+from promptlimit.dynamics._risks import StateReading, is_one_head, kernel_of
+from promptlimit.dynamics._starts import Starts
+from promptlimit.results import Kind, Length
+from promptlimit.rules import Effort
+from promptlimit.tasks import (
+    AbstractTask,
+    Batches,
+    BatchGradient,
+    Objectives,
+    RiskProblem,
+    batch_gradient,
+    exact_objectives,
+    kind_of,
+    simulated_objective,
+    simulated_objectives,
+)
 
-_BLOCK = 64
+Cell: TypeAlias = tuple[tuple[Length, int | None], ...]
+"""The members of one program: a length each, and a seed where seeds have prompts of their own."""
 
-Gradient = Callable[[Any, Array], Any]
+Gradient: TypeAlias = Callable[[Any, Array], Any]
 """The gradient of each head's loss in its parameters, at parameters and a step."""
+
+Advance: TypeAlias = Callable[["TrainingState", int, int], "TrainingState"]
+"""(state, first, last) -> state after the steps from `first` to `last`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRequest:
+    """Runs to make: all that decides them, with the meanings of `sgd`."""
+
+    starts: Starts
+    task: AbstractTask
+    lengths: tuple[Length, ...]
+    plan: TrainingPlan
+    key: PRNGKeyArray
+    independent_prompts: bool
+    packed: bool
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds there are."""
+        return len(self.starts[0])
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernel of each start that is one head, and the names of others."""
+        return tuple(kernel_of(start[0]) for start in self.starts)
+
+    @property
+    def kind(self) -> Kind:
+        """What the risks will be."""
+        return kind_of("exact" if self.is_exact else "estimate", self.lengths)
+
+    @functools.cached_property
+    def is_exact(self) -> bool:
+        """Whether the risks of all runs are computed without simulation."""
+        with jax.enable_x64(True):
+            risks = (self._exact(start[0], n) for start in self.starts for n in self.lengths)
+            return all(risk is not None for risk in risks)
+
+    def _exact(self, start: AbstractAttention, length: Length) -> Objectives | None:
+        """Return the risk without simulation, where a rule computes it."""
+        problem = self._problem(start, length)
+        return exact_objectives(problem, self.plan.points, [float(n) for n in self.lengths])
+
+    def _problem(self, start: AbstractAttention, length: Length) -> RiskProblem:
+        return RiskProblem(in_double(start), in_double(self.task), np.array([float(length)]))
+
+    @property
+    def members(self) -> Cell:
+        """All that runs, in the order of lengths."""
+        seeds: Sequence[int | None] = range(self.seeds) if self.independent_prompts else [None]
+        return tuple((length, seed) for length in self.lengths for seed in seeds)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """What runs in one program each: lengths, and seeds that have prompts of their own.
+
+        A cell is a tuple of (length, seed), the seed None where all seeds share their prompts. An
+        infinite length has a cell of its own: its prompts are not made of tokens.
+        """
+        if not self.packed:
+            return [(member,) for member in self.members]
+        finite = tuple(member for member in self.members if math.isfinite(member[0]))
+        infinite = tuple(member for member in self.members if math.isinf(member[0]))
+        return [cell for cell in (finite, infinite) if cell]
+
+    def runs_per_start(self, cell: Cell) -> int:
+        """How many runs of a cell come from one start."""
+        return self.seeds if cell[0][1] is None else 1
+
+    def keys(self, cell: Cell) -> tuple[PRNGKeyArray, ...]:
+        """The randomness of prompts, one a member of a cell."""
+        shared = jax.random.fold_in(self.key, 0)
+        seeds = [seed for _, seed in cell]
+        return tuple(shared if n is None else jax.random.fold_in(shared, n + 1) for n in seeds)
+
+    def own_gradient(self, cell: Cell) -> BatchGradient | None:
+        """The gradient in U and V that a rule computes with prompts drawn in its own way.
+
+        None where no rule applies, prompts are infinite, or the starts are not one head each.
+        """
+        lengths = [length for length, _ in cell]
+        if not self.are_heads or math.inf in lengths:
+            return None
+        kernels = cast(tuple[KernelName, ...], self.kernels)
+        batches = Batches(
+            lengths=tuple(map(int, lengths)),
+            keys=self.keys(cell),
+            size=int(self.plan.batch),
+            kernels=tuple(kernel for kernel in kernels for _ in range(self.runs_per_start(cell))),
+            sampling=cast(Literal["tokens", "law"], self.plan.sampling),
+        )
+        return batch_gradient(self.task, batches)
+
+    @property
+    def are_heads(self) -> bool:
+        """Whether every start is one head."""
+        return all(is_one_head(start[0]) for start in self.starts)
+
+    def objectives(self, start: AbstractAttention, length: Length) -> Objectives:
+        """Return the risk on independent sets of points or prompts, other than those of steps."""
+        with jax.enable_x64(True):
+            exact = self._exact(start, length) if self.is_exact else None
+            if exact is not None:
+                return exact
+            effort = Effort(self.key, int(self.plan.samples))
+            (simulated,) = simulated_objectives(self._problem(start, length), effort)
+        return Objectives(lambda sharpness, replicate: simulated(sharpness, 1 + replicate))
+
+    def config(self, cell: Cell | None = None) -> dict[str, object]:
+        """The request, or one cell of it, as plain numbers and strings."""
+        plan = self.plan
+        return {
+            "what": "sgd",
+            "version": __version__,
+            "task": description(self.task),
+            "starts": description(self.starts),
+            "lengths": description(self.lengths if cell is None else cell),
+            "steps": int(plan.steps),
+            "record": plan.recorded_steps.tolist(),
+            "batch": int(plan.batch),
+            "learning_rate": float(plan.learning_rate),
+            "optimiser": plan.rule_name,
+            "key": description(self.key),
+            "generator": str(jax.random.key_impl(self.key)),
+            "independent_prompts": self.independent_prompts,
+            "sampling": plan.sampling,
+            "packed": self.packed,
+            **({"points": plan.points} if self.is_exact else {"samples": plan.samples}),
+        }
 
 
 class TrainingState(NamedTuple):
@@ -36,10 +184,6 @@ class TrainingState(NamedTuple):
     parameters: Any
     optimiser: Any
     diverged: Int32[Array, "members heads"]
-
-
-Advance = Callable[[TrainingState, int, int], TrainingState]
-"""(state, first, last) -> state after the steps from `first` to `last`."""
 
 
 def start_arrays(request: TrainingRequest, cell: Cell) -> list[Array]:
@@ -65,13 +209,12 @@ def first_state(optimiser: optax.GradientTransformation, parameters: Any) -> Tra
     return TrainingState(parameters, memory, to_device(np.full(shape, -1), jnp.int32))
 
 
-def batch_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
+def loss_gradient(request: TrainingRequest, cell: Cell) -> Gradient:
     """Return the gradient of twice the task's loss over a step's batch, for each head.
 
     What varies between cells of one shape is arrays in it, so that they share a program.
     """
-    batches = request.batches(cell)
-    own = None if batches is None else gradient_of_task(request.task, batches)
+    own = request.own_gradient(cell)
     if own is None:
         return _OverDrawnPrompts.of(request, cell)
     return _ThroughHeads(own, StateReading(request.starts[0][0], np.float32))
@@ -152,40 +295,28 @@ class _OverDrawnPrompts(eqx.Module):
         return [jnp.concatenate(leaves) for leaves in zip(*slopes, strict=True)]
 
 
-def advancer(
-    optimiser: optax.GradientTransformation, gradient: Gradient, *, block: int | None = None
-) -> Advance:
-    """Return what moves a state on, compiled; the arguments are those of `many_steps`."""
-    fixed = optimiser, gradient, block
+def advancer(optimiser: optax.GradientTransformation, gradient: Gradient) -> Advance:
+    """Return what moves a state on, compiled: one program for all keys, starts and laws."""
+    fixed = optimiser, gradient
     return lambda state, first, last: _advance(fixed, state, to_device([first, last], jnp.uint32))
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _advance(
-    fixed: tuple[optax.GradientTransformation, Gradient, int | None],
+    fixed: tuple[optax.GradientTransformation, Gradient],
     state: TrainingState,
     bounds: UInt32[Array, "2"],
 ) -> TrainingState:
-    """Move a state on: one program for all keys, starts and laws of one shape."""
-    optimiser, gradient, block = fixed
-    return many_steps(optimiser, gradient, block=block)(state, bounds)
+    return many_steps(*fixed)(state, bounds)
 
 
 def many_steps(
-    optimiser: optax.GradientTransformation, gradient: Gradient, *, block: int | None = None
+    optimiser: optax.GradientTransformation, gradient: Gradient
 ) -> Callable[[TrainingState, UInt32[Array, "2"]], TrainingState]:
     """Return the function (state, (first, last)) -> state after the steps from first to last.
 
-    How many steps are taken at once changes no bit, and compiles nothing anew.
-
-    Args:
-        optimiser: what moves parameters.
-        gradient: what it is told.
-        block: how many steps run without a look at whether to stop; the last block takes steps in
-            vain. A look costs nothing on a CPU, and a stop of the machine on an accelerator.
+    The number of steps taken at once changes no bit and compiles nothing anew.
     """
-    if block is None:
-        block = 1 if jax.default_backend() == "cpu" else _BLOCK
 
     def next_state(step: UInt32[Array, ""], state: TrainingState) -> TrainingState:
         slopes = gradient(state.parameters, step)
@@ -197,23 +328,7 @@ def many_steps(
         diverged = jnp.where(lost, step.astype(jnp.int32) + 1, state.diverged)
         return TrainingState(parameters, memory, diverged)
 
-    def advance(state: TrainingState, bounds: UInt32[Array, "2"]) -> TrainingState:
-        if block == 1:
-            return jax.lax.fori_loop(bounds[0], bounds[1], next_state, state)
-
-        def one(place: Array, state: TrainingState, first: Array) -> TrainingState:
-            step = first + place.astype(jnp.uint32)
-            new = next_state(step, state)
-            return jax.tree.map(lambda x, y: jnp.where(step < bounds[1], x, y), new, state)
-
-        def several(number: Array, state: TrainingState) -> TrainingState:
-            first = bounds[0] + number * np.uint32(block)
-            return jax.lax.fori_loop(0, block, lambda i, s: one(i, s, first), state)
-
-        count = (bounds[1] - bounds[0] + np.uint32(block - 1)) // np.uint32(block)
-        return jax.lax.fori_loop(jnp.uint32(0), count, several, state)
-
-    return advance
+    return lambda state, bounds: jax.lax.fori_loop(bounds[0], bounds[1], next_state, state)
 
 
 def _finite(parameters: Any) -> Array:

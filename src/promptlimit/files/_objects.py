@@ -47,17 +47,10 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
         ("Factored", "Layer", "LinearAttention", "MultiHead", "SoftmaxAttention", "Stack"),
         ("attention", None),
     ),
-    "InContextDenoising": (
-        "tasks",
-        {
-            name: f"fixed.{name}"
-            for name in ("means", "weights", "within_variance", "noise_variance")
-        },
-    ),
     **dict.fromkeys(
         (
             *("CovariateRegression", "LinearRegression", "RotatedRegression"),
-            *("Denoising", "Discrimination"),
+            *("Denoising", "InContextDenoising", "Discrimination"),
         ),
         ("tasks", None),
     ),
@@ -67,7 +60,7 @@ _TABLE: dict[str, tuple[str, dict[str, str] | None]] = {
 """By the name of a class: its package, and the attribute that holds each argument of its
 constructor; None where the arguments are the fields."""
 
-_PACKAGES_OF_RESULTS = ("results", "weights", "dynamics")
+_PACKAGES_OF_RESULTS = ("results", "weights", "dynamics", "tasks")
 """Packages whose public result classes can be saved, all of them."""
 
 _REGISTERED: dict[str, type] = {}

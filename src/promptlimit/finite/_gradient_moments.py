@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
-from promptlimit._replicates import standard_error
+from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention, KernelName
 from promptlimit.finite._head_moments import (
     WhitenedTokens,

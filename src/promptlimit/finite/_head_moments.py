@@ -82,13 +82,11 @@ class WhitenedTokens:
     r"""Gaussian tokens $m+\Gamma^{1/2}x$, $x\sim N(0,I)$, seen along a tilt.
 
     Attributes:
-        mean: $m$, [d].
         root: $\Gamma^{1/2}$, symmetric, [d, d].
         sharpness: $\sigma=|\Gamma^{1/2}t|$.
         direction: $e=\Gamma^{1/2}t/\sigma$, [d]; some unit vector when $\sigma=0$.
     """
 
-    mean: Array
     root: Array
     sharpness: float
     direction: Array
@@ -100,37 +98,7 @@ class WhitenedTokens:
         seen = root @ tilt
         sharpness = float(np.linalg.norm(seen))
         direction = seen / sharpness if sharpness > 0.0 else np.eye(tilt.size)[0]
-        return WhitenedTokens(gaussian.means[0], root, sharpness, direction)
-
-
-def gaussian_rows(head: TiltedHead, tokens: WhitenedTokens, length: Array) -> MomentRows:
-    r"""Return the moments over Gaussian tokens, $B=V\Gamma^{1/2}$, $\beta=Be$.
-
-    E T_L - T    = -E S_2 sigma beta
-    E|T_L - T|^2 = |beta|^2 E(A-sigma)^2 + (|B|_F^2 - |beta|^2) E S_2
-    Cov T_L      = beta beta' Var A + (BB' - beta beta') E S_2,
-                   Var A = E(A-sigma)^2 - (sigma E S_2)^2
-    """
-    statistics = weight_statistics(tokens.sharpness, length)
-    factor = head.value @ tokens.root
-    along = factor @ tokens.direction
-    across = factor - np.outer(along, tokens.direction)
-    pull = tokens.sharpness * along
-    participation = statistics.participation
-    variance = statistics.score_error - (tokens.sharpness * participation) ** 2
-    mse = along @ along * statistics.score_error + np.sum(across**2) * participation
-    return MomentRows(
-        limit=head.value @ tokens.mean + pull,
-        bias=-participation[:, None] * pull,
-        cov=_times(variance, np.outer(along, along)) + _times(participation, across @ across.T),
-        mse=mse,
-        participation=participation,
-        error=statistics.relative_error * mse,
-    )
-
-
-def _times(numbers: Array, matrix: Array) -> Array:
-    return numbers[:, None, None] * matrix
+        return WhitenedTokens(root, sharpness, direction)
 
 
 def gaussian_spread_error(

@@ -14,13 +14,11 @@ from promptlimit.depth import MOST_NODES
 from promptlimit.errors import NoLimitWarning, OutsideDomainError
 from promptlimit.finite._head_moments import (
     MomentRows,
-    WhitenedTokens,
     asymptotic_rows,
-    gaussian_rows,
     leading_error,
     linear_rows,
 )
-from promptlimit.finite._problem import Problem, TiltedHead, checked_problem, first_obstacle
+from promptlimit.finite._problem import Problem, TiltedHead, checked_problem
 from promptlimit.finite._softmax_moments import moments_beside_mean, softmax_moments
 from promptlimit.finite._stack_expansion import expansion_obstacle, expansion_rows
 from promptlimit.finite._stack_moments import (
@@ -41,7 +39,6 @@ from promptlimit.finite._stack_moments import (
 from promptlimit.measures import AbstractMeasure
 from promptlimit.results import PromptMoments
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always, computes, unwrap
-from promptlimit.weights import MAX_SHARPNESS
 
 PROMPT_MOMENTS: "Quantity[Problem, MomentRows]" = Quantity(
     "prompt_moments",
@@ -158,22 +155,6 @@ def _head_obstacle(kernel: KernelName, problem: Problem) -> str | None:
     return None if kernel == head.kernel else f"it is no {kernel} head"
 
 
-def _softmax_over_gaussian(problem: Problem) -> str | None:
-    obstacle = _head_obstacle("softmax", problem) or first_obstacle(
-        (problem.gaussian is None, "the tokens are not Gaussian"),
-        (problem.including_query, "the query is a token"),
-    )
-    if obstacle is not None:
-        return obstacle
-    sharpness = _whitened_tokens(problem).sharpness
-    beyond = f"the sharpness {sharpness:.4g} exceeds {MAX_SHARPNESS:g}"
-    return beyond if sharpness > MAX_SHARPNESS else None
-
-
-def _whitened_tokens(problem: Problem) -> WhitenedTokens:
-    return WhitenedTokens.along(unwrap(problem.head).tilt, unwrap(problem.gaussian))
-
-
 def _softmax_over_law(problem: Problem) -> str | None:
     obstacle = _head_obstacle("softmax", problem)
     return obstacle or problem.law_obstacle(unwrap(problem.head).tilt)
@@ -224,10 +205,6 @@ def _limit(problem: Problem, _effort: Effort) -> MomentRows:
 def _exact_linear(problem: Problem, _effort: Effort) -> MomentRows:
     head = unwrap(problem.head)
     return linear_rows(head, problem.measure, problem.lengths, problem.own_token)
-
-
-def _exact_gaussian(problem: Problem, _effort: Effort) -> MomentRows:
-    return gaussian_rows(unwrap(problem.head), _whitened_tokens(problem), problem.lengths)
 
 
 def _exact_softmax(problem: Problem, _effort: Effort) -> MomentRows:
@@ -322,15 +299,8 @@ PROMPT_MOMENTS.rules.extend(
         ),
         Rule(
             "exact",
-            "one softmax head, Gaussian tokens, query outside, sharpness to 40",
-            "weight statistics",
-            _softmax_over_gaussian,
-            _of_heads(_exact_gaussian),
-        ),
-        Rule(
-            "exact",
-            "one softmax head, tokens from a list, or any with an analytic `log_laplace`",
-            "sums over the list, or the log-Laplace transform on a complex ray",
+            "one softmax head, tokens listed, Gaussian, or any with an analytic `log_laplace`",
+            "sums over the list or over Gaussian scores, or the log-Laplace transform on a ray",
             _softmax_over_law,
             _of_heads(_exact_softmax),
         ),

@@ -14,7 +14,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array
-from promptlimit._replicates import standard_error
+from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention, attend_through
 from promptlimit.errors import ArgumentError, UnreliableErrorWarning
 from promptlimit.finite._problem import Problem

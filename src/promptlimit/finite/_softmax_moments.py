@@ -20,6 +20,7 @@ from promptlimit.weights import (
     PromptIntegrals,
     TokenTerms,
     prompt_integrals,
+    rule_error,
 )
 
 TOLERANCE = 1e-9
@@ -146,7 +147,7 @@ def moments_beside_mean(
         counted = tokens[first.finite]
         rules, rounding = rules / counted[:, None, None], rounding / counted
         cross[first.finite] = rules.mean(axis=0)
-        apart = np.abs(np.trace(rules[0] - rules[1], axis1=1, axis2=2))
+        apart = rule_error(np.trace(rules, axis1=2, axis2=3), first.rows.mse[first.finite])
         error[first.finite] += 2.0 * np.maximum(apart, rounding)
     cov = first.rows.cov + cross + cross.transpose(0, 2, 1) + share[:, None, None] * spread
     mse = np.trace(cov, axis1=1, axis2=2) + np.sum(bias**2, axis=1)

@@ -17,7 +17,7 @@ from jaxtyping import Array as JaxArray
 from jaxtyping import Key, PRNGKeyArray
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit._replicates import standard_error
+from promptlimit._quadrature import standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.depth import (
     MOST_NODES,

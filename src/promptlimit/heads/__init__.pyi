@@ -1,9 +1,6 @@
 from ._atlas import HeadAtlas as HeadAtlas
 from ._atlas import atlas as atlas
-from ._cache_plan import CachePlan as CachePlan
-from ._cache_plan import CachePlanner as CachePlanner
-from ._cache_plan import cache_plan as cache_plan
-from ._cache_plan import token_importance as token_importance
+from ._atlas import export_maps as export_maps
 from ._capture import capture as capture
 from ._causal_atlas import CausalAtlas as CausalAtlas
 from ._causal_atlas import causal_atlas as causal_atlas
@@ -14,8 +11,6 @@ from ._example import INSTALL_MODEL as INSTALL_MODEL
 from ._example import example_file as example_file
 from ._example import example_folder as example_folder
 from ._example import example_texts as example_texts
-from ._export import export_maps as export_maps
-from ._extra import MissingExtraError as MissingExtraError
 from ._head import Head as Head
 from ._model import Model as Model
 from ._model import load as load

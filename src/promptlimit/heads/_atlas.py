@@ -1,8 +1,10 @@
 """Every head of a model measured against its limits, over prompts of one length."""
 
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import jax
@@ -14,9 +16,11 @@ from promptlimit.attention import SoftmaxAttention
 from promptlimit.concentration import gap_exponent
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._corpus import CorpusMoments, corpus_moments
+from promptlimit.heads._files import extra
+from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._measure import CorpusMap, Settings, Sums, layer_sums
 from promptlimit.heads._model import Model
-from promptlimit.heads._prediction import GRID, Prediction, prediction
+from promptlimit.heads._prediction import GRID, prediction
 from promptlimit.heads._prompts import (
     CapturedHeads,
     HeadLists,
@@ -25,10 +29,11 @@ from promptlimit.heads._prompts import (
 )
 from promptlimit.heads._windows import TextOrIds
 from promptlimit.results import HeadAtlas
+from promptlimit.storage import write_bytes
 
-Result = TypeVar("Result")
+Found = TypeVar("Found")
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called from any thread: what is being done, how much of it is done, and how much there is."""
 
 _THREADS = 4
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -68,7 +73,7 @@ def atlas(
         clusters: number of Gaussians in the mixture.
         sinks: number of tokens that are atoms beside one Gaussian.
         seed: of the clusters' starts.
-        progress: called as the work goes on.
+        progress: called as the work goes on, from any thread.
     """
     prompts = prompts_of(model, text_or_ids, window, windows)
     quarter = prompts.length // 4
@@ -82,35 +87,59 @@ def atlas(
     settings = Settings(prompts.causal, shortest, clusters, sinks)
     table = prediction(shortest, prompts.length)
     moments = _corpus_moments(prompts, report)
-    key = jax.random.key(seed)
+    alone, key = prompts.count == 1, jax.random.key(seed)
 
-    def window_sums(index: int) -> Sums:
-        return _stacked(
-            list(
-                _layer_by_layer(
-                    prompts, index, moments, table, jax.random.fold_in(key, index), settings
+    def measure(index: int, layer: int, heads: LayerHeads) -> Sums:
+        """Return what one window shows of a layer; the corpus is the other windows, if any."""
+        corpus = moments[layer] if alone else moments[layer] - corpus_moments(heads)
+        scales = prompts.scales[layer]
+        maps = CorpusMap(*(to_device(p, jnp.float32) for p in corpus.affine_maps(scales)))
+        own = jax.random.fold_in(jax.random.fold_in(key, index), layer)
+        return layer_sums(heads, scales, maps, table, own, settings)
+
+    sums = in_every_layer(prompts, measure, "measuring heads", report)
+    return _assembled(prompts, sums, moments, settings)
+
+
+def in_every_layer(
+    prompts: HeadPrompts,
+    measure: Callable[[int, int, LayerHeads], Found],
+    what: str,
+    report: Progress,
+) -> Found:
+    """Return `measure(prompt, layer, heads)` for all layers of all prompts, [prompts, layers, ...].
+
+    Scores that overflow single precision are refused.
+    """
+    done, total = itertools.count(1), prompts.count * len(prompts.scales)
+    report(what, 0, total)
+
+    def of_prompt(index: int) -> Found:
+        layers = []
+        for layer, heads in enumerate(prompts.layers(index)):
+            found = measure(index, layer, heads)
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found)):
+                raise ArgumentError(
+                    "model",
+                    f"must have scores that are finite in single precision, but layer {layer} "
+                    f"of {prompts.name} does not. Are its weights those of a trained model?",
                 )
-            )
-        )
+            layers.append(found)
+            report(what, next(done), total)
+        return _stacked(layers)
 
-    every = _in_threads(window_sums, prompts.count, "measuring heads", report)
-    return _assembled(prompts, _stacked(list(every)), moments, settings)
+    return _stacked(list(_in_threads(of_prompt, prompts.count)))
 
 
-def _stacked(parts: list[Sums]) -> Sums:
-    """Return sums with one axis more, before the others."""
+def _stacked(parts: list[Found]) -> Found:
+    """Return arrays with one more axis, before the others."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
 
 
-def _in_threads(
-    work: Callable[[int], Result], count: int, what: str, report: Progress
-) -> Iterator[Result]:
-    """Yield the results for all windows in order; a layer alone does not keep two cores busy."""
-    report(what, 0, count)
+def _in_threads(work: Callable[[int], Found], count: int) -> Iterator[Found]:
+    """Yield the results for all prompts in order; a layer alone does not keep two cores busy."""
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        for done, result in enumerate(pool.map(work, range(count)), start=1):
-            report(what, done, count)
-            yield result
+        yield from pool.map(work, range(count))
 
 
 def _corpus_moments(prompts: HeadPrompts, report: Progress) -> list[CorpusMoments]:
@@ -120,33 +149,11 @@ def _corpus_moments(prompts: HeadPrompts, report: Progress) -> list[CorpusMoment
         return [corpus_moments(heads) for heads in prompts.layers(index)]
 
     total: list[CorpusMoments] = []
-    for here in _in_threads(window_moments, prompts.count, "reading the text", report):
+    report("reading the text", 0, prompts.count)
+    for done, here in enumerate(_in_threads(window_moments, prompts.count), start=1):
+        report("reading the text", done, prompts.count)
         total = [a + b for a, b in zip(total, here, strict=True)] if total else here
     return total
-
-
-def _layer_by_layer(  # noqa: PLR0917 - what one window needs, in the order of its use
-    prompts: HeadPrompts,
-    index: int,
-    total: list[CorpusMoments],
-    table: Prediction,
-    key: jax.Array,
-    settings: Settings,
-) -> Iterator[Sums]:
-    """Yield what one window shows of each layer; the corpus is the other windows, if any."""
-    for layer, heads in enumerate(prompts.layers(index)):
-        alone = prompts.count == 1
-        corpus = total[layer] if alone else total[layer] - corpus_moments(heads)
-        scales = prompts.scales[layer]
-        maps = CorpusMap(*(to_device(p, jnp.float32) for p in corpus.affine_maps(scales)))
-        sums = layer_sums(heads, scales, maps, table, jax.random.fold_in(key, layer), settings)
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(sums)):
-            raise ArgumentError(
-                "model",
-                f"must have scores that are finite in single precision, but layer {layer} "
-                f"of {prompts.name} does not. Are its weights those of a trained model?",
-            )
-        yield sums
 
 
 def _assembled(
@@ -155,6 +162,7 @@ def _assembled(
     """Return the means over windows; errors and variations are summed before they are divided."""
     total = sums.total.sum(axis=0)
     errors = {**sums.errors._asdict(), "affine": sums.affine_error}
+    r2, r2_error = explained(errors, sums.total)
     means = jax.tree.map(lambda leaf: leaf.mean(axis=0), sums.scores)
     maps = [here.affine_maps(prompts.scales[layer]) for layer, here in enumerate(moments)]
     return HeadAtlas(
@@ -175,9 +183,9 @@ def _assembled(
         effective_tokens_predicted=1.0 / means.participation_predicted,
         skewness=means.skewness,
         kurtosis=means.kurtosis,
-        r2={name: 1.0 - share_of(error.sum(axis=0), total) for name, error in errors.items()},
-        r2_error=share_error(np.asarray(sums.errors.gaussian), sums.total),
-        error_predicted=share_of(sums.predicted_error.sum(axis=0), total),
+        r2=r2,
+        r2_error=r2_error,
+        error_predicted=_share_of(sums.predicted_error.sum(axis=0), total),
         length_needed=_length_needed(sums.grid_error.sum(axis=0), sums.grid_total.sum(axis=0)),
         exponent=_exponents(prompts.scales, moments),
         matrix=np.stack([matrix for matrix, _ in maps]),
@@ -190,18 +198,26 @@ def _pooled_quantiles(sharpness: np.ndarray) -> np.ndarray:
     return np.moveaxis(np.quantile(sharpness, QUANTILES, axis=(0, -1)), 0, -1)
 
 
-def share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def explained(
+    errors: Mapping[str, np.ndarray], totals: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    r"""Return $R^2=1-\sum\mathrm{error}/\sum\mathrm{total}$ over windows, and its standard error.
+
+    Arrays are [windows, layers, heads]. The standard error is that of the jackknife over windows,
+    infinite for a single window.
+    """
+    r2 = {name: 1.0 - _share_of(e.sum(axis=0), totals.sum(axis=0)) for name, e in errors.items()}
+    if len(totals) == 1:
+        return r2, {name: np.full(totals.shape[1:], np.inf) for name in errors}
+    others = totals.sum(axis=0) - totals
+    without = {name: _share_of(e.sum(axis=0) - e, others) for name, e in errors.items()}
+    count = len(totals)
+    return r2, {name: np.sqrt((count - 1) * e.var(axis=0)) for name, e in without.items()}
+
+
+def _share_of(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Return the share of a variation; NaN for a head that answers every query alike."""
     return part / np.where(whole > 0, whole, np.nan)
-
-
-def share_error(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Return the standard error of a ratio of sums over windows; infinite for a single window."""
-    count = len(errors)
-    if count == 1:
-        return np.full(errors.shape[1:], np.inf)
-    without = share_of(errors.sum(axis=0) - errors, totals.sum(axis=0) - totals)
-    return np.sqrt((count - 1) * without.var(axis=0))
 
 
 def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
@@ -210,7 +226,7 @@ def _length_needed(errors: np.ndarray, totals: np.ndarray) -> np.ndarray:
     Logarithms are interpolated between the lengths of the grid; infinite beyond its end,
     NaN for a limit that does not vary.
     """
-    share = share_of(errors, totals[..., None])
+    share = _share_of(errors, totals[..., None])
     lengths = np.full(totals.shape, np.inf)
     grid = np.log(GRID)
     for place in np.ndindex(totals.shape):
@@ -236,3 +252,24 @@ def _exponents(scales: np.ndarray, moments: list[CorpusMoments]) -> np.ndarray:
         attention = SoftmaxAttention(scales[layer, head] * np.eye(keys.dim), np.eye(1, keys.dim))
         rates[layer, head] = gap_exponent(attention, keys, queries).value
     return rates
+
+
+def export_maps(atlas: HeadAtlas, path: str | Path) -> None:
+    r"""Write the Gaussian limits $q\mapsto Mq+b$ of all heads as a safetensors file.
+
+    `layer.N.matrix` is M, [heads, e, d], with the scale of the scores included, and `layer.N.shift`
+    is b, [heads, e]: what each head answers to its query, before the layer's output matrix, when
+    its prompt is infinite and Gaussian. One may start linear attention there.
+    """
+    save = extra("safetensors.numpy").save
+    tensors = {}
+    for layer, (matrix, shift) in enumerate(zip(atlas.matrix, atlas.shift, strict=True)):
+        tensors[f"layer.{layer}.matrix"] = matrix.astype(np.float32)
+        tensors[f"layer.{layer}.shift"] = shift.astype(np.float32)
+    notes = {
+        "format": "np",
+        "model": atlas.model,
+        "map": "answer = matrix @ query + shift, scale of the scores included",
+        "tokens": str(atlas.window * atlas.windows),
+    }
+    write_bytes(Path(path), save(tensors, metadata=notes))

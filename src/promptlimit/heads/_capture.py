@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit.errors import ArgumentError
-from promptlimit.heads._extra import MissingExtraError
+from promptlimit.errors import ArgumentError, MissingPackageError
 from promptlimit.heads._head import Head
 from promptlimit.heads._prompts import CapturedHeads
 
@@ -37,6 +36,10 @@ def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) 
     use, after rotation; keys and values that heads share are repeated. The model runs once a
     prompt, in evaluation mode and without gradients, and is left as it was.
 
+    With `captured = capture(model, ids)`, head h of a layer over prompt p is
+    `captured.prompts[p][layer][h]`, a `Head`; all three count from 0, layers in the order in which
+    they run, and `captured.layer_names[layer]` is the module of the layer.
+
     Args:
         model: the model, called as `model(tokens, **inputs)` with a batch of one.
         ids: the token ids of one prompt, [n], or of several, [prompts, n]; for a model that takes
@@ -45,7 +48,7 @@ def capture(model: Any, ids: Any, *, name: str | None = None, **inputs: object) 
         inputs: what else its forward pass takes.
 
     Raises:
-        MissingExtraError: PyTorch is not installed.
+        MissingPackageError: PyTorch is not installed.
         ValueError: nothing was seen, or a layer's attention is not softmax of scaled products.
     """
     torch = _torch()
@@ -75,7 +78,7 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise MissingExtraError(
+        raise MissingPackageError(
             "`capture` must run the model with PyTorch, which is not installed. Run pip install "
             "torch, or bring the arrays of heads: promptlimit.heads.Head(queries, keys, values)."
         ) from None

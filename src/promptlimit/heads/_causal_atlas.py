@@ -9,8 +9,9 @@ import numpy as np
 from promptlimit._arrays import require_whole
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError
-from promptlimit.heads._atlas import Progress, share_error, share_of
+from promptlimit.heads._atlas import Progress, explained, in_every_layer
 from promptlimit.heads._far_tokens import Distances, Numbers, QueryRows, query_rows
+from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._model import Model
 from promptlimit.heads._prediction import Prediction, prediction
 from promptlimit.heads._prompts import CapturedHeads, HeadLists, HeadPrompts, prompts_of
@@ -55,7 +56,7 @@ def causal_atlas(
         recent: tokens kept before the query, its own included.
         band: tokens of a band of distance.
         every: one query of so many is looked at, the last always.
-        progress: called as the work goes on.
+        progress: called as the work goes on, from any thread.
     """
     for name, value, least in (
         ("sinks", sinks, 0), ("recent", recent, 1), ("band", band, 1), ("every", every, 1),
@@ -66,38 +67,20 @@ def causal_atlas(
         raise ArgumentError(
             "model", f"must be causal, got {prompts.model_type}. Use promptlimit.heads.atlas."
         )
-    distances = Distances(sinks, recent, moment_tokens(*prompts.widths), band)
+    distances = Distances(sinks, recent, _moment_tokens(*prompts.widths), band)
     positions = _positions(prompts.length, distances, every)
     far = positions + 1 - sinks - recent
     table = prediction(int(far[0]), prompts.length)
+
+    def measure(_: int, layer: int, heads: LayerHeads) -> QueryRows:
+        return query_rows(heads, prompts.scales[layer], positions, table, distances)
+
     report = progress or (lambda *_: None)
-    total = prompts.count * len(prompts.scales)
-    report("measuring by distance", 0, total)
-
-    def window_rows(index: int) -> QueryRows:
-        layers: list[QueryRows] = []
-        for layer, heads in enumerate(prompts.layers(index)):
-            rows = query_rows(heads, prompts.scales[layer], positions, table, distances)
-            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(rows)):
-                raise ArgumentError(
-                    "model",
-                    f"must have scores that are finite in single precision, but layer {layer} "
-                    f"of {prompts.name} does not. Are its weights those of a trained model?",
-                )
-            layers.append(rows)
-            report("measuring by distance", index * len(prompts.scales) + len(layers), total)
-        return _stacked(layers)
-
-    rows = _stacked([window_rows(index) for index in range(prompts.count)])
+    rows = in_every_layer(prompts, measure, "measuring by distance", report)
     return _assembled(prompts, rows, positions, distances, table, every)
 
 
-def _stacked(parts: list[QueryRows]) -> QueryRows:
-    """Return rows with one axis more, before the others."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
-
-
-def moment_tokens(keys: int, values: int) -> int:
+def _moment_tokens(keys: int, values: int) -> int:
     """Return how many tokens of this many coordinates the moments of far tokens cost.
 
     Moments are a count, two means, the covariance of keys and that of values with keys.
@@ -133,7 +116,7 @@ def _assembled(  # noqa: PLR0917 - in the order of their use
     """Return means over queries and windows; squares are summed before they are divided."""
     means = jax.tree.map(lambda leaf: leaf.mean(axis=(0, -1)), rows._replace(total=rows.entropy))
     errors = {name: part.sum(axis=-1) for name, part in rows.errors._asdict().items()}
-    totals = np.asarray(rows.total)
+    r2, r2_error = explained(errors, np.asarray(rows.total))
     lengths = positions + 1
     edges, classes = _classes(lengths)
     split = {
@@ -162,11 +145,8 @@ def _assembled(  # noqa: PLR0917 - in the order of their use
         entropy=means.entropy,
         far_sharpness=np.sqrt(means.far_variance),
         mass_error=means.mass_error,
-        r2={
-            name: 1.0 - share_of(error.sum(axis=0), totals.sum(axis=0))
-            for name, error in errors.items()
-        },
-        r2_error={name: share_error(error, totals) for name, error in errors.items()},
+        r2=r2,
+        r2_error=r2_error,
         lengths=edges,
         by_length={
             name: np.stack([_mean(part, chosen) for chosen in classes], axis=-1)

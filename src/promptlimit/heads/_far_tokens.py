@@ -22,13 +22,11 @@ from jaxtyping import Array, Bool, Float, Int
 from promptlimit._inputs import to_device
 from promptlimit.heads._forward import LayerHeads
 from promptlimit.heads._prediction import Prediction
-from promptlimit.heads._weighing import inside_of
+from promptlimit.heads._weighing import in_blocks, inside_of
 from promptlimit.measures import full_precision
 
 Numbers = Array | np.ndarray
 """An array on the device, or the same in doubles on the host."""
-_BLOCK = 256
-"""Queries whose scores are in memory at once."""
 _LEAST = 1e-37
 """A mass below this, the largest being one, is none."""
 
@@ -109,7 +107,7 @@ def query_rows(
     distances: Distances,
 ) -> QueryRows:
     """Return what the queries at some positions show, in doubles, heads one after the other."""
-    rows = _to_device(
+    rows = _device_rows(
         heads,
         to_device(scales, jnp.float32),
         to_device(positions, jnp.int32),
@@ -121,7 +119,7 @@ def query_rows(
 
 @functools.partial(jax.jit, static_argnames="distances")
 @full_precision
-def _to_device(
+def _device_rows(
     heads: LayerHeads,
     scales: Float[Array, " heads"],
     positions: Int[Array, " queries"],
@@ -133,18 +131,10 @@ def _to_device(
         head, scale = operands
         keys = scale * head.keys
 
-        def block(part: tuple[Array, Array]) -> tuple[QueryRows, Array]:
-            queries, places = part
+        def rows_of(queries: Array, places: Array) -> tuple[QueryRows, Array]:
             return _rows(queries @ keys.T, places, head.values, prediction, distances)
 
-        count = positions.shape[0]
-        blocks = -(-count // _BLOCK)
-        padded = jnp.pad(positions, (0, blocks * _BLOCK - count), mode="edge")
-        asked = head.queries[padded].reshape(blocks, _BLOCK, -1)
-        rows, answers = jax.tree.map(
-            lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count],
-            jax.lax.map(block, (asked, padded.reshape(blocks, _BLOCK))),
-        )
+        rows, answers = in_blocks(rows_of, head.queries, positions)
         return rows._replace(total=((answers - answers.mean(axis=0)[None]) ** 2).sum())
 
     return jax.lax.map(head_rows, (heads, scales))

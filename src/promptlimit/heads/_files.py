@@ -1,15 +1,17 @@
-"""A model's folder on disk: configuration, weights and tokenizer, read without trusting them."""
+"""Models on disk: configuration, weights and tokenizer, read without trusting them."""
 
+import abc
+import importlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from promptlimit.errors import InputFileError
-from promptlimit.heads._extra import extra
+from promptlimit.errors import InputFileError, MissingPackageError
 
 _LARGEST_JSON = 64 * 2**20
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -20,6 +22,17 @@ _CONVERT = (
     "Convert it once where you trust it, with transformers: "
     "AutoModel.from_pretrained(folder).save_pretrained(other_folder)."
 )
+
+
+def extra(package: str) -> ModuleType:
+    """Return a package of the extra `heads`, which is imported when a model is opened."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise MissingPackageError(
+            f"trained models must be read with the package {package.partition('.')[0]}, "
+            "which is not installed. Run pip install 'promptlimit[heads]'."
+        ) from None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -56,54 +69,85 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-class ModelFolder:
-    """Configuration, tensors and tokenizer of a folder of Hugging Face layout.
+class StoredTensor(NamedTuple):
+    """A tensor that has not been read: its name and file for messages, its shape, and a reader."""
 
-    Tensors lie in one file or several shards, and are looked up without reading them.
+    label: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+class AbstractModelSource(abc.ABC):
+    """Configuration, tensors and tokenizer of a model on disk; tensors have Hugging Face's names.
 
     Attributes:
-        place: the path of the folder.
+        place: the path of the folder or file.
         name: of the model.
         described_by: what the shapes of tensors must agree with.
-        config: the content of config.json.
+        config: the content of config.json, or what it would be.
     """
+
+    place: Path
+    name: str
+    described_by: str
+    config: dict[str, Any]
+    _tensors: Mapping[str, Any]
+
+    def __contains__(self, name: str) -> bool:
+        return self._spelled(name) in self._tensors
+
+    @abc.abstractmethod
+    def tokenizer(self) -> Any:
+        """Return the tokenizer, or None where there is none or it is not known here."""
+
+    @abc.abstractmethod
+    def _spelled(self, name: str) -> str:
+        """Return the name that a tensor has in the file."""
+
+    @abc.abstractmethod
+    def _stored(self, name: str) -> StoredTensor:
+        """Return a tensor by its name in the file."""
+
+    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return one tensor in single precision, after its shape and type have been checked."""
+        name = self._spelled(name)
+        if name not in self._tensors:
+            raise InputFileError(
+                f"{self.place} must hold the tensor '{name}', but it does not. "
+                f"The weights do not belong to {self.described_by}."
+            )
+        stored = self._stored(name)
+        if stored.shape != shape:
+            raise InputFileError(
+                f"{stored.label} must have shape {shape} ({self.described_by}), got {stored.shape}."
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = stored.read().astype(np.float32, copy=False)
+        if not np.isfinite(array).all():
+            raise InputFileError(
+                f"{stored.label} must be finite in single precision, but it is not."
+            )
+        return array
+
+
+class ModelFolder(AbstractModelSource):
+    """A folder of Hugging Face layout; tensors lie in one file or several shards."""
 
     def __init__(self, folder: Path):
         self.place, self.name, self.described_by = folder, folder.name, "config.json"
         self.config = _read_config(folder)
         self._opened: dict[str, Any] = {}
-        self._home = _tensor_homes(folder, self._open)
+        self._tensors = _tensor_homes(folder, self._open)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._home
-
-    def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return one tensor in single precision, after its shape and type have been checked."""
-        name = self._spelled(name)
-        if name not in self._home:
-            raise InputFileError(
-                f"{self.place} must hold the tensor '{name}', but it does not. "
-                "The weights do not belong to this config.json."
-            )
-        source = self._open(self._home[name])
+    def _stored(self, name: str) -> StoredTensor:
+        source, label = self._open(self._tensors[name]), f"'{name}' in {self._tensors[name]}"
         entry = source.get_slice(name)
-        if tuple(entry.get_shape()) != shape:
-            raise InputFileError(
-                f"'{name}' in {self._home[name]} must have shape {shape} (config.json), "
-                f"got {tuple(entry.get_shape())}."
-            )
         if entry.get_dtype() not in _FLOATS:
             raise InputFileError(
-                f"'{name}' in {self._home[name]} must be of type {', '.join(_FLOATS)}, "
+                f"{label} must be of type {', '.join(_FLOATS)}, "
                 f"got {entry.get_dtype()}. Quantised weights must be restored first."
             )
-        with np.errstate(over="ignore"):
-            array = np.asarray(source.get_tensor(name)).astype(np.float32)
-        if not np.isfinite(array).all():
-            raise InputFileError(
-                f"'{name}' in {self._home[name]} must be finite in single precision, but it is not."
-            )
-        return array
+        return StoredTensor(label, tuple(entry.get_shape()), lambda: source.get_tensor(name))
 
     def tokenizer(self) -> Any:
         """Return the tokenizer of tokenizer.json, or None where there is none."""
@@ -125,7 +169,7 @@ class ModelFolder:
         """Return the name, or the one that old models have for it: gamma and beta in norms."""
         start, dot, end = name.rpartition("LayerNorm.")
         old = f"{start}{dot}{_OLD_NAMES[end]}" if dot and end in _OLD_NAMES else name
-        return old if name not in self._home and old in self._home else name
+        return old if name not in self._tensors and old in self._tensors else name
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:

@@ -1,223 +1,264 @@
-"""A GGUF file: metadata and tensors, read without trusting either.
+"""A language model in one GGUF file, with the interface of a folder of Hugging Face layout.
 
-Every count in the header is held against the bytes that are left before anything is allocated, so
-that no number in it can ask for more time or memory than the file is long. What the types of
-quantised tensors mean is known to the package gguf.
+The package gguf parses the file and restores quantised tensors. The file is not trusted: no read
+goes past its end, and the number of values in its header is limited.
 """
 
-import math
-import struct
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 
 from promptlimit.errors import InputFileError
-from promptlimit.heads._extra import extra
+from promptlimit.heads._files import AbstractModelSource, StoredTensor, extra
+from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_TEXT, _ARRAY = 8, 9
-_SCALARS = dict(zip((*range(8), *range(10, 13)), "BbHhIif?Qqd", strict=True))
-"""Types of numbers by their place in GGUF's list, as the module struct calls them."""
-_LEAST_TEXT = 8
-"""Bytes of an empty text: its length."""
-_MOST_DIMENSIONS = 4
-_LARGEST_ALIGNMENT = 2**16
+_MOST_VALUES = 2**21
+"""Values in a header, each some 200 bytes in memory; a vocabulary of 128,000 tokens with their
+merges has half as many."""
+_KNOWN = frozenset(
+    {
+        "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
+        "attention.head_count", "attention.head_count_kv", "attention.key_length",
+        "attention.value_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
+        "rope.dimension_count", "rope.scaling.type",
+    }
+)  # fmt: skip
+"""What is said of the architecture that the forward pass obeys; any other word is refused."""
+_AROUND = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_IN_LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TURNED = ("self_attn.q_proj", "self_attn.k_proj")
+_CONTROL, _USERS = 3, 4
+_WITH_DIGITS = {"gpt-2": False, "smollm": True}
+"""Ways to cut a text before byte-level pairs are merged: whether each digit stands alone."""
 
 
-class StoredTensor(NamedTuple):
-    """Where a tensor lies: its shape (rows first), its type's number and its first byte."""
-
-    shape: tuple[int, ...]
-    type: int
-    start: int
-
-
-class GgufFile:
-    """The metadata of a GGUF file, and its tensors, looked up without reading them.
-
-    Attributes:
-        path: of the file.
-        metadata: plain values by name; arrays of numbers are NumPy's, those of texts are lists.
-        tensors: by name.
-    """
+class GgufModel(AbstractModelSource):
+    """A Llama in a GGUF file."""
 
     def __init__(self, path: Path):
-        self.path = path
-        self._bytes = _opened(path)
-        walk = _Walk(path, self._bytes.data)
-        tensors, pairs = walk.opening()
-        self.metadata: dict[str, Any] = {}
-        for _ in range(pairs):
-            name = walk.text()
-            if name in self.metadata:
-                walk.refuse(f"it says '{name}' twice")
-            self.metadata[name] = walk.value(walk.scalar("I"))
-        stored = [walk.tensor() for _ in range(tensors)]
-        first = _aligned(walk.place, self._alignment())
-        self.tensors = {name: one._replace(start=one.start + first) for name, one in stored}
-        if len(self.tensors) < tensors:
-            walk.refuse("two of its tensors have one name")
+        self.place, self.name = path, path.stem
+        self.described_by = f"the metadata of {path}"
+        values, self._tensors = _read(path)
+        self._metadata = Config(values, self.described_by)
+        self._require_plain()
+        self.config = self._read_config()
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return one tensor in single precision, after its shape and type have been checked."""
-        if name not in self.tensors:
-            raise InputFileError(
-                f"{self.path} must hold the tensor '{name}', but it does not. "
-                "Does the file hold a whole model?"
-            )
-        stored = self.tensors[name]
-        if stored.shape != shape:
-            raise InputFileError(
-                f"'{name}' in {self.path} must have shape {shape} (its metadata), "
-                f"got {stored.shape}."
-            )
-        array = self._restored(name, stored)
-        if not np.isfinite(array).all():
-            raise InputFileError(
-                f"'{name}' in {self.path} must be finite in single precision, but it is not."
-            )
-        return array
+        """Return one tensor in single precision, after its shape and type have been checked.
 
-    def _restored(self, name: str, stored: StoredTensor) -> np.ndarray:
-        gguf = extra("gguf")
+        The file pairs neighbouring rows of queries and keys for rotary positions; they come back
+        with the two halves of a head paired.
+        """
+        array = super().read(name, shape)
+        if not any(part in name for part in _TURNED):
+            return array
+        half = self.config["head_dim"] // 2
+        return array.reshape(-1, half, 2, shape[-1]).swapaxes(1, 2).reshape(shape)
+
+    def _stored(self, name: str) -> StoredTensor:
+        tensor, label = self._tensors[name], f"'{name}' in {self.place}"
+
+        def restored() -> np.ndarray:
+            try:
+                return extra("gguf").quants.dequantize(tensor.data, tensor.tensor_type)
+            except NotImplementedError:
+                raise InputFileError(
+                    f"{label} must be of a type that the package gguf restores, got "
+                    f"{tensor.tensor_type.name}. Quantise the model in another way: Q8_0 is the "
+                    "most exact."
+                ) from None
+
+        return StoredTensor(label, _shape(tensor), restored)
+
+    def _spelled(self, name: str) -> str:
+        """Return 'blk.3.attn_q.weight' for 'layers.3.self_attn.q_proj.weight'."""
+        if name in _AROUND or not name.startswith("layers."):
+            return _AROUND.get(name, name)
+        _, layer, rest = name.split(".", 2)
+        part, _, ending = rest.rpartition(".")
+        return f"blk.{layer}.{_IN_LAYER[part]}.{ending}"
+
+    def tokenizer(self) -> Any:
+        """Return the tokenizer that the file describes, or None where it is not known here."""
+        values = self._metadata
+        way = values.get("tokenizer.ggml.pre", "gpt-2")
+        if values.get("tokenizer.ggml.model") != "gpt2" or way not in _WITH_DIGITS:
+            return None
+        words, merges = (self._texts(f"tokenizer.ggml.{part}") for part in ("tokens", "merges"))
+        kinds = values.get("tokenizer.ggml.token_type")
+        kinds = np.ones(len(words), int) if kinds is None else np.atleast_1d(kinds)
+        if len(words) != self.config["vocab_size"] or kinds.shape != (len(words),):
+            raise InputFileError(
+                f"`tokenizer.ggml.tokens` in {self.place} must be the model's "
+                f"{self.config['vocab_size']} tokens with their types, got {len(words)} of "
+                f"{kinds.size} types. Convert the model again."
+            )
         try:
-            kind = gguf.GGMLQuantizationType(stored.type)
-            block, size = gguf.GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError):
-            self._refuse_type(name, f"type {stored.type}")
-        if stored.shape[-1] % block:
+            return self._built(words, merges, kinds, digits=_WITH_DIGITS[way])
+        except Exception as problem:  # the package raises Exception itself
             raise InputFileError(
-                f"'{name}' in {self.path} must have rows of whole blocks of {block} numbers "
-                f"({kind.name}), got {stored.shape[-1]}. Copy the file again."
-            )
-        wide = stored.shape[-1] // block * size
-        end = stored.start + wide * math.prod(stored.shape[:-1])
-        if end > len(self._bytes):
-            raise InputFileError(
-                f"{self.path} must be a whole GGUF file, but '{name}' ends at byte {end} and the "
-                f"file at {len(self._bytes)}. Copy it again."
-            )
-        rows = np.asarray(self._bytes[stored.start : end]).reshape(*stored.shape[:-1], wide)
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                return gguf.quants.dequantize(rows, kind).astype(np.float32, copy=False)
-        except NotImplementedError:
-            self._refuse_type(name, kind.name)
+                f"{self.place} must hold a tokenizer, but {problem}. Convert the model again."
+            ) from None
 
-    def _refuse_type(self, name: str, kind: str) -> NoReturn:
-        raise InputFileError(
-            f"'{name}' in {self.path} must be of a type that the package gguf restores, got "
-            f"{kind}. Quantise the model in another way: Q8_0 is the most exact."
-        )
+    def _built(
+        self, words: list[str], merges: list[str], kinds: np.ndarray, *, digits: bool
+    ) -> Any:
+        tokenizers = extra("tokenizers")
+        pairs = [tuple(merge.split(" ")) for merge in merges]
+        numbers = {word: number for number, word in enumerate(words)}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, pairs))
+        cuts = [tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        if digits:
+            cuts.insert(0, tokenizers.pre_tokenizers.Digits(individual_digits=True))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(cuts)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        for kind, add in ((_CONTROL, "add_special_tokens"), (_USERS, "add_tokens")):
+            chosen = [words[place] for place in np.flatnonzero(kinds == kind)]
+            getattr(tokenizer, add)([tokenizers.AddedToken(w, normalized=False) for w in chosen])
+        ends = {which: self._end(words, which) for which in ("bos", "eos")}
+        if any(ends.values()):
+            named = [(word, numbers[word]) for word in ends.values() if word]
+            pattern = " ".join(part for part in (ends["bos"], "$A", ends["eos"]) if part)
+            tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+                single=pattern, special_tokens=named
+            )
+        return tokenizer
 
-    def _alignment(self) -> int:
-        value = self.metadata.get("general.alignment", 32)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not 0 < value <= _LARGEST_ALIGNMENT or value & (value - 1):
+    def _end(self, words: list[str], which: str) -> str:
+        """Return the token put before (bos) or after (eos) a text, or nothing."""
+        if not self._metadata.flag(f"tokenizer.ggml.add_{which}_token", False):
+            return ""
+        number = self._metadata.whole(f"tokenizer.ggml.{which}_token_id", least=0)
+        return words[number]
+
+    def _texts(self, name: str) -> list[str]:
+        value = self._metadata.get(name)
+        if not isinstance(value, list):
             raise InputFileError(
-                f"`general.alignment` in {self.path} must be a power of two up to "
-                f"{_LARGEST_ALIGNMENT}, got {value!r:.40}. Copy the file again."
+                f"`{name}` in {self.place} must be a list of texts, got "
+                f"{type(value).__name__}. Convert the model again."
             )
         return value
 
+    def _require_plain(self) -> None:
+        """Refuse what the forward pass of a Llama does not do, by its name."""
+        values = self._metadata
+        for name, expected in (("general.architecture", "llama"), ("split.count", 1)):
+            values.require(name, expected)
+        values.require("llama.rope.scaling.type", "none")
+        for name, value in values.values.items():
+            plain = name.removeprefix("llama.") in _KNOWN or not name.startswith("llama.")
+            if value and not plain:
+                raise InputFileError(
+                    f"{self.place} must be a plain Llama, but it sets `{name}` to {value!r:.40}. "
+                    f"{WITHOUT_WEIGHTS}"
+                )
+        known = {*_AROUND.values(), *(f"{name}.weight" for name in _IN_LAYER.values())}
+        for name in self._tensors:
+            if _without_layer(name) not in known:
+                what = " (rotary positions scaled as in Llama 3)" * (name == "rope_freqs.weight")
+                raise InputFileError(
+                    f"{self.place} must be a plain Llama, but it holds '{name:.60}'{what}. "
+                    f"{WITHOUT_WEIGHTS}"
+                )
 
-def _opened(path: Path) -> np.ndarray:
-    """Return the bytes of a file as they lie on the disk."""
+    def _read_config(self) -> dict[str, Any]:
+        values = self._metadata
+        words = self._tensors.get("token_embd.weight")
+        heads = values.whole("llama.attention.head_count")
+        share = values.share("llama.embedding_length", "llama.attention.head_count")
+        width = values.whole("llama.attention.key_length", share)
+        for name in ("llama.attention.value_length", "llama.rope.dimension_count"):
+            values.require(name, width)
+        return {
+            "model_type": "llama",
+            "num_hidden_layers": values.whole("llama.block_count"),
+            "num_attention_heads": heads,
+            "num_key_value_heads": values.whole("llama.attention.head_count_kv", heads),
+            "hidden_size": values.whole("llama.embedding_length"),
+            "head_dim": width,
+            "intermediate_size": values.whole("llama.feed_forward_length"),
+            "vocab_size": values.whole("llama.vocab_size", _shape(words)[0] if words else None),
+            "max_position_embeddings": values.whole("llama.context_length"),
+            "rms_norm_eps": values.positive("llama.attention.layer_norm_rms_epsilon", 1e-5),
+            "rope_theta": values.positive("llama.rope.freq_base", 1e4),
+            "tie_word_embeddings": "lm_head.weight" not in self,
+        }
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metadata of a file and its tensors, both by name; tensors stay on disk."""
     try:
-        there = path.is_file()
-    except OSError:  # a name too long
-        there = False
-    if not there:
+        with path.open("rb") as file:
+            opening = file.read(4)
+    except OSError as problem:
         raise InputFileError(
-            f"{path} must be a GGUF file, but there is none of that name. Models are read from "
-            "disk and never fetched."
+            f"{path} must be a GGUF file, but it cannot be opened: {problem.strerror}. Models are "
+            "read from disk and never fetched."
+        ) from None
+    if opening != b"GGUF":
+        raise InputFileError(
+            f"{path} must be a whole GGUF file, but it does not begin with GGUF. Copy it again."
         )
+    reader = _bounded_reader()
     try:
-        return np.memmap(path, mode="r")
-    except (OSError, ValueError) as problem:  # NumPy refuses an empty file
-        reason = problem.strerror if isinstance(problem, OSError) else "it is empty"
-        raise InputFileError(f"{path} must be a GGUF file, but {reason}. Copy it again.") from None
-
-
-class _Walk:
-    """A place in the header that moves on as values are read, and never past the end."""
-
-    def __init__(self, path: Path, data: memoryview):
-        self._path, self._data, self.place = path, data, 0
-
-    def refuse(self, problem: str) -> NoReturn:
-        """Say that the file is not whole, or not what it says."""
+        content = reader(path)
+        metadata = {name: field.contents() for name, field in content.fields.items()}
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as problem:
         raise InputFileError(
-            f"{self._path} must be a whole GGUF file, but {problem}. Copy it again."
-        )
-
-    def opening(self) -> tuple[int, int]:
-        """Return how many tensors and pairs of metadata follow."""
-        if bytes(self._data[:4]) != _MAGIC:
-            self.refuse("it does not begin with GGUF")
-        self.place = 4
-        version = self.scalar("I")
-        if version not in _VERSIONS:
-            self.refuse(f"its version must be 2 or 3 with the low byte first, got {version}")
-        tensors, pairs = self.scalar("Q"), self.scalar("Q")
-        for what, count, least in (("tensors", tensors, 28), ("values", pairs, 13)):
-            self._require(count * least, f"{count} {what}")
-        return tensors, pairs
-
-    def scalar(self, code: str) -> Any:
-        """Return one number; `code` is that of the module struct."""
-        return struct.unpack_from(f"<{code}", self._data, self._step(struct.calcsize(code)))[0]
-
-    def text(self) -> str:
-        """Return a text."""
-        length = self.scalar("Q")
-        start = self._step(length, f"a text of {length} bytes")
-        try:
-            return str(self._data[start : start + length], "utf-8")
-        except UnicodeDecodeError:
-            self.refuse(f"the text at byte {start} is not UTF-8")
-
-    def value(self, kind: int) -> Any:
-        """Return a value of metadata."""
-        if kind == _TEXT:
-            return self.text()
-        if kind == _ARRAY:
-            return self._array(self.scalar("I"), self.scalar("Q"))
-        if kind in _SCALARS:
-            return self.scalar(_SCALARS[kind])
-        return self.refuse(f"the value before byte {self.place} has the unknown type {kind}")
-
-    def _array(self, kind: int, count: int) -> Any:
-        if kind == _TEXT:
-            self._require(count * _LEAST_TEXT, f"a list of {count} texts")
-            return [self.text() for _ in range(count)]
-        if kind not in _SCALARS:
-            self.refuse(f"the list before byte {self.place} has the unknown type {kind}")
-        dtype = np.dtype(f"<{_SCALARS[kind]}")
-        start = self._step(count * dtype.itemsize, f"a list of {count} numbers")
-        return np.frombuffer(self._data, dtype, count, start).copy()
-
-    def tensor(self) -> tuple[str, StoredTensor]:
-        """Return a tensor's name and where it lies, from the end of the header."""
-        name, dimensions = self.text(), self.scalar("I")
-        if not 1 <= dimensions <= _MOST_DIMENSIONS:
-            self.refuse(f"'{name}' has {dimensions} dimensions")
-        shape = tuple(self.scalar("Q") for _ in range(dimensions))
-        return name, StoredTensor(shape[::-1], self.scalar("I"), self.scalar("Q"))
-
-    def _step(self, size: int, what: str = "a number") -> int:
-        """Return the place and move on by so many bytes."""
-        self._require(size, what)
-        start, self.place = self.place, self.place + size
-        return start
-
-    def _require(self, size: int, what: str) -> None:
-        left = len(self._data) - self.place
-        if size > left:
-            self.refuse(f"{what} should follow byte {self.place} and {left} bytes do")
+            f"{path} must be a whole GGUF file, but reading it fails: "
+            f"{problem.args[0] if isinstance(problem, KeyError) else problem}. Copy it again."
+        ) from None
+    return metadata, {tensor.name: tensor for tensor in content.tensors}
 
 
-def _aligned(place: int, alignment: int) -> int:
-    return -(-place // alignment) * alignment
+def _bounded_reader() -> Any:
+    """Return the class `gguf.GGUFReader` with checks in the one method that reads bytes.
+
+    `GGUFReader` does not check the counts in a header: past the end of the file it continues with
+    empty arrays, which a hostile count turns into unlimited time and memory.
+    """
+
+    class BoundedReader(extra("gguf").GGUFReader):
+        values = 0
+
+        def _get(
+            self, offset: int, dtype: Any, count: Any = 1, override_order: str | None = None
+        ) -> np.ndarray:
+            del override_order  # numbers have the low byte first on every machine
+            if self.byte_order == "S":
+                raise ValueError("its numbers have the high byte first")
+            kind = np.dtype(dtype).newbyteorder("<")
+            size, left = kind.itemsize * int(count), max(len(self.data) - offset, 0)
+            if size > left:
+                raise ValueError(f"{size} bytes should follow byte {offset} and {left} do")
+            self.values += 1
+            if self.values > _MOST_VALUES:
+                raise ValueError(f"its header has more than {_MOST_VALUES} values")
+            return np.asarray(self.data)[offset : offset + size].view(kind)
+
+    return BoundedReader
+
+
+def _shape(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of a stored tensor, rows first."""
+    return tuple(reversed(tensor.shape.tolist()))
+
+
+def _without_layer(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") and name.count(".") > 1 else name

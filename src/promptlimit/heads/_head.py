@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from promptlimit._arrays import ArrayLike, require_unmasked
+from promptlimit._arrays import ArrayLike, require_readable, require_unmasked
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.heads._clusters import clusters_of, sinks_of
@@ -139,6 +139,7 @@ def _fitted(tokens: np.ndarray) -> Gaussian:
 
 def _matrix(name: str, value: object) -> np.ndarray:
     require_unmasked(name, value)
+    require_readable(name, value)
     try:
         array = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError):

@@ -221,7 +221,7 @@ def _device_sums(
 
         n, first = head.queries.shape[0], shortest - 1 if causal else 0
         length = jnp.arange(1, n + 1) if causal else jnp.full(n, head.keys.shape[0])
-        seen = jax.tree.map(lambda leaf: leaf[first:], in_blocks(rows, head.queries))
+        seen = in_blocks(rows, head.queries, jnp.arange(first, n))
         return _summary(
             seen, head.queries[first:], limit, prediction, length[first:].astype(jnp.float32)
         )

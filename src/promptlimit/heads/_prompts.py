@@ -28,7 +28,7 @@ class CapturedHeads:
     """Every head of a model over one prompt or several, without the model's weights.
 
     Attributes:
-        prompts: heads by prompt, layer and number.
+        prompts: the heads; `prompts[p][layer][h]` is head h of a layer over prompt p.
         name: of the model.
         model_type: its family, or the name of its class.
         rotary: whether the model is known to rotate queries and keys; they are taken after that.

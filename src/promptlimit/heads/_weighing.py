@@ -80,20 +80,21 @@ def inside_of(positions: Int[Array, " n"], length: int, *, causal: bool) -> Insi
     return jnp.arange(length)[None] <= positions[:, None]
 
 
-def in_blocks(function: Callable[[Array, Array], Rows], queries: Float[Array, "n d"]) -> Rows:
+def in_blocks(
+    function: Callable[[Array, Array], Rows],
+    queries: Float[Array, "length d"],
+    positions: Int[Array, " n"] | None = None,
+) -> Rows:
     """Return `function(queries, positions)`, a few hundred queries at a time for long prompts.
 
     The function's results must have one row a query; memory then grows with the prompt's length
-    and not with its square.
+    and not with its square. Positions are those of all queries unless given.
     """
-    n = queries.shape[0]
+    places = jnp.arange(queries.shape[0]) if positions is None else positions
+    n = places.shape[0]
     if n <= _WHOLE:
-        return function(queries, jnp.arange(n))
+        return function(queries[places], places)
     blocks = -(-n // _BLOCK)
-    padded = jnp.pad(queries, ((0, blocks * _BLOCK - n), (0, 0)))
-    places = jnp.minimum(jnp.arange(blocks * _BLOCK), n - 1)
-    rows = jax.lax.map(
-        lambda part: function(*part),
-        (padded.reshape(blocks, _BLOCK, -1), places.reshape(blocks, _BLOCK)),
-    )
+    padded = jnp.pad(places, (0, blocks * _BLOCK - n), mode="edge").reshape(blocks, _BLOCK)
+    rows = jax.lax.map(lambda block: function(queries[block], block), padded)
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:n], rows)

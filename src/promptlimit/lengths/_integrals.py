@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
-from promptlimit.weights import PartitionMeans
+from promptlimit.weights import STEP, PartitionMeans, by_rules, rule_error
 
 _EULER = 0.57721566490153286061
 _PSI_1, _PSI_2, _TRIGAMMA_2 = -_EULER, 1.0 - _EULER, 0.64493406684822643647
@@ -71,8 +71,8 @@ def prompt_integrals(scores: PartitionMeans, lengths: Array, fixed: Array) -> Pr
     log_partition = moments.centre + moments.mean
     errors = [
         np.abs(prompts.integral(prompts.masses) - 1.0),
-        prompts.step_error(prompts.squares, participation),
-        prompts.step_error(prompts.masses, np.ones(lengths.size)),
+        rule_error(by_rules(prompts.left, prompts.squares), participation) / participation,
+        rule_error(by_rules(prompts.left, prompts.masses), np.ones(lengths.size)),
         np.abs(again - entropy) / np.maximum(1.0, np.maximum(entropy, np.abs(log_partition))),
     ]
     variance_errors = [
@@ -132,7 +132,7 @@ class _Prompts:
         self.fixed_x = np.exp(np.minimum(self.fixed_t, _LARGEST_EXPONENT))
         self.fixed_mass = self.fixed_x.sum(axis=2)
         self.log_left = self.lengths * scores.log_phi - self.fixed_mass
-        self.left = scores.step * np.exp(self.log_left)
+        self.left = 2.0 * STEP * np.exp(self.log_left)
         self.phi = np.exp(scores.log_phi)
         self.mass = scores.mass / self.phi
         self.masses = self.lengths * self.mass + self.fixed_mass
@@ -140,16 +140,11 @@ class _Prompts:
 
     def integral(self, integrand: Array) -> Array:
         r"""Return $\int f\chi\varphi^Ldu$, [n]."""
-        return np.einsum("nu,nu->n", self.left, integrand)
-
-    def step_error(self, integrand: Array, value: Array) -> Array:
-        """Return the relative error of the step: the square of that of a step twice as long."""
-        signs = 1.0 - 2.0 * (np.arange(self.scores.u.size) % 2)
-        return (self.integral(integrand * signs) / value) ** 2
+        return 0.5 * np.einsum("nu,nu->n", self.left, integrand)
 
     def fixed_weights(self) -> Array:
         r"""Return $\int e^{s_f+u}\chi\varphi^Ldu$, [n, f]."""
-        return np.einsum("nu,nuf->nf", self.left, self.fixed_x)
+        return 0.5 * np.einsum("nu,nuf->nf", self.left, self.fixed_x)
 
     def partition(self) -> _PartitionMoments:
         r"""Return the moments of ln Z about $\ln E\,Z$, or about its median where that is far."""
@@ -166,7 +161,7 @@ class _Prompts:
         plain = np.exp(self.log_left) - reference
         close = spread[:, None] & (excess < 1.0)  # where the two would cancel
         difference = np.where(close, reference * np.expm1(np.minimum(excess, 1.0)), plain)
-        difference = scores.step * difference
+        difference = STEP * difference
         zeroth = difference.sum(axis=1)
         terms = 2.0 * (v + _EULER) * difference
         second = terms.sum(axis=1)

@@ -103,9 +103,9 @@ def length_statistics(
     )
 
 
-def law_columns(law: AbstractScores, lengths: Array, fixed: Array) -> tuple[Columns, Array]:
+def law_columns(scores: AbstractScores, lengths: Array, fixed: Array) -> tuple[Columns, Array]:
     """Return statistics, [n] by name, and weights of fixed tokens, [n, f], for one law."""
-    mean, variance = law.mean_and_variance()
+    mean, variance = scores.mean_and_variance()
     columns, weights = _closed_forms(lengths, fixed, mean)
     alone = (lengths == 1.0) & (fixed.shape[1] == 0)
     columns["log_partition_variance"][alone] = variance
@@ -114,15 +114,16 @@ def law_columns(law: AbstractScores, lengths: Array, fixed: Array) -> tuple[Colu
         return columns, weights
     # Prompts of one law share its means; those of very different lengths would need too many.
     order = rest[np.argsort(lengths[rest], kind="stable")]
-    means = in_window(law, lengths[order], fixed[order])
+    offset = scores.law.offset
+    means = in_window(scores.law, lengths[order], fixed[order] - offset)
     size = max(1, _ENTRIES_AT_ONCE // (means.u.size * max(1, fixed.shape[1])))
     for start in range(0, order.size, size):
         at = order[start : start + size]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            part = prompt_integrals(means, lengths[at], fixed[at] - law.offset)
+            part = prompt_integrals(means, lengths[at], fixed[at] - offset)
         for name in _COLUMNS:
             columns[name][at] = getattr(part, name)
-        columns["log_partition"][at] += law.offset
+        columns["log_partition"][at] += offset
         weights[at] = part.fixed_weights
     return columns, weights
 

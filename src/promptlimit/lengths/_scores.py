@@ -2,23 +2,22 @@
 
 import abc
 import dataclasses
-import math
+from functools import cached_property
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, real_numbers, require_unmasked
 from promptlimit.errors import ArgumentError
 from promptlimit.weights import (
     MAX_SHARPNESS,
-    MEANS_STEP,
+    AbstractScoreLaw,
+    GaussianLaw,
+    KnownTokens,
     PartitionMeans,
-    gaussian_score_means,
-    listed_score_means,
-    node_range,
+    nodes_of,
+    token_list,
 )
 
-_NEGLIGIBLE = 46.0
-_NARROWEST = 1e-3
 _FARTHEST = 2000.0
 
 
@@ -27,20 +26,12 @@ class AbstractScores(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def offset(self) -> float:
-        """The score from which all are measured while they are integrated over."""
+    def law(self) -> AbstractScoreLaw:
+        """The law as the integrals take it."""
 
     @abc.abstractmethod
     def mean_and_variance(self) -> tuple[float, float]:
-        """Return those of one score."""
-
-    @abc.abstractmethod
-    def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return u between which something is left of $1-\varphi^L$ and of $\varphi^L$."""
-
-    @abc.abstractmethod
-    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:
-        """Return the means of one score, measured from the offset, from one u to another."""
+        """Return the mean and the variance of one score."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,34 +73,17 @@ class GaussianScores(AbstractScores):
         weights, means, sharpness = (np.asarray(column, np.float64) for column in columns)
         return weights, means, sharpness
 
-    @property
-    def offset(self) -> float:
-        """The mean of the part of largest tilted weight."""
+    @cached_property
+    def law(self) -> AbstractScoreLaw:
         weights, means, sharpness = self._parts
-        return float(means[np.argmax(np.log(weights) + means + 0.5 * sharpness**2)])
+        covs = (sharpness**2)[:, None, None]
+        return GaussianLaw(weights, means[:, None], covs, np.ones(1))
 
     def mean_and_variance(self) -> tuple[float, float]:
         """Return those of one score."""
         weights, means, sharpness = self._parts
         mean = float(weights @ means)
         return mean, float(weights @ (sharpness**2 + (means - mean) ** 2))
-
-    def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return u between which every part leaves something of $1-\varphi^L$, of $\varphi^L$."""
-        _, means, sharpness = self._parts
-        ends = [
-            np.array(node_range(max(float(sigma), _NARROWEST), shortest, longest)) * MEANS_STEP
-            - (mean - self.offset)
-            for mean, sigma in zip(means, sharpness, strict=True)
-        ]
-        lows, highs = np.array(ends).T
-        return float(lows.min()), float(highs.max())
-
-    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:
-        """Return the means of one score, measured from the offset, from one u to another."""
-        weights, means, sharpness = self._parts
-        nodes = math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP)
-        return gaussian_score_means(weights, means - self.offset, sharpness, nodes, longest)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,11 +111,10 @@ class ListedScores(AbstractScores):
     def _list(self) -> tuple[Array, Array]:
         return np.asarray(self.weights, np.float64), np.asarray(self.scores, np.float64)
 
-    @property
-    def offset(self) -> float:
-        """The score of largest tilted weight."""
+    @cached_property
+    def law(self) -> AbstractScoreLaw:
         weights, scores = self._list
-        return float(scores[np.argmax(np.log(weights) + scores)])
+        return token_list(weights, scores[:, None], np.ones(1))
 
     def mean_and_variance(self) -> tuple[float, float]:
         """Return those of one score."""
@@ -149,39 +122,21 @@ class ListedScores(AbstractScores):
         mean = float(weights @ scores)
         return mean, float(weights @ (scores - mean) ** 2)
 
-    def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return u between which something is left of $1-\varphi^L$ and of $\varphi^L$.
 
-        $1-\varphi\le Ee^{s+u}$, and $\varphi\le e^{-e^{u+s}}$ for the least score.
-        """
-        weights, scores = self._list
-        scores = scores - self.offset
-        log_mean = float(np.logaddexp.reduce(np.log(weights) + scores))
-        high = math.log(_NEGLIGIBLE / max(shortest - 1.0, 1.0)) + 0.5 - float(scores.min())
-        return -_NEGLIGIBLE - math.log(longest) - log_mean, high
-
-    def score_means(self, low: float, high: float, longest: float) -> PartitionMeans:  # noqa: ARG002  # lists are exact at any length
-        """Return the means of one score, measured from the offset, from one u to another."""
-        weights, scores = self._list
-        nodes = np.arange(math.floor(low / MEANS_STEP), math.ceil(high / MEANS_STEP) + 1)
-        return listed_score_means(weights, scores - self.offset, as_float64(MEANS_STEP * nodes))
-
-
-def in_window(
-    scores: AbstractScores, lengths: Array, fixed: Array, negligible: float = _NEGLIGIBLE
-) -> PartitionMeans:
+def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
     """Return the means of one score wherever one of the prompts, [n] and [n, f], needs them.
 
-    A fixed token leaves nothing beyond where its own $e^{s_f+u}$ is large, and needs u down to
-    where it is negligible.
+    Args:
+        law: of a free score.
+        lengths: L, [n].
+        fixed: scores from the offset of the law, [n, f].
     """
-    longest = float(lengths.max())
-    low, high = scores.window(longest, max(float(lengths.min()), 1.0))
+    windows = [law.window(float(lengths.max()), max(float(lengths.min()) - 1.0, 0.5))]
     if fixed.shape[1]:
-        top = fixed.max(axis=1) - scores.offset
-        high = min(high, math.log(negligible) + 0.5 - float(top.min()))
-        low = min(low, -negligible - math.log(fixed.shape[1]) - float(top.max()))
-    return scores.score_means(low, max(high, low + 8 * MEANS_STEP), longest)
+        tops = fixed.max(axis=1)
+        ends = [KnownTokens(np.array([top]), np.zeros((1, 0))).window() for top in tops]
+        windows.append((min(low for low, _ in ends), max(high for _, high in ends)))
+    return law.partition_means(nodes_of(windows))
 
 
 def _vector(name: str, values: ArrayLike) -> Array:

@@ -35,6 +35,9 @@ Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
 _GRID = (np.arange(1, 33) / 32.0) ** 2
 """Shares of the largest sharpness at which the weight of a needle is looked at first."""
 
+_ALL = 1.0 - 2.0**-50
+"""A weight that is one up to rounding."""
+
 _NEAR = 0.9
 """Share of the target that some weight looked at must reach, for more to be sought near it."""
 
@@ -189,7 +192,7 @@ def _needle_root(
     The weight starts at 1/(L+1) and may rise to a maximum and fall again, so that b is scanned
     before a root is looked for; without competitors of spread it is $\ln(LP/(1-P))/\Delta$.
     """
-    if not 0.0 < weight < 1.0:  # at `base`, to the last digit
+    if not 0.0 < weight < _ALL:  # at `base`
         return _NONE
     advantage = math.log(length) + math.log(weight / (1.0 - weight))
     if advantage <= 0.0 or margin <= 0.0:

@@ -100,8 +100,8 @@ def require_covariance(name: str, covariance: Array) -> None:
         i, j = np.unravel_index(int(asymmetry.argmax()), host.shape)
         raise ArgumentError(
             name,
-            f"must be symmetric, got {host[i, j]:.6g} at ({i}, {j}) and "
-            f"{host[j, i]:.6g} at ({j}, {i}). If only rounding parts them, pass "
+            f"must be symmetric, got {host[i, j]} at ({i}, {j}) and "
+            f"{host[j, i]} at ({j}, {i}). If only rounding parts them, pass "
             f"({name} + {name}.T) / 2.",
         )
     smallest = np.linalg.eigvalsh((host + host.T) / 2).min()

@@ -18,10 +18,8 @@ from promptlimit.reporting._theme import selectable as selectable
 from promptlimit.reporting._theme import shades as shades
 from promptlimit.reporting._theme import theme as theme
 from promptlimit.reporting.page import HeadMarks as HeadMarks
-from promptlimit.reporting.page import causal_page as causal_page
 from promptlimit.reporting.page import explorer_page as explorer_page
 from promptlimit.reporting.page import heads_page as heads_page
 from promptlimit.reporting.page import is_drawing as is_drawing
 from promptlimit.reporting.page import report_pages as report_pages
-from promptlimit.reporting.page import write_causal_page as write_causal_page
 from promptlimit.reporting.page import write_heads_page as write_heads_page

@@ -55,6 +55,10 @@ def write_pages(
         place = (figure.paper, figure.name)
         if place in shown:
             continue
+        stored = folder.picture(figure, "svg")
+        if is_drawing(stored):
+            shown[place] = stored
+            continue
         try:
             if figure.paper not in by_name:
                 raise ValueError(f"the paper {figure.paper} is not one of this library")

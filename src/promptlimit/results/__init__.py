@@ -6,6 +6,7 @@ from promptlimit.results._gaps import GapExponent as GapExponent
 from promptlimit.results._gaps import GapReport as GapReport
 from promptlimit.results._gaps import RequiredLength as RequiredLength
 from promptlimit.results._heads import REGIMES as REGIMES
+from promptlimit.results._heads import AbstractAtlas as AbstractAtlas
 from promptlimit.results._heads import CausalAtlas as CausalAtlas
 from promptlimit.results._heads import HeadAtlas as HeadAtlas
 from promptlimit.results._heads import HeadReplacement as HeadReplacement

@@ -1,43 +1,114 @@
 """What was measured of the heads of a trained transformer, and of replacing them."""
 
+import abc
 import math
 from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from promptlimit.results._result import Result, axis, derived, variable
 
 REGIMES = ("linear", "concentrating", "frozen")
+_SUMMED = ("uniform", "gaussian", "sinks", "mixture", "affine")
+_WAYS = {
+    "dropped": "dropped, more recent tokens instead",
+    "mean": "their mean value, true mass",
+    "gaussian": "moments",
+    "gaussian_finite": "moments, finite length",
+    "gaussian_mass": "moments, true mass",
+}
+"""Replacements of the far tokens, in words."""
 
 
-class HeadAtlas(Result):
-    r"""Every head of a model on one text; arrays are [layers, heads] unless said otherwise.
+class Column(NamedTuple):
+    """A column of the table of heads.
 
     Attributes:
-        model: the name of the model's folder.
+        heading: above the column.
+        name: in `rows`.
+        digits: 2 for two decimals, 3 for three significant digits, 0 for names and counts.
+    """
+
+    heading: str
+    name: str
+    digits: int = 0
+
+
+class Summary(NamedTuple):
+    """A small table over all heads: headings, and rows of words, counts and numbers."""
+
+    headings: tuple[str, ...]
+    rows: list[tuple[str | int | float, ...]]
+
+
+class AbstractAtlas(Result, abc.ABC):
+    r"""Every head of a model on one text; arrays are [layers, heads] unless said otherwise.
+
+    The command line and the page show an atlas by `columns`, `summary`, `notes` and `outcome`.
+
+    Attributes:
+        columns: of the table of heads.
+        model: the name of the model.
         model_type: its family, as in config.json.
         window: tokens of a prompt, L.
         windows: number of prompts.
-        clusters: number of Gaussians in the limit "mixture".
-        sinks: number of tokens that are atoms, in addition to one Gaussian, in the limit "sinks".
-        causal: whether a query's prompt ends with the query.
-        rotary: whether keys were taken after rotation, their law averaged over positions.
+        sinks: number of tokens that are kept as they are, besides the moments of others.
+        rotary: whether keys were taken after rotation.
         parity: relative error of each layer's attention output rebuilt from its heads, [layers];
             NaN for heads brought by hand, with no output to compare with.
+        effective_tokens: $1/\overline{S_2}$, measured.
+        r2: share of the head's variation over queries that a replacement explains, by its name. A
+            replacement may do worse than the mean answer: there is no lower bound. NaN for a head
+            that answers every query alike.
+        r2_error: standard error of each `r2` over windows; infinite for one window.
+    """
+
+    columns: ClassVar[tuple[Column, ...]]
+
+    model: str
+    model_type: str
+    window: int
+    windows: int
+    sinks: int
+    rotary: bool
+    parity: np.ndarray = variable("layer")
+    effective_tokens: np.ndarray = variable("layer", "head")
+    r2: Mapping[str, np.ndarray] = variable("layer", "head")
+    r2_error: Mapping[str, np.ndarray] = variable("layer", "head")
+
+    @property
+    @abc.abstractmethod
+    def outcome(self) -> str:
+        """The result in a few words."""
+
+    @abc.abstractmethod
+    def summary(self) -> Summary:
+        """Return the R² of each replacement over all heads."""
+
+    @abc.abstractmethod
+    def notes(self) -> list[str]:
+        """Return sentences on how the heads were measured, and numbers over all heads."""
+
+
+class HeadAtlas(AbstractAtlas):
+    r"""Every head of a model on one text, each replaced by a limit of the theory.
+
+    Attributes of every atlas: see `AbstractAtlas`. `sinks` are atoms in addition to one Gaussian in
+    the limit "sinks"; with rotary positions the law of keys is averaged over positions.
+
+    Attributes:
+        clusters: number of Gaussians in the limit "mixture".
+        causal: whether a query's prompt ends with the query.
         quantiles: the shares of queries at which `sharpness` is given, [5].
         sharpness: $\sigma=\sqrt{q^\top\mathrm{Cov}(k)q}$ with the head's scale, the standard
             deviation of a query's scores: its quantiles over the queries of all prompts together
             (5, 25, 50, 75 and 95 per cent), [layers, heads, 5].
         linear: share of queries with $\sigma^2\le\frac23\ln L$.
         frozen: share of queries with $\sigma^2>2\ln L$.
-        effective_tokens: $1/\overline{S_2}$, measured.
-        effective_tokens_predicted: the same for Gaussian tokens of that sharpness.
+        effective_tokens_predicted: `effective_tokens` for Gaussian tokens of that sharpness.
         skewness: of the scores of one query, averaged over queries; 0 for Gaussian scores.
         kurtosis: the same for the excess kurtosis.
-        r2: share of the head's variation over queries that a limit explains, by the limit's name.
-            A limit may do worse than the mean answer: there is no lower bound. NaN for a head that
-            answers every query alike.
-        r2_error: standard error of `r2["gaussian"]` over windows; infinite for one window.
         error_predicted: share of the variation that independent Gaussian tokens would leave
             unexplained, exactly.
         length_needed: length from which a tenth is left unexplained, for Gaussian tokens; infinite
@@ -48,25 +119,26 @@ class HeadAtlas(Result):
         shift: $b$, [layers, heads, e].
     """
 
-    model: str
-    model_type: str
-    window: int
-    windows: int
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("layer", "layer"), Column("head", "head"), Column("regime", "regime"),
+        Column("σ", "value", 3), Column("σ 5%", "sharpness[0.05]", 3),
+        Column("σ 95%", "sharpness[0.95]", 3), Column("tokens", "effective_tokens", 3),
+        Column("predicted", "effective_tokens_predicted", 3),
+        Column("R² uniform", "r2.uniform", 2), Column("Gaussian", "r2.gaussian", 2),
+        Column("predicted", "r2_predicted", 2), Column("sinks", "r2.sinks", 2),
+        Column("mixture", "r2.mixture", 2), Column("affine, fitted", "r2.affine", 2),
+        Column("length", "length_needed", 3),
+    )  # fmt: skip
+
     clusters: int
-    sinks: int
     causal: bool
-    rotary: bool
-    parity: np.ndarray = variable("layer")
     quantiles: np.ndarray = axis("quantile")
     sharpness: np.ndarray = variable("layer", "head", "quantile")
     linear: np.ndarray = variable("layer", "head")
     frozen: np.ndarray = variable("layer", "head")
-    effective_tokens: np.ndarray = variable("layer", "head")
     effective_tokens_predicted: np.ndarray = variable("layer", "head")
     skewness: np.ndarray = variable("layer", "head")
     kurtosis: np.ndarray = variable("layer", "head")
-    r2: Mapping[str, np.ndarray] = variable("layer", "head")
-    r2_error: np.ndarray = variable("layer", "head")
     error_predicted: np.ndarray = variable("layer", "head")
     length_needed: np.ndarray = variable("layer", "head")
     exponent: np.ndarray = variable("layer", "head")
@@ -90,6 +162,35 @@ class HeadAtlas(Result):
         r"""The regimes: the median $\sigma$, squared, against $\frac23\ln L$ and $2\ln L$."""
         order = self.median_sharpness**2 / math.log(self.window)
         return np.select([order <= 2 / 3, order <= 2.0], REGIMES[:2], REGIMES[2])
+
+    @property
+    @derived("layer", "head")
+    def r2_predicted(self) -> np.ndarray:
+        """The R² of the Gaussian limit for independent Gaussian tokens."""
+        return 1.0 - self.error_predicted
+
+    @property
+    def outcome(self) -> str:
+        return ", ".join(f"{(self.regime == regime).sum()} {regime}" for regime in REGIMES)
+
+    def summary(self) -> Summary:
+        """Return the number of heads of each regime and the median R² of each limit there."""
+        rows: list[tuple[str | int | float, ...]] = []
+        for regime in REGIMES:
+            medians = self.median_r2(regime)
+            if medians:
+                count = int((self.regime == regime).sum())
+                rows.append((regime, count, *(medians[name] for name in _SUMMED)))
+        return Summary(("regime", "heads", *(f"median R² {name}" for name in _SUMMED)), rows)
+
+    def notes(self) -> list[str]:
+        ranks = [f"{name} {self.rank_correlation(name):.2f}" for name in ("gaussian", "sinks")]
+        rotary = "Keys are taken after rotation; a law is averaged over the prompt's positions."
+        return [
+            f"Rank correlation of sharpness and R²: {', '.join(ranks)}. Median standard error of "
+            f"the Gaussian R²: {np.median(self.r2_error['gaussian']):.2g}.",
+            *([rotary] if self.rotary else []),
+        ]
 
     def order(self, limit: str = "gaussian") -> list[tuple[int, int]]:
         """Return the heads (layer, head) from the one a limit explains best to the worst."""
@@ -116,63 +217,53 @@ class HeadAtlas(Result):
         return float(np.corrcoef(np.stack(ranks))[0, 1]) if varies.sum() > 1 else math.nan
 
 
-class CausalAtlas(Result):
-    r"""Every head of a causal model on one text; arrays are [layers, heads] unless said otherwise.
+class CausalAtlas(AbstractAtlas):
+    r"""Every head of a causal model on one text by distance, its far tokens replaced.
 
-    A query at position i has the prompt 0..i. Means are over queries, then over windows.
+    Attributes of every atlas: see `AbstractAtlas`. `sinks` tokens are kept at the beginning. A
+    query at position i has the prompt 0..i. Means are over queries, then over windows.
 
     Attributes:
-        model: the name of the model.
-        model_type: its family.
-        window: tokens of a window.
-        windows: number of windows.
         shortest: tokens of the shortest prompt that was looked at.
         every: one query in `every` was measured.
-        sinks: tokens kept at the beginning.
         recent: tokens kept before the query, its own included.
         equivalent: tokens that take as much memory as the moments of the far tokens.
         band: tokens of a band of distance.
-        rotary: whether keys were taken after rotation.
-        parity: relative error of each layer's attention output rebuilt from its heads, [layers].
         between: variance of the mean scores of bands of distance.
         within: variance of the scores within bands; `sharpness` squared is the sum of both.
         sink_weight: softmax weight of the first tokens.
         recent_weight: softmax weight of the last ones; sinks that are recent count here too.
-        effective_tokens: $1/\overline{S_2}$.
         entropy: $\overline H$ in nats; $e^{\overline H}$ is the other number of effective tokens.
         far_sharpness: standard deviation of the scores of far tokens, its root mean square over
             queries.
         mass_error: mean logarithm of the far tokens' mass from their moments, over the true one.
-        r2: share of the head's variation over queries that is left when the far tokens are not
-            there, by the way to do without them; no lower bound. NaN for a head that answers alike.
-        r2_error: standard error of each `r2` over windows; infinite for one window.
         lengths: edges of the classes by length of prompt, [classes + 1].
         by_length: `between`, `within` and `entropy` by class, [layers, heads, classes].
         entropy_predicted: entropy in the last class predicted from the first, by the way to do so.
     """
 
-    model: str
-    model_type: str
-    window: int
-    windows: int
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("layer", "layer"), Column("head", "head"), Column("σ", "sharpness", 3),
+        Column("between bands", "between_share", 2), Column("sinks", "sink_weight", 2),
+        Column("recent", "recent_weight", 2), Column("1/S₂", "effective_tokens", 3),
+        Column("e^H", "entropy_tokens", 3), Column("σ far", "far_sharpness", 3),
+        Column("R² dropped", "r2.dropped", 2), Column("mean", "r2.mean", 2),
+        Column("moments", "r2.gaussian", 2), Column("finite", "r2.gaussian_finite", 2),
+        Column("true mass", "r2.gaussian_mass", 2),
+    )  # fmt: skip
+
     shortest: int
     every: int
-    sinks: int
     recent: int
     equivalent: int
     band: int
-    rotary: bool
-    parity: np.ndarray = variable("layer")
     between: np.ndarray = variable("layer", "head")
     within: np.ndarray = variable("layer", "head")
     sink_weight: np.ndarray = variable("layer", "head")
     recent_weight: np.ndarray = variable("layer", "head")
-    effective_tokens: np.ndarray = variable("layer", "head")
     entropy: np.ndarray = variable("layer", "head")
     far_sharpness: np.ndarray = variable("layer", "head")
     mass_error: np.ndarray = variable("layer", "head")
-    r2: Mapping[str, np.ndarray] = variable("layer", "head")
-    r2_error: Mapping[str, np.ndarray] = variable("layer", "head")
     lengths: np.ndarray = variable("edge")
     by_length: Mapping[str, np.ndarray] = variable("layer", "head", "class")
     entropy_predicted: Mapping[str, np.ndarray] = variable("layer", "head")
@@ -221,6 +312,41 @@ class CausalAtlas(Result):
             name: float(np.nanmean(np.abs(predicted - there)))
             for name, predicted in self.entropy_predicted.items()
         }
+
+    @property
+    def outcome(self) -> str:
+        wins = self.wins("gaussian_finite")
+        return f"moments beat dropping in {wins} of {self.entropy.size} heads"
+
+    def summary(self) -> Summary:
+        """Return the quartiles of R² over heads for each replacement of the far tokens."""
+        rows: list[tuple[str | int | float, ...]] = []
+        for name, words in _WAYS.items():
+            quartiles = np.nanpercentile(self.r2[name], (25, 50, 75)).tolist()
+            rows.append((words, *quartiles, "" if name == "dropped" else self.wins(name)))
+        headings = ("far tokens", "lower quartile of R²", "median", "upper quartile")
+        return Summary((*headings, "heads better than dropped"), rows)
+
+    def notes(self) -> list[str]:
+        medians = ", ".join(
+            f"{words} {np.nanmedian(getattr(self, name)):.3g}"
+            for words, name in (
+                ("sharpness", "sharpness"), ("share between bands", "between_share"),
+                ("weight of sinks", "sink_weight"), ("of recent tokens", "recent_weight"),
+                ("effective tokens 1/S₂", "effective_tokens"), ("e^H", "entropy_tokens"),
+            )
+        )  # fmt: skip
+        errors = ", ".join(f"{way} {value:.2f}" for way, value in self.entropy_errors.items())
+        first, second, last, end = self.lengths[[0, 1, -2, -1]]
+        return [
+            f"The first {self.sinks} tokens and the last {self.recent} are kept; the others are "
+            f"far, and their moments cost as much memory as {self.equivalent} tokens. One query in "
+            f"{self.every} was measured, from {self.shortest} tokens on.",
+            f"Medians over heads: {medians}.",
+            f"Entropy of prompts of {last:.0f} to {end - 1:.0f} tokens predicted from those of "
+            f"{first:.0f} to {second - 1:.0f}, mean absolute error over heads in nats: {errors}.",
+            *(["Keys are taken after rotation: scores depend on distance."] if self.rotary else []),
+        ]
 
 
 class HeadReplacement(Result):

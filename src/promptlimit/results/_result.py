@@ -380,8 +380,8 @@ class Result:
         name, coordinate = along[own]
         x = np.asarray(getattr(self, name), dtype=np.float64)
         drawn = axes_for(ax, coordinate, role, x)
-        length = getattr(self, "length", None)
-        usual = getattr(self, "kind", None) if length is None else f"L = {length:g}"
+        lengths = getattr(self, "lengths", None)
+        usual = f"L = {lengths:g}" if isinstance(lengths, float) else getattr(self, "kind", None)
         errors = {n: array for n, _, array, _ in self._labelled() if n.startswith("error")}
         for name, dims, value, _ in self._labelled():
             field, _, key = name.partition(".")

@@ -16,8 +16,8 @@ class Risk(Result):
             included.
         error: of `value`, in its units: 0 for a closed form; one standard error over eight
             independent point sets, widened by Student's law, plus the error of tables ("exact",
-            "limit"); one standard error over prompts ("estimate").
-        kind: "exact", "limit" or "estimate"; "limit" when all lengths are infinite.
+            "limit"); one standard error over prompts ("estimate"); NaN for "asymptotic".
+        kind: "exact", "limit", "asymptotic" or "estimate"; "limit" when all lengths are infinite.
         lengths: $L$, the number of tokens of a prompt.
         samples: points of quadrature used (0 for a closed form), or prompts simulated.
     """

@@ -29,10 +29,12 @@ class Training(Result):
             one head.
         value_matrix: the merged $V$, or $OV$, [length, start, seed, step, outputs, dim]; None as
             for `key_query`.
-        value: the risk $R_L$, the mean loss of the task, [length, start, seed, step]; NaN after a
-            run has diverged, or where the sharpness is beyond weight statistics.
+        value: the risk $R_L$, the mean loss of the task, [length, start, seed, step], averaged over
+            those sets; NaN after a run has diverged, or where the sharpness is beyond weight
+            statistics.
         gradient_norms: $\|\nabla R_L\|$ in the arrays that moved.
-        error: of `value`: how far they are from those on an independent set of points or prompts.
+        error: of `value`: one standard error over independent sets of points or prompts, widened
+            by Student's law; 0 for a closed form.
         diverged: after how many steps a run was infinite, -1 for never, [length, start, seed].
         kind: of the risks: "exact", "limit" where all lengths are infinite, or "estimate" where
             prompts are simulated.
@@ -72,20 +74,21 @@ class Training(Result):
                     name, f"must be a whole number from 0 to {count - 1}, got {index}."
                 )
         place = (self.lengths.index(length), start, seed)
-        which = {"length": _plain(length), "start": start, "seed": seed}
+        which = {"lengths": _plain(length), "start": start, "seed": seed}
         kind = "limit" if self.kind == "exact" and math.isinf(length) else self.kind
         times = self.times.tolist()
         return Trajectory(
             times=self.times,
+            lengths=float(length),
             parameters={name: array[place] for name, array in self.parameters.items()},
             key_query=None if self.key_query is None else self.key_query[place],
             value_matrix=None if self.value_matrix is None else self.value_matrix[place],
             value=self.value[place],
             gradient_norms=self.gradient_norms[place],
             error=self.error[place],
-            arrived=None,
+            parameter_error=None,
+            arrived=math.nan,
             kind=kind,
-            length=float(length),
             config={**self.config, **which, "times": times, "kind": kind},
         )
 

@@ -26,40 +26,45 @@ HasArraysT = TypeVar("HasArraysT", bound=HasArrays)
 
 
 class Trajectory(Result):
-    r"""The parameters of an attention along training, at n times.
+    r"""The parameters of an attention along training, at n times, for one prompt length or many.
+
+    Shapes are those for one length. For many lengths every array begins with an axis of lengths;
+    `at(length)` returns the trajectory at one of them.
 
     Attributes:
         times: when, [n]; the last may be infinite, which is the time of arrival and after.
+        lengths: $L$, the number of tokens of a prompt; one number or many.
         parameters: the arrays that moved, by name, such as "value" or "heads[0].value", each
             [n, ...].
         key_query: the merged $U$, [n, token_dim, query_dim]; None where there is more than one head
             or a residual.
         value_matrix: the merged $V$, or $OV$, [n, output_dim, token_dim]; None as for `key_query`.
-        value: the risk $R_L$ at each time, [n].
+        value: the risk $R_L$ at each time, [n], on the points or prompts that a flow descends.
         gradient_norms: $\|\nabla R_L\|$ in the arrays that moved, [n].
-        error: of `value`, [n]: the largest distance from the same risks on independent sets of
-            points or prompts; 0 for a closed form.
-        arrived: when the gradient fell below the threshold, after which nothing moves; None when
+        error: of `value`, [n]: one standard error over independent sets of points or prompts,
+            widened by Student's law; 0 for a closed form.
+        parameter_error: of the parameters as one vector, [n]: $\|\theta-\theta'\|/\sqrt2$,
+            $\theta'$ the flow over an independent point set, one standard error; 0 for a closed
+            form, NaN at times that the second flow does not reach, None where it was not measured.
+        arrived: when the gradient fell below the threshold, after which nothing moves; NaN where
             it did not.
-        kind: "exact", "limit" or "estimate", as for a risk.
-        length: $L$, the number of tokens of a prompt.
+        kind: "exact", "limit" or "estimate", as for a risk; for many lengths "estimate" where the
+            risk at one of them is simulated.
         config: all that decides the trajectory, as plain numbers and strings.
-        parameter_error: of the parameters as one vector, [n]: twice the distance from a flow over
-            independent points; 0 for a closed form, None where it was not measured.
     """
 
     times: np.ndarray = axis("time", "t", scale="symlog")
-    parameters: Mapping[str, np.ndarray] = variable("time", bulk=True)
-    key_query: OfOneHead = variable("time", "token", "query", bulk=True)
-    value_matrix: OfOneHead = variable("time", "output", "token", bulk=True)
-    value: np.ndarray = variable("time", label="risk", scale="log")
-    gradient_norms: np.ndarray = variable("time")
-    error: np.ndarray = variable("time")
-    arrived: float | None
+    lengths: float | np.ndarray = axis("length", "L", scale="log")
+    parameters: Mapping[str, np.ndarray] = variable("length", "time", bulk=True)
+    key_query: OfOneHead = variable("length", "time", "token", "query", bulk=True)
+    value_matrix: OfOneHead = variable("length", "time", "output", "token", bulk=True)
+    value: np.ndarray = variable("length", "time", label="risk", scale="log")
+    gradient_norms: np.ndarray = variable("length", "time")
+    error: np.ndarray = variable("length", "time")
+    parameter_error: np.ndarray | None = variable("length", "time")
+    arrived: float | np.ndarray = variable("length")
     kind: Kind
-    length: float
     config: Mapping[str, object] = scalar(bulk=True)
-    parameter_error: np.ndarray | None = variable("time", default=None)
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the merged U and V of one head at all times; an error for other attentions."""
@@ -85,6 +90,12 @@ class Trajectory(Result):
         >>> print(f"{pl.risk(flow.attention(start), task, math.inf).value:.9f}")
         0.000000000
         """
+        if np.ndim(self.lengths):
+            raise ArgumentError(
+                "place",
+                "must belong to one trajectory, got many lengths. Select one first, as in "
+                f"at({np.ravel(self.lengths)[0]:g}).attention(start).",
+            )
         if not -self.times.size <= place < self.times.size:
             raise ArgumentError(
                 "place",

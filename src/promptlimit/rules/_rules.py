@@ -215,9 +215,13 @@ class Quantity(Generic[ProblemT, Computed]):
         No kind is replaced by another: where the requested one is not available, the error gives
         the reason and lists the available kinds.
         """
+        self.explain_here(problem, kind, effort)
+        return self._choose(problem, kind, effort)
+
+    def explain_here(self, problem: ProblemT, kind: str, effort: Effort) -> None:
+        """End the call where `explain` has made it; for a function that uses several kinds."""
         if _explained.get() is self:
             raise _ExplainedError(self._explanation(problem, kind, effort))
-        return self._choose(problem, kind, effort)
 
     def compute(
         self, rule: Rule[ProblemT, Computed], problem: ProblemT, kind: str, effort: Effort

@@ -25,7 +25,7 @@ from promptlimit.errors import ArgumentError, ConfigurationError, InputFileError
 from promptlimit.storage._arrays import numbers_in_archive, unpacked_arrays
 from promptlimit.storage._files import json_object, limited_bytes, write_bytes, write_json
 
-_AGAIN = "Delete that folder and run it again."
+_AGAIN = "Move that folder elsewhere and run it again."
 _LARGEST = 2**24
 """Bytes of a configuration, which may hold matrices."""
 

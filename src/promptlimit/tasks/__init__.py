@@ -16,6 +16,7 @@ from promptlimit.tasks._problem import Estimate as Estimate
 from promptlimit.tasks._problem import MatrixRisk as MatrixRisk
 from promptlimit.tasks._problem import Objectives as Objectives
 from promptlimit.tasks._problem import RiskProblem as RiskProblem
+from promptlimit.tasks._problem import batch_gradient as batch_gradient
 from promptlimit.tasks._problem import exact_objectives as exact_objectives
 from promptlimit.tasks._problem import kind_of as kind_of
 from promptlimit.tasks._problem import merged as merged
@@ -24,7 +25,6 @@ from promptlimit.tasks._problem import require_fitting_task as require_fitting_t
 from promptlimit.tasks._problem import require_lengths as require_lengths
 from promptlimit.tasks._problem import require_points as require_points
 from promptlimit.tasks._problem import require_task as require_task
-from promptlimit.tasks._simulation import simulated_objective as simulated_objective
 from promptlimit.tasks.denoising import Denoising as Denoising
 from promptlimit.tasks.denoising import InContextDenoising as InContextDenoising
 from promptlimit.tasks.denoising import LimitMap as LimitMap
@@ -39,7 +39,6 @@ from promptlimit.tasks.discrimination import Discrimination as Discrimination
 from promptlimit.tasks.discrimination import ScoreCoordinates as ScoreCoordinates
 from promptlimit.tasks.discrimination import block_head as block_head
 from promptlimit.tasks.discrimination import error_rate as error_rate
-from promptlimit.tasks.discrimination import third_order_risk as third_order_risk
 from promptlimit.tasks.regression import LINEAR_OPTIMUM as LINEAR_OPTIMUM
 from promptlimit.tasks.regression import AbstractRegression as AbstractRegression
 from promptlimit.tasks.regression import CovariateRegression as CovariateRegression
@@ -57,9 +56,9 @@ from promptlimit.tasks.regression import tabulate_risks as tabulate_risks
 
 # isort: split
 # Rules for all tasks are registered after those of the tasks above, and are tried last.
-from promptlimit.tasks._bayes import bayes_excess as bayes_excess
-from promptlimit.tasks._bayes import bayes_risk as bayes_risk
-from promptlimit.tasks._risk import batch_gradient as batch_gradient
+from promptlimit.tasks._risk import bayes_excess as bayes_excess
+from promptlimit.tasks._risk import bayes_risk as bayes_risk
 from promptlimit.tasks._risk import risk as risk
 from promptlimit.tasks._risk import risk_gradient as risk_gradient
-from promptlimit.tasks._risk import simulated_objectives as simulated_objectives
+from promptlimit.tasks._simulation import simulated_objective as simulated_objective
+from promptlimit.tasks._simulation import simulated_objectives as simulated_objectives

@@ -5,10 +5,9 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -16,15 +15,12 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import checked_lengths
 from promptlimit._inputs import in_double, require_dimension, to_device, type_name
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import REPLICATES
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Kind, Risk
 from promptlimit.rules import Effort, OutOfScope, Quantity, Rule, applies_always
 from promptlimit.tasks._abstract import AbstractTask, Batches, BatchGradient, Lengths
-
-Known = TypeVar("Known")
-TaskT = TypeVar("TaskT", bound=AbstractTask)
 
 USUAL_POINTS = 4096
 LARGEST_POINTS = 2**20
@@ -79,16 +75,20 @@ class AbstractObjective(eqx.Module):
         return 0.0
 
 
+Formula: TypeAlias = Callable[[Any, AbstractAttention, Float[Array, ""]], Float[Array, ""]]
+"""A risk in closed form, as a function of the task, the attention and the length."""
+
+
 class FormulaObjective(AbstractObjective):
     """A risk in closed form at one length.
 
     Attributes:
-        formula: the risk as a function of the task, the attention and the length.
+        formula: the risk.
         task: the law of prompts and queries, and the loss.
         length: $L$, the number of tokens of a prompt.
     """
 
-    formula: Callable[[Any, AbstractAttention, Array], Array] = eqx.field(static=True)
+    formula: Formula = eqx.field(static=True)
     task: AbstractTask
     length: Float[Array, ""]
 
@@ -115,6 +115,11 @@ class Objectives:
         """Return a risk in closed form."""
         return cls(lambda _sharpness, _replicate: objective, is_closed_form=True)
 
+    @classmethod
+    def formula(cls, formula: Formula, task: AbstractTask, length: float) -> "Objectives":
+        """Return a risk by a formula, at one length."""
+        return cls.closed(FormulaObjective(formula, task, to_device(length, jnp.float64)))
+
     def __call__(self, max_sharpness: float, replicate: int = 0) -> AbstractObjective:
         """Return the risk over one point set."""
         return self.make(max_sharpness, replicate)
@@ -131,12 +136,13 @@ class RiskProblem:
 
     Attributes:
         attention: the attention that predicts, in double precision.
-        task: the law of prompts and queries, and the loss, in double precision.
+        task: the law of prompts and queries, and the loss, in double precision; of a class that
+            the obstacle of a rule has checked.
         lengths: the numbers of tokens of a prompt, [n].
     """
 
     attention: AbstractAttention
-    task: AbstractTask
+    task: Any
     lengths: NDArray[np.float64]
 
     @property
@@ -180,7 +186,7 @@ class BayesProblem:
         lengths: the numbers of tokens of a prompt, [n].
     """
 
-    task: AbstractTask
+    task: Any
     lengths: NDArray[np.float64]
 
     @property
@@ -198,7 +204,7 @@ class BatchProblem:
         batches: the lengths, keys and kernels.
     """
 
-    task: AbstractTask
+    task: Any
     batches: Batches
 
     @property
@@ -252,7 +258,7 @@ def on(
     """
     names = " and ".join(one.__name__ for one in classes)
 
-    def whole(problem: RiskProblem | BayesProblem | BatchProblem) -> str | None:
+    def whole(problem: Any) -> str | None:
         if not isinstance(problem.task, classes):
             return OutOfScope(f"the rule is for {names}")
         return obstacle(problem)
@@ -260,26 +266,18 @@ def on(
     return whole
 
 
-def formula_objectives(
-    problem: RiskProblem, formula: Callable[[Any, AbstractAttention, Array], Array]
-) -> list[Objectives]:
-    """Return risks in closed form, one per length of a problem."""
-    lengths = (to_device(length, jnp.float64) for length in problem.lengths.tolist())
-    return [
-        Objectives.closed(FormulaObjective(formula, problem.task, length)) for length in lengths
-    ]
-
-
 def not_one_head(problem: RiskProblem) -> str | None:
     """Return the obstacle of a rule for one head."""
     return None if problem.head is not None else "the attention is not one head"
 
 
-def task_of(problem: RiskProblem | BayesProblem | BatchProblem, kind: type[TaskT]) -> TaskT:
-    """Return the task, which the obstacle of a rule guarantees to be of a class."""
-    if not isinstance(problem.task, kind):
-        raise TypeError("a rule must not compute where its obstacle holds")
-    return problem.task
+def objective_rule(problem: RiskProblem) -> Rule[RiskProblem, list[Objectives]] | str:
+    """Return the rule of `OBJECTIVE` that simulates nothing, or the reason why none applies."""
+    found = [OBJECTIVE.first(problem, kind) for kind in ("limit", "exact")]
+    rules = [one for one in found if isinstance(one, Rule)]
+    reasons = [one for one in reversed(found) if isinstance(one, str)]
+    specific = [reason for reason in reasons if not isinstance(reason, OutOfScope)]
+    return (rules or specific or reasons)[0]
 
 
 def exact_objectives(
@@ -292,12 +290,21 @@ def exact_objectives(
         points: of quadrature.
         together: lengths whose tables are computed together with those of this one.
     """
-    rules = (OBJECTIVE.first(problem, kind) for kind in ("limit", "exact"))
-    rule = next((one for one in rules if isinstance(one, Rule)), None)
-    if rule is None:
+    rule = objective_rule(problem)
+    if isinstance(rule, str):
         return None
     lengths = np.append(problem.lengths, np.array(together, np.float64))
     return rule.compute(dataclasses.replace(problem, lengths=lengths), Effort(points=points))[0]
+
+
+def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
+    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
+
+    None where no rule of `BATCH_GRADIENT` applies.
+    """
+    problem = BatchProblem(task, batches)
+    rule = BATCH_GRADIENT.first(problem, "estimate")
+    return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
 
 
 def some_finite(problem: RiskProblem | BayesProblem) -> str | None:
@@ -334,81 +341,6 @@ def risk_at_lengths(risks: Any, lengths: NDArray[np.float64], kind: Kind) -> Ris
     if lengths.ndim == 0:
         return Risk(value.item(), error.item(), kind, lengths.item(), samples.item())
     return Risk(value, error, kind, lengths, samples)
-
-
-@eqx.filter_jit
-def evaluate(objective: AbstractObjective, attention: AbstractAttention) -> Float[Array, ""]:
-    """Return the risk of an attention, compiled once per class of objectives."""
-    return objective(attention)
-
-
-def mean_over_sets(objectives: Objectives, attention: AbstractAttention, points: int) -> Estimate:
-    """Return the mean risk over independent sets of so many points, and its error."""
-    values = np.array([float(evaluate(risk, attention)) for risk in objectives.replicates()])
-    if objectives.is_closed_form:
-        return Estimate(float(values[0]), 0.0, 0)
-    return Estimate(float(values.mean()), float(standard_error(values)), points * values.size)
-
-
-def to_tolerance(
-    mean: Callable[[int], Estimate], effort: Effort, first: int, largest: int, floor: float = 0.0
-) -> Estimate:
-    """Return a mean over points, four times as many until its error is small enough.
-
-    Args:
-        mean: the mean over so many points.
-        effort: the number of points, or where None the relative error.
-        first: the number of points to start with.
-        largest: the number of points at which to stop.
-        floor: an absolute error that is small enough.
-    """
-    count = first if effort.points is None else effort.points
-    while True:
-        found = mean(count)
-        enough = found.error <= max(effort.tolerance * found.value, floor)
-        if enough or effort.points is not None or count >= largest:
-            return found
-        count *= 4
-
-
-def gradient_moments(
-    attention: AbstractAttention,
-    risks: Sequence[AbstractObjective],
-    changed: Sequence[AbstractObjective] = (),
-) -> ArrayMoments:
-    """Return the mean gradient of a risk over independent point sets, and its error.
-
-    Args:
-        attention: where to differentiate.
-        risks: the risk over independent point sets; one in closed form, without error.
-        changed: the risk over the first set with tables off by their error; the distance from the
-            first is an error that all sets share.
-    """
-    stacked = _stacked_slopes(attention, risks)
-    if len(risks) == 1:
-        return [slopes[0] for slopes in stacked], [np.zeros_like(slopes[0]) for slopes in stacked]
-    errors = [standard_error(slopes) for slopes in stacked]
-    if changed:
-        others = _stacked_slopes(attention, changed)
-        errors = [
-            error + np.abs(other - slopes[0]).sum(axis=0)
-            for error, other, slopes in zip(errors, others, stacked, strict=True)
-        ]
-    return [slopes.mean(axis=0) for slopes in stacked], errors
-
-
-def _stacked_slopes(
-    attention: AbstractAttention, risks: Sequence[AbstractObjective]
-) -> list[np.ndarray]:
-    """Return the slopes of several risks, one array [risks, ...] per matrix."""
-    rows = zip(*(_slopes(attention, risk) for risk in risks), strict=True)
-    return [np.stack([np.asarray(slope) for slope in row]) for row in rows]
-
-
-@eqx.filter_jit
-def _slopes(attention: AbstractAttention, risk: AbstractObjective) -> list[Array]:
-    """Return the slopes of a risk in all matrices; with an array for its length, compiled once."""
-    return jax.tree.leaves(eqx.filter_grad(risk)(attention))
 
 
 def merged(attention: AbstractAttention) -> AbstractHead:

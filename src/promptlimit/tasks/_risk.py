@@ -1,55 +1,48 @@
-"""The risk of an attention on an in-context task, and its gradient."""
+"""The risk of an attention on a task, its gradient, the Bayes risk, and the excess over it."""
 
-import dataclasses
-from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import NDArray
 
 from promptlimit._arrays import numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, array_names
 from promptlimit.errors import ArgumentError
-from promptlimit.results import Kind, Risk, RiskGradient
-from promptlimit.rules import Effort, OutOfScope, Rule, computes, unwrap
+from promptlimit.results import Risk, RiskGradient
+from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
 from promptlimit.tasks._abstract import (
     AbstractTask,
-    Batches,
     BatchGradient,
     Lengths,
     require_real_number,
 )
+from promptlimit.tasks._averages import gradient_moments, mean_over_sets
 from promptlimit.tasks._problem import (
     BATCH_GRADIENT,
+    BAYES_EXCESS,
+    BAYES_RISK,
     OBJECTIVE,
     RISK,
     RISK_GRADIENT,
     USUAL_POINTS,
-    AbstractObjective,
     ArrayMoments,
     BatchProblem,
+    BayesProblem,
     Estimate,
     Objectives,
     RiskProblem,
     checked_risk_problem,
-    formula_objectives,
-    gradient_moments,
     kind_of,
-    mean_over_sets,
+    objective_rule,
     require_lengths,
     require_points,
+    require_task,
     risk_at_lengths,
 )
-from promptlimit.tasks._simulation import (
-    RiskSimulation,
-    simulated_gradient,
-    simulated_objective,
-    simulated_risk,
-)
-
-_DEFAULT_SAMPLES = 2**14
 
 
 @computes(RISK)
@@ -81,7 +74,7 @@ def risk(
         points: a power of two in each of eight replicates, in place of `rtol`.
         key: randomness, where prompts are simulated.
         samples: prompts to simulate, 16384 when None.
-        kind: "auto", "exact" or "estimate".
+        kind: "auto", "exact", "estimate", or on `Discrimination` "asymptotic".
 
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
@@ -102,9 +95,7 @@ def risk(
     effort = Effort(key, samples, tolerance=rtol, points=count)
     with jax.enable_x64(True):
         problem = checked_risk_problem(attention, task, tokens)
-        rule = RISK.choose(problem, kind, effort)
-        rule, risks = RISK.compute(rule, problem, kind, effort)
-    return risk_at_lengths(risks, tokens, kind_of(rule.kind, tokens))
+        return _at_lengths(RISK, problem, tokens, kind, effort)
 
 
 @computes(RISK_GRADIENT)
@@ -158,14 +149,78 @@ def risk_gradient(
     return RiskGradient(value, error, found, tokens, np.array(counts).reshape(shape))
 
 
-def batch_gradient(task: AbstractTask, batches: Batches) -> BatchGradient | None:
-    """Return the gradient that `sgd` descends, where prompts are not drawn by `task.draw`.
+@computes(BAYES_RISK)
+@numpy_only("Call it outside and pass what it returns.")
+def bayes_risk(task: AbstractTask, lengths: Lengths, *, points: int = 1024) -> Risk:
+    r"""Return the smallest risk of any predictor that sees the prompt and the query.
 
-    None where no rule of `BATCH_GRADIENT` applies.
+    On `LinearRegression` it is the risk of the posterior mean of w given L labelled covariates.
+    `print(promptlimit.tasks.BAYES_RISK.table())` lists the rules; a user-defined task provides a
+    formula through its method `bayes_risk`.
+
+    Args:
+        task: the law of prompts and queries, and the loss.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+        points: of quadrature, a power of two, in each of eight replicates whose spread is the
+            error.
+
+    >>> import jax.numpy as jnp, promptlimit as pl
+    >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
+    >>> print(pl.bayes_risk(task, [10, 40]).mse.round(3))
+    [0.196 0.114]
     """
-    problem = BatchProblem(task, batches)
-    rule = BATCH_GRADIENT.first(problem, "estimate")
-    return rule.compute(problem, Effort()) if isinstance(rule, Rule) else None
+    require_task(task)
+    tokens, effort = require_lengths(lengths), Effort(points=require_points(points))
+    problem = BayesProblem(task, tokens.ravel())
+    return _at_lengths(BAYES_RISK, problem, tokens, "auto", effort)
+
+
+@computes(BAYES_EXCESS)
+@numpy_only("Use `risk_gradient` outside, or `tasks.risk_function` for linear regression.")
+def bayes_excess(
+    attention: AbstractAttention,
+    task: AbstractTask,
+    lengths: Lengths,
+    *,
+    rtol: float = 1e-3,
+    points: int | None = None,
+) -> Risk:
+    r"""Return the risk of an attention minus the Bayes risk, without taking the difference.
+
+    On `Denoising` it is $\frac12E|f(Z)-f^*(Z)|^2$, and `mse` twice that: exact where it is 1e-30.
+
+    Args:
+        attention: $T$.
+        task: the law of prompts and queries, and the loss.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
+        rtol: the relative error at which points are enough.
+        points: a power of two in each of eight replicates, in place of `rtol`.
+
+    >>> import math, numpy as np, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> best_linear = pl.LinearAttention(5.5 / 9.5**2 * np.eye(2), np.eye(2))
+    >>> print(f"{pl.bayes_excess(best_linear, task, math.inf).mse:.4f}")
+    1.6415
+    """
+    tokens = require_lengths(lengths)
+    count = None if points is None else require_points(points)
+    effort = Effort(tolerance=rtol, points=count)
+    with jax.enable_x64(True):
+        problem = checked_risk_problem(attention, task, tokens)
+        return _at_lengths(BAYES_EXCESS, problem, tokens, "auto", effort)
+
+
+def _at_lengths(
+    quantity: Quantity[Any, list[Estimate]],
+    problem: RiskProblem | BayesProblem,
+    lengths: NDArray[np.float64],
+    kind: str,
+    effort: Effort,
+) -> Risk:
+    """Return what the best rule of a kind computes, in the shape of the lengths."""
+    rule = quantity.choose(problem, kind, effort)
+    rule, risks = quantity.compute(rule, problem, kind, effort)
+    return risk_at_lengths(risks, lengths, kind_of(rule.kind, lengths))
 
 
 def _closed_risk(
@@ -201,83 +256,64 @@ def _no_formula(problem: RiskProblem) -> str | None:
     obstacle=_no_formula,
 )
 def _formulas(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    return formula_objectives(problem, _closed_risk)
+    task = problem.task
+    return [Objectives.formula(_closed_risk, task, length) for length in problem.lengths.tolist()]
 
 
-@OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
-def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    """Return the mean loss over prompts that are drawn once, one set per replicate."""
-
-    def objectives(length: float) -> Objectives:
-        def make(_sharpness: float, replicate: int) -> AbstractObjective:
-            key = jax.random.fold_in(unwrap(effort.key), replicate)
-            samples = USUAL_POINTS if effort.samples is None else effort.samples
-            return simulated_objective(problem.task, length, samples=samples, key=key)
-
-        return Objectives(make)
-
-    return [objectives(length) for length in problem.lengths.tolist()]
+def _no_objective(problem: RiskProblem) -> str | None:
+    rule = objective_rule(problem)
+    return rule if isinstance(rule, str) else None
 
 
-def _no_objective(kind: Kind, problem: RiskProblem) -> str | None:
-    rule = OBJECTIVE.first(problem, kind)
-    return None if isinstance(rule, Rule) else rule
-
-
-def _objectives(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    rule = OBJECTIVE.first(problem, kind)
-    if not isinstance(rule, Rule):
+def _objectives(problem: RiskProblem, points: int) -> list[Objectives]:
+    rule = objective_rule(problem)
+    if isinstance(rule, str):
         raise TypeError(f"the rule must not compute where its obstacle holds: {rule}")
-    return rule.compute(problem, effort)
+    return rule.compute(problem, Effort(points=points))
 
 
-def _over_sets(kind: Kind, problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    """Return the mean over independent point sets, and their spread as its error."""
+_SCOPE = "a rule of `tasks.OBJECTIVE`, such as a formula `closed_risk`"
+_METHOD = "that rule, averaged over eight point sets unless it is a closed form"
+
+
+@RISK.rule(kind="exact", scope=_SCOPE, method=_METHOD, obstacle=_no_objective)
+def _over_sets(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    """Return the mean over independent point sets, and its error."""
     points = USUAL_POINTS if effort.points is None else effort.points
-    sized = dataclasses.replace(effort, points=points)
     return [
         mean_over_sets(objectives, problem.attention, points)
-        for objectives in _objectives(kind, problem, sized)
+        for objectives in _objectives(problem, points)
     ]
 
 
-def _slopes_over_sets(
-    kind: Kind, problem: RiskProblem, effort: Effort
-) -> list[tuple[ArrayMoments, int]]:
-    gradients = []
-    for objectives in _objectives(kind, problem, effort):
+@RISK_GRADIENT.rule(kind="exact", scope=_SCOPE, method=_METHOD, obstacle=_no_objective)
+def _slopes_over_sets(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
+    points, gradients = unwrap(effort.points), []
+    for objectives in _objectives(problem, points):
         risks = objectives.replicates()
-        count = 0 if objectives.is_closed_form else unwrap(effort.points) * len(risks)
+        count = 0 if objectives.is_closed_form else points * len(risks)
         gradients.append((gradient_moments(problem.attention, risks), count))
     return gradients
 
 
-for _kind in ("limit", "exact"):
-    _scope = f"a rule of `tasks.OBJECTIVE` of kind `{_kind}`, such as a formula `closed_risk`"
-    for _quantity, _compute in ((RISK, _over_sets), (RISK_GRADIENT, _slopes_over_sets)):
-        _quantity.rule(
-            kind=_kind,
-            scope=_scope,
-            method="that rule, averaged over eight point sets unless it is a closed form",
-            obstacle=partial(_no_objective, _kind),
-        )(partial(_compute, _kind))
+def _no_bayes_formula(problem: BayesProblem) -> str | None:
+    task = problem.task
+    if type(task).bayes_risk is AbstractTask.bayes_risk:
+        return OutOfScope(f"{type(task).__name__} does not define a method `bayes_risk`")
+    if any(task.bayes_risk(length) is None for length in problem.lengths.tolist()):
+        return f"`bayes_risk` of {type(task).__name__} returns None at some length"
+    return None
 
 
-def _simulations(problem: RiskProblem, effort: Effort) -> list[RiskSimulation]:
-    key, lengths = unwrap(effort.key), problem.lengths.tolist()
-    return [RiskSimulation(problem.attention, problem.task, length, key) for length in lengths]
-
-
-@RISK.rule(kind="estimate", scope="anything", method="prompts simulated")
-def _simulated_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    return [simulated_risk(one, samples) for one in _simulations(problem, effort)]
-
-
-@RISK_GRADIENT.rule(kind="estimate", scope="anything", method="prompts simulated")
-def _simulated_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
-    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
-    return [(simulated_gradient(one, samples), samples) for one in _simulations(problem, effort)]
+@BAYES_RISK.rule(
+    kind="exact",
+    scope="a task with a formula, `bayes_risk`",
+    method="the formula",
+    obstacle=_no_bayes_formula,
+)
+def _bayes_formulas(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
+    risks = (unwrap(problem.task.bayes_risk(length)) for length in problem.lengths.tolist())
+    return [Estimate(float(risk), 0.0, 0) for risk in risks]
 
 
 def _no_method(problem: BatchProblem) -> str | None:

@@ -1,6 +1,7 @@
-"""Monte Carlo over tasks and prompts: any task, any attention, with an error bar."""
+"""Monte Carlo over tasks and prompts: the rules for any task and any attention."""
 
 import math
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -9,14 +10,27 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
+from promptlimit._quadrature import student_factor
 from promptlimit._random import row_keys
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError, OutsideDomainError
 from promptlimit.measures import AbstractMeasure, Empirical
 from promptlimit.parallel import Program, in_chunks
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._abstract import AbstractTask, drawn, loss_of
-from promptlimit.tasks._problem import AbstractObjective, ArrayMoments, Estimate
+from promptlimit.tasks._problem import (
+    OBJECTIVE,
+    RISK,
+    RISK_GRADIENT,
+    USUAL_POINTS,
+    AbstractObjective,
+    ArrayMoments,
+    Estimate,
+    Objectives,
+    RiskProblem,
+)
 
+_DEFAULT_SAMPLES = 2**14
 _MEMORY_BUDGET = 2**26
 _LARGEST_PROMPT = 2**30
 _COPIES = 4
@@ -25,7 +39,7 @@ _LARGEST = 2**31  # bytes of the tokens of an objective
 
 
 class RiskSimulation(eqx.Module):
-    """What is simulated: an attention on prompts of a task, all from one key.
+    """An attention on prompts of a task, all from one key: the argument of compiled programs.
 
     Attributes:
         attention: what predicts.
@@ -41,18 +55,27 @@ class RiskSimulation(eqx.Module):
     key: PRNGKeyArray
 
 
-def simulated_risk(simulation: RiskSimulation, samples: int) -> Estimate:
-    """Return the mean loss over prompts and its standard error; call inside `enable_x64`."""
-    mean, error = _over_prompts(_losses, simulation, samples)
-    return Estimate(float(mean[0]), float(error[0]), samples)
+@RISK.rule(kind="estimate", scope="anything", method="prompts simulated")
+def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    """Return the mean loss over prompts and its standard error, at each length."""
+    found = (_over_prompts(_losses, problem, length, effort) for length in problem.lengths.tolist())
+    return [Estimate(float(means[0]), float(errors[0]), count) for (means, errors), count in found]
 
 
-def simulated_gradient(simulation: RiskSimulation, samples: int) -> ArrayMoments:
+@RISK_GRADIENT.rule(kind="estimate", scope="anything", method="prompts simulated")
+def _risk_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
     """Return means and standard errors of the gradient, one array for each of the attention's."""
-    return _over_prompts(_gradients, simulation, samples)
+    return [
+        _over_prompts(_gradients, problem, length, effort) for length in problem.lengths.tolist()
+    ]
 
 
-def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) -> ArrayMoments:
+def _over_prompts(
+    program: Program, problem: RiskProblem, length: float, effort: Effort
+) -> tuple[ArrayMoments, int]:
+    """Return means over prompts, their standard errors, and the number of prompts."""
+    samples = _DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
+    simulation = RiskSimulation(problem.attention, problem.task, length, unwrap(effort.key))
     chunk = _chunk(simulation, samples)
     origin: list[NDArray[np.float64]] = []
     sums, squares = [0.0], [0.0]
@@ -66,18 +89,19 @@ def _over_prompts(program: Program, simulation: RiskSimulation, samples: int) ->
             sums[i] = sums[i] + (column - origin[i]).sum(axis=0)
             squares[i] = squares[i] + ((column - origin[i]) ** 2).sum(axis=0)
     means = [np.asarray(a + total / samples) for a, total in zip(origin, sums, strict=True)]
-    if math.isinf(simulation.length) and not all(np.isfinite(mean).all() for mean in means):
+    if math.isinf(length) and not all(np.isfinite(mean).all() for mean in means):
         raise OutsideDomainError(
             "attention",
             "must produce tilts inside the domain of the log-Laplace transform of every prompt of "
-            f"{type(simulation.task).__name__}, got a loss that is not finite. Scale its key-query "
+            f"{type(problem.task).__name__}, got a loss that is not finite. Scale its key-query "
             "matrix down, or pass finite lengths.",
         )
+    widened = student_factor(samples) / math.sqrt(samples)
     errors = [
-        np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1) / samples)
+        np.asarray(widened * np.sqrt(np.maximum(square - total**2 / samples, 0.0) / (samples - 1)))
         for square, total in zip(squares, sums, strict=True)
     ]
-    return means, [np.asarray(error) for error in errors]
+    return (means, errors), samples
 
 
 def _chunk(simulation: RiskSimulation, samples: int) -> int:
@@ -89,7 +113,7 @@ def _chunk(simulation: RiskSimulation, samples: int) -> int:
         raise ArgumentError(
             "lengths",
             f"must be at most {most} to simulate prompts of dimension {dim}, "
-            f"got {length:g}. Ask for math.inf, the limit.",
+            f"got {length:g}. Pass math.inf for the limit.",
         )
     entries = count * dim * _COPIES + simulation.attention.scratch_size(int(count))
     fitting = max(1, int(_MEMORY_BUDGET // (8 * entries)))
@@ -154,6 +178,18 @@ class SimulatedObjective(AbstractObjective):
         return jnp.mean(eqx.filter_vmap(loss)(self.prompts, self.tokens))
 
 
+@OBJECTIVE.rule(kind="estimate", scope="anything", method="fixed prompts, simulated once")
+def simulated_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+    """Return the mean loss over prompts that are drawn once, one set per replicate."""
+    samples = USUAL_POINTS if effort.samples is None else effort.samples
+
+    def make(length: float, _sharpness: float, replicate: int) -> AbstractObjective:
+        key = jax.random.fold_in(unwrap(effort.key), replicate)
+        return simulated_objective(problem.task, length, samples=samples, key=key)
+
+    return [Objectives(partial(make, length)) for length in problem.lengths.tolist()]
+
+
 def simulated_objective(
     task: AbstractTask, length: float, *, samples: int, key: PRNGKeyArray
 ) -> SimulatedObjective:
@@ -163,7 +199,7 @@ def simulated_objective(
         raise ArgumentError(
             "lengths",
             f"must be at most {most} with {samples} simulated prompts, got {length:g}. "
-            "Ask for fewer samples.",
+            "Pass fewer samples.",
         )
     return SimulatedObjective(task, *_prompts(task, length, row_keys(key, 0, samples, 3)))
 

@@ -1,3 +1,4 @@
+from ._atoms import token_list as token_list
 from ._check_law import check_law as check_law
 from ._cross_moments import MixtureTokens as MixtureTokens
 from ._cross_moments import cross_moment as cross_moment
@@ -5,7 +6,11 @@ from ._functional import IndependentTokens as IndependentTokens
 from ._functional import KnownTokens as KnownTokens
 from ._functional import PromptIntegrals as PromptIntegrals
 from ._functional import TokenTerms as TokenTerms
+from ._functional import by_rules as by_rules
+from ._functional import nodes_of as nodes_of
 from ._functional import prompt_integrals as prompt_integrals
+from ._functional import rule_error as rule_error
+from ._gaussian_law import GaussianLaw as GaussianLaw
 from ._interpolant import WeightInterpolant as WeightInterpolant
 from ._interpolant import weight_interpolant as weight_interpolant
 from ._interpolant_table import tabulate as tabulate
@@ -13,16 +18,12 @@ from ._lines import RayLaw as RayLaw
 from ._lines import score_law as score_law
 from ._own_token import OwnTokenStatistics as OwnTokenStatistics
 from ._own_token import own_token_statistics as own_token_statistics
-from ._quadrature import node_range as node_range
 from ._ray import Ray as Ray
-from ._ray_means import ray_score_means as ray_score_means
 from ._score_law import EPSILON as EPSILON
 from ._score_law import NEGLIGIBLE as NEGLIGIBLE
+from ._score_law import STEP as STEP
 from ._score_law import AbstractScoreLaw as AbstractScoreLaw
-from ._score_means import MEANS_STEP as MEANS_STEP
-from ._score_means import PartitionMeans as PartitionMeans
-from ._score_means import gaussian_score_means as gaussian_score_means
-from ._score_means import listed_score_means as listed_score_means
+from ._score_law import PartitionMeans as PartitionMeans
 from ._selection import SHARPEST as SHARPEST
 from ._selection import Selection as Selection
 from ._selection import selection as selection
@@ -34,5 +35,6 @@ from ._weighed_values import sinh_thresholds as sinh_thresholds
 from ._weighed_values import upper_tails as upper_tails
 from ._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
 from ._weight_statistics import WeightStatistics as WeightStatistics
+from ._weight_statistics import max_sharpness as max_sharpness
 from ._weight_statistics import some_statistics as some_statistics
 from ._weight_statistics import weight_statistics as weight_statistics

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from promptlimit._arrays import Array
-from promptlimit.errors import AccuracyError
 from promptlimit.weights._score_law import (
     EPSILON,
     LARGEST_EXPONENT,
@@ -22,12 +21,12 @@ from promptlimit.weights._score_law import (
     SMALLEST,
     AbstractProducts,
     AbstractScoreLaw,
+    PartitionMeans,
     Scores,
     even_and_odd,
+    require_near,
 )
-
-_WIDEST = 2.0**13
-"""Range of u beyond which scores are too far apart to be summed over."""
+from promptlimit.weights._score_means import listed_score_means
 
 _ENTRIES_AT_ONCE = 2**20
 _ROUNDING = 8.0 * EPSILON
@@ -99,13 +98,7 @@ class Atoms(AbstractScoreLaw):
         """
         low = -NEGLIGIBLE - math.log(longest) - self.log_mean
         high = math.log(NEGLIGIBLE / shortest) + 0.5 - float(self.token_scores.min())
-        if not high - low <= _WIDEST:
-            raise AccuracyError(
-                "scores must lie within a few thousand of each other to be integrated over, got "
-                f"a range of {high - low:.3g}. Scale the attention down.",
-                argument="attention",
-            )
-        return low, high
+        return require_near(low, high)
 
     def scores(self, u: Array) -> Scores:
         """Return the transforms of one score at evenly spaced u."""
@@ -119,6 +112,9 @@ class Atoms(AbstractScoreLaw):
             mass[part] = (power * np.exp(-power)) @ self.masses
         rounding = _ROUNDING * np.minimum(np.abs(log_phi), 1.0)
         return Scores(u, log_phi, rounding, mass)
+
+    def partition_means(self, u: Array) -> PartitionMeans:
+        return listed_score_means(self.weights, self.token_scores, u)
 
     def products(self, power: int, u: Array) -> "AtomProducts":
         """Return $F_k$, k = `power`, at evenly spaced u."""

@@ -11,6 +11,10 @@ Tokens come from $\sum_k\pi_kN(m_k,S)$. The scores see two coordinates of the wh
 in the span of the whitened tilts, over which a trapezoidal rule is as good as exact; what is across
 is independent of the weights. Every mean above is then a product of two matrices, nodes by u and
 nodes by v.
+
+The integral is over two variables, so that its cost is the square of that of `prompt_integrals`.
+Risks average it over many queries: its step and its window follow from the precision that is asked
+for, where the engine of one variable always takes full precision.
 """
 
 import dataclasses

@@ -22,22 +22,23 @@ from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError, NotAnalyticError
 from promptlimit.measures import AbstractMeasure
 from promptlimit.weights._atoms import token_list
+from promptlimit.weights._gaussian_law import GaussianLaw
 from promptlimit.weights._ray import (
     LEFT,
-    MOST_PARTS,
     NEAR,
     POINTS,
     RIGHT,
     Complex,
-    GaussianRay,
     Ray,
 )
+from promptlimit.weights._ray_means import ray_score_means
 from promptlimit.weights._score_law import (
     EPSILON,
     NEGLIGIBLE,
     SMALLEST,
     AbstractProducts,
     AbstractScoreLaw,
+    PartitionMeans,
     Scores,
     even_and_odd,
 )
@@ -50,6 +51,9 @@ _COARSE = 0.5
 
 _HIGHEST = 90.0
 """Imaginary parts beyond this are never needed: there Gamma is nothing."""
+
+_MOST_PARTS = 64
+"""With more Gaussian parts, differentiating the transform itself is quicker."""
 
 _FIXED_COST = 20.0
 _MOST_NODES = 2**15
@@ -270,6 +274,9 @@ class RayLaw(AbstractScoreLaw):
             rounding[part] = line.rounding(here) * size * np.exp(-log_phi[part])
         return Scores(u, np.minimum(log_phi, 0.0), rounding, mass)
 
+    def partition_means(self, u: Array) -> PartitionMeans:
+        return ray_score_means(self, u)
+
     def products(self, power: int, u: Array) -> "LineProducts":
         """Return $F_k$, k = `power`, at evenly spaced u."""
         density, start, lines = np.empty(u.size), 0, []
@@ -412,16 +419,16 @@ def _slow_tail(low: float) -> AccuracyError:
 
 
 def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
-    """Return the law of a token along a tilt: as a list of tokens where it is one.
+    """Return the law of a token along a tilt: of Gaussians, of a list, or on the complex ray.
 
     Raises:
-        NotAnalyticError: it is none, and the log-Laplace transform cannot be continued.
+        NotAnalyticError: the law is neither, and its log-Laplace transform cannot be continued.
     """
     parts = measure.gaussian_parts()
     if parts is not None and parts.covs is None:
         return token_list(parts.weights, parts.means, tilt)
+    if parts is not None and parts.weights.size <= _MOST_PARTS:
+        return GaussianLaw(parts.weights, parts.means, parts.all_covs(), tilt)
     ray = Ray(measure, tilt)
-    if parts is not None and parts.weights.size <= MOST_PARTS:
-        ray = GaussianRay(measure, tilt, parts)
     ray.require_analytic()
     return RayLaw(ray)

@@ -11,14 +11,67 @@ forms where one alone would: `spread_error` and `spread_participation` for weigh
 many tokens ($V\approx1$), `frozen_...` for weights on a few ($V\approx0$).
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.weights._transforms import ScoreTransforms
+from promptlimit.weights._gaussian_score import GaussianScore, log_from
 
 Integrands = Mapping[int, NDArray[np.float64]]
+
+HIGHEST = (4, 4)
+"""The largest k and the largest j of the transforms."""
+
+_CENTRED_ABOVE = 4.0
+_CENTRED = tuple((k, j) for k, degree in ((1, 2), (2, 4), (3, 2)) for j in range(degree + 1))
+"""The (k, j) of those $c_{k,j}$ that statistics are made of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreTransforms:
+    r"""Transforms of one score $\sigma g$ at the nodes u, with $x=e^{\sigma g+u}$.
+
+    Attributes:
+        sharpness: $\sigma$.
+        log_phi: $\log\varphi(u)$, accurate relatively at both ends.
+        about_sharpness: $a_{k,j}=E[(g-\sigma)^jx^ke^{-x}]$ at `[k - 1, j]`.
+        about_centre: $c_{k,j}=E[(g-c(u))^jx^ke^{-x}]$ at `[k - 1, j]`; NaN may stand for those no
+            statistic needs.
+    """
+
+    sharpness: float
+    log_phi: NDArray[np.float64]
+    about_sharpness: NDArray[np.float64]
+    about_centre: NDArray[np.float64]
+
+
+def score_transforms(
+    sharpness: float, u: NDArray[np.float64], highest: tuple[int, int] = HIGHEST
+) -> ScoreTransforms:
+    r"""Return $\varphi$, $a_{k,j}$ and $c_{k,j}$ at evenly spaced u.
+
+    Formulas that do not change when all g are shifted lose no digits if the centre is near the
+    scores that matter: for sharp scores, $c=-u/\sigma$ above $u=-\sigma^2$.
+
+    Args:
+        sharpness: $\sigma > 0$.
+        u: the nodes, [u].
+        highest: the largest k and j of $a_{k,j}$; all of $c_{k,j}$ are there at the highest alone.
+    """
+    score = GaussianScore(0.0, sharpness, u)
+    moments = score.moments(tuple(range(1, highest[0] + 1)), highest[1], sharpness)
+    centred = moments
+    about_zero = u > -(sharpness**2)
+    if sharpness > _CENTRED_ABOVE and highest == HIGHEST and about_zero.any():
+        centred = np.where(about_zero, np.nan, moments)
+        powers, degrees = np.transpose(_CENTRED)
+        near = GaussianScore(0.0, sharpness, u[about_zero]).log_moments(_CENTRED)
+        centred[powers - 1, degrees, u.size - near.shape[1] :] = (
+            near / sharpness ** degrees[:, None]
+        )
+    return ScoreTransforms(sharpness, log_from(*score.kept_and_lost), moments, centred)
 
 
 class _Indexed:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from promptlimit._arrays import Array
 from promptlimit._inputs import to_device
 from promptlimit.errors import NotAnalyticError, OutsideDomainError
-from promptlimit.measures import AbstractMeasure, GaussianParts, outside_domain
+from promptlimit.measures import AbstractMeasure, outside_domain
 
 Complex = NDArray[np.complex128]
 
@@ -33,9 +33,6 @@ _CLOSE = 1e-3
 _LARGEST = 1e5
 _INSIDE = 1.0 + 1e-4
 """A domain that reaches this multiple of the tilt has the tilt inside."""
-
-MOST_PARTS = 64
-"""With more Gaussian parts, differentiating the transform itself is quicker."""
 
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
@@ -216,71 +213,6 @@ class Ray:
             raise NotAnalyticError(
                 "its `log_laplace` is not convex along the tilt, as every transform is"
             )
-
-
-@dataclasses.dataclass(frozen=True)
-class GaussianRay(Ray):
-    r"""A mixture of few Gaussians and atoms, in NumPy: nothing to compile.
-
-    With $a_i=\langle t,m_i\rangle$ and $b_i=t'\Gamma_it$,
-    $\Lambda(ct)=\log\sum_iw_ie^{ca_i+c^2b_i/2}$; the parts weigh $p_i(c)$, have means
-    $m_i+c\Gamma_it$ and keep their covariances. All tokens are taken from one centre, so that a
-    large mean costs no digits.
-    """
-
-    parts: GaussianParts
-
-    @cached_property
-    def centre(self) -> Array:
-        """The mean of the part of largest tilted weight, from which no other loses digits."""
-        means = self.parts.means
-        with np.errstate(over="ignore", invalid="ignore"):
-            score = means @ self.tilt + 0.5 * self._spread
-            heaviest = np.argmax(np.log(self.parts.weights) + score)
-        return means[int(heaviest)]
-
-    @cached_property
-    def _spread(self) -> Array:
-        r"""The variances of the scores, $t'\Gamma_it$, [i]."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.einsum("i,cij,j->c", self.tilt, self.parts.all_covs(), self.tilt)
-
-    def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
-        r"""Return $\Lambda(ct)$, up to multiples of $2\pi i$."""
-        return self._shares(multiples)[0]
-
-    def derivatives(
-        self, value: Array, multiples: Complex
-    ) -> Iterator[tuple[slice, Complex, Complex]]:
-        r"""Yield $V\nabla\Lambda(ct)$ and $V\nabla^2\Lambda(ct)V'$, some c at a time."""
-        covs = self.parts.all_covs()
-        means, pulls = (self.parts.means - self.centre) @ value.T, (covs @ self.tilt) @ value.T
-        within = value @ covs @ value.T
-        for start in range(0, multiples.size, _LARGEST_CHUNK):
-            c = multiples[start : start + _LARGEST_CHUNK]
-            shares = self._shares(c)[1]
-            centres = means + c[:, None, None] * pulls
-            slope = np.einsum("ni,nie->ne", shares, centres)
-            apart = centres - slope[:, None]
-            between = np.einsum("ni,nie,nif->nef", shares, apart, apart, optimize=True)
-            yield slice(start, start + c.size), slope, np.tensordot(shares, within, 1) + between
-
-    def require_analytic(self) -> None:
-        """Refuse scores beyond all digits; sums of exponentials of polynomials are analytic."""
-        _ = self.domain
-        self.require_digits()
-
-    def _shares(self, multiples: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        r"""Return $\Lambda(ct)$, [n], and the tilted weights $p_i(c)$, [n, i]."""
-        parts, tilt = self.parts, self.tilt
-        apart = (parts.means - self.centre) @ tilt
-        with np.errstate(over="ignore", invalid="ignore"):
-            exponents = np.log(parts.weights) + np.outer(multiples, apart)
-            exponents = exponents + 0.5 * np.outer(multiples**2, self._spread)
-            top = exponents.real.max(axis=1, keepdims=True)
-            powers = np.exp(exponents - top)
-        total = powers.sum(axis=1, keepdims=True)
-        return (top + np.log(total))[:, 0], powers / total
 
 
 def _words(error: Exception) -> str:

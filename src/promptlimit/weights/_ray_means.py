@@ -9,21 +9,24 @@ transform (and two of its derivatives, where a line lies beyond the poles c = k,
 first terms of $x^k(1-x+\dots)$ are added).
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.special import digamma
 
 from promptlimit._arrays import Array
-from promptlimit.weights._lines import Line, RayLaw
-from promptlimit.weights._ray import Complex
-from promptlimit.weights._score_law import EPSILON
-from promptlimit.weights._score_means import PartitionMeans, assembled
+from promptlimit.weights._score_law import EPSILON, SMALLEST, PartitionMeans
+from promptlimit.weights._score_means import assembled
+
+if TYPE_CHECKING:
+    from promptlimit.weights._lines import Line, RayLaw
+    from promptlimit.weights._ray import Complex
 
 _SHIFTS = 12
-_TINY = 1e-300
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
-def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
+def ray_score_means(law: "RayLaw", u: Array) -> PartitionMeans:
     """Return the means for the scores of tokens along a tilt, from the law's offset."""
     ends = np.array([1.0, 2.0], dtype=np.complex128)
     ((_, slopes, curvatures),) = law.ray.derivatives(law.tilt[None], ends)
@@ -39,17 +42,17 @@ def ray_score_means(law: RayLaw, u: Array) -> PartitionMeans:
         sums["log_squares"] - 2.0 * level * sums["log_square"] + level**2 * sums["square"]
     )
     delta = np.minimum(sums["complement"], 1.0)
-    excess = np.maximum(sums["remainder"] - 0.5 * delta**2, _TINY)
+    excess = np.maximum(sums["remainder"] - 0.5 * delta**2, SMALLEST)
     lost = [
         sums["remainder_lost"] / excess,
-        (1.0 + np.abs(level)) * sums["missing_lost"] / np.maximum(-sums["drift"], _TINY),
-        (1.0 + level**2) * sums["square_lost"] / np.maximum(sums["spread"], _TINY),
+        (1.0 + np.abs(level)) * sums["missing_lost"] / np.maximum(-sums["drift"], SMALLEST),
+        (1.0 + level**2) * sums["square_lost"] / np.maximum(sums["spread"], SMALLEST),
     ]
     return assembled(u, once, tilted_mean, sums, np.max(lost, axis=0))
 
 
 def _add_first_powers(
-    law: RayLaw,
+    law: "RayLaw",
     u: Array,
     sums: dict[str, Array],
     once: tuple[float, float],
@@ -89,7 +92,7 @@ def _add_first_powers(
 
 
 def _add_squares(
-    law: RayLaw, u: Array, sums: dict[str, Array], twice: tuple[float, float, float]
+    law: "RayLaw", u: Array, sums: dict[str, Array], twice: tuple[float, float, float]
 ) -> None:
     r"""Add the means of $t^jx^2e^{-x}$; `twice` is $\Lambda,\Lambda',\Lambda''$ at 2."""
     names = ("square", "log_square", "log_squares", "square_lost")
@@ -109,18 +112,18 @@ def _add_squares(
             sums[name][part] = row
 
 
-def _along(line: Line, u: Array, integrands: list[Complex]) -> Array:
+def _along(line: "Line", u: Array, integrands: list["Complex"]) -> Array:
     """Return the integrals along a line of several integrands, [integrand, u]."""
     return (np.stack(integrands) @ line.waves(u)).real * line.scale(u)
 
 
-def _lost(line: Line, u: Array, integrand: Complex, value: Array) -> Array:
+def _lost(line: "Line", u: Array, integrand: "Complex", value: Array) -> Array:
     """Return the rounding error of an integral along a line, with what was added to it."""
     summed = line.rounding(u) * np.abs(integrand).sum() * line.scale(u)
     return summed + 4.0 * EPSILON * (1.0 + np.abs(u)) * np.abs(value)
 
 
-def trigamma(z: Complex) -> Complex:
+def trigamma(z: "Complex") -> "Complex":
     r"""Return $\psi'(z)$ for complex z to the right of -3.
 
     $\psi'(z)=\sum_{k<12}(z+k)^{-2}+\psi'(z+12)$, and $\psi'(w)=1/w+1/2w^2+\sum B_{2n}/w^{2n+1}$.

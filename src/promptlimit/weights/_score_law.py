@@ -16,9 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit._arrays import Array
+from promptlimit.errors import AccuracyError
+
+STEP = 3 / 16
+"""From one node u to the next; a dyadic fraction, so that nodes and differences are exact."""
 
 NEGLIGIBLE = 42.0
 """Minus the logarithm of what is dropped."""
+
+_WIDEST = 2.0**13
+"""Range of u beyond which scores are too far apart to be summed over."""
 
 EPSILON = float(np.finfo(np.float64).eps)
 LARGEST_EXPONENT = 300.0
@@ -36,6 +43,50 @@ class Scores:
     log_phi: Array
     rounding: Array
     mass: Array
+
+    def first(self, count: int) -> "Scores":
+        """Return the transforms at the first nodes."""
+        columns = self.u, self.log_phi, self.rounding, self.mass
+        return Scores(*(column[:count] for column in columns))
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionMeans:
+    r"""Means over one score at evenly spaced u, [u] each.
+
+    Attributes:
+        u: the nodes.
+        log_mean: $\Lambda$.
+        tilted_mean: $\Lambda'=E[s\,e^s]/E\,e^s$.
+        log_phi: $\ln\varphi$.
+        excess: $\psi=\ln\varphi+\bar x$, what the annealed exponent leaves; never negative.
+        slope: $\psi'=\bar x-F_1[1]/\varphi$.
+        mass: $F_1[1]$.
+        drift: $F_1[s-\Lambda']$, never positive.
+        log_mass: $F_1[t]$.
+        square: $F_2[1]$.
+        lean: $F_2[s-\Lambda']$.
+        spread: $F_2[(s-\Lambda')^2]$.
+        log_square: $F_2[t]$.
+        log_squares: $F_2[t^2]$.
+        rounding: about the largest relative rounding error of `excess`, `drift` and `spread`.
+    """
+
+    u: Array
+    log_mean: float
+    tilted_mean: float
+    log_phi: Array
+    excess: Array
+    slope: Array
+    mass: Array
+    drift: Array
+    log_mass: Array
+    square: Array
+    lean: Array
+    spread: Array
+    log_square: Array
+    log_squares: Array
+    rounding: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +139,10 @@ class AbstractScoreLaw(abc.ABC):
         """Return the transforms of one score at evenly spaced u."""
 
     @abc.abstractmethod
+    def partition_means(self, u: Array) -> PartitionMeans:
+        """Return the means of one score for the log-partition function, at evenly spaced u."""
+
+    @abc.abstractmethod
     def products(self, power: int, u: Array) -> AbstractProducts:
         """Return $F_k$, k = `power`, at evenly spaced u."""
 
@@ -115,6 +170,17 @@ class AbstractScoreLaw(abc.ABC):
         errors, [j] each, are the rounding errors of the means and of the traces of the second
         moments.
         """
+
+
+def require_near(low: float, high: float) -> tuple[float, float]:
+    """Return a window in u, or refuse one that is too wide to integrate over."""
+    if not high - low <= _WIDEST:
+        raise AccuracyError(
+            "scores must lie within a few thousand of each other to be integrated over, got "
+            f"a range of {high - low:.3g}. Scale the attention down.",
+            argument="attention",
+        )
+    return low, high
 
 
 def even_and_odd(part: slice) -> list[slice]:

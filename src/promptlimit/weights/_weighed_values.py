@@ -11,13 +11,11 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array
+from promptlimit._quadrature import NORMAL_REACH
 from promptlimit.measures import GaussianParts
-
-_REACH = 8.5
-"""Where a standard normal ends in double precision."""
-
-_RAY_STEP = 0.3
-r"""Of the trapezoid rule in log x, $1/D=\int e^{-xD}dx$: its error is $e^{-\pi^2/0.3}$."""
+from promptlimit.weights._functional import nodes_of
+from promptlimit.weights._gaussian_score import GaussianScore, log_from, score_window
+from promptlimit.weights._score_law import STEP
 
 _FIRST_STEP, _LAST_STEP = 0.34, 0.04
 """In log frequency: that of the first rule, and where halving it ends."""
@@ -76,17 +74,17 @@ class ScoredValues:
     @property
     def hull(self) -> tuple[float, float]:
         """The values between which, to double precision, every value and so every mean lies."""
-        spread = _REACH * np.sqrt(self.slopes**2 + self.rests)
+        spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
-    def nodes(self, tilts: float, widest: float = 0.15) -> tuple[Array, Array]:
+    def nodes(self, tilts: float) -> tuple[Array, Array]:
         r"""Return nodes g and weights of the standard normal, also where it is tilted n times."""
         sigma = float(self.sharpness.max())
-        top = min(_REACH + tilts * sigma, 37.0)
-        step = min(widest, 0.4 / max(sigma, 1e-9))
-        count = math.ceil((top + _REACH) / step)
-        g = np.linspace(-_REACH, top, count + 1)
-        return g, np.exp(-0.5 * g**2) * ((top + _REACH) / count / math.sqrt(2.0 * math.pi))
+        top = min(NORMAL_REACH + tilts * sigma, 37.0)
+        step = min(0.15, 0.4 / max(sigma, 1e-9))
+        count = math.ceil((top + NORMAL_REACH) / step)
+        g = np.linspace(-NORMAL_REACH, top, count + 1)
+        return g, np.exp(-0.5 * g**2) * ((top + NORMAL_REACH) / count / math.sqrt(2.0 * math.pi))
 
 
 def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
@@ -98,43 +96,54 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
         E(f_L-f)^2 = L ∫ A_22 φ^(L-1) + (L-1) A_11^2 φ^(L-2) du
         E(f_L-f)^3 = L/2 ∫ A_33 φ^(L-1) + 3 (L-1) A_22 A_11 φ^(L-2) + (L-1)(L-2) A_11^3 φ^(L-3) du,
 
-    from $x^n/D^n$ as an integral over $x=e^u$. For $u\le0$, where $E\,ye^s=0$ would cancel,
-    $A_{11}=E\,ye^{s+u}(\exp(-e^{s+u})-1)$. The integrands are analytic in g up to $\pi/2\sigma$ off
-    the real axis: a step of $.2/\sigma$ is as good as that in u.
+    from $x^n/D^n$ as an integral over $x=e^u$.
     """
-    sigma = float(tokens.sharpness.max())
-    g, normal = tokens.nodes(3.0, widest=min(0.35, max(0.15, 0.2 / max(sigma, 1e-9))))
-    scores = (tokens.scores[:, None] + tokens.sharpness[:, None] * g).ravel()
-    shares = (tokens.weights[:, None] * normal).ravel()
-    rest = np.repeat(tokens.rests, g.size)
-    y = (tokens.values[:, None] + tokens.slopes[:, None] * g).ravel() - tokens.limit
-    longest = float(np.log(np.where(np.isinf(lengths), 1.0, lengths).max()))
-    tails = sigma * min(3.0 * sigma, longest / max(sigma, 1e-9) + _REACH)
-    low, high = -longest - 18.0 - tails, 5.0 + _REACH * sigma - float(tokens.scores.min())
-    u = np.arange(low, high, _RAY_STEP)
-    exponents = np.exp(np.minimum(scores[:, None] + u, 200.0))  # e^200 has no share left
-    left = np.exp(-exponents)
-    near = slice(0, np.searchsorted(u, 0.0, side="right"))  # u <= 0
-    lost = np.expm1(-exponents[:, near])
-    log_phi = np.log(np.maximum(shares @ left, 1e-300))
-    log_phi[near] = np.log1p(shares @ lost)
-    kept = exponents * left
-    a22 = (shares * (y**2 + rest)) @ (exponents * kept)
-    a33 = (shares * (y**3 + 3.0 * y * rest)) @ (exponents**2 * kept)
-    kept[:, near] = exponents[:, near] * lost
-    a11 = (shares * y) @ kept
-    return np.stack([_ray_sums(n, a11, a22, a33, log_phi) for n in lengths.tolist()])
-
-
-def _ray_sums(length: float, a11: Array, a22: Array, a33: Array, log_phi: Array) -> Array:
-    if math.isinf(length):
-        return np.zeros(3)
-    powers = [np.exp(max(length - j, 0.0) * log_phi) for j in (1, 2, 3)]
-    two, three = length - 1.0, (length - 1.0) * (length - 2.0)
+    moments, finite = np.zeros((lengths.size, 3)), np.isfinite(lengths)
+    counts = lengths[finite][:, None]
+    if not counts.size:
+        return moments
+    places = list(zip(tokens.scores.tolist(), tokens.sharpness.tolist(), strict=True))
+    ends = float(counts.max()), max(float(counts.min()) - 1.0, 0.5)
+    lows, highs = zip(*(score_window(*place, *ends) for place in places), strict=True)
+    u = nodes_of([(min(lows), max(highs))])
+    parts = [GaussianScore(*place, u) for place in places]
+    a11, a22, a33, log_phi = _deviation_transforms(tokens, parts)
+    powers = [STEP * counts * np.exp(np.maximum(counts - j, 0.0) * log_phi) for j in (1, 2, 3)]
+    two, three = counts - 1.0, (counts - 1.0) * (counts - 2.0)
     first = a11 * powers[0]
     second = a22 * powers[0] + two * a11**2 * powers[1]
     third = a33 * powers[0] + 3.0 * two * a22 * a11 * powers[1] + three * a11**3 * powers[2]
-    return length * _RAY_STEP * np.array([first.sum(), second.sum(), 0.5 * third.sum()])
+    moments[finite] = np.stack([first, second, 0.5 * third], axis=2).sum(axis=1)
+    return moments
+
+
+def _deviation_transforms(
+    tokens: ScoredValues, parts: list[GaussianScore]
+) -> tuple[Array, Array, Array, Array]:
+    r"""Return $A_{11}$, $A_{22}$, $A_{33}$ and $\log\phi$, [u] each.
+
+    In a component $y=a+\beta h$ + noise of variance $\rho$, $h=g-\sigma$, and $E[he^{-x}x]=-\sigma
+    E[x^2e^{-x}]$. As $E\,ye^s=0$, the means of $axe^{-x}$ and of $-ax(1-e^{-x})$ have one sum: the
+    smaller terms are taken.
+    """
+    gates = tokens.weights * np.exp(tokens.scores + 0.5 * tokens.sharpness**2)
+    levels = tokens.values + tokens.slopes * tokens.sharpness
+    levels = levels - levels[np.argmax(gates)]
+    levels = levels - gates @ levels / gates.sum()
+    rows = []
+    columns = levels, tokens.slopes, tokens.rests
+    for part, a, b, rest in zip(parts, *columns, strict=True):
+        (mass, *_), f2, f3 = part.moments((1, 2, 3), 3, part.sharpness)
+        fall = -b * part.sharpness * f2[0]
+        square = (a * a + rest) * f2[0] + 2.0 * a * b * f2[1] + b * b * f2[2]
+        cube = a * (a * a + 3.0 * rest) * f3[0] + 3.0 * b * (a * a + rest) * f3[1]
+        cube += 3.0 * a * b * b * f3[2] + b**3 * f3[3]
+        drifts = [mass, part.missing, a * mass, a * part.missing, fall]
+        rows.append([*part.kept_and_lost, *drifts, square, cube])
+    sums = np.tensordot(tokens.weights, np.array(rows), 1)
+    kept, lost, mass, missing, direct, other, fall, square, cube = sums
+    drift = np.where(mass <= missing, direct, -other) + fall
+    return drift, square, cube, log_from(kept, lost)
 
 
 def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:

@@ -3,10 +3,12 @@ r"""Exact statistics of softmax weights over prompts of any length.
 For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
 independent standard normal $g_l$, so everything a finite prompt does follows from a few numbers
 that depend on the sharpness $\sigma$ and the length L alone. They are one-dimensional integrals
-at a cost that does not depend on L (derived in docs/finite.md).
+at a cost that does not depend on L (derived in docs/finite.md). Nodes, window, transforms and error
+are those of the common engine. `prompt_integrals` has moments up to the second: those of up to four
+weights are integrals of products of up to four transforms.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Literal
 
 import numpy as np
@@ -15,34 +17,30 @@ from numpy.typing import NDArray
 from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Result, absolute, axis, derived, variable
+from promptlimit.weights._functional import nodes_of, rule_error
+from promptlimit.weights._gaussian_score import blocked_product, score_window
 from promptlimit.weights._partition_formulas import (
+    HIGHEST,
     Integrands,
+    ScoreTransforms,
     frozen_statistics,
     identities,
     output_statistics,
     power_statistics,
     residual_statistics,
+    score_transforms,
     spread_statistics,
 )
-from promptlimit.weights._quadrature import Brackets, brackets, node_range
-from promptlimit.weights._transforms import (
-    HIGHEST,
-    STEP,
-    ScoreTransforms,
-    score_transforms,
-    stacked,
-)
+from promptlimit.weights._score_law import STEP
 
 MAX_SHARPNESS = 40.0
+MAX_OUTPUT_SHARPNESS = 128.0
+"""The same for the statistics of outputs alone."""
+
 TOLERANCE = 1e-10
 """The relative error the engine may measure on itself before it refuses."""
 
 _LENGTHS_AT_ONCE = 64
-_SHARPNESSES_AT_ONCE = 16
-_LONGER = 1.1
-"""How much longer a range of nodes may be than one sharpness needs, to be shared with others."""
-
-_EDGE_FACTOR = 100.0
 _SAFETY = 4.0
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
@@ -166,7 +164,8 @@ def some_statistics(
 ) -> dict[str, NDArray[np.float64]]:
     """Return statistics by name, and "relative_error"; a few take a fraction of the time of all."""
     counts = checked_lengths(lengths, name="lengths")
-    values = _values(names, *np.broadcast_arrays(_checked_sharpness(sharpness), counts))
+    sigma = _checked_sharpness(sharpness, max_sharpness(names))
+    values = _values(names, *np.broadcast_arrays(sigma, counts))
     return {name: values[name] for name in (*names, "relative_error")}
 
 
@@ -179,13 +178,18 @@ def _values(
     by_quadrature = (flat_sigma > 0) & (flat_length > 1) & np.isfinite(flat_length)
     places = np.flatnonzero(by_quadrature)
     highest = _highest(names)
-    for chosen, sharpnesses, needed in _batches(flat_sigma[places], flat_length[places]):
-        at = places[chosen]
-        row = np.searchsorted(sharpnesses, flat_sigma[at])
-        column = np.searchsorted(needed, flat_length[at])
-        for name, table in _by_quadrature(sharpnesses, needed, highest).items():
-            values[name][at] = table[row, column]
+    order = places[np.argsort(flat_sigma[places], kind="stable")]
+    starts = np.flatnonzero(np.diff(flat_sigma[order], prepend=-1.0))
+    for at in np.split(order, starts[1:]) if order.size else []:
+        needed, column = np.unique(flat_length[at], return_inverse=True)
+        for name, row in _by_quadrature(float(flat_sigma[at[0]]), needed, highest).items():
+            values[name][at] = row[column]
     return {name: array.reshape(sigma.shape) for name, array in values.items()}
+
+
+def max_sharpness(names: Collection[str]) -> float:
+    """Return the largest sharpness at which statistics are available."""
+    return MAX_OUTPUT_SHARPNESS if _OF_OUTPUTS.issuperset(names) else MAX_SHARPNESS
 
 
 def _highest(names: Collection[str]) -> tuple[int, int]:
@@ -195,14 +199,14 @@ def _highest(names: Collection[str]) -> tuple[int, int]:
     return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
 
 
-def _checked_sharpness(sharpness: ArrayLike) -> NDArray[np.float64]:
+def _checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
     require_unmasked("sharpness", sharpness)
     values = np.asarray(sharpness, dtype=np.float64)
-    wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
+    wrong = values[~((values >= 0) & (values <= largest))]
     if wrong.size:
         raise ArgumentError(
             "sharpness",
-            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
+            f"must be between 0 and {largest:g}, got {wrong[0]}. "
             "It is the standard deviation of the scores, sqrt(t' Gamma t).",
         )
     return values
@@ -234,63 +238,17 @@ def _closed_forms(
     }
 
 
-def _batches(
-    sigma: NDArray[np.float64], length: NDArray[np.float64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield points by number, with their sharpnesses and lengths, increasing: few at a time.
-
-    A batch holds sharpnesses that are asked for at the same lengths.
-    """
-    order = np.lexsort((length, sigma))
-    starts = np.flatnonzero(np.diff(sigma[order], prepend=-1.0))
-    alike: dict[bytes, list[NDArray[np.int64]]] = {}
-    for points in np.split(order, starts[1:]) if order.size else []:
-        alike.setdefault(np.unique(length[points]).tobytes(), []).append(points)
-    for lengths, groups in alike.items():
-        needed = np.frombuffer(lengths)
-        for start in range(0, len(groups), _SHARPNESSES_AT_ONCE):
-            batch = groups[start : start + _SHARPNESSES_AT_ONCE]
-            yield np.concatenate(batch), np.array([sigma[points[0]] for points in batch]), needed
-
-
 def _by_quadrature(
-    sharpnesses: NDArray[np.float64], lengths: NDArray[np.float64], highest: tuple[int, int]
+    sigma: float, lengths: NDArray[np.float64], highest: tuple[int, int]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return statistics, [sharpness, length], at increasing lengths above 1, and their error.
-
-    Nodes are shared where the ranges that the sharpnesses need are nearly the same.
-    """
-    ranges = [node_range(float(sigma), lengths[0], lengths[-1]) for sigma in sharpnesses]
-    parts = []
-    for sigmas, (first, last) in _sharing(sharpnesses, ranges):
-        count = last - first + 1
-        transforms = stacked(
-            [score_transforms(s, first, count, length=lengths[-1], highest=highest) for s in sigmas]
-        )
-        pieces = [
-            _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE], highest)
-            for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
-        ]
-        parts.append({name: np.hstack([piece[name] for piece in pieces]) for name in pieces[0]})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _sharing(
-    sharpnesses: NDArray[np.float64], ranges: list[tuple[int, int]]
-) -> list[tuple[list[float], tuple[int, int]]]:
-    """Return neighbours with a range of nodes that is little longer than each of theirs."""
-    groups: list[tuple[list[float], tuple[int, int]]] = []
-    shortest = 0
-    for sigma, (first, last) in zip(sharpnesses, ranges, strict=True):
-        if groups:
-            members, (low, high) = groups[-1]
-            union, shortest = (min(low, first), max(high, last)), min(shortest, last - first)
-            if union[1] - union[0] <= _LONGER * shortest:
-                groups[-1] = ([*members, float(sigma)], union)
-                continue
-        groups.append(([float(sigma)], (first, last)))
-        shortest = last - first
-    return groups
+    """Return statistics, [length], at increasing lengths above 1, and their error."""
+    u = nodes_of([score_window(0.0, sigma, lengths[-1], lengths[0])])
+    transforms = score_transforms(sigma, u, highest)
+    pieces = [
+        _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE], highest)
+        for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
+    ]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _integrated(
@@ -304,31 +262,38 @@ def _integrated(
     quantities = {
         name: parts for formula in formulas for name, parts in formula(transforms).items()
     }
-    integrals = _summed_brackets(quantities, transforms, lengths)
-    value = {name: parts.value for name, parts in integrals.items()}
+    rules = _brackets(quantities, transforms.log_phi, lengths)
+    value = {name: both.mean(axis=0) for name, both in rules.items()}
     statistics = {name: value[name] for name in STATISTICS if name in value}
     statistics["mean_score"] = transforms.sharpness * value["shrinkage"]
     rounding = _choose_spread_forms(statistics, value) if highest == HIGHEST else _ROUNDING
-    error = _SAFETY * np.maximum(_measured_error(statistics, integrals), rounding)
-    _refuse_large(error, np.ravel(transforms.sharpness), lengths)
+    error = _SAFETY * np.maximum(_measured_error(statistics, value, rules), rounding)
+    _refuse_large(error, transforms.sharpness, lengths)
     return statistics | {"relative_error": error}
 
 
-def _summed_brackets(
-    quantities: dict[str, Integrands], transforms: ScoreTransforms, lengths: NDArray[np.float64]
-) -> dict[str, Brackets]:
-    """Return every quantity summed over its numbers of distinct tokens, one product for each b."""
-    shape = (3, len(transforms.log_phi), lengths.size)
-    total = {name: np.zeros(shape) for name in quantities}
+def _brackets(
+    quantities: dict[str, Integrands],
+    log_phi: NDArray[np.float64],
+    lengths: NDArray[np.float64],
+) -> dict[str, NDArray[np.float64]]:
+    r"""Return every quantity by even and by odd nodes, [2, length].
+
+    A quantity is a sum of brackets $[f]_b=L(L-1)\cdots(L-b+1)\int f\varphi^{L-b}du$.
+    """
+    total = {name: np.zeros((2, lengths.size)) for name in quantities}
+    factor = 2.0 * STEP * np.ones_like(lengths)
     for blocks in (1, 2, 3, 4):
+        factor = factor * np.maximum(lengths - (blocks - 1), 0.0)
         names = [name for name, integrands in quantities.items() if blocks in integrands]
         if not names:
             continue
         rows = np.stack([quantities[name][blocks] for name in names])
-        part = brackets(rows, blocks, transforms, lengths, STEP)
-        for row, name in enumerate(names):
-            total[name] += (part.value[row], part.step_change[row], part.edge[row])
-    return {name: Brackets(*parts) for name, parts in total.items()}
+        weights = factor * np.exp(log_phi[:, None] * np.maximum(lengths - blocks, 0.0))
+        rules = [blocked_product(rows[:, rule::2], weights[rule::2]) for rule in (0, 1)]
+        for name, both in zip(names, np.stack(rules, axis=1), strict=True):
+            total[name] += both
+    return total
 
 
 def _choose_spread_forms(
@@ -364,14 +329,11 @@ def _scale(name: str, statistics: dict[str, NDArray[np.float64]]) -> NDArray[np.
 
 
 def _measured_error(
-    statistics: dict[str, NDArray[np.float64]], integrals: dict[str, Brackets]
+    statistics: dict[str, NDArray[np.float64]],
+    value: dict[str, NDArray[np.float64]],
+    rules: dict[str, NDArray[np.float64]],
 ) -> NDArray[np.float64]:
-    r"""Return the largest of: total mass minus 1, Stein residuals, truncation, discretisation.
-
-    The trapezoidal rule converges geometrically, $e(h)=e^{-c/h}$, so $e(h)=e(2h)^2$, and e(2h)
-    is what doubling the step changes.
-    """
-    value = {name: parts.value for name, parts in integrals.items()}
+    """Return the largest of: total mass minus 1, Stein residuals, discretisation."""
     errors = [
         np.abs(value["mass"] - 1.0),
         np.abs(value["participation"] + value["shrinkage"] - 1.0),
@@ -382,22 +344,20 @@ def _measured_error(
         ),
     ]
     for name in STATISTICS:
-        if name in integrals:
+        if name in rules:
             scale = _scale(name, statistics)
-            errors.append((integrals[name].step_change / scale) ** 2)
-            errors.append(_EDGE_FACTOR * integrals[name].edge / scale)
+            errors.append(rule_error(rules[name], scale) / scale)
     return np.max(errors, axis=0)
 
 
 def _refuse_large(
-    error: NDArray[np.float64], sharpnesses: NDArray[np.float64], lengths: NDArray[np.float64]
+    error: NDArray[np.float64], sharpness: float, lengths: NDArray[np.float64]
 ) -> None:
-    worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), error.shape)
+    worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
     if not error[worst] <= TOLERANCE:
-        row, column = worst
         raise AccuracyError(
             f"`weight_statistics` must reach a relative error of {TOLERANCE:g}, "
-            f"got {error[worst]:.1e} at sharpness {sharpnesses[row]:g}, "
-            f"length {lengths[column]:g}. Please report this point.",
+            f"got {error[worst]:.1e} at sharpness {sharpness:g}, "
+            f"length {lengths[worst]:g}. Please report this point.",
             argument="sharpness",
         )

@@ -32,7 +32,7 @@ def claim(number: int = 4, paper: str = PAPER) -> StoredClaim:
     result = ClaimResult(
         number=number,
         name=f"claim-of-number-{number}",
-        statement="The gap falls like L^-1 for τ² < 1/2 & more slowly beyond.",
+        statement="The gap falls like $L^{-1}$ for τ² < 1/2 & more slowly beyond.",
         reference="Proposition 3.1 and Figure 1",
         expected="holds",
         checks=(
@@ -81,7 +81,15 @@ def write_results(path: Path, numbers: tuple[int, ...] = (12, 4), paper: str = P
     """Write claims of those numbers and two figures into a folder, with provenance."""
     folder = ReportFolder(path)
     folder.save_paper(
-        StoredPaper(paper, "Gaps & <risks>", "Nobody, 2026", "https://example.org/1", 19)
+        StoredPaper(
+            paper,
+            "Gaps & <risks>",
+            "Nobody, 2026",
+            "https://example.org/1",
+            "What was found.",
+            "gaps",
+            claims=19,
+        )
     )
     items: list[StoredClaim | StoredFigure] = [claim(number, paper) for number in numbers]
     for item in items:

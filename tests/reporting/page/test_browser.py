@@ -10,7 +10,7 @@ pytest.importorskip("playwright", reason="playwright is not installed: pip insta
 from playwright.sync_api import Locator, Page, expect
 
 from promptlimit.claims import ReportFolder
-from promptlimit.reporting import report_page
+from promptlimit.reporting import report_pages
 from reporting.page.stored_results import PAPER, plot, write_results
 from reporting.page.visits import NEEDS_BROWSER, Visit
 
@@ -22,8 +22,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return where the page of a small folder of results lies."""
     path = write_results(tmp_path_factory.mktemp("page") / "report", tuple(range(1, 20)))
     folder, drawing = ReportFolder(path), plot()
-    text = report_page(folder.read(), {(PAPER, name): drawing for name in ("gaps", "more")})
-    return folder.save_page(text, "<p>to explore</p>").as_uri()
+    drawings = {(PAPER, name): drawing for name in ("gaps", "more")}
+    first = folder.save_pages(report_pages(folder.read(), drawings))
+    return (first.parent / PAPER / "index.html").as_uri()
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def area(shown: Locator) -> float:
 
 
 def test_figures_and_claims_are_seen(opened: Page, tmp_path: Path) -> None:
-    assert opened.title() == "The paper’s figures and claims, recomputed"
-    assert "19 of 19 verdicts as on record" in opened.locator(".headline").inner_text()
+    assert opened.title() == "Gaps & <risks>"
+    assert opened.locator(".tally").first.inner_text().split() == ["19", "holds"]
     assert opened.locator("article.claim").count() == 19
     drawings = opened.locator(".frame > svg")
     assert drawings.count() == 2
@@ -51,26 +52,47 @@ def test_figures_and_claims_are_seen(opened: Page, tmp_path: Path) -> None:
     assert (tmp_path / "page.png").stat().st_size > 50_000
 
 
-def test_the_table_leads_to_the_evidence(opened: Page) -> None:
-    opened.locator(".claims a", has_text="17").first.click()
-    expect(opened.locator("#made_up-claim-17 h3")).to_be_in_viewport()
+def test_the_contents_lead_to_the_evidence_and_follow(opened: Page) -> None:
+    claim = opened.locator("#claim-17")
+    expect(claim.locator(".checks")).to_be_hidden()
+    link = opened.locator(".contents a", has_text="17. ")
+    link.click()
+    expect(claim.locator("h3")).to_be_in_viewport()
+    expect(claim.locator(".checks")).to_be_visible()
+    expect(link).to_have_attribute("aria-current", "true")
+    opened.locator("#figure-more").scroll_into_view_if_needed()
+    opened.mouse.wheel(0, 10_000)
+    expect(link).not_to_have_attribute("aria-current", "true")
+
+
+def test_formulas_are_drawn_and_the_first_page_leads_to_the_study(
+    visit: Visit, address: str
+) -> None:
+    with visit(address, home=address.rpartition(PAPER)[0]) as page:
+        box = page.locator("#claim-4 .statement math").bounding_box()
+        assert box is not None
+        assert box["width"] > 10
+        page.locator("footer a", has_text="All studies").click()
+        expect(page.locator("h1")).to_have_text("Studies of attention over long prompts")
+        page.locator(".counts a").click()
+        expect(page.locator("h1")).to_have_text("Gaps & <risks>")
 
 
 def test_a_curve_can_be_hidden_and_shown(opened: Page) -> None:
-    figure = opened.locator("#made_up-figure-gaps")
+    figure = opened.locator("#figure-gaps")
     curve = figure.locator(".frame [data-series='L = 10']")
     box = figure.get_by_label("L = 10", exact=True)
     assert figure.get_by_label("L = 1000 <b>").is_checked()
     assert curve.is_visible()
     box.uncheck()
     assert not curve.is_visible()
-    assert opened.locator("#made_up-figure-more .frame [data-series='L = 10']").is_visible()
+    assert opened.locator("#figure-more .frame [data-series='L = 10']").is_visible()
     box.check()
     assert curve.is_visible()
 
 
 def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened: Page) -> None:
-    figure = opened.locator("#made_up-figure-gaps")
+    figure = opened.locator("#figure-gaps")
     drawing = figure.locator(".frame > svg")
 
     def seen() -> list[float]:
@@ -101,7 +123,7 @@ def test_a_figure_can_be_zoomed_moved_and_reset_by_keys_buttons_and_wheel(opened
 
 
 def test_the_labels_of_ticks_stay_in_sight_and_of_one_size(opened: Page) -> None:
-    figure = opened.locator("#made_up-figure-gaps")
+    figure = opened.locator("#figure-gaps")
     frame, labels = figure.locator(".frame"), figure.locator(".frame .tick")
 
     def seen() -> list[tuple[str, float]]:
@@ -134,14 +156,14 @@ def test_the_labels_of_ticks_stay_in_sight_and_of_one_size(opened: Page) -> None
 def test_in_print_a_section_begins_on_a_page_of_its_own(opened: Page) -> None:
     opened.emulate_media(media="print")
     breaks = "element => getComputedStyle(element).breakBefore"
-    assert opened.locator("#made_up-figures").evaluate(breaks) == "page"
-    assert opened.locator("#made_up-claims").evaluate(breaks) == "auto"
+    assert opened.locator("#figures").evaluate(breaks) == "page"
+    assert opened.locator("#claims").evaluate(breaks) == "auto"
 
 
 def test_the_page_turns_dark_and_its_figures_with_it(opened: Page) -> None:
     style = "element => getComputedStyle(element).{}"
-    drawing = opened.locator("#made_up-figure-gaps .frame > svg")
-    chip = opened.locator("#made_up-figure-gaps .chip svg").first
+    drawing = opened.locator("#figure-gaps .frame > svg")
+    chip = opened.locator("#figure-gaps .chip svg").first
 
     def look() -> tuple[str, str, str]:
         body = opened.locator("body").evaluate(style.format("backgroundColor"))

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from markupsafe import escape
 
 from promptlimit.reporting.page._numbers import formula, number
 
@@ -28,13 +29,20 @@ def test_a_number_is_shown_to_three_digits(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("lim R_L - R*", "lim R<sub>L</sub> − R*"),
-        ("∇_U T_i = C v_i z'", "∇<sub>U</sub> T<sub>i</sub> = C v<sub>i</sub> z&#39;"),
-        ("entries 2^-|i-j|, L^-κ", "entries 2<sup>−|i−j|</sup>, L<sup>−κ</sup>"),
-        ("tr(Σ⁻²)^(-1/4) diag", "tr(Σ⁻²)<sup>−1/4</sup> diag"),
+        ("the risk - its limit", "the risk − its limit"),
         ("`key_query` of a well-known head_dim", "`key_query` of a well-known head_dim"),
         ("x^<b>_<i>", "x^&lt;b&gt;_&lt;i&gt;"),
+        ("from $L=1$ on", "from <math><mrow><mi>L</mi><mo>=</mo><mn>1</mn></mrow></math> on"),
+        ("a price of 5$ & more", "a price of 5$ &amp; more"),
+        (r"wrong: $\frac{$", r"wrong: $\frac{$"),
+        (r"$\text{</mtext><script>x</script>}$", None),
+        (r"$\text{<mi>}$", None),
+        (r"$\text{<math></math>}$", None),
+        (r"$\text{<mi onclick='a'></mi>}$", None),
+        (r"$\href{javascript:alert(1)}{x}$", None),
+        (r"$\style{x}{y}$", None),
+        ("$" + "{" * 5000 + "}" * 5000 + "$", None),
     ],
 )
-def test_formulas_are_set_and_words_are_left(text: str, shown: str) -> None:
-    assert formula(text) == shown
+def test_formulas_become_mathml_and_words_stay_words(text: str, shown: str | None) -> None:
+    assert formula(text) == (escape(text) if shown is None else shown)

@@ -10,38 +10,50 @@ from markupsafe import Markup
 from promptlimit.reporting.page._numbers import number, two_digits
 from promptlimit.reporting.page._svg import inline
 from promptlimit.reporting.page._templates import Entry, page_text
-from promptlimit.results import REGIMES, HeadAtlas, HeadReplacement
+from promptlimit.results import AbstractAtlas, CausalAtlas, HeadAtlas, HeadReplacement
 from promptlimit.storage import write_bytes
 
-_CAPTIONS = {
-    "heads_phase": (
-        "Sharpness and the limits",
-        "Each dot is a head. Left: its sharpness at the length of the prompts (layers side by "
-        "side, for the eye); middle and right: "
-        "the share of its variation over queries that a limit explains.",
-    ),
-    "heads_map": ("Layer by layer", "Sharpness, and what the Gaussian limit explains."),
-    "heads_error": (
-        "Predicted and measured",
-        "What independent Gaussian tokens of the same moments would do, against what these do.",
-    ),
-    "heads_replacement": (
-        "Replacing heads",
-        "The model’s output as more heads answer by a limit; bands span the prompts.",
-    ),
+HEAD_FIGURES: dict[type[AbstractAtlas], dict[str, tuple[str, str]]] = {
+    HeadAtlas: {
+        "heads_phase": (
+            "Sharpness and the limits",
+            "Each dot is a head. Left: its sharpness at the length of the prompts (layers side by "
+            "side, for the eye); middle and right: "
+            "the share of its variation over queries that a limit explains.",
+        ),
+        "heads_map": ("Layer by layer", "Sharpness, and what the Gaussian limit explains."),
+        "heads_error": (
+            "Predicted and measured",
+            "What independent Gaussian tokens of the same moments would do, against what these do.",
+        ),
+    },
+    CausalAtlas: {
+        "causal_map": (
+            "Layer by layer",
+            "Sharpness; the share of the scores’ variance that lies between bands of distance; "
+            "softmax weight of the first tokens and of the recent ones.",
+        ),
+        "causal_far": (
+            "Far tokens as moments, or dropped",
+            "Each dot is a head: what is left of its answers with the far tokens dropped, and with "
+            "moments in the same memory. Above the diagonal moments are better.",
+        ),
+        "causal_length": (
+            "As prompts grow",
+            "Left: variance of the scores between and within bands of distance, median and middle "
+            "half of the heads. Right: entropy, and what was predicted from the shortest prompts.",
+        ),
+    },
 }
-_COLUMNS = (
-    ("layer", "layer", 0), ("head", "head", 0), ("σ", "value", 3),
-    ("tokens", "effective_tokens", 3), ("predicted", "effective_tokens_predicted", 3),
-    ("uniform", "r2.uniform", 2), ("Gaussian", "r2.gaussian", 2), ("sinks", "r2.sinks", 2),
-    ("mixture", "r2.mixture", 2), ("affine, fitted", "r2.affine", 2),
-    ("length", "length_needed", 3),
-)  # fmt: skip
-_LIMITS = ("uniform", "gaussian", "sinks", "mixture", "affine")
+"""Title and caption of each figure of an atlas, by its class."""
+_REPLACEMENT = (
+    "Replacing heads",
+    "The model’s output as more heads answer by a limit; bands span the prompts.",
+)
 
 
 @dataclass(frozen=True)
-class PageFigure:
+class _Figure:
     """A figure on the page."""
 
     anchor: str
@@ -56,31 +68,27 @@ class _Text:
 
     anchor: str
     name: str
-    atlas: HeadAtlas
-    figures: tuple[PageFigure, ...]
+    atlas: AbstractAtlas
+    figures: tuple[_Figure, ...]
 
     @property
-    def regimes(self) -> list[tuple[str, ...]]:
-        """A row for each regime that heads are in: how many, and the median R² of each limit."""
-        rows = []
-        for regime in REGIMES:
-            medians = self.atlas.median_r2(regime)
-            if medians:
-                count = str(int((self.atlas.regime == regime).sum()))
-                rows.append((regime, count, *(two_digits(medians[name]) for name in _LIMITS)))
-        return rows
+    def summary(self) -> list[list[str]]:
+        """The rows of the summary; numbers have two decimals."""
+        return [[_cell(value, 2) for value in row] for row in self.atlas.summary().rows]
 
     @property
     def rows(self) -> list[list[str]]:
         """A row for each head."""
+        columns = self.atlas.columns
         return [
-            [_cell(row[key], digits) for _, key, digits in _COLUMNS] for row in self.atlas.rows()
+            [_cell(row[column.name], column.digits) for column in columns]
+            for row in self.atlas.rows()
         ]
 
 
 def write_heads_page(
     folder: Path,
-    atlases: Mapping[str, HeadAtlas],
+    atlases: Mapping[str, AbstractAtlas],
     replacement: HeadReplacement | None,
     drawings: Mapping[str, bytes],
 ) -> Path:
@@ -88,7 +96,7 @@ def write_heads_page(
 
     Args:
         folder: where.
-        atlases: by the name of their text.
+        atlases: by the name of their text, all of one class.
         replacement: of the first text, if any.
         drawings: SVG files of this library by "TEXT/FIGURE", and "heads_replacement".
     """
@@ -98,15 +106,19 @@ def write_heads_page(
 
 
 def heads_page(
-    atlases: Mapping[str, HeadAtlas],
+    atlases: Mapping[str, AbstractAtlas],
     replacement: HeadReplacement | None,
     drawings: Mapping[str, bytes],
 ) -> str:
     """Return the page as text; arguments as for `write_heads_page`."""
-    texts = [
-        _Text(f"text-{index}", name, atlas, _figures(f"text-{index}", name, drawings))
-        for index, (name, atlas) in enumerate(atlases.items(), start=1)
-    ]
+    texts = []
+    for index, (name, atlas) in enumerate(atlases.items(), start=1):
+        figures = tuple(
+            _figure(f"text-{index}-{figure}", words, drawings[f"{name}/{figure}"])
+            for figure, words in HEAD_FIGURES[type(atlas)].items()
+            if f"{name}/{figure}" in drawings
+        )
+        texts.append(_Text(f"text-{index}", name, atlas, figures))
     contents = [
         Entry(
             text.anchor,
@@ -115,14 +127,16 @@ def heads_page(
         )
         for text in texts
     ]
-    first, replacing = texts[0].atlas, None
-    layers, heads = first.linear.shape
+    replacing = None
     if replacement is not None:
-        words, svg = _CAPTIONS["heads_replacement"], drawings["heads_replacement"]
-        drawn = drawn_figure("replacement-figure", words, svg)
         contents.append(Entry("replacement", "Replacing heads"))
-        prompts = next(iter(replacement.curves.values())).shape[1]
-        replacing = {"figure": drawn, "prompts": prompts, "read_before": replacement.read_before}
+        replacing = {
+            "figure": _figure("replacement-figure", _REPLACEMENT, drawings["heads_replacement"]),
+            "prompts": next(iter(replacement.curves.values())).shape[1],
+            "read_before": replacement.read_before,
+        }
+    first = texts[0].atlas
+    layers, heads = first.effective_tokens.shape
     return page_text(
         "heads.html",
         title=f"The heads of {first.model}",
@@ -132,25 +146,16 @@ def heads_page(
         layers=layers,
         heads=heads,
         parity=None if np.isnan(first.parity).all() else np.nanmax(first.parity),
-        columns=[title for title, _, _ in _COLUMNS],
         replacement=replacing,
     )
 
 
-def _figures(anchor: str, text: str, drawings: Mapping[str, bytes]) -> tuple[PageFigure, ...]:
-    return tuple(
-        drawn_figure(f"{anchor}-{figure}", words, drawings[f"{text}/{figure}"])
-        for figure, words in _CAPTIONS.items()
-        if f"{text}/{figure}" in drawings
-    )
-
-
-def drawn_figure(anchor: str, words: tuple[str, str], svg: bytes) -> PageFigure:
-    """Return an SVG file of this library with its title and caption, to stand on a page."""
-    return PageFigure(anchor, *words, inline(svg, f"{anchor}-"))
+def _figure(anchor: str, words: tuple[str, str], svg: bytes) -> _Figure:
+    """Return an SVG file of this library with its title and caption."""
+    return _Figure(anchor, *words, inline(svg, f"{anchor}-"))
 
 
 def _cell(value: float | int | str, digits: int) -> str:  # noqa: PYI041 - run-time checks
-    if digits == 2:
-        return two_digits(float(value))
-    return number(float(value), digits) if digits else str(value)
+    if isinstance(value, str | int):
+        return str(value)
+    return two_digits(value) if digits == 2 else number(value, digits)

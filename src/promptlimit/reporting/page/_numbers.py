@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
@@ -10,6 +11,16 @@ from markupsafe import Markup, escape
 _BEFORE_FUNCTION = re.compile(r"(?<=[\w)}]) ?(?=\\(?:ln|log|tanh)\b)")
 _FUNCTION = re.compile(r"\\(?:ln|log|tanh)\b(?! ?(?:[(^_]|$))")
 """Functions before an argument without parentheses; the converter leaves no space around them."""
+_MATHML = "{http://www.w3.org/1998/Math/MathML}"
+_ELEMENTS = {
+    *("math", "mfrac", "mi", "mn", "mo", "mover", "mpadded", "mroot", "mrow", "mspace", "msqrt"),
+    *("mstyle", "msub", "msubsup", "msup", "mtable", "mtd", "mtext", "mtr", "munder", "munderover"),
+}
+_ATTRIBUTES = {
+    *("accent", "columnalign", "display", "displaystyle", "fence", "form", "linethickness"),
+    *("lspace", "mathvariant", "maxsize", "minsize", "movablelimits", "rowspacing", "rspace"),
+    *("scriptlevel", "separator", "stretchy", "width"),
+}
 
 
 def measured(value: float, error: float | None) -> Markup:
@@ -58,8 +69,8 @@ def _signed(text: str) -> Markup:
 def formula(text: str) -> Markup:
     """Return text with its TeX between dollar signs as MathML; TeX that is wrong stays as it is.
 
-    >>> print(str(formula("a < b for $x$")).partition("display")[0])
-    a &lt; b for <math xmlns="http://www.w3.org/1998/Math/MathML"
+    >>> print(formula("a < b for $x^2$"))
+    a &lt; b for <math><mrow><msup><mi>x</mi><mn>2</mn></msup></mrow></math>
     """
     pieces = text.split("$")
     if len(pieces) % 2 == 0:  # a dollar sign without its partner
@@ -72,11 +83,24 @@ def formula(text: str) -> Markup:
 
 @functools.cache
 def _mathml(tex: str) -> Markup:
+    """Return TeX as MathML; the converter does not escape all it is given, so tags are checked."""
     spaced = _FUNCTION.sub(r"\g<0>\,", _BEFORE_FUNCTION.sub(r"\,", tex))
     try:
-        return Markup(convert(spaced))  # noqa: S704  # the converter escapes what it writes
+        tree = ElementTree.fromstring(convert(spaced))  # noqa: S314  # it holds no document type
     except Exception:  # text from a file may be any; the converter has no common error class
         return escape(f"${tex}$")
+    for part in tree.iter():
+        name = part.tag.removeprefix(_MATHML)
+        if (
+            name not in _ELEMENTS
+            or set(part.attrib) - _ATTRIBUTES
+            or (name == "math") != (part is tree)
+        ):
+            return escape(f"${tex}$")
+    tree.attrib.pop("display", None)
+    for part in tree.iter():
+        part.tag = part.tag.removeprefix(_MATHML)
+    return Markup(ElementTree.tostring(tree, encoding="unicode"))  # noqa: S704  # checked above
 
 
 def two_digits(value: float) -> str:

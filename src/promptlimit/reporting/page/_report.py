@@ -152,10 +152,8 @@ class Study:
             ("figures", "Figures", map(_figure_entry, self.figures)),
             ("beyond", "Beyond the paper", map(_figure_entry, self.beyond)),
         )
-        filled = [(name, title, tuple(entries)) for name, title, entries in sections]
-        return tuple(
-            Entry(name, title, entries=entries) for name, title, entries in filled if entries
-        )
+        listed = [Entry(name, title, entries=tuple(below)) for name, title, below in sections]
+        return tuple(entry for entry in listed if entry.entries)
 
     def drawing(self, figure: StoredFigure) -> Markup:
         """Return a figure as markup; nothing where there is no picture."""

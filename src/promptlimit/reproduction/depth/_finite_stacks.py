@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from promptlimit._quadrature import normal_gauss
 from promptlimit.depth import GaussianStack, LayerMatrices, StackKernel
 
 Array = np.ndarray
@@ -59,8 +60,7 @@ def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float
 
     The little is imaginary: the derivative has no difference in it.
     """
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    weights = weights / weights.sum()
+    points, weights = normal_gauss(nodes)
     moved = weights + 1e-30j * (np.eye(nodes) - weights)
     tokens = np.broadcast_to(points, (nodes, nodes)).astype(complex)
     queries = np.full(nodes, query, dtype=complex)
@@ -76,11 +76,11 @@ def atoms_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float
 
 def masked_variance(stack: GaussianStack, query: float, nodes: int = 40) -> float:
     r"""Return $\sum_{pq}\binom{p+q}pE\,K_pK_q$, $K_p$ the influence that p tokens pass on."""
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    points, weights = normal_gauss(nodes)
     parts = StackKernel.of(stack, np.array([query])).by_steps(points[:, None])
     columns = [np.ravel(part) for part in parts]
     return sum(
-        math.comb(p + q, p) * float((weights / weights.sum()) @ (first * second))
+        math.comb(p + q, p) * float(weights @ (first * second))
         for p, first in enumerate(columns)
         for q, second in enumerate(columns)
     )

@@ -122,7 +122,7 @@ def least_errors(setting: Setting, law: str, length: int) -> tuple[float, float]
     a closed form.
     """
     softmax = 2 * flow(setting, law, "softmax", length, None).value[-1]
-    return float(softmax), float(linear_optimum(protocol_task(law), length).risk.mse)
+    return float(softmax), float(linear_optimum(protocol_task(law), length).mse)
 
 
 def random_start(setting: Setting, index: int, kernel: str) -> Factored:
@@ -269,7 +269,13 @@ def flow_from(
     rtol = finer * (tolerance or (1e-5 if coarse else 1e-6))
 
     def along(points: int) -> Trajectory:
-        plan = FlowPlan(times, rtol=rtol, solver=StabilisedRungeKutta(), points=points)
+        plan = FlowPlan(
+            times,
+            rtol=rtol,
+            solver=StabilisedRungeKutta(),
+            points=points,
+            parameter_error=False,
+        )
         return gradient_flow(first, task, length, plan, folder=setting.folder)
 
     for count in (usual, 4 * usual):
@@ -362,7 +368,7 @@ def ends(setting: Setting, law: str) -> Ends:
         lengths=np.array(lengths),
         errors=np.array([[2 * run.value[-1] for run in row] for row in runs]),
         accuracy=np.array([[2 * run.error[-1] for run in row] for row in runs]),
-        optimum=np.array([best.risk.mse for best in linear_optimum(task, lengths)]),
+        optimum=np.asarray(linear_optimum(task, lengths).mse),
         ridge=np.asarray(bayes_risk(task, lengths).mse),
         floor=task.noise_variance,
     )

@@ -14,6 +14,7 @@ from scipy.integrate import solve_ivp
 from scipy.special import expit
 
 from promptlimit._arrays import Array, as_float64
+from promptlimit._quadrature import normal_gauss, product_rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,9 +57,7 @@ class Classes:
     @functools.cached_property
     def rule(self) -> tuple[Array, Array, Array]:
         """Covariates [n, d], weights [n], and the Bayes score [n]."""
-        x, w = np.polynomial.hermite_e.hermegauss(self.nodes)
-        grid = np.stack(np.meshgrid(*([x] * self.dim), indexing="ij"), -1).reshape(-1, self.dim)
-        mass = functools.reduce(np.multiply.outer, [w / w.sum()] * self.dim).ravel()
+        grid, mass = product_rule([normal_gauss(self.nodes)] * self.dim)
         spread = grid @ np.linalg.cholesky(self.cov).T
         covariates = np.concatenate([mean + spread for mean in self.means])
         weights = np.concatenate([self.positive * mass, (1.0 - self.positive) * mass])

@@ -1,9 +1,8 @@
-r"""The best head at each length: how cool its gate, how large its gain, what passes it by.
+r"""The best layer $f_L(z)=cz+vA_L$ at each length, $A_L$ a softmax head with $U=(u/s)I$, $V=I$.
 
-The layers are $f_L(z)=cz+vA_L$, $A_L$ what a softmax head of $U=(u/s)I$ reads of the prompt. At
-infinite length and equal norms the best is $u=1$, $v=a$, $c=1-2a$, which is Bayes (Proposition 4.4
-of the sequel); a finite prompt asks for a cooler gate. The excess is quadratic in $(v,c)$, which
-are solved for, and u is searched.
+At infinite length and equal norms it has $u=1$, $v=a$, $c=1-2a$, which is Bayes (Proposition 4.4 of
+the sequel); finite prompts need a smaller gate u. The excess is quadratic in $(v,c)$, which are
+solved for, and u is searched.
 """
 
 import math
@@ -25,24 +24,27 @@ from promptlimit.tasks.denoising._prompts import (
     prompt_excess,
     query_rule,
 )
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
+from promptlimit.tasks.denoising._task import (
+    AbstractDenoising,
+    require_denoising,
+)
 from promptlimit.weights import SHARPEST
 
 _COARSE, _FINE = 0.8, 0.5
 _FIRST_LOOKS = (0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6)
-"""Gates among which the least is looked for first; hotter ones are not."""
+"""Gates at which the search starts; it does not go beyond them."""
 
 _NEAR = 0.004
 """Width of the parabola that ends the search."""
 
 
 @numpy_only("Call it outside and pass what it returns.")
-def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedLayers:
-    r"""Return the best $cz+vA_L$ at each length, A read at tilt $(u/s)z$: its u, v, c and excess.
+def best_layer(task: AbstractDenoising, lengths: Lengths) -> TunedLayers:
+    r"""Return the best layer $cz+vA_L$ at each length, $A_L$ at tilt $(u/s)z$: u, v, c and excess.
 
-    Such a layer acts alike in all directions, so that it does on a mixture turned anew for each
-    prompt what it does on the fixed one. Exact: no prompt is drawn. Gates are searched from 0 to
-    1.6; in one dimension, where a gate only tells signs, hotter ones can be better still.
+    Such a layer acts alike in all directions, so that `InContextDenoising` has the same best layer
+    as `Denoising`. Exact: no prompt is drawn. Gates are searched from 0 to 1.6; in one dimension,
+    where a gate only selects a sign, larger ones can be better still.
 
     Args:
         task: the mixture.
@@ -55,10 +57,10 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
     >>> print(f"{best.gate:.2f} {best.gain:.2f} {best.residual:.2f}")
     1.00 0.80 -0.60
     """
-    fixed = fixed_mixture(task)
+    require_denoising(task)
     tokens = require_lengths(lengths)
     with jax.enable_x64(True):
-        rows = [_best(fixed, float(length)) for length in tokens.ravel()]
+        rows = [_best(task, float(length)) for length in tokens.ravel()]
     columns = (np.array(column).reshape(tokens.shape) for column in zip(*rows, strict=True))
     gate, gain, residual, mse, error = (
         column if tokens.ndim else column.item() for column in columns
@@ -71,13 +73,13 @@ def best_layer(task: Denoising | InContextDenoising, lengths: Lengths) -> TunedL
         value=0.5 * mse,
         error=0.5 * error,
         kind="limit" if np.isinf(tokens).all() else "exact",
-        query_variance=fixed.query_variance,
-        dim=fixed.token_dim,
+        query_variance=task.query_variance,
+        dim=task.token_dim,
     )
 
 
-def _best(task: Denoising, length: float) -> tuple[float, float, float, float, float]:
-    """Return u, v, c, the excess and its error: looks on few queries, then a parabola on many."""
+def _best(task: AbstractDenoising, length: float) -> tuple[float, float, float, float, float]:
+    """Return u, v, c, the excess and its error: a search on few queries, a parabola on many."""
     coarse, fine = (_scalar_rule(task, step, length) for step in (_COARSE, _FINE))
 
     def excess(gate: float, rule: QueryRule = coarse) -> float:
@@ -98,8 +100,8 @@ def _best(task: Denoising, length: float) -> tuple[float, float, float, float, f
     return gate, gain, residual, float(mse[0]), float(error[0])
 
 
-def _gates_in_reach(task: Denoising, rule: QueryRule) -> tuple[float, ...]:
-    """Return the gates to look at: hot ones are left out where means lie very far apart."""
+def _gates_in_reach(task: AbstractDenoising, rule: QueryRule) -> tuple[float, ...]:
+    """Return the gates to try: large ones are left out where means are very far apart."""
     farthest = float(np.linalg.norm(rule.points, axis=1).max())
     sharpness = math.sqrt(task.token_variance) * farthest / task.query_variance
     gates = tuple(gate for gate in _FIRST_LOOKS if gate * sharpness <= 0.6 * SHARPEST)
@@ -108,23 +110,25 @@ def _gates_in_reach(task: Denoising, rule: QueryRule) -> tuple[float, ...]:
             "task",
             "must have means within some fifteen standard deviations of a query, got one at "
             f"{np.linalg.norm(task.means, axis=1).max() / math.sqrt(task.query_variance):.3g}. "
-            "Such components are told apart without a tuned gate: take `bayes_layer`.",
+            "Such components are separated without a tuned gate: use `bayes_layer`.",
         )
     return gates
 
 
-def _scalar_heads(task: Denoising, gate: float, gain: float, residual: float) -> TiltedHeads:
+def _scalar_heads(
+    task: AbstractDenoising, gate: float, gain: float, residual: float
+) -> TiltedHeads:
     eye = np.eye(task.token_dim)
     tilt = gate / task.query_variance * eye
     return TiltedHeads(tilt[None], gain * eye[None], residual * eye)
 
 
-def _scalar_rule(task: Denoising, step: float, length: float) -> QueryRule:
+def _scalar_rule(task: AbstractDenoising, step: float, length: float) -> QueryRule:
     return query_rule(task, _scalar_heads(task, 1.0, 1.0, 1.0), step, length)
 
 
 def _solved(
-    task: Denoising, gate: float, length: float, rule: QueryRule
+    task: AbstractDenoising, gate: float, length: float, rule: QueryRule
 ) -> tuple[float, float, float]:
     r"""Return the best v and c at a gate, and their excess.
 

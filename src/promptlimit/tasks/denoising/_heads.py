@@ -1,4 +1,4 @@
-"""Attentions that denoise over infinite prompts: two heads as Bayes does, or one, and linear."""
+"""Attentions that denoise over infinite prompts: Bayes with two heads or one, and linear."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,7 +6,11 @@ from numpy.typing import NDArray
 from promptlimit.attention import Layer, LinearAttention, MultiHead, SoftmaxAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.tasks._abstract import AbstractTask
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
+from promptlimit.tasks.denoising._task import (
+    AbstractDenoising,
+    Denoising,
+    require_denoising,
+)
 
 _EQUAL = 1e-10
 """How far norms may be apart, relatively, to be equal."""
@@ -45,7 +49,7 @@ def bayes_heads(task: AbstractTask) -> MultiHead:
     return MultiHead([SoftmaxAttention(key_query, value) for key_query, value in pairs])
 
 
-def _spanning_heads(task: Denoising) -> Matrices:
+def _spanning_heads(task: AbstractDenoising) -> Matrices:
     """Return (U, V) of both heads for means that span a plane."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     a, eye, delta = x / s, np.eye(task.token_dim), task.means[0] - task.means[1]
@@ -59,7 +63,7 @@ def _spanning_heads(task: Denoising) -> Matrices:
     return pairs
 
 
-def _opposite_heads(task: Denoising) -> Matrices:
+def _opposite_heads(task: AbstractDenoising) -> Matrices:
     r"""Return (U, V) of both heads for the means $\pm m$.
 
     With $e=m/|m|$ and a unit vector n across it, $U=(I\pm ne^\top)/s$ and
@@ -84,9 +88,8 @@ def _opposite_heads(task: Denoising) -> Matrices:
 def bayes_layer(task: AbstractTask) -> Layer:
     r"""Return the head with a residual that is Bayes for every mixture of equal norms (4.4).
 
-    $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with $U=I/s$, $V=I$. It knows nothing of the
-    means. Over prompts of noisy tokens $c=1-2a$; over clean ones, whose own pull is weaker,
-    $c=(g/s)^2$.
+    $f(z)=cz+a\,A(z)$ with $a=x/s$ and A the attention with $U=I/s$, $V=I$, the same for all means.
+    Over prompts of noisy tokens $c=1-2a$, over clean ones $c=(g/s)^2$.
 
     Args:
         task: any number of components, with means of one norm.
@@ -97,15 +100,15 @@ def bayes_layer(task: AbstractTask) -> Layer:
     >>> print(f"{f(task.token_law, query)[0]:.4f} {task.bayes(query)[0]:.4f}")
     1.9496 1.9496
     """
-    fixed = fixed_mixture(task)
-    _require_equal_norms(fixed, "Proposition 4.4")
-    g, s, eye = fixed.within_variance, fixed.query_variance, np.eye(fixed.token_dim)
-    a = fixed.noise_variance / s
-    residual = g / s - a * fixed.token_variance / s
+    mixture = require_denoising(task)
+    _require_equal_norms(mixture, "Proposition 4.4")
+    g, s, eye = mixture.within_variance, mixture.query_variance, np.eye(mixture.token_dim)
+    a = mixture.noise_variance / s
+    residual = g / s - a * mixture.token_variance / s
     return Layer(SoftmaxAttention(eye / s, a * eye), residual * eye)
 
 
-def linear_denoiser(task: Denoising | InContextDenoising) -> LinearAttention:
+def linear_denoiser(task: AbstractDenoising) -> LinearAttention:
     r"""Return the linear head that is closest to Bayes over infinite prompts, for any means.
 
     Linear attention of any depth is $z\mapsto Az$ there, and $A^*=E[XX^\top]E[ZZ^\top]^{-1}$ is the
@@ -113,24 +116,24 @@ def linear_denoiser(task: Denoising | InContextDenoising) -> LinearAttention:
     prompt, $V=I$ and $U=M^{-1}A^*$.
 
     Args:
-        task: the mixture; where prompts turn it, as it is before.
+        task: the mixture.
 
     >>> import math, promptlimit as pl
     >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
     >>> print(f"{pl.bayes_excess(pl.tasks.linear_denoiser(task), task, math.inf).mse:.4f}")
     1.6415
     """
-    fixed = fixed_mixture(task)
-    eye = np.eye(fixed.token_dim)
-    between = (fixed.means.T * fixed.weights) @ fixed.means
-    clean, noisy = between + fixed.within_variance * eye, between + fixed.query_variance * eye
+    require_denoising(task)
+    eye = np.eye(task.token_dim)
+    between = (task.means.T * task.weights) @ task.means
+    clean, noisy = between + task.within_variance * eye, between + task.query_variance * eye
     nearest = np.linalg.solve(noisy, clean).T
-    tokens = between + fixed.token_variance * eye
+    tokens = between + task.token_variance * eye
     return LinearAttention(np.linalg.pinv(tokens, hermitian=True) @ nearest, eye)
 
 
-def _require_equal_norms(task: Denoising, theorem: str) -> None:
-    """Refuse means of different norms: their offsets in the gate of Bayes no head supplies."""
+def _require_equal_norms(task: AbstractDenoising, theorem: str) -> None:
+    """Refuse means of different norms: no head has their offsets in the gate of Bayes."""
     norms = np.linalg.norm(task.means, axis=1)
     if np.ptp(norms) > _EQUAL * norms.max():
         raise ArgumentError(
@@ -141,7 +144,7 @@ def _require_equal_norms(task: Denoising, theorem: str) -> None:
 
 
 def _require_theorem(task: Denoising) -> None:
-    """Refuse what else Theorem 4.1 does not speak of."""
+    """Refuse other tasks that Theorem 4.1 does not cover."""
     if task.weights.size != 2:
         raise ArgumentError(
             "task",

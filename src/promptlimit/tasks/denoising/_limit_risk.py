@@ -6,6 +6,7 @@ that it keeps its digits where it is small compared with the second.
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
@@ -16,30 +17,26 @@ from numpy.typing import NDArray
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import is_traced, to_device
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.measures import Affine
 from promptlimit.rules import Effort
-from promptlimit.tasks._problem import (
-    USUAL_POINTS,
-    AbstractObjective,
-    Estimate,
-    RiskProblem,
-    evaluate,
-    to_tolerance,
-)
+from promptlimit.tasks._averages import evaluate, over_replicates, to_tolerance
+from promptlimit.tasks._problem import USUAL_POINTS, AbstractObjective, Estimate, RiskProblem
 from promptlimit.tasks.denoising._points import (
     QueryPoints,
     bayes_denoising_risk,
     bayes_predictions,
     gates,
     is_scalar,
-    normal_rule,
     query_points,
     softmax_rows,
     span,
 )
-from promptlimit.tasks.denoising._task import Denoising, InContextDenoising, fixed_mixture
+from promptlimit.tasks.denoising._task import (
+    AbstractDenoising,
+    InContextDenoising,
+)
 
 _MOST_POINTS = 2**18
 _ROUNDING = 1e-12
@@ -52,47 +49,43 @@ class LimitObjective(AbstractObjective):
 
     Attributes:
         task: the mixture $\mu$.
-        points: $z_i$.
-        weights: $w_i$, of sum one.
-        bayes: $f^*(z_i)$.
+        queries: $z_i$, $w_i$ and $f^*(z_i)$.
         least: $R^*$, the risk of the Bayes predictor.
         turns: $Q_i$, orthogonal, where each prompt turns the mixture; None where it stays.
     """
 
-    task: Denoising
-    points: Float[Array, "points d"]
-    weights: Float[Array, " points"]
-    bayes: Float[Array, "points d"]
+    task: AbstractDenoising
+    queries: QueryPoints
     least: Float[Array, ""]
     turns: Float[Array, "points d d"] | None = None
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         law, limit = self.task.token_law, limit_map(attention, self.task)
+        points, weights, bayes = self.queries
         if self.turns is not None:
             outputs = jax.vmap(lambda turn, z: turn.T @ attention(Affine(law, turn), turn @ z))(
-                self.turns, self.points
+                self.turns, points
             )
         elif limit is not None:
-            outputs = limit(self.task, self.points)
+            outputs = limit(self.task, points)
         else:
-            outputs = jax.vmap(lambda z: attention(law, z))(self.points)
-        return self.least + 0.5 * self.weights @ jnp.sum((outputs - self.bayes) ** 2, axis=1)
+            outputs = jax.vmap(lambda z: attention(law, z))(points)
+        return self.least + 0.5 * weights @ jnp.sum((outputs - bayes) ** 2, axis=1)
 
 
-def limit_objective(
-    task: Denoising | InContextDenoising, points: int, replicate: int
-) -> LimitObjective:
-    """Return the risk over one set of queries, and of rotations where prompts turn the mixture."""
-    fixed = fixed_mixture(task)
-    turns, queries = None, query_points(fixed, points, replicate=replicate)
+def limit_objective(task: AbstractDenoising, points: int, replicate: int) -> LimitObjective:
+    """Return the risk over one set of queries, and of rotations where prompts have their own."""
     if isinstance(task, InContextDenoising):
-        turns, queries = _turned_queries(fixed, points, replicate)
-    nodes, weights, bayes = (to_device(column) for column in queries)
-    return LimitObjective(fixed, nodes, weights, bayes, least(fixed), turns)
+        turns, queries = _turned_queries(task, points, replicate)
+    else:
+        turns, queries = None, query_points(task, points, replicate=replicate)
+    return LimitObjective(task, queries.to_device(), least(task), turns)
 
 
-def _turned_queries(task: Denoising, points: int, replicate: int) -> tuple[Array, QueryPoints]:
+def _turned_queries(
+    task: AbstractDenoising, points: int, replicate: int
+) -> tuple[Array, QueryPoints]:
     """Return Sobol' points for the query and the orthogonal matrix together."""
     d, parts = task.token_dim, task.weights.size
     normals, weights = normal_rule(max(d + d * d + 1, 3), points, replicate=replicate)
@@ -104,7 +97,7 @@ def _turned_queries(task: Denoising, points: int, replicate: int) -> tuple[Array
     return to_device(turns), QueryPoints(queries, weights, bayes_predictions(task, queries))
 
 
-def least(task: Denoising) -> Float[Array, ""]:
+def least(task: AbstractDenoising) -> Float[Array, ""]:
     """Return the Bayes risk, for objectives."""
     return to_device(bayes_denoising_risk(task, USUAL_POINTS).value)
 
@@ -115,30 +108,28 @@ def limit_excess(problem: RiskProblem, effort: Effort) -> Estimate:
     Point sets grow four times until their means agree to the tolerance. Heads and Bayes see a query
     along few directions (`projected_excess`); other attentions are called at every query.
     """
-    attention, fixed = problem.attention, fixed_mixture(problem.task)
-    turned = isinstance(problem.task, InContextDenoising) and not is_rotation_invariant(attention)
-    task = problem.task if turned else fixed
-    limit = None if turned else limit_map(attention, fixed)
+    attention, task = problem.attention, problem.task
+    turned = isinstance(task, InContextDenoising) and not is_rotation_invariant(attention)
+    limit = None if turned else limit_map(attention, task)
 
     def excess(count: int, replicate: int) -> float:
         if limit is not None:
-            return projected_excess(limit, fixed, count, replicate)
+            return projected_excess(limit, task, count, replicate)
         objective = limit_objective(task, count, replicate)
         return float(evaluate(dataclasses.replace(objective, least=jnp.zeros(())), attention))
 
     def mean(count: int) -> Estimate:
-        values = np.array([excess(count, replicate) for replicate in range(REPLICATES)])
-        return Estimate(float(values.mean()), float(standard_error(values)), count * REPLICATES)
+        return over_replicates(partial(excess, count), count)
 
-    floor = _ROUNDING * fixed.token_dim * fixed.query_variance
+    floor = _ROUNDING * task.token_dim * task.query_variance
     return to_tolerance(mean, effort, USUAL_POINTS, _MOST_POINTS, floor)
 
 
 @dataclasses.dataclass(frozen=True)
 class LimitMap:
-    r"""What heads make of an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
+    r"""The map of heads over an infinite prompt: $f(z)=Az+\sum_hV_h\sum_k\alpha_{hk}(z)m_k$.
 
-    In NumPy for matrices that are there, in jax for those that are being differentiated.
+    In NumPy for known matrices, in jax for traced ones.
 
     Attributes:
         matrix: $A$, with the residual and all that is linear in the query, [d, d].
@@ -150,7 +141,7 @@ class LimitMap:
     tilts: tuple[AnyArray, ...]
     values: tuple[AnyArray, ...]
 
-    def __call__(self, task: Denoising, queries: AnyArray) -> Any:
+    def __call__(self, task: AbstractDenoising, queries: AnyArray) -> Any:
         """Return f at queries [n, d]."""
         outputs = queries @ self.matrix.T
         for tilt, value in zip(self.tilts, self.values, strict=True):
@@ -160,12 +151,13 @@ class LimitMap:
         return outputs
 
 
-def limit_map(attention: AbstractAttention, task: Denoising) -> LimitMap | None:
-    r"""Return what an attention is over the infinite prompt; None where it reads no heads.
+def limit_map(attention: AbstractAttention, task: AbstractDenoising) -> LimitMap | None:
+    r"""Return the map of an attention over the infinite prompt; None where it has no heads.
 
-    With one covariance $tI$ for all components the quadratic terms of the gates cancel:
-    $\alpha_h=\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$ beside $tV_hU_hz$. A linear
-    head is $V_hE[z'z'^\top]U_hz$.
+    With one covariance $tI$ for all components the quadratic terms of the gates cancel: a softmax
+    head is $tV_hU_hz$ plus $V_h$ times the mean of the $m_k$ with weights
+    $\mathrm{softmax}_k(\log\pi_k+\langle m_k,U_hz\rangle)$. A linear head is
+    $V_hE[z'z'^\top]U_hz$.
     """
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
@@ -190,7 +182,9 @@ def _host(matrix: Array) -> AnyArray:
     return matrix if is_traced(matrix) else as_float64(matrix)
 
 
-def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: int) -> float:
+def projected_excess(
+    limit: LimitMap, task: AbstractDenoising, points: int, replicate: int
+) -> float:
     r"""Return $\frac12E|f-f^*|^2$ over one point set in the directions that gates see.
 
     $f-f^*=Bz+c(Pz)$ with $B=A-\frac gsI$ and P the projection on the span of all $m_k-m_1$ and
@@ -214,7 +208,7 @@ def projected_excess(limit: LimitMap, task: Denoising, points: int, replicate: i
 
 
 def is_rotation_invariant(attention: AbstractAttention) -> bool:
-    """Return whether all matrices are multiples of the identity: turning then changes nothing."""
+    """Return whether all matrices are multiples of the identity."""
     heads, residual = attention.as_heads(), attention.residual_matrix()
     if heads is None:
         return False

@@ -1,9 +1,4 @@
-r"""Points for averages over the query of a denoising task, and what its Bayes predictor says there.
-
-Up to two dimensions they form a lattice: on normals the trapezoidal rule converges faster than any
-power of its step, and lattices shifted against each other show by how much they are off. In more
-dimensions they are scrambled Sobol' points.
-"""
+r"""Queries of a denoising task with weights for averages, and its Bayes predictor there."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,18 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
-from promptlimit.tasks._problem import (
-    Estimate,
-)
-from promptlimit.tasks.denoising._task import Denoising
-
-_SEED = 20_261_001
-_RADIUS = 8.0
-"""How far lattices go, in standard deviations: $e^{-32}$ of a plane lies outside."""
-
-_LATTICE_DIM = 2
-_GOLDEN = ((math.sqrt(5) - 1) / 2, math.sqrt(2) - 1)
+from promptlimit._inputs import to_device
+from promptlimit._quadrature import LATTICE_RADIUS, normal_rule
+from promptlimit.tasks._averages import over_replicates
+from promptlimit.tasks._problem import Estimate
+from promptlimit.tasks.denoising._task import AbstractDenoising
 
 
 class QueryPoints(NamedTuple):
@@ -34,15 +22,19 @@ class QueryPoints(NamedTuple):
         bayes: $f^*(z_i)$, [n, d].
     """
 
-    points: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    bayes: NDArray[np.float64]
+    points: Any
+    weights: Any
+    bayes: Any
+
+    def to_device(self) -> "QueryPoints":
+        """Return the same as arrays of jax, for compiled programs."""
+        return QueryPoints(*map(to_device, self))
 
 
 def query_points(
-    task: Denoising, count: int, *, replicate: int = 0, radius: float = _RADIUS
+    task: AbstractDenoising, count: int, *, replicate: int = 0, radius: float = LATTICE_RADIUS
 ) -> QueryPoints:
-    """Return so many queries, the same number about each mean.
+    """Return `count` queries, the same number about each mean.
 
     Args:
         task: whose queries.
@@ -58,27 +50,7 @@ def query_points(
     return QueryPoints(flat, weights.ravel(), bayes_predictions(task, flat))
 
 
-def normal_rule(
-    dim: int, count: int, *, replicate: int = 0, radius: float = _RADIUS
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return so many nodes [n, dim], and weights [n] of sum one, for means over N(0, I)."""
-    if dim == 0:
-        return np.zeros((1, 0)), np.ones(1)
-    if dim > _LATTICE_DIM:
-        points = sobol_normals(dim, 2 ** math.ceil(math.log2(count)), _SEED, replicate)
-        return points[:count], np.full(count, 1.0 / count)
-    volume = {1: 2 * radius, 2: math.pi * radius**2}[dim]
-    step = (volume / count) ** (1 / dim)
-    steps = np.arange(-math.ceil(radius / step) - 1, math.ceil(radius / step) + 2)
-    axes = [step * (steps + replicate * shift % 1.0) for shift in _GOLDEN[:dim]]
-    nodes = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dim)
-    squares = np.sum(nodes**2, axis=1)
-    nearest = np.sort(np.argsort(squares, kind="stable")[:count])
-    masses = np.exp(-0.5 * squares[nearest])
-    return nodes[nearest], masses / masses.sum()
-
-
-def gates(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+def gates(task: AbstractDenoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return the posterior $\beta_k(z)$ of the component, [n, components], for queries [n, d]."""
     s = task.query_variance
     half_squares = 0.5 * np.sum(task.means**2, axis=1)
@@ -91,13 +63,13 @@ def softmax_rows(logits: Any) -> Any:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def bayes_predictions(task: Denoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
+def bayes_predictions(task: AbstractDenoising, queries: NDArray[np.float64]) -> NDArray[np.float64]:
     r"""Return $f^*(z)=\frac gsz+\frac xs\sum_k\beta_km_k$ in NumPy, [n, d], for queries [n, d]."""
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     return (g / s) * queries + (x / s) * gates(task, queries) @ task.means
 
 
-def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
+def bayes_denoising_risk(task: AbstractDenoising, points: int) -> Estimate:
     r"""Return $\frac12E|f^*(Z)-X|^2=\frac12\{d\,gx/s+(x/s)^2E\,\mathrm{tr}\,C_\beta\}$.
 
     $C_\beta$ is the covariance of the means under the posterior of the component. The gate
@@ -107,16 +79,17 @@ def bayes_denoising_risk(task: Denoising, points: int) -> Estimate:
     g, x, s = task.within_variance, task.noise_variance, task.query_variance
     centred = task.means - task.means[0]
     basis = span(centred)
-    values = np.zeros(REPLICATES)
-    for replicate in range(REPLICATES):
+
+    def risk(replicate: int) -> float:
         nodes, masses = normal_rule(basis.shape[0], points, replicate=replicate)
         scatter = 0.0
         for weight, mean in zip(task.weights, task.means, strict=True):
             shares = gates(task, mean + math.sqrt(s) * nodes @ basis)
             variance = shares @ np.sum(centred**2, axis=1) - np.sum((shares @ centred) ** 2, axis=1)
             scatter += weight * float(masses @ variance)
-        values[replicate] = 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
-    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
+        return 0.5 * (task.token_dim * g * x / s + (x / s) ** 2 * scatter)
+
+    return over_replicates(risk, points)
 
 
 def is_scalar(matrix: NDArray[np.float64]) -> bool:

@@ -1,12 +1,12 @@
-r"""The rules for the risks of denoising, and what flows descend.
+r"""The rules for the risks of denoising.
 
-Over infinite prompts risks are those of `_limit_risk`, over prompts of L tokens those of
-`_prompts`. Flows at finite L follow one softmax head and a residual between two components, over
+Risks over infinite prompts are those of `_limit_risk`, over prompts of L tokens those of
+`_prompts`. Gradients at finite L exist for one softmax head and a residual on two components, over
 fixed queries and tables of selection. Linear heads have a closed form.
 """
 
-import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention, AbstractHead
 from promptlimit.errors import ArgumentError
-from promptlimit.rules import Effort, Quantity, Rule, unwrap
+from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
     BAYES_EXCESS,
     BAYES_RISK,
@@ -28,10 +28,8 @@ from promptlimit.tasks._problem import (
     Estimate,
     Objectives,
     RiskProblem,
-    formula_objectives,
     on,
     some_finite,
-    task_of,
 )
 from promptlimit.tasks.denoising._limit_risk import (
     is_rotation_invariant,
@@ -39,12 +37,12 @@ from promptlimit.tasks.denoising._limit_risk import (
     limit_excess,
     limit_objective,
 )
-from promptlimit.tasks.denoising._points import bayes_denoising_risk, query_points
+from promptlimit.tasks.denoising._points import QueryPoints, bayes_denoising_risk, query_points
 from promptlimit.tasks.denoising._prompts import prompt_excess, query_rule, tilted_heads
 from promptlimit.tasks.denoising._task import (
+    AbstractDenoising,
     Denoising,
     InContextDenoising,
-    fixed_mixture,
     require_outputs,
 )
 from promptlimit.weights import SelectionTable, selection_tables
@@ -56,7 +54,7 @@ _ROUGH = 1e-3
 """The tolerance from which the cross moments of two heads may be rough: they are better still."""
 
 _QUERY_RADIUS = 6.0
-"""Standard deviations of a query that flows see."""
+"""How far the queries of gradients go, in standard deviations."""
 
 _FARTHEST = 25.0
 """How far apart means may be, in standard deviations of a token: tables are finer the farther."""
@@ -66,8 +64,10 @@ _REACH_SHARE = 0.5
 
 
 _LIMIT_SCOPE = "`Denoising` and `InContextDenoising`, all lengths infinite"
-_SOFTMAX_SCOPE = "`Denoising`, softmax heads and a residual"
-_LINEAR_SCOPE = "`Denoising`, linear heads"
+_HEADS_SCOPE = (
+    "`Denoising`, softmax heads or linear ones, and a residual; `InContextDenoising` where their "
+    "matrices are multiples of the identity"
+)
 
 
 def _no_limit(problem: RiskProblem) -> str | None:
@@ -77,11 +77,18 @@ def _no_limit(problem: RiskProblem) -> str | None:
     return some_finite(problem)
 
 
-def _not_softmax(problem: RiskProblem) -> str | None:
+def _not_alike(problem: RiskProblem) -> str | None:
+    """Return why the attention is not a sum of heads of one kernel, and of a residual.
+
+    On `InContextDenoising` turning the mixture must change nothing.
+    """
     require_outputs(problem.attention, problem.task.token_dim)
+    turned = isinstance(problem.task, InContextDenoising)
+    if turned and not is_rotation_invariant(problem.attention):
+        return "its matrices are not all multiples of the identity"
     if problem.heads is None:
         return "it does not implement `as_heads`"
-    return None if problem.kernels == {"softmax"} else "a head is not a softmax head"
+    return None if len(problem.kernels) == 1 else "a head is not a softmax head"
 
 
 def _not_linear(problem: RiskProblem) -> str | None:
@@ -91,10 +98,11 @@ def _not_linear(problem: RiskProblem) -> str | None:
 
 def _not_tabulated(problem: RiskProblem) -> str | None:
     """Return why tables do not apply: they are for one head and two distinct components."""
-    obstacle = _not_softmax(problem)
-    if obstacle is not None:
+    if (obstacle := _not_alike(problem)) is not None:
         return obstacle
-    task = task_of(problem, Denoising)
+    task = problem.task
+    if problem.kernels != {"softmax"}:
+        return "a head is not a softmax head"
     if len(problem.heads or ()) != 1 or task.weights.size != 2:
         return "gradients at finite lengths require one head and two components"
     apart = float(np.linalg.norm(task.means[0] - task.means[1]))
@@ -104,30 +112,28 @@ def _not_tabulated(problem: RiskProblem) -> str | None:
 
 
 _IN_THE_LIMIT = on(Denoising, InContextDenoising, obstacle=_no_limit)
+_HEADS = on(Denoising, InContextDenoising, obstacle=_not_alike)
 
 
 @OBJECTIVE.rule(
     kind="limit", scope=_LIMIT_SCOPE, method="a mean over queries", obstacle=_IN_THE_LIMIT
 )
 def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    points = unwrap(effort.points)
-
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
-        if isinstance(problem.task, InContextDenoising):
-            return limit_objective(problem.task, points, replicate)
-        return limit_objective(fixed_mixture(problem.task), points, replicate)
+        return limit_objective(problem.task, unwrap(effort.points), replicate)
 
     return [Objectives(make)] * problem.lengths.size
 
 
 @OBJECTIVE.rule(
     kind="exact",
-    scope=_LINEAR_SCOPE,
+    scope="`Denoising`, linear heads",
     method="closed form",
     obstacle=on(Denoising, obstacle=_not_linear),
 )
 def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    return formula_objectives(problem, linear_denoising_risk)
+    formula, task = linear_denoising_risk, problem.task
+    return [Objectives.formula(formula, task, length) for length in problem.lengths.tolist()]
 
 
 @OBJECTIVE.rule(
@@ -137,17 +143,14 @@ def _linear_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives
     obstacle=on(Denoising, obstacle=_not_tabulated),
 )
 def _prompt_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
-    task, points = task_of(problem, Denoising), unwrap(effort.points)
+    task, points = problem.task, unwrap(effort.points)
 
-    def objectives(length: float) -> Objectives:
-        def make(max_sharpness: float, replicate: int) -> AbstractObjective:
-            if math.isinf(length):
-                return limit_objective(task, points, replicate)
-            return _prompt_objective(task, length, points, max_sharpness, replicate)
+    def make(length: float, max_sharpness: float, replicate: int) -> AbstractObjective:
+        if math.isinf(length):
+            return limit_objective(task, points, replicate)
+        return _prompt_objective(task, length, points, max_sharpness, replicate)
 
-        return Objectives(make)
-
-    return [objectives(length) for length in problem.lengths.tolist()]
+    return [Objectives(partial(make, length)) for length in problem.lengths.tolist()]
 
 
 def _prompt_objective(
@@ -162,41 +165,15 @@ def _prompt_objective(
         (length,),
         _REACH_SHARE * max_sharpness,
     )
-    return PromptObjective(
-        table=table,
-        points=to_device(queries.points),
-        weights=to_device(queries.weights),
-        bayes=to_device(queries.bayes),
-        means=to_device(task.means),
-        logit=to_device(math.log(task.weights[0] / task.weights[1])),
-        variance=to_device(task.token_variance),
-        least=least(task),
-    )
+    return PromptObjective(table, task, queries.to_device(), least(task))
 
 
 @BAYES_EXCESS.rule(
     kind="exact",
-    scope=_LINEAR_SCOPE,
-    method="that of the limit and a closed form in $1/L$",
-    obstacle=on(Denoising, obstacle=_not_linear),
-)
-def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    limit, task = limit_excess(problem, effort), task_of(problem, Denoising)
-    one, never = (
-        float(linear_denoising_risk(task, problem.attention, to_device(length, jnp.float64)))
-        for length in (1.0, math.inf)
-    )
-    return [
-        limit._replace(value=limit.value + (one - never) / length)
-        for length in problem.lengths.tolist()
-    ]
-
-
-@BAYES_EXCESS.rule(
-    kind="exact",
-    scope=_SOFTMAX_SCOPE,
-    method="a mean over a lattice of queries of the exact moments of selection",
-    obstacle=on(Denoising, obstacle=_not_softmax),
+    scope=_HEADS_SCOPE,
+    method="the exact moments of selection over a lattice of queries; closed form in $1/L$ for "
+    "linear heads",
+    obstacle=_HEADS,
 )
 @BAYES_EXCESS.rule(
     kind="limit",
@@ -205,18 +182,29 @@ def _linear_excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     obstacle=_IN_THE_LIMIT,
 )
 def _excesses(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    finite = problem.finite
-    known = _prompt_excesses(problem, finite, effort) if finite else {}
-    if np.isinf(problem.lengths).any():
+    known: dict[float, Estimate] = {}
+    linear, finite = problem.kernels == {"linear"}, problem.finite
+    if linear or not finite or np.isinf(problem.lengths).any():
         known[math.inf] = limit_excess(problem, effort)
+    if finite and linear:
+        one, never = (_linear_risk_at(problem, length) for length in (1.0, math.inf))
+        limit = known[math.inf]
+        known |= {n: limit._replace(value=limit.value + (one - never) / n) for n in finite}
+    elif finite:
+        known |= _prompt_excesses(problem, finite, effort)
     return [known[length] for length in problem.lengths.tolist()]
+
+
+def _linear_risk_at(problem: RiskProblem, length: float) -> float:
+    at = to_device(length, jnp.float64)
+    return float(linear_denoising_risk(problem.task, problem.attention, at))
 
 
 def _prompt_excesses(
     problem: RiskProblem, lengths: list[float], effort: Effort
 ) -> dict[float, Estimate]:
     """Return the excess at each finite length, over finer lattices until two halves agree."""
-    task, heads = task_of(problem, Denoising), unwrap(tilted_heads(problem.attention))
+    task, heads = problem.task, tilted_heads(problem.attention)
     steps = _STEPS if effort.points is None else (_STEPS[0] * math.sqrt(512 / effort.points),)
     spacing = "coarse" if effort.tolerance < _ROUGH else "rough"
     known: dict[float, Estimate] = {}
@@ -234,9 +222,9 @@ def _prompt_excesses(
 
 @RISK.rule(
     kind="exact",
-    scope=_SOFTMAX_SCOPE,
-    method="the Bayes risk and the excess over it",
-    obstacle=on(Denoising, obstacle=_not_softmax),
+    scope=_HEADS_SCOPE,
+    method="the Bayes risk and the excess over it; closed form for linear heads",
+    obstacle=_HEADS,
 )
 @RISK.rule(
     kind="limit",
@@ -245,37 +233,14 @@ def _prompt_excesses(
     obstacle=_IN_THE_LIMIT,
 )
 def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    bayes = bayes_denoising_risk(fixed_mixture(problem.task), USUAL_POINTS)
+    if _HEADS(problem) is None and problem.kernels == {"linear"}:
+        lengths = problem.lengths.tolist()
+        return [Estimate(_linear_risk_at(problem, length), 0.0, 0) for length in lengths]
+    bayes = bayes_denoising_risk(problem.task, USUAL_POINTS)
     return [
         Estimate(value + bayes.value, math.hypot(error, bayes.error), points)
         for value, error, points in _excesses(problem, effort)
     ]
-
-
-def _turned(quantity: Quantity[RiskProblem, list[Estimate]]) -> None:
-    """Register the rule for mixtures that each prompt turns, where that changes nothing."""
-
-    def fixed(problem: RiskProblem) -> RiskProblem:
-        return dataclasses.replace(problem, task=fixed_mixture(problem.task))
-
-    def obstacle(problem: RiskProblem) -> str | None:
-        if not is_rotation_invariant(problem.attention):
-            return "its matrices are not all multiples of the identity"
-        rule = quantity.first(fixed(problem), "exact")
-        return None if isinstance(rule, Rule) else rule
-
-    @quantity.rule(
-        kind="exact",
-        scope="`InContextDenoising`, heads whose matrices are multiples of the identity",
-        method="as on `Denoising`: turning the mixture changes nothing",
-        obstacle=on(InContextDenoising, obstacle=obstacle),
-    )
-    def compute(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-        return quantity.choose(fixed(problem), "exact", effort).compute(fixed(problem), effort)
-
-
-_turned(RISK)
-_turned(BAYES_EXCESS)
 
 
 def _finite_prompt(problem: BayesProblem) -> str | None:
@@ -301,56 +266,51 @@ def _finite_prompt(problem: BayesProblem) -> str | None:
 )
 def _bayes_risks(problem: BayesProblem, effort: Effort) -> list[Estimate]:
     """Return the risk of `bayes`, at every length: the law is known without the prompt."""
-    risk = bayes_denoising_risk(fixed_mixture(problem.task), unwrap(effort.points))
+    risk = bayes_denoising_risk(problem.task, unwrap(effort.points))
     return [risk] * problem.lengths.size
 
 
 class PromptObjective(AbstractObjective):
-    r"""The risk of one softmax head beside a residual, over L tokens of two components.
+    r"""The risk of one softmax head and a residual, over L tokens of two components.
 
     Attributes:
         table: the moments of selection at L.
-        points: $z_i$.
-        weights: $w_i$, of sum one.
-        bayes: $f^*(z_i)$.
-        means: $m_1$ and $m_2$.
-        logit: $\log\pi_1/\pi_2$.
-        variance: of a token within its component.
-        least: the risk of Bayes.
+        task: the mixture.
+        queries: with weights of sum one, and the Bayes predictor.
+        least: the Bayes risk.
     """
 
     table: SelectionTable
-    points: Float[Array, "points d"]
-    weights: Float[Array, " points"]
-    bayes: Float[Array, "points d"]
-    means: Float[Array, "2 d"]
-    logit: Float[Array, ""]
-    variance: Float[Array, ""]
+    task: Denoising
+    queries: QueryPoints
     least: Float[Array, ""]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk, differentiable in the arrays of the attention."""
         head, residual = _only_head(attention), attention.residual_matrix()
         excess = jax.vmap(lambda z, target: self._excess(head, residual, z, target))
-        return self.least + 0.5 * self.weights @ excess(self.points, self.bayes)
+        points, weights, bayes = self.queries
+        return self.least + 0.5 * weights @ excess(points, bayes)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return what part of its tables it asks for, in the units of other tables."""
-        tilts = self.points @ _only_head(attention).key_query.T
-        largest = jnp.sqrt(self.variance * jnp.max(jnp.sum(tilts**2, axis=1)))
+        """Return the largest sharpness at any query, in the units of other tables."""
+        tilts = self.queries.points @ _only_head(attention).key_query.T
+        largest = jnp.sqrt(self.task.token_variance * jnp.max(jnp.sum(tilts**2, axis=1)))
         return float(largest) / _REACH_SHARE
 
     def _excess(
         self, head: AbstractHead, residual: Array | None, query: Array, target: Array
     ) -> Array:
         r"""Return $|f-f^*|^2+2\langle f-f^*,VE\varepsilon\rangle+E|V\varepsilon|^2$ there."""
-        tilt, s, (first, second) = head.key_query @ query, self.variance, self.means
+        tilt, s = head.key_query @ query, self.task.token_variance
+        first, second = to_device(self.task.means)
+        prior = jnp.log(to_device(self.task.weights))
         apart = first - second
         shift = tilt @ apart
-        along = jnp.sqrt(s) * shift / jnp.linalg.norm(apart)
+        along = math.sqrt(s) * shift / jnp.linalg.norm(apart)
         share, mass, square, pull, stretch = self.table(along, s * (tilt @ tilt) - along**2)
         seen, drawn = head.value @ apart, head.value @ tilt
-        limit = jax.nn.sigmoid(self.logit + shift) * seen + head.value @ second + s * drawn
+        limit = jax.nn.sigmoid(prior[0] - prior[1] + shift) * seen + head.value @ second + s * drawn
         missed = limit - target + (0.0 if residual is None else residual @ query)
         bias = mass * seen - share * s * drawn
         spread = square * (seen @ seen) + 2.0 * s * pull * (seen @ drawn)
@@ -361,12 +321,12 @@ class PromptObjective(AbstractObjective):
 def _only_head(attention: AbstractAttention) -> AbstractHead:
     heads = attention.as_heads()
     if heads is None or len(heads) != 1:
-        raise ArgumentError("attention", "must be one head, beside a residual or not.")
+        raise ArgumentError("attention", "must be one head, with or without a residual.")
     return heads[0]
 
 
 def linear_denoising_risk(
-    task: Denoising, attention: AbstractAttention, length: Float[Array, ""]
+    task: AbstractDenoising, attention: AbstractAttention, length: Float[Array, ""]
 ) -> Float[Array, ""]:
     r"""Return the risk of linear heads, $f_L=(C+\sum_hV_h\hat MU_h)z$, $\hat M$ mean of $zz^\top$.
 

@@ -1,4 +1,4 @@
-r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more of them to clean."""
+r"""Denoising with a Gaussian mixture: prompts of noisy tokens, and one more as the query."""
 
 import math
 
@@ -16,35 +16,20 @@ from promptlimit.measures import Affine, Gaussian, Mixture, full_precision
 from promptlimit.tasks._abstract import AbstractTask
 
 _LARGEST = 1e60
-"""Means and variances beyond it, whose squares and products would be no numbers, are refused."""
+"""The largest means and variances: squares and products of larger ones overflow."""
 
 
-class Denoising(AbstractTask):
-    r"""The denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
+class AbstractDenoising(AbstractTask):
+    r"""The denoising of a token of a Gaussian mixture.
 
-    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The prompt holds noisy
-    tokens, the query is one more, and the loss is $\frac12|f(Z)-X|^2$, so that `mse` is the squared
-    error without a factor. The law is the same for all prompts: weights may know it, and the least
-    risk does not depend on the length. The task keeps its numbers in double precision.
-
-    Args:
-        means: $m_k$, one a row, shape `[components, d]`; at least two.
-        weights: $\pi_k$, positive, with sum one.
-        within_variance: $g=\gamma^2$, of a clean token within its component; may be 0.
-        noise_variance: $x=\xi^2$, of what is added; may be 0 where g is not.
-        clean_prompt: whether the prompt holds clean tokens; the query stays noisy.
-
-    >>> import math, promptlimit as pl
-    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
-    >>> print(f"{pl.bayes_risk(task, math.inf).mse:.6f}", task.bayes([1.5, 1.5]))
-    2.990055 [1.5 1.5]
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The query is $Z$, and
+    the loss is $\frac12|f(Z)-X|^2$. The task keeps its numbers in double precision.
     """
 
     means: Float[np.ndarray, "components d"]
     weights: Float[np.ndarray, " components"]
     within_variance: float = eqx.field(static=True)
     noise_variance: float = eqx.field(static=True)
-    clean_prompt: bool = eqx.field(static=True)
 
     @numpy_only("Build the task outside.")
     def __init__(
@@ -54,7 +39,6 @@ class Denoising(AbstractTask):
         *,
         within_variance: Number,
         noise_variance: Number,
-        clean_prompt: bool = False,
     ):
         self.means, self.weights = _mixture_arrays(means, weights)
         self.within_variance = _variance("within_variance", within_variance)
@@ -65,7 +49,6 @@ class Denoising(AbstractTask):
                 "must be positive where `within_variance` is 0, got 0.0. Without "
                 "either there is nothing to remove.",
             )
-        self.clean_prompt = bool(clean_prompt)
 
     @property
     def token_dim(self) -> int:
@@ -84,8 +67,8 @@ class Denoising(AbstractTask):
 
     @property
     def token_variance(self) -> float:
-        r"""The variance of the prompt's tokens within a component: $s$, or $g$ of clean ones."""
-        return self.within_variance if self.clean_prompt else self.query_variance
+        r"""The variance $s$ of the prompt's tokens within a component."""
+        return self.query_variance
 
     @property
     def token_law(self) -> Mixture:
@@ -99,31 +82,11 @@ class Denoising(AbstractTask):
 
     @property
     def pair_law(self) -> Mixture:
-        r"""The law of $(Z, X)$ on $\mathbb R^{2d}$: what is asked, and its answer."""
+        r"""The law of $(Z, X)$ on $\mathbb R^{2d}$: a query and its answer."""
         g, s = self.within_variance, self.query_variance
         covariance = np.kron([[s, g], [g, g]], np.eye(self.token_dim))
         twice = jnp.tile if is_traced(self.means) else np.tile
         return _of_gaussians(self.weights, twice(self.means, (1, 2)), covariance)
-
-    @full_precision
-    def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
-        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ (10).
-
-        The gate is $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$ (11).
-        One query a call, for `vmap` and `grad`.
-
-        Args:
-            query: $z$, shape `[d]`.
-        """
-        z = float_array("query", query, rank=1)
-        require_shape("query", z, (self.token_dim,), "that of a token")
-        g, x, s = self.within_variance, self.noise_variance, self.query_variance
-        means, weights = to_device(self.means, z.dtype), to_device(self.weights, z.dtype)
-        return _bayes(means, weights, (g / s, x / s, s), z)
-
-    def draw(self, *, key: PRNGKeyArray) -> tuple[Mixture, Mixture]:  # noqa: ARG002  # one law for all
-        """Return the law of a token, and that of the pair asked about."""
-        return self.token_law, self.pair_law
 
     def query_of(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
         """Return the noisy half of a pair."""
@@ -135,6 +98,69 @@ class Denoising(AbstractTask):
 
     def _mixture(self, variance: float) -> Mixture:
         return _of_gaussians(self.weights, self.means, variance * np.eye(self.token_dim))
+
+
+class Denoising(AbstractDenoising):
+    r"""The denoising of a token of one known mixture (Gabet, Boursier and Boyer, section 4).
+
+    A clean token is $X\sim\sum_k\pi_kN(m_k,gI)$, a noisy one $Z=X+N(0,xI)$. The prompt holds noisy
+    tokens, the query is one more, and the loss is $\frac12|f(Z)-X|^2$, so that `mse` is the squared
+    error without a factor. The law is the same for all prompts: weights may depend on it, and the
+    least risk does not depend on the length.
+
+    Args:
+        means: $m_k$, one per row, shape `[components, d]`; at least two.
+        weights: $\pi_k$, positive, with sum one.
+        within_variance: $g=\gamma^2$, of a clean token within its component; may be 0.
+        noise_variance: $x=\xi^2$, of the added noise; may be 0 where g is not.
+        clean_prompt: whether the prompt holds clean tokens; the query stays noisy.
+
+    >>> import math, promptlimit as pl
+    >>> task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    >>> print(f"{pl.bayes_risk(task, math.inf).mse:.6f}", task.bayes([1.5, 1.5]))
+    2.990055 [1.5 1.5]
+    """
+
+    clean_prompt: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        means: ArrayLike,
+        weights: ArrayLike,
+        *,
+        within_variance: Number,
+        noise_variance: Number,
+        clean_prompt: bool = False,
+    ):
+        super().__init__(
+            means, weights, within_variance=within_variance, noise_variance=noise_variance
+        )
+        self.clean_prompt = bool(clean_prompt)
+
+    @property
+    def token_variance(self) -> float:
+        r"""The variance of the prompt's tokens within a component: $s$, or $g$ of clean ones."""
+        return self.within_variance if self.clean_prompt else self.query_variance
+
+    @full_precision
+    def bayes(self, query: ArrayLike) -> Float[Array, " d"]:
+        r"""Return $f^*(z)=E[X\mid Z=z]=\frac gsz+\frac xs\sum_k\beta_k(z)m_k$ (10).
+
+        The gate is $\beta=\mathrm{softmax}_k(\log\pi_k+\langle m_k,z\rangle/s-|m_k|^2/2s)$ (11).
+        One query per call, for `vmap` and `grad`.
+
+        Args:
+            query: $z$, shape `[d]`.
+        """
+        z = float_array("query", query, rank=1)
+        require_shape("query", z, (self.token_dim,), "that of a token")
+        g, x, s = self.within_variance, self.noise_variance, self.query_variance
+        means, weights = to_device(self.means, z.dtype), to_device(self.weights, z.dtype)
+        return _bayes(means, weights, (g / s, x / s, s), z)
+
+    def draw(self, *, key: PRNGKeyArray) -> tuple[Mixture, Mixture]:  # noqa: ARG002  # one law for all
+        """Return the law of a token, and that of the query with its answer."""
+        return self.token_law, self.pair_law
 
 
 def _of_gaussians(
@@ -153,17 +179,17 @@ def _bayes(
     return kept * z + pulled * (gate @ means)
 
 
-class InContextDenoising(AbstractTask):
-    r"""The denoising of a token of a mixture that only the prompt tells (section 4.4).
+class InContextDenoising(AbstractDenoising):
+    r"""The denoising of a token of a mixture that only the prompt shows (section 4.4).
 
     As `Denoising`, but each prompt has its own means $Qm_k$, Q orthogonal and drawn uniformly:
-    weights cannot know them, and the prompt must be read.
+    weights cannot depend on them.
 
     Args:
-        means: $m_k$ before they are turned, one a row, shape `[components, d]`.
+        means: $m_k$ before the rotation, one per row, shape `[components, d]`.
         weights: $\pi_k$, positive, with sum one.
         within_variance: $g=\gamma^2$, of a clean token within its component.
-        noise_variance: $x=\xi^2$, of what is added.
+        noise_variance: $x=\xi^2$, of the added noise.
 
     >>> import jax, promptlimit as pl
     >>> task = pl.InContextDenoising(
@@ -174,9 +200,6 @@ class InContextDenoising(AbstractTask):
     2 4
     """
 
-    fixed: Denoising
-
-    @numpy_only("Build the task outside.")
     def __init__(
         self,
         means: ArrayLike,
@@ -185,42 +208,23 @@ class InContextDenoising(AbstractTask):
         within_variance: Number,
         noise_variance: Number,
     ):
-        self.fixed = Denoising(
+        super().__init__(
             means, weights, within_variance=within_variance, noise_variance=noise_variance
         )
 
-    @property
-    def token_dim(self) -> int:
-        """The dimension $d$ of a token."""
-        return self.fixed.token_dim
-
-    @property
-    def query_dim(self) -> int:
-        """The dimension of a query, a token's."""
-        return self.fixed.token_dim
-
     def draw(self, *, key: PRNGKeyArray) -> tuple[Affine, Affine]:
-        """Return the law of a token, and that of the pair asked about, both turned by one Q."""
+        """Return the law of a token, and that of the query with its answer, rotated by one Q."""
         dtype = jnp.result_type(float)
         turn = jax.random.orthogonal(key, self.token_dim, dtype=dtype)
         both = jnp.kron(jnp.eye(2, dtype=dtype), turn)
-        return Affine(self.fixed.token_law, turn), Affine(self.fixed.pair_law, both)
-
-    def query_of(self, token: Float[Array, " pair"]) -> Float[Array, " d"]:
-        """Return the noisy half of a pair."""
-        return self.fixed.query_of(token)
-
-    def loss(self, output: Float[Array, " d"], token: Float[Array, " pair"]) -> Float[Array, ""]:
-        r"""Return $\frac12|\text{output}-X|^2$, X the clean half of the pair."""
-        return self.fixed.loss(output, token)
+        return Affine(self.token_law, turn), Affine(self.pair_law, both)
 
 
-def fixed_mixture(task: object) -> Denoising:
-    """Return the mixture of a denoising task, before it is turned where prompts turn it."""
-    fixed = task.fixed if isinstance(task, InContextDenoising) else task
-    if not isinstance(fixed, Denoising):
+def require_denoising(task: object) -> AbstractDenoising:
+    """Return a denoising task, or raise an error for another object."""
+    if not isinstance(task, AbstractDenoising):
         raise ArgumentError("task", f"must be a denoising task, got {type(task).__name__}.")
-    return fixed
+    return task
 
 
 def require_outputs(attention: AbstractAttention, dim: int) -> None:
@@ -234,7 +238,7 @@ def require_outputs(attention: AbstractAttention, dim: int) -> None:
 
 
 def _mixture_arrays(means: ArrayLike, weights: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Return means and weights in double precision, or say what is wrong with them."""
+    """Return means and weights in double precision, or raise an error."""
     with jax.enable_x64(True):
         centres = float_array("means", means, rank=2)
         if centres.shape[0] < 2:

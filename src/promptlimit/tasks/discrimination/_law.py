@@ -6,18 +6,15 @@ and by scrambled Sobol' points beyond; a logistic loss takes about a twentieth o
 an error rate less.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from promptlimit._arrays import Array, as_float64
-from promptlimit._inputs import in_double
-from promptlimit._replicates import REPLICATES, sobol_normals, standard_error
+from promptlimit._quadrature import REPLICATES, mixture_lattice, sobol_normals, standard_error
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.measures import GaussianParts
@@ -28,16 +25,15 @@ from promptlimit.tasks._problem import (
     RISK,
     Estimate,
     RiskProblem,
+    checked_risk_problem,
     kind_of,
     merged,
     on,
-    require_fitting_task,
     require_lengths,
     require_points,
     risk_at_lengths,
-    task_of,
 )
-from promptlimit.tasks.discrimination._limit_risk import limit_risks
+from promptlimit.tasks.discrimination._limit_risk import limit_risk
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 from promptlimit.weights import ScoredValues, deviation_moments, sinh_thresholds, upper_tails
 
@@ -51,7 +47,7 @@ _SHARPEST = 9.0
 _LIGHT_SHARE = 10.0
 """The share of light queries, in units of the tolerance: the third order is enough for them."""
 
-Weighed = Callable[[ScoredValues, float, bool], tuple[float, float]]
+QueryLoss = Callable[[ScoredValues, float, bool], tuple[float, float]]
 """(score and value of a token, P(y = 1 | x), is it light?) -> mean loss at a query, its error."""
 
 
@@ -73,60 +69,47 @@ def _not_softmax(problem: RiskProblem) -> str | None:
     method="the law of the score, averaged over queries (minutes beyond two dimensions)",
     obstacle=on(Discrimination, obstacle=_not_softmax),
 )
-def _prompt_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+def _risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the mean of the expected loss over queries."""
-    task, attention = task_of(problem, Discrimination), problem.attention
+    task, attention, tolerance = problem.task, problem.attention, effort.tolerance
 
     def risk(length: float) -> Estimate:
         if math.isinf(length):
-            (limit,) = limit_risks(RiskProblem(attention, task, np.array([length])), effort)
-            return limit
+            score = task.coordinates(attention)
+            return limit_risk(task, score, tolerance=tolerance, points=effort.points)
 
         def loss(tokens: ScoredValues, positive: float, light: bool) -> tuple[float, float]:
             if light:
                 return _third_order_loss(tokens, length, positive)
-            return _expected_loss(tokens, length, positive, effort.tolerance), 0.0
+            return _expected_loss(tokens, length, positive, tolerance), 0.0
 
-        light = _LIGHT_SHARE * effort.tolerance
+        light = _LIGHT_SHARE * tolerance
         return mean_over_queries(task, attention, loss, points=effort.points, light=light)
 
     return [risk(length) for length in problem.lengths.tolist()]
 
 
-def third_order_risk(
-    attention: AbstractAttention,
-    task: Discrimination,
-    lengths: Lengths,
-    *,
-    points: int | None = None,
-) -> Risk:
-    r"""Return the logistic risk to third order in the score's cumulants, of kind "asymptotic".
+@RISK.rule(
+    kind="asymptotic",
+    scope="`Discrimination`, one softmax head",
+    method="third order in the cumulants of the score, averaged over queries",
+    obstacle=on(Discrimination, obstacle=_not_softmax),
+)
+def _third_order_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+    r"""Return $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$, averaged over queries.
 
-    $E\,\ell(G)+\frac{\kappa_3}6E\,\ell^{(3)}(G)$ at each query, G normal with the exact mean
-    and variance of the score and $\kappa_3$ its exact third cumulant: much cheaper than the
-    exact risk, and within a per cent or so of it. Derived here.
-
-    Args:
-        attention: one softmax head.
-        task: the classes.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
-        points: queries, a power of two in each of eight replicates; a lattice of them in one or
-            two dimensions when None.
-
-    >>> import promptlimit as pl
-    >>> task = pl.Discrimination([[1.0], [-1.0]], [0.5, 0.5], [[1.0]])
-    >>> print(f"{pl.tasks.third_order_risk(task.bayes_head(), task, 100).value:.3f}")
-    0.370
+    G is normal with the exact mean and variance of the score, $\kappa_3$ is its exact third
+    cumulant: much cheaper than the exact risk, and within a per cent or so of it. Derived here.
     """
 
-    def at(head: AbstractAttention, length: float, count: int | None) -> Estimate:
+    def risk(length: float) -> Estimate:
         def loss(tokens: ScoredValues, positive: float, _: bool) -> tuple[float, float]:
             return _third_order_loss(tokens, length, positive)
 
-        return mean_over_queries(task, head, loss, points=count)
+        found = mean_over_queries(problem.task, problem.attention, loss, points=effort.points)
+        return found._replace(error=math.nan)
 
-    risk = _over_lengths(at, attention, task, lengths, points)
-    return dataclasses.replace(risk, error=np.nan * risk.error, kind="asymptotic")
+    return [risk(length) for length in problem.lengths.tolist()]
 
 
 def error_rate(
@@ -152,31 +135,23 @@ def error_rate(
     >>> print(f"{pl.tasks.error_rate(task.bayes_head(), task, math.inf).value:.4f}")
     0.1587
     """
-    return _over_lengths(partial(_error_rate, task), attention, task, lengths, points)
-
-
-def _over_lengths(
-    quantity: Callable[[AbstractAttention, float, int | None], Estimate],
-    attention: AbstractAttention,
-    task: Discrimination,
-    lengths: Lengths,
-    points: int | None,
-) -> Risk:
     if not isinstance(task, Discrimination):
         raise ArgumentError("task", f"must be a Discrimination, got {type(task).__name__}.")
+    count = None if points is None else require_points(points)
+    tokens = require_lengths(lengths)
     with jax.enable_x64(True):
-        require_fitting_task("attention", attention, task)
-        head = attention.single_head()
-        if head is None or head.kernel != "softmax":
+        problem = checked_risk_problem(attention, task, tokens)
+        if _not_softmax(problem) is not None:
             raise ArgumentError(
                 "attention",
                 f"must be one softmax head, got {type(attention).__name__}. Use "
                 "`risk` with a key for others.",
             )
-        count = None if points is None else require_points(points)
-        tokens, double = require_lengths(lengths), in_double(attention)
-        means = [quantity(double, float(length), count) for length in tokens.ravel()]
-    return risk_at_lengths(means, tokens, kind_of("exact", tokens))
+        rates = [
+            _error_rate(task, problem.attention, length, count)
+            for length in problem.lengths.tolist()
+        ]
+    return risk_at_lengths(rates, tokens, kind_of("exact", tokens))
 
 
 def _third_order_loss(tokens: ScoredValues, length: float, positive: float) -> tuple[float, float]:
@@ -259,7 +234,7 @@ def _expected_loss(tokens: ScoredValues, length: float, positive: float, toleran
 def mean_over_queries(
     task: Discrimination,
     attention: AbstractAttention,
-    loss: Weighed,
+    loss: QueryLoss,
     *,
     points: int | None,
     edge: float = math.inf,
@@ -316,7 +291,7 @@ def _require_mild(task: Discrimination, tilts: Array) -> None:
         raise ArgumentError(
             "attention",
             f"must have scores of standard deviation at most {_SHARPEST:g}, got "
-            f"{sharpest:.3g} at some query. Scale its key-query matrix down, or ask for "
+            f"{sharpest:.3g} at some query. Scale its key-query matrix down, or pass "
             "kind='estimate' with a key.",
         )
 
@@ -341,19 +316,10 @@ def _lattice(task: Discrimination, key_query: Array, row: Array, edge: float) ->
     centres = np.linalg.solve(root, task.means.T).T @ basis
     usual = _STEP if rise.size > 1 else _STEP / 2.0
     steps = [min(max(edge / 2.0, _FINEST), usual), usual][: rise.size]
-    axes = [
-        np.arange(low - _REACH, high + _REACH, step)
-        for low, high, step in zip(centres.min(axis=0), centres.max(axis=0), steps, strict=True)
-    ]
-    places = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, rise.size)
-    counts = np.meshgrid(*(np.arange(axis.size) for axis in axes), indexing="ij")
-    parity = np.sum(counts, axis=0) % 2
-    distances = np.sum((places[:, None] - centres) ** 2, axis=2)
-    weights = np.exp(-0.5 * distances) @ task.weights
-    for colour in (0, 1):
-        kept = (parity.ravel() == colour) & (weights > _LIGHT * weights.max())
-        own = weights[kept] / weights[kept].sum()
-        yield QuerySet(places[kept] @ basis.T @ root.T, own)
+    nodes, masses, half = mixture_lattice(centres, task.weights, steps, _REACH)
+    for part in (0, 1):
+        kept = (half == part) & (masses > _LIGHT * masses.max())
+        yield QuerySet(nodes[kept] @ basis.T @ root.T, masses[kept] / masses[kept].sum())
 
 
 def _sobol(task: Discrimination, points: int) -> Iterator[QuerySet]:

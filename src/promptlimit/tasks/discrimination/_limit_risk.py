@@ -6,7 +6,6 @@ integral over the plane for every dimension. The trapezoid rule is exact to roun
 spread over a few units; shifted by a part of its step it measures its own error.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from jaxtyping import Array, Float
 
 from promptlimit._arrays import as_float64
 from promptlimit._inputs import to_device
+from promptlimit._quadrature import normal_rule
 from promptlimit.attention import AbstractAttention
 from promptlimit.rules import Effort, unwrap
 from promptlimit.tasks._problem import (
@@ -32,36 +32,14 @@ from promptlimit.tasks._problem import (
     not_one_head,
     on,
     some_finite,
-    task_of,
 )
 from promptlimit.tasks.discrimination._task import Discrimination, ScoreCoordinates
 
-REACH = 8.5
-"""Where a standard normal ends in double precision."""
-
-_LEAST, _MOST = 64, 1024
+_LEAST, _MOST = 2**12, 2**20
 _DIGITS = 1e-12
-_SHIFTS = (0.6180339887498949, 0.7548776662466927)
-"""Multiples of these, less their whole part, lie evenly: where replicates put their nodes."""
 
 PlaneFunction = Callable[[Float[Array, "2"], Array], Any]
 """A function of a point of the plane and of a parameter, to one array or several."""
-
-
-def normal_nodes(count: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return nodes and weights of the trapezoid rule for the standard normal, shifted by a part."""
-    step = 2.0 * REACH / count
-    nodes = -REACH + step * (np.arange(count) + shift % 1.0)
-    weights = np.exp(-0.5 * nodes**2)
-    return nodes, weights / weights.sum()
-
-
-def plane_nodes(points: int, replicate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return about so many nodes [n, 2] of the standard normal in the plane, and their weights."""
-    count = max(4, round(math.sqrt(points)))
-    (x, along), (y, across) = (normal_nodes(count, replicate * shift) for shift in _SHIFTS)
-    nodes = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    return nodes, np.outer(along, across).ravel()
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -142,9 +120,8 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     """Return the risk to descend; replicates are shifted nodes."""
 
     def make(_sharpness: float, replicate: int) -> AbstractObjective:
-        nodes, weights = plane_nodes(unwrap(effort.points), replicate)
-        task = task_of(problem, Discrimination)
-        return ScoreObjective(task, (to_device(nodes), to_device(weights)))
+        nodes, weights = normal_rule(2, unwrap(effort.points), replicate=replicate)
+        return ScoreObjective(problem.task, (to_device(nodes), to_device(weights)))
 
     return [Objectives(make)] * problem.lengths.size
 
@@ -155,11 +132,10 @@ def _limit_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     method="a double integral, in any dimension",
     obstacle=on(Discrimination, obstacle=_no_limit),
 )
-def limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
+def _limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     """Return the risk over the infinite prompt, once per length."""
-    task = task_of(problem, Discrimination)
-    coordinates = task.coordinates(problem.attention)
-    risk = limit_risk(task, coordinates, tolerance=effort.tolerance, points=effort.points)
+    coordinates = problem.task.coordinates(problem.attention)
+    risk = limit_risk(problem.task, coordinates, tolerance=effort.tolerance, points=effort.points)
     return [risk] * problem.lengths.size
 
 
@@ -170,8 +146,7 @@ def limit_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     obstacle=on(Discrimination),
 )
 def _bayes_risks(problem: BayesProblem, _effort: Effort) -> list[Estimate]:
-    task = task_of(problem, Discrimination)
-    risk = limit_risk(task, task.bayes, tolerance=1e-3, points=None)
+    risk = limit_risk(problem.task, problem.task.bayes, tolerance=1e-3, points=None)
     return [risk] * problem.lengths.size
 
 
@@ -180,18 +155,16 @@ def limit_risk(
 ) -> Estimate:
     """Return the risk of a score: the mean of two shifted rules, and their distance as its error.
 
-    Nodes are doubled until the error is rounding, or within the tolerance where that takes too
-    many.
+    Nodes are added until the error is rounding, or within the tolerance where that takes too many.
     """
-    count = _LEAST if points is None else max(4, round(math.sqrt(points)))
+    count = _LEAST if points is None else points
     while True:
-        shifted = [_plane_risk(task, coordinates, count**2, replicate) for replicate in (0, 1)]
-        value, error = sum(shifted) / 2, abs(shifted[0] - shifted[1])
-        if points is not None or error <= _DIGITS * value or 2 * count > _MOST:
-            return Estimate(value, error, 2 * count**2)
-        if error <= tolerance * value and count >= _MOST // 2:
-            return Estimate(value, error, 2 * count**2)
-        count *= 2
+        first, second = (_plane_risk(task, coordinates, count, shift) for shift in (0, 1))
+        found = Estimate((first + second) / 2, abs(first - second), 2 * count)
+        within = tolerance if 4 * count >= _MOST else _DIGITS
+        if points is not None or found.error <= within * found.value or count >= _MOST:
+            return found
+        count *= 4
 
 
 def _plane_risk(
@@ -199,7 +172,7 @@ def _plane_risk(
 ) -> float:
     """Return the risk by one rule, in NumPy: nothing is compiled for one number."""
     w, b, r, s, s0 = (as_float64(part) for part in coordinates)
-    nodes, weights = plane_nodes(points, replicate)
+    nodes, weights = normal_rule(2, points, replicate=replicate)
     directions = np.stack([w, s])
     variances, axes = np.linalg.eigh(directions @ task.cov @ directions.T)
     spread = nodes @ (axes * np.sqrt(np.maximum(variances, 0.0))).T

@@ -91,8 +91,8 @@ class Discrimination(AbstractTask):
                 raise ArgumentError(
                     "means",
                     "must be two rows, the mean of class +1 and that of class -1, got "
-                    f"shape {centres.shape}. This task tells two classes apart, no more and no "
-                    "fewer.",
+                    f"shape {centres.shape}. This task has exactly two "
+                    "classes.",
                 )
             dim = centres.shape[1]
             probabilities = float_array("weights", weights, rank=1)
@@ -117,12 +117,12 @@ class Discrimination(AbstractTask):
             raise ArgumentError(
                 "cov",
                 f"must be positive definite, got {variances[0]:.3g} for its smallest "
-                "eigenvalue. Without noise in some direction classes may be told apart for sure.",
+                "eigenvalue. Without noise in some direction the classes may be separated exactly.",
             )
         if np.array_equal(*self.means):
             raise ArgumentError(
                 "means",
-                f"must differ, got {self.means[0].tolist()} twice. There is nothing to tell apart.",
+                f"must differ, got {self.means[0].tolist()} twice. The classes would be the same.",
             )
 
     @property
@@ -226,7 +226,7 @@ def block_head(
 
     Args:
         query_block: $U_{11}$, [d, d], a block of $U^\top$.
-        label_block: $u_{12}$, [d], what the query makes of a label's score.
+        label_block: $u_{12}$, [d], the score of a label.
         value_block: $v_{21}$, [d], what covariates add to the score.
         label_value: $v_{22}$, what a label adds.
     """

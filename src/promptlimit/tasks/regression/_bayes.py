@@ -5,16 +5,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._replicates import REPLICATES, standard_error
 from promptlimit.depth import bartlett_factors
 from promptlimit.rules import Effort, unwrap
-from promptlimit.tasks._problem import (
-    BAYES_RISK,
-    BayesProblem,
-    Estimate,
-    on,
-    task_of,
-)
+from promptlimit.tasks._averages import over_replicates
+from promptlimit.tasks._problem import BAYES_RISK, BayesProblem, Estimate, on
 from promptlimit.tasks.regression._task import LinearRegression, RotatedRegression
 
 
@@ -33,7 +27,7 @@ def _fixed(problem: BayesProblem) -> LinearRegression:
     """Return the regression; one of the same spectrum, where a rotation changes no risk."""
     rotated = problem.task
     if not isinstance(rotated, RotatedRegression):
-        return task_of(problem, LinearRegression)
+        return problem.task
     return LinearRegression(
         np.diag(rotated.spectrum),
         noise_variance=rotated.noise_variance,
@@ -57,12 +51,13 @@ def ridge_risk(task: LinearRegression, length: float, points: int) -> Estimate:
     rank = inside.shape[0]
     if math.isinf(length) or rank == 0 or (noise == 0.0 and length >= rank):
         return Estimate(never / 2, 0.0, 0)
-    values = np.zeros(REPLICATES)
-    for replicate in range(REPLICATES):
+
+    def risk(replicate: int) -> float:
         standard, _ = bartlett_factors(rank, length, points, replicate)
         factor = np.sqrt(variances[seen])[:, None] * standard
-        values[replicate] = (never + _unexplained(factor, inside, noise, prior).mean()) / 2
-    return Estimate(float(values.mean()), float(standard_error(values)), points * REPLICATES)
+        return (never + _unexplained(factor, inside, noise, prior).mean()) / 2
+
+    return over_replicates(risk, points)
 
 
 def _unexplained(

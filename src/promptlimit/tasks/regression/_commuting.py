@@ -2,8 +2,8 @@ r"""Stacks of layers that are scalars on the covariates: their risk is a polynom
 
 Where residual and heads are $\mathrm{diag}(\rho I,\rho')$, $U=\mathrm{diag}(uI,0)$ and
 $V=\mathrm{diag}(\alpha I,b)$, all matrices are functions of the first second moment S of the
-covariates. At an eigenvalue $\lambda$ the covariates of layer l are g times what they were, the
-labels t times and the query's label is f times the answer of the first tokens:
+covariates. At an eigenvalue $\lambda$ the covariates of layer l are multiplied by g and the labels
+by t, and the query's label is f times the answer of the first tokens:
 
 $$g\gets(\rho+\alpha u\lambda g^2)g,\qquad f\gets\rho'f+bu\,\lambda g^2t,\qquad
 t\gets(\rho'+bu\,\lambda g^2)t$$
@@ -25,7 +25,7 @@ from promptlimit.tasks.regression._task import AbstractGaussianRegression
 
 
 class ScalarLayer(NamedTuple):
-    r"""What a layer does to covariates and labels: $\rho,\rho'$, and per head u, u', alpha, b."""
+    r"""The numbers of a layer: $\rho,\rho'$, and per head u, u', alpha, b."""
 
     residual: tuple[float, float]
     heads: list[tuple[float, float, float, float]]
@@ -66,14 +66,16 @@ def commuting_risk(
     if layers is None or any(head[1] for layer in layers for head in layer.heads):
         return None
     noise, prior, dim = task.noise_variance, task.prior_variance, task.token_dim - 1
-    turns = np.eye(dim).reshape(1, -1)[:, : task.turns]  # scalars feel no rotation: none is made
+    turns = np.eye(dim).reshape(1, -1)[
+        :, : task.rotation_dim
+    ]  # scalars feel no rotation: none is made
     sigma, query = (law.reshape(-1, dim, dim)[0] for law in task.covariances(turns))
     if math.isinf(length):
         variances, axes = np.linalg.eigh(sigma)
         loads = np.einsum("ji,jk,ki->i", axes, query, axes)
         return (noise + prior * float(loads @ (1 - _answers(layers, variances)) ** 2)) / 2
     degree, scale = _degree(layers), float(sigma[0, 0])
-    isotropic = task.turns == 0 and np.array_equal(sigma, scale * np.eye(dim))
+    isotropic = task.rotation_dim == 0 and np.array_equal(sigma, scale * np.eye(dim))
     if not isotropic or scale == 0.0 or degree > MOST_STEPS:
         return None
     spectrum = wishart_spectrum(dim, int(length), max(degree, 1))

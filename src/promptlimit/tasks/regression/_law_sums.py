@@ -1,9 +1,13 @@
-r"""The sums of `_token_sums`, exactly in law, without whole tokens (derived in docs/training.md).
+r"""The sums of `token_sums`, exactly in law, without whole tokens (derived in docs/training.md).
 
 Tokens enter a head's prediction through two directions, $e_1\parallel a$ and $e_2$ completing
 span(a, b). A softmax head needs the tokens' two coordinates there; along the other directions its
 sums are Gaussian given those. A linear head needs $Sa$ and $Sb$ with $LS$ Wishart: two columns of
 its Bartlett factor. No prompt is realised, so heads do not share prompts.
+
+On one core a step at L = 1000 takes 1.5 ms for a softmax head (4.3 ms over tokens, 2.5 to 2.8 times
+as long) and 0.38 ms for a linear one (3.9 ms, 10 to 13 times). At L = 100 the factors are about 2,
+at L = 10 they are 1.2 and 0.7.
 """
 
 import math
@@ -15,15 +19,19 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from promptlimit._normals import compute_once, normal_pairs, threefry, uniform
-from promptlimit.tasks.regression._token_sums import (
+from promptlimit.rules import Effort
+from promptlimit.tasks._problem import BATCH_GRADIENT, BatchProblem, on
+from promptlimit.tasks.regression._batch_gradient import (
     PredictionSlopes,
     PromptStream,
+    RegressionGradient,
     in_blocks,
     largest_block,
 )
+from promptlimit.tasks.regression._task import LinearRegression
 
 ATTEMPTS = 8
-"""How often a rejected number is drawn anew: one is left over in 1e10 draws, and is then taken."""
+"""Draws per number: all are rejected once in 1e10 times, and the last one is then used."""
 
 
 class Frame(NamedTuple):
@@ -211,3 +219,19 @@ def chi_square(
     kept = kept.at[-1].set(True)
     chosen = jax.nn.one_hot(jnp.argmax(kept, axis=0), ATTEMPTS, axis=0, dtype=x.dtype)
     return np.float32(2.0 * d) * jnp.sum(chosen * jnp.maximum(v, 0.0), axis=0)
+
+
+def _tokens(problem: BatchProblem) -> str | None:
+    if problem.batches.sampling != "law":
+        return "tokens are drawn"
+    return None if len(problem.batches.lengths) == 1 else "several lengths share a program"
+
+
+@BATCH_GRADIENT.rule(
+    kind="estimate",
+    scope="`LinearRegression` with sampling in law",
+    method="sums over tokens drawn in law",
+    obstacle=on(LinearRegression, obstacle=_tokens),
+)
+def _gradient_in_law(problem: BatchProblem, _effort: Effort) -> RegressionGradient:
+    return RegressionGradient.of(problem, law_sums)

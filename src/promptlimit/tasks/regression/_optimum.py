@@ -2,15 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple, overload
+from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._arrays import Number, numpy_only
+from promptlimit._arrays import numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import Layer, LinearAttention, Stack
 from promptlimit.depth import (
@@ -23,10 +22,10 @@ from promptlimit.depth import (
     wishart_spectrum,
 )
 from promptlimit.errors import ArgumentError
-from promptlimit.results import Risk
-from promptlimit.rules import Effort, OutOfScope, Quantity, computes, unwrap
+from promptlimit.results import Kind, Result, axis, derived, variable
+from promptlimit.rules import Effort, Quantity, computes, unwrap
 from promptlimit.tasks._abstract import Lengths
-from promptlimit.tasks._problem import kind_of, require_lengths
+from promptlimit.tasks._problem import kind_of, on, require_lengths
 from promptlimit.tasks.regression._polynomials import linear_risk
 from promptlimit.tasks.regression._task import (
     LinearRegression,
@@ -35,26 +34,62 @@ from promptlimit.tasks.regression._task import (
 )
 
 _MOST_MOVING = 3
+_ALONG_LENGTHS = "value", "error", "bound", "steps", "covariate_steps", "key_query", "value_matrix"
 
 
-class LinearOptimum(NamedTuple):
-    r"""The best linear attention on a regression, and its exact risk.
+class LinearOptimum(Result):
+    r"""The best linear attention on a regression and its exact risk, at one length or along many.
+
+    Numbers for one length; for many, arrays with the axes of `lengths` first.
 
     Attributes:
-        attention: one head, or a `Stack` of layers whose last output coordinate predicts.
-        risk: its risk.
-        steps: $\beta_l$, one a layer, with $B_l=\beta_lI$; None where B is no multiple of the
+        lengths: $L$, the number of tokens of a prompt.
+        value: the risk, half the mean squared error.
+        error: 0: a closed form.
+        kind: "exact", or "limit" when all lengths are infinite.
+        bound: the least risk of any polynomial of the prompt's second moment that the layers could
+            be; above Bayes', and below `value` where no real steps are that polynomial.
+        steps: $\beta_l$ for each layer, with $B_l=\beta_lI$; None where B is not a multiple of the
             identity.
         covariate_steps: how far each layer moves the covariates; None where they stay.
-        bound: the least risk of any polynomial of the prompt's second moment that the layers could
-            be; above Bayes', and below `risk` where no real steps are that polynomial.
+        key_query: $U$ of each layer.
+        value_matrix: $V$ of each layer; the last one predicts the label, of which the others
+            subtract a step.
     """
 
-    attention: LinearAttention | Stack
-    risk: Risk
-    steps: NDArray[np.float64] | None
-    covariate_steps: NDArray[np.float64] | None
-    bound: float
+    lengths: float | np.ndarray = axis("length", "L", scale="log")
+    value: float | np.ndarray = variable("length", label="risk", scale="log")
+    error: float | np.ndarray = variable("length")
+    kind: Kind
+    bound: float | np.ndarray = variable("length")
+    steps: np.ndarray | None = variable("length", "layer")
+    covariate_steps: np.ndarray | None = variable("length", "layer")
+    key_query: np.ndarray = variable("length", "layer", bulk=True)
+    value_matrix: np.ndarray = variable("length", "layer", bulk=True)
+
+    @property
+    @derived("length")
+    def mse(self) -> float | np.ndarray:
+        """Twice `value`: the mean squared error."""
+        return 2.0 * self.value
+
+    @property
+    def attention(self) -> LinearAttention | Stack:
+        """The attention at one length: one head, or a `Stack` whose last output predicts.
+
+        It has the precision in force. Of many lengths select one first: `.at(40).attention`.
+        """
+        if np.ndim(self.lengths):
+            raise ArgumentError(
+                "lengths",
+                f"must be one number to build the attention, got {np.size(self.lengths)}. Select "
+                "one: `.at(length).attention`.",
+            )
+        heads = list(map(LinearAttention, self.key_query, self.value_matrix))
+        if len(heads) == 1:
+            return heads[0]
+        kept = np.append(np.ones(self.key_query.shape[-1] - 1), -1.0)
+        return Stack([*map(Layer, heads[:-1]), Layer(heads[-1], np.diag(kept))])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +97,13 @@ class OptimumProblem:
     """A validated problem: the best linear layers on a regression at one length.
 
     Attributes:
-        task: the regression.
+        task: the regression, of the class that the obstacle of a rule has checked.
         length: the number of tokens of a prompt.
         depth: the number of layers.
         moving: whether the layers move the covariates.
     """
 
-    task: LinearRegression | RotatedRegression
+    task: Any
     length: float
     depth: int
     moving: bool
@@ -93,29 +128,18 @@ class OptimumProblem:
         isotropic = np.array_equal(self.task.covariance, scale * np.eye(self.task.token_dim - 1))
         return scale if isotropic else None
 
+    def solved(self, **fields: Any) -> LinearOptimum:
+        """Return the optimum at the length of the problem, without error."""
+        kind = kind_of("exact", self.length)
+        return LinearOptimum(lengths=self.length, error=0.0, kind=kind, **fields)
+
 
 LINEAR_OPTIMUM: Quantity[OptimumProblem, LinearOptimum] = Quantity(
-    "linear_optimum", returns="a `tasks.LinearOptimum`"
+    "linear_optimum", returns="a `tasks.LinearOptimum` at one length"
 )
 """The rules of `linear_optimum`."""
 
 
-@overload
-def linear_optimum(
-    task: LinearRegression | RotatedRegression,
-    lengths: Number,
-    depth: int = 1,
-    *,
-    moving_covariates: bool = False,
-) -> LinearOptimum: ...
-@overload
-def linear_optimum(
-    task: LinearRegression | RotatedRegression,
-    lengths: Sequence[Number] | np.ndarray,
-    depth: int = 1,
-    *,
-    moving_covariates: bool = False,
-) -> tuple[LinearOptimum, ...]: ...
 @computes(LINEAR_OPTIMUM)
 @numpy_only("Call it outside and pass what it returns.")
 def linear_optimum(
@@ -124,7 +148,7 @@ def linear_optimum(
     depth: int = 1,
     *,
     moving_covariates: bool = False,
-) -> LinearOptimum | tuple[LinearOptimum, ...]:
+) -> LinearOptimum:
     r"""Return the linear attention of least risk over L tokens, and that risk.
 
     **One layer** on a `LinearRegression`: $U=\kappa^{-1}\mathrm{diag}(\Gamma^{-1},0)$ and
@@ -143,21 +167,18 @@ def linear_optimum(
 
     Args:
         task: the regression, `LinearRegression` or `RotatedRegression`.
-        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`. For many, one optimum a length
-            comes back, as a tuple.
+        lengths: $L$, whole numbers from 1 to 1e30, or `math.inf`; one or many.
         depth: $K$, the number of layers, up to 16.
         moving_covariates: whether the layers move the covariates too (GD++), up to 3 layers; found
             by descent from several starts.
 
     >>> import math, jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
-    >>> print(f"{pl.linear_optimum(task, 10).risk.mse:.6f}")
-    0.493939
-    >>> print(pl.linear_optimum(task, math.inf).risk)
-    Risk(kind='limit', lengths=inf, value=0.05)
+    >>> print(pl.linear_optimum(task, [10, 40, math.inf]).mse.round(6))
+    [0.493939 0.239785 0.1     ]
     >>> two = pl.linear_optimum(task, 40, depth=2)
-    >>> print(two.steps.round(6), f"{two.risk.mse:.9f}")
-    [0.638422 1.227466] 0.135299415
+    >>> print(two.steps.round(6), f"{two.mse:.9f}", type(two.attention).__name__)
+    [0.638422 1.227466] 0.135299415 Stack
     """
     if not isinstance(task, RotatedRegression):
         require_regression(task)
@@ -171,10 +192,21 @@ def linear_optimum(
         for length in tokens.ravel().tolist()
     ]
     rules = [LINEAR_OPTIMUM.choose(problem, "auto", effort) for problem in problems]
-    optima = tuple(
-        rule.compute(problem, effort) for rule, problem in zip(rules, problems, strict=True)
-    )
-    return optima if tokens.ndim else optima[0]
+    optima = [rule.compute(problem, effort) for rule, problem in zip(rules, problems, strict=True)]
+    return _along(tokens, optima)
+
+
+def _along(lengths: NDArray[np.float64], optima: list[LinearOptimum]) -> LinearOptimum:
+    """Return optima at single lengths as one result in the shape of the lengths."""
+    if lengths.ndim == 0:
+        return optima[0]
+    arrays = {
+        name: np.stack(column).reshape(*lengths.shape, *np.shape(column[0]))
+        for name in _ALONG_LENGTHS
+        if (column := [getattr(one, name) for one in optima])[0] is not None
+    }
+    kind = kind_of("exact", lengths)
+    return dataclasses.replace(optima[0], lengths=lengths, kind=kind, **arrays)
 
 
 def _require_depth(depth: int, *, moving_covariates: bool) -> None:
@@ -185,49 +217,39 @@ def _require_depth(depth: int, *, moving_covariates: bool) -> None:
         raise ArgumentError(
             "depth",
             f"must be a whole number from 1 to {most}{why}, got {depth}. "
-            "Ask for the `risk` of a Stack of your own beyond.",
+            "Pass a Stack of more layers to `risk`.",
         )
 
 
-def _not_solved(problem: OptimumProblem) -> str | None:
-    if isinstance(problem.task, RotatedRegression):
-        return OutOfScope("the covariance varies from prompt to prompt")
+def _several_layers(problem: OptimumProblem) -> str | None:
     one = problem.depth == 1 or math.isinf(problem.length)
     return None if one else "several layers read a finite prompt"
 
 
 def _not_wishart(problem: OptimumProblem) -> str | None:
-    if isinstance(problem.task, RotatedRegression):
-        return OutOfScope("the covariance varies from prompt to prompt")
     if problem.scale is None:
         return (
             "the covariance is not a multiple of the identity (use depth=1, math.inf, or the "
             "`risk` of a Stack)"
         )
-    if problem.depth == 1 or math.isinf(problem.length):
-        return "one layer solves it in closed form"
-    return None
+    return None if _several_layers(problem) else "one layer solves it in closed form"
 
 
-def _not_rotated(problem: OptimumProblem) -> str | None:
-    if not isinstance(problem.task, RotatedRegression):
-        return OutOfScope("the covariance is the same for all prompts")
-    if math.isfinite(problem.length):
-        return "the length is finite (use math.inf, or the `risk` of a Stack)"
-    return None
+def _finite(problem: OptimumProblem) -> str | None:
+    if math.isinf(problem.length):
+        return None
+    return "the length is finite (use math.inf, or the `risk` of a Stack)"
 
 
 @LINEAR_OPTIMUM.rule(
     kind="exact",
     scope="`LinearRegression`, one layer; any depth over infinite prompts",
     method="closed form",
-    obstacle=_not_solved,
+    obstacle=on(LinearRegression, obstacle=_several_layers),
 )
 def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     """Return the best layer alone, or K times it over an infinite prompt, which it solves."""
-    task, length, depth, scale = problem.task, problem.length, problem.depth, problem.scale
-    if isinstance(task, RotatedRegression):
-        raise TypeError("a rule must not compute where its obstacle holds")
+    task, length, depth = problem.task, problem.length, problem.depth
     S = task.covariance
     dim = S.shape[0]
     ridge = (np.trace(S) + task.noise_variance / task.prior_variance) / length
@@ -238,24 +260,24 @@ def _one_layer(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     with jax.enable_x64(True):
         head = to_device(key_query[None]), to_device(value[None, dim])
         least = float(linear_risk(task, length, *head))
-    kind = kind_of("exact", length)
-    attention = LinearAttention(key_query, value)
-    if depth > 1:
-        attention = _stack([key_query] * depth, [-value] * depth)
-    steps = None if scale is None else np.full(depth, inverse[0, 0])
-    return LinearOptimum(attention, Risk(least, 0.0, kind, length, 0), steps, None, least)
+    return problem.solved(
+        value=least,
+        bound=least,
+        steps=None if problem.scale is None else np.full(depth, inverse[0, 0]),
+        covariate_steps=np.zeros(depth) if problem.moving else None,
+        key_query=np.stack([key_query] * depth),
+        value_matrix=np.stack([-value] * (depth - 1) + [value]),
+    )
 
 
 @LINEAR_OPTIMUM.rule(
     kind="exact",
     scope="`LinearRegression` with $\\Sigma=\\lambda I$, several layers, finite prompts",
     method="the best steps, from exact moments of Wishart matrices",
-    obstacle=_not_wishart,
+    obstacle=on(LinearRegression, obstacle=_not_wishart),
 )
 def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     task, scale = problem.task, unwrap(problem.scale)
-    if isinstance(task, RotatedRegression):
-        raise TypeError("a rule must not compute where its obstacle holds")
     dim, tokens = task.token_dim - 1, int(problem.length)
     spectrum = wishart_spectrum(dim, tokens, problem.degree)
     ridge = Fraction(task.noise_variance) / Fraction(task.prior_variance) / Fraction(scale) / tokens
@@ -267,12 +289,10 @@ def _best_on_wishart(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     kind="limit",
     scope="`RotatedRegression`, infinite prompts",
     method="the best steps, from the moments of the spectrum",
-    obstacle=_not_rotated,
+    obstacle=on(RotatedRegression, obstacle=_finite),
 )
 def _best_on_rotated(problem: OptimumProblem, _effort: Effort) -> LinearOptimum:
     task = problem.task
-    if not isinstance(task, RotatedRegression):
-        raise TypeError("a rule must not compute where its obstacle holds")
     eigenvalues = [Fraction(value) for value in task.spectrum.tolist() if value > 0]
     scale = sum(eigenvalues, Fraction(0)) / len(eigenvalues)
     moments = [
@@ -303,20 +323,19 @@ def _deep_optimum(
     else:
         best = best_steps(spectrum, ridge)
     steps = np.resize(best.steps, depth) / scale
-    key_query, value = [], []
-    for step, shift in zip(steps, np.zeros(depth) if shifts is None else shifts, strict=True):
-        # As large as each other, as gradient flow keeps them.
-        balance = math.sqrt(math.hypot(step, math.sqrt(dim) * shift) / math.sqrt(dim)) or 1.0
-        key_query.append(np.diag([balance] * dim + [0.0]))
-        value.append(-np.diag([shift] * dim + [step]) / balance)
+    moves = np.zeros(depth) if shifts is None else shifts
+    # As large as each other, as gradient flow keeps them.
+    sizes = np.sqrt(np.hypot(steps, math.sqrt(dim) * moves) / math.sqrt(dim))
+    balances = np.where(sizes > 0.0, sizes, 1.0)
+    rows = zip(steps, moves, balances, strict=True)
+    value = np.stack([-np.diag([move] * dim + [step]) / balance for step, move, balance in rows])
+    value[-1, dim] *= -1.0
     risk, bound = ((noise + load * mean) / 2 for mean in (best.mean, best.bound))
-    result = Risk(risk, 0.0, kind_of("exact", problem.length), problem.length, 0)
-    return LinearOptimum(_stack(key_query, value), result, steps, shifts, bound)
-
-
-def _stack(key_query: list[NDArray[np.float64]], value: list[NDArray[np.float64]]) -> Stack:
-    """Return the layers; the last turns the sign of the label, so that it is the prediction."""
-    layers = [Layer(LinearAttention(u, v)) for u, v in zip(key_query[:-1], value[:-1], strict=True)]
-    sign = np.append(np.ones(len(value[-1]) - 1), -1.0)
-    last = Layer(LinearAttention(key_query[-1], sign[:, None] * value[-1]), np.diag(sign))
-    return Stack([*layers, last])
+    return problem.solved(
+        value=risk,
+        bound=bound,
+        steps=steps,
+        covariate_steps=shifts,
+        key_query=np.stack([np.diag([balance] * dim + [0.0]) for balance in balances]),
+        value_matrix=value,
+    )

@@ -19,13 +19,12 @@ import equinox as eqx
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit._replicates import sobol_sets
+from promptlimit._quadrature import sobol_sets, stretched_radii
 from promptlimit.tasks.regression._task import LinearRegression
 
 _SEED = 20_251_211
 _LABEL_SCALES = 64
 _STRETCH = 1.8
-_RADIAL_STRETCH = 1.4
 _SHARES = (0.5, 0.25, 0.125, 0.125)
 _BEYOND = 8.0
 _LARGEST_TILT = 0.95
@@ -80,7 +79,7 @@ def node_sets(task: LinearRegression, points: int, replicate: int) -> Iterator[N
     place = np.random.default_rng([_SEED, replicate, 2]).random()
     for uniforms in sobol_sets(2 * dim + 2, queries, _SEED, replicate):
         uniform, normals = uniforms[:, 0], ndtri(uniforms[:, 1:].T)
-        radius, mass = _radii(dim, uniform, place)
+        radius, mass = stretched_radii(dim, uniform, place)
         query = query_root.T @ (radius * _directions(normals[:dim]))
         sizes, shares = _size_pairs(dim, normals[dim])
         # The axes of a mirror: one direction for each query makes an orthonormal frame.
@@ -117,29 +116,6 @@ def _size_pairs(
 
 def _directions(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     return vectors / np.linalg.norm(vectors, axis=0)
-
-
-def _radii(
-    dim: int, uniform: NDArray[np.float64], place: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    r"""Return radii of normal vectors and their masses.
-
-    Radii follow the density of $\chi_d$ to the power $\gamma=\lambda^{-2}$, stretched by $\lambda$
-    about its mode in every dimension. What is averaged then vanishes at both ends, and radii at one
-    place in every second stratum, mirrored in the others, integrate it far better than random ones.
-    """
-    from scipy.special import gammaincinv, gammaln  # noqa: PLC0415  # scipy loads slowly
-
-    count, power = uniform.size, _RADIAL_STRETCH**-2
-    stratum = np.minimum((uniform * count).astype(int), count - 1)
-    level = (stratum + np.where(stratum % 2 == 0, place, 1.0 - place)) / count
-    shape = 0.5 * (power * (dim - 1) + 1.0)
-    half_square = gammaincinv(shape, level) / power
-    radius = np.sqrt(2.0 * half_square)
-    log_mass = (1.0 - power) * ((dim - 1) * np.log(radius) - half_square)
-    log_mass += shape * math.log(2.0 / power) + gammaln(shape)
-    log_mass -= 0.5 * dim * math.log(2.0) + gammaln(0.5 * dim)
-    return radius, np.exp(log_mass)
 
 
 def tail_node_sets(
@@ -220,7 +196,7 @@ class _Tilts:
         beta: [laws, components].
         log_norm: $\log Z_\beta$, [laws, components].
         turn: how $K^+(p-p_0)$ depends on $p_0-\mu$, [laws, components, d, d].
-        shift: what it is at $p_0=\mu$, [laws, components, d].
+        shift: its value at $p_0=\mu$, [laws, components, d].
     """
 
     beta: NDArray[np.float64]

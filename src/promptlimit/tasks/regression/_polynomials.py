@@ -84,6 +84,9 @@ class Averages(NamedTuple):
         value: $E\,v^\top\Gamma_wv$.
         product: $E\,v^\top\Gamma_wv\;\sigma^2$.
         misfit: $E(c-y)^2=E\,c^2-2E\,cy+E\,y^2$, as a sum of squares.
+        sharpness: $E\,\sigma^2$.
+        square_sharpness: $E\,c^2\sigma^2$.
+        cross_sharpness: $E\,cy\,\sigma^2$.
     """
 
     square: Float[Array, ""]
@@ -91,6 +94,9 @@ class Averages(NamedTuple):
     value: Float[Array, ""]
     product: Float[Array, ""]
     misfit: Float[Array, ""]
+    sharpness: Float[Array, ""]
+    square_sharpness: Float[Array, ""]
+    cross_sharpness: Float[Array, ""]
 
 
 def averages(
@@ -114,12 +120,12 @@ def averages(
     $$E\,v^\top\Gamma_wv\,\sigma^2=\alpha\beta+(\alpha\gamma+b^2\beta)E n+b^2\gamma E n^2
     +4b\tau^2g^\top S^2v_1 .$$
     """
-    return _averages(_Law.of(task), key_query[None], value_row[None])
+    return _averages(_Law.of(task), key_query, value_row)
 
 
 @jax.jit
 def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
-    blocks = _Blocks.of(key_query, value_row)
+    blocks = _Blocks.of(key_query[None], value_row[None])
     c = _QueryForm(*(part[0, 0] for part in blocks.reads(law)))
     misfit = c.less_label()
     return Averages(
@@ -128,6 +134,7 @@ def _averages(law: _Law, key_query: Array, value_row: Array) -> Averages:
         value=jnp.sum(blocks.v1 @ law.S * blocks.v1) + blocks.b[0] ** 2 * law.n1,
         product=_mean_of_norms(law, blocks),
         misfit=_mean_product(law, misfit, misfit),
+        **_sharpness_averages(law, key_query, value_row),
     )
 
 
@@ -185,7 +192,7 @@ def _mean_of_norms(law: _Law, blocks: _Blocks) -> Array:
     r"""Return $\sum_{hg}E\,v_h^\top\Gamma_wv_g\;t_h^\top\Gamma_wt_g$.
 
     As `Averages.product`, with $\alpha_{hg}=v_h^\top Sv_g$, $\beta_{hg}=\mathrm{tr}SA_gHA_h^\top$,
-    $\gamma_{hg}=u_h^\top Hu_g$; what is odd in w is $(b_gv_h+b_hv_g)^\top Sw$ and
+    $\gamma_{hg}=u_h^\top Hu_g$; the terms odd in w are $(b_gv_h+b_hv_g)^\top Sw$ and
     $(A_hHu_g+A_gHu_h)^\top Sw$.
     """
     (S, H, prior, _), (A, u, v1, b) = law, blocks
@@ -228,10 +235,9 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
         scored: $CAx$.
         label: $\langle u,x\rangle$.
     """
-    S, prior, dim = to_device(task.covariance), task.prior_variance, root.shape[0]
-    v1, b = root @ value_row[:dim], value_row[dim]
-    n1 = prior * jnp.trace(S) + task.noise_variance
-    n2 = n1**2 + 2 * prior**2 * jnp.sum(S * S)
+    law = _Law.of(task)
+    prior, n1, n2 = law.prior, law.n1, law.n2
+    v1, b = root @ value_row[:-1], value_row[-1]
     variances = jnp.sum(root * root, axis=1)
     ax, Bx = jnp.sum(v1[:, None] * scored, axis=0), b * scored + v1[:, None] * label[None]
     square = ax * ax + (2 * b * n1 * ax + b**2 * n2 * label) * label
@@ -241,19 +247,7 @@ def query_averages(  # noqa: PLR0917 - a head at its queries
     return QueryAverages(square, cross, sharpness, v1 @ v1 + b**2 * n1)
 
 
-class ScoreAverages(NamedTuple):
-    r"""Means that carry one more $\sigma^2$: of $\sigma^2$, $c^2\sigma^2$ and $cy\,\sigma^2$."""
-
-    sharpness: Float[Array, ""]
-    square: Float[Array, ""]
-    cross: Float[Array, ""]
-
-
-def score_averages(
-    task: LinearRegression,
-    key_query: Float[Array, "tokens tokens"],
-    value_row: Float[Array, " tokens"],
-) -> ScoreAverages:
+def _sharpness_averages(law: _Law, key_query: Array, value_row: Array) -> dict[str, Array]:
     r"""Return $E\,\sigma^2$, $E\,c^2\sigma^2$ and $E\,cy\,\sigma^2$, symbols as in `averages`.
 
     Given w, $\sigma^2=x_q^\top Gx_q$ with $G=A^\top SA+A^\top Swu^\top+uw^\top SA+n\,uu^\top$, and
@@ -261,11 +255,6 @@ def score_averages(
     \mathrm{tr}GH+2\,k^\top HGHw$. Over w, Stein's identity gives $W=E\,n\,ww^\top=\tau^2(n_1I+
     2\tau^2S)$ and $n_3=E\,n^3=s^2n_2+\tau^2\mathrm{tr}S(n_2I+4SW)$.
     """
-    return _score_averages(_Law.of(task), key_query, value_row)
-
-
-@jax.jit
-def _score_averages(law: _Law, key_query: Array, value_row: Array) -> ScoreAverages:
     (S, H, prior, noise), n1, n2 = law, law.n1, law.n2
     A, u, v1, b = key_query[:-1, :-1], key_query[-1, :-1], value_row[:-1], value_row[-1]
     W = prior * (n1 * jnp.eye(u.size, dtype=S.dtype) + 2 * prior * S)
@@ -292,4 +281,8 @@ def _score_averages(law: _Law, key_query: Array, value_row: Array) -> ScoreAvera
     cross += 2 * prior * (Ha @ Sg) + 2 * b * (Hu @ (W @ Sg))
     cross_along = prior * jnp.sum(HB * ASAH) + prior * ((SAH @ a) @ Hu) + b * (Sg @ (W @ Hu))
     cross_along += au * prior * jnp.trace(SAH) + b * gamma * jnp.sum(SAH * W) + Bu @ (W @ Hu)
-    return ScoreAverages(beta + gamma * n1, square + 2 * along, cross + 2 * cross_along)
+    return {
+        "sharpness": beta + gamma * n1,
+        "square_sharpness": square + 2 * along,
+        "cross_sharpness": cross + 2 * cross_along,
+    }

@@ -3,7 +3,7 @@ r"""The risk of softmax attention to a tolerance: over as many points as it take
 Isotropic regression and a block head $U=\mathrm{diag}(aI,0)$, $v=(0,b)$ need one integral.
 """
 
-import functools
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
@@ -15,18 +15,14 @@ from jaxtyping import Array
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
-from promptlimit._replicates import REPLICATES, standard_error
+from promptlimit._quadrature import REPLICATES, standard_error
 from promptlimit.errors import AccuracyError, ArgumentError, UnreliableErrorWarning
-from promptlimit.tasks._problem import (
-    LARGEST_POINTS,
-    Estimate,
-)
+from promptlimit.tasks._problem import LARGEST_POINTS, Estimate
 from promptlimit.tasks.regression._points import Nodes, node_sets, tail_node_sets
 from promptlimit.tasks.regression._softmax_risk import (
     PointMeans,
     Regressor,
     SoftmaxRisk,
-    combined,
     of_any_length,
     perturbed,
     risk_statistics,
@@ -39,7 +35,7 @@ from promptlimit.weights import WeightInterpolant, weight_statistics
 _SET = 4096
 _MARGIN = 1.25
 _RANGES = (2.0, 4.0, 8.0, 16.0, 40.0)
-_LOST = 1e-6
+_LOST = 1e-7
 _MISSED = 0.01
 _UNRELIABLE = 0.1
 _ROUNDING = 1e-12
@@ -52,14 +48,41 @@ _TAIL, _NEGLIGIBLE = 42.0, 1e-17
 def softmax_risk(head: Regressor, *, tolerance: float, points: int | None) -> Estimate:
     """Return the risk to a relative tolerance, or over a fixed number of points.
 
-    Call inside `jax.enable_x64(True)`.
+    Points are added in sets of one size, so that one program serves all of them. Call inside
+    `jax.enable_x64(True)`.
     """
-    end = first_range(head.task, head.key_query)
+    size = _SET if points is None else min(points, _SET)
+    streams = [_tail_sets(head, size, replicate) for replicate in range(REPLICATES)]
+    first = [next(stream) for stream in streams]
+    known, sums = _tabulated(head, first)
+    other = SoftmaxRisk(head.task, of_any_length(perturbed(known)), first[0], clipped=True)
+    risk = dataclasses.replace(other, statistics=of_any_length(known))
+    changed = _risks(other, head, _means(other, head)[None]) - _risks(risk, head, sums[:1])
+    tables = float(np.abs(changed).max())
+    sets, target = 1, 1 if points is None else points // size
     while True:
-        outcome = _within(head, end, tolerance, points)
-        if outcome is not None:
-            return outcome
-        end = _wider(end)
+        for _ in range(target - sets):
+            more = (dataclasses.replace(risk, nodes=next(stream)) for stream in streams)
+            sums = sums + np.array([_means(one, head) for one in more])
+        sets = target
+        found, _ = _mean_risk(risk, head, sums / sets)
+        lost = _lost(sums / sets)
+        value, error = found.value, found.error + lost + tables
+        enough = points is not None or error <= tolerance * value
+        if enough or lost >= 0.5 * error or sets * size >= LARGEST_POINTS:
+            break
+        target = 4 * sets
+    _require_tables(lost, value, sums / sets)
+    whole = Estimate(value, error, sets * size * REPLICATES)
+    whole = require_accuracy(whole, head.task.noise_variance)
+    if not enough:
+        warnings.warn(
+            f"{sets * size} points reach a relative error of {error / value:.2g}, not the "
+            f"requested {tolerance:g}: the risk depends on rare queries. Its error is reported.",
+            UnreliableErrorWarning,
+            stacklevel=2,
+        )
+    return whole
 
 
 def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
@@ -73,9 +96,9 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
     reached = value + 4.0 * error + _ROUNDING * abs(floor)
     if not (error <= _UNRELIABLE * abs(value) and reached >= floor):
         raise AccuracyError(
-            f"The points give {value:.4g} with an error of {error:.2g}, which is no risk to rely "
-            f"on (at least {floor:.4g}, within {100 * _UNRELIABLE:.0f}%): a few queries carry the "
-            "answer. Raise `points`, or pass kind='estimate' with a key.",
+            f"The points give {value:.4g} with an error of {error:.2g}, which is not "
+            f"reliable (at least {floor:.4g}, within {100 * _UNRELIABLE:.0f}%): a few queries "
+            "decide it. Raise `points`, or pass kind='estimate' with a key.",
             argument="points",
         )
     return found._replace(value=max(value, floor))
@@ -84,30 +107,32 @@ def require_accuracy(found: Estimate, noise_variance: float) -> Estimate:
 def replicate_risks(head: Regressor, points: int) -> tuple[list[SoftmaxRisk], list[SoftmaxRisk]]:
     """Return the risk over independent point sets, and over the first with its tables changed.
 
-    The changes are what the error of the tables allows, and what statistics beyond them may be.
-    Slopes at the changed risks show how much that matters.
+    One change is the error of the tables, the other sets the statistics beyond them to their limit.
+    The slopes of the changed risks show how much that matters.
     """
     sets = [next(_tail_sets(head, points, replicate)) for replicate in range(REPLICATES)]
+    known, rows = _tabulated(head, sets)
+    risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
+    found, share = _mean_risk(risk, head, rows)
+    lost = _lost(rows)
+    _require_tables(lost, found.value, rows)
+    risk = dataclasses.replace(risk, slope_share=share)
+    changed = [dataclasses.replace(risk, statistics=of_any_length(perturbed(known)))]
+    changed += [dataclasses.replace(risk, saturated=True)] if lost > 0.0 else []
+    return [dataclasses.replace(risk, nodes=nodes) for nodes in sets], changed
+
+
+def _tabulated(head: Regressor, sets: list[Nodes]) -> tuple[WeightInterpolant, NDArray[np.float64]]:
+    """Return statistics tabulated as far as these points need, and the means over each set."""
     end = first_range(head.task, head.key_query)
     while True:
         known = risk_statistics(head.length, end)
-        statistics = of_any_length(known)
-        risks = [SoftmaxRisk(head.task, statistics, nodes, clipped=True) for nodes in sets]
-        rows = np.array([_means(risk, head) for risk in risks])
-        found, share = _mean_risk(rows, statistics, head)
-        lost = _lost(rows)
-        if lost <= _LOST * abs(found.value) or end == _RANGES[-1]:
-            break
-        end = _wider(end)
-    _require_tables(lost, found.value, rows)
-    risk = functools.partial(SoftmaxRisk, head.task, slope_share=share, clipped=True)
-    changed = [risk(of_any_length(perturbed(known)), sets[0])]
-    changed += [risk(statistics, sets[0], saturated=True)] if lost > 0.0 else []
-    return [risk(statistics, nodes) for nodes in sets], changed
-
-
-def _wider(end: float) -> float:
-    return next(wider for wider in _RANGES if wider > end)
+        risk = SoftmaxRisk(head.task, of_any_length(known), sets[0], clipped=True)
+        rows = np.array([_means(dataclasses.replace(risk, nodes=nodes), head) for nodes in sets])
+        found, _ = _mean_risk(risk, head, rows)
+        if _lost(rows) <= _LOST * abs(found.value) or end == _RANGES[-1]:
+            return known, rows
+        end = next(wider for wider in _RANGES if wider > end)
 
 
 def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
@@ -115,7 +140,7 @@ def _tail_sets(head: Regressor, points: int, replicate: int) -> Iterator[Nodes]:
 
 
 def first_range(task: LinearRegression, key_query: Array) -> float:
-    """Return how far the tables go in which `softmax_risk` looks first."""
+    """Return the range of the tables that `softmax_risk` tries first."""
     nodes = next(node_sets(task, _SET, 0))
     squared = scores(nodes, task.noise_variance, key_query).squared
     largest = _MARGIN * math.sqrt(float(jnp.max(squared)))
@@ -134,51 +159,8 @@ def _require_tables(lost: float, value: float, rows: np.ndarray) -> None:
         )
 
 
-def _within(head: Regressor, end: float, tolerance: float, points: int | None) -> Estimate | None:
-    """Return the risk with statistics tabulated up to `end`, or None where that is too short."""
-    known = risk_statistics(head.length, end)
-    statistics, other = of_any_length(known), of_any_length(perturbed(known))
-    size = _SET if points is None else min(points, _SET)
-    streams = [_tail_sets(head, size, replicate) for replicate in range(REPLICATES)]
-    sums = np.zeros((REPLICATES, len(PointMeans._fields)))
-    done, target, tables = 0, size if points is None else points, 0.0
-    while True:
-        for replicate, stream in enumerate(streams):
-            for _ in range((target - done) // size):
-                nodes = next(stream)
-                means = _means(SoftmaxRisk(head.task, statistics, nodes, clipped=True), head)
-                sums[replicate] += np.array(means) * size
-                if done == 0 == replicate:
-                    changed = _means(SoftmaxRisk(head.task, other, nodes, clipped=True), head)
-                    pair = [_risks(np.array([means]), statistics, head)]
-                    pair += [_risks(np.array([changed]), other, head)]
-                    tables = max(tables, float(np.abs(pair[1] - pair[0]).max()))
-        done = target
-        found, _ = _mean_risk(sums / done, statistics, head)
-        lost = _lost(sums / done)
-        value, error = found.value, found.error + lost + tables
-        if lost > _LOST * abs(value) and end < _RANGES[-1]:
-            return None
-        _require_tables(lost, value, sums / done)
-        enough = error <= tolerance * value
-        if points is None and not enough and lost < 0.5 * error and done < LARGEST_POINTS:
-            target = 4 * done
-            continue
-        found = require_accuracy(
-            Estimate(value, error, done * REPLICATES), head.task.noise_variance
-        )
-        if points is None and not enough:
-            warnings.warn(
-                f"{done} points reach a relative error of {error / value:.2g}, not the "
-                f"{tolerance:g} asked for: the risk hangs on rare queries. Its error is reported.",
-                UnreliableErrorWarning,
-                stacklevel=3,
-            )
-        return found
-
-
-def _means(risk: SoftmaxRisk, head: Regressor) -> PointMeans:
-    return _compiled_means(with_arrays(risk), head.key_query, head.value_row)
+def _means(risk: SoftmaxRisk, head: Regressor) -> NDArray[np.float64]:
+    return np.array(_compiled_means(with_arrays(risk), head.key_query, head.value_row))
 
 
 @eqx.filter_jit
@@ -187,10 +169,10 @@ def _compiled_means(risk: SoftmaxRisk, key_query: Array, value_row: Array) -> Po
 
 
 def _mean_risk(
-    rows: np.ndarray, statistics: WeightInterpolant, head: Regressor
+    risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]
 ) -> tuple[Estimate, float]:
     """Return the mean over point sets at the slopes where they agree best, and those slopes."""
-    flat, sloping = _risks(rows, statistics, head)
+    flat, sloping = _risks(risk, head, rows)
     difference = sloping - flat
     spare = difference - difference.mean()
     size = float(spare @ spare)
@@ -206,30 +188,22 @@ def _lost(rows: np.ndarray) -> float:
     return 0.5 * abs(float(rows[:, PointMeans._fields.index("beyond")].mean()))
 
 
-def _risks(rows: np.ndarray, statistics: WeightInterpolant, head: Regressor) -> np.ndarray:
+def _risks(risk: SoftmaxRisk, head: Regressor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the risk of each row of means, [flat and sloping lines, rows]."""
-    both = _compiled_risks(
-        with_arrays(head.task), statistics, head.key_query, head.value_row, to_device(rows)
-    )
+    both = _compiled_risks(with_arrays(risk), head.key_query, head.value_row, to_device(rows))
     return np.asarray(both)
 
 
 @eqx.filter_jit
-def _compiled_risks(
-    task: LinearRegression,
-    statistics: WeightInterpolant,
-    key_query: Array,
-    value_row: Array,
-    rows: Array,
-) -> Array:
-    pooled = PointMeans(*jnp.mean(rows, axis=0))
-    means = PointMeans(*rows.T)
-    head = (task, statistics, key_query, value_row)
-    return jnp.stack([combined(*head, means, pooled, share) for share in (0.0, 1.0)])
+def _compiled_risks(risk: SoftmaxRisk, key_query: Array, value_row: Array, rows: Array) -> Array:
+    pooled, means = PointMeans(*jnp.mean(rows, axis=0)), PointMeans(*rows.T)
+    return jnp.stack(
+        [risk.combined(key_query, value_row, means, pooled, share) for share in (0.0, 1.0)]
+    )
 
 
 def radial_risk(head: Regressor, tolerance: float) -> Estimate | None:
-    r"""Return the risk, or None when law or head is no isotropic block or $\sigma$ exceeds 40.
+    r"""Return the risk, or None unless law and head are isotropic blocks and $\sigma\le40$.
 
     With $\Sigma=\lambda I$ and $\Sigma_q=\lambda_qI$, $|x_q|^2$ is $\lambda_q\chi^2_d$. Trapezoidal
     rule in $\log\chi^2$, whose error falls geometrically in the number of nodes: 20 times

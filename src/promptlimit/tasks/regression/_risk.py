@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from promptlimit._inputs import require_choice
 from promptlimit.attention import AbstractAttention
 from promptlimit.errors import ArgumentError
 from promptlimit.rules import Effort, unwrap
+from promptlimit.tasks._averages import gradient_moments
 from promptlimit.tasks._problem import (
     OBJECTIVE,
     RISK,
@@ -24,13 +26,9 @@ from promptlimit.tasks._problem import (
     MatrixRisk,
     Objectives,
     RiskProblem,
-    formula_objectives,
-    gradient_moments,
     merged,
-    not_one_head,
     on,
     require_points,
-    task_of,
 )
 from promptlimit.tasks.regression._points import node_sets
 from promptlimit.tasks.regression._polynomials import linear_risk
@@ -86,7 +84,7 @@ def risk_function(
     Linear attention, and either attention at $L=\infty$, have a polynomial for a risk, without
     error. Softmax at finite length averages over fixed points $(w, x_q)$, closed under
     $w\to-w$; its cost does not depend on L. Where a point's sharpness exceeds `max_sharpness` the
-    risk is NaN: ask `.sharpness(U)` and take a larger range, up to 40.
+    risk is NaN: check `.sharpness(U)` and pass a larger range, up to 40.
 
     Args:
         task: the regression.
@@ -121,9 +119,9 @@ def risk_function(
 
 
 class RegressionObjective(AbstractObjective):
-    """A risk as a function of (U, v), read off an attention."""
+    """The risk of one softmax head as a function of (U, v), read off an attention."""
 
-    risk: LinearRisk | SoftmaxRisk
+    risk: SoftmaxRisk
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
         """Return the risk of the head that the attention is."""
@@ -135,7 +133,7 @@ class RegressionObjective(AbstractObjective):
 
     @property
     def of_matrices(self) -> MatrixRisk:
-        """The risk itself: the kernel has chosen the function of (U, v)."""
+        """The risk as a function of U and V."""
         return self._at
 
     @property
@@ -144,15 +142,8 @@ class RegressionObjective(AbstractObjective):
         return 0.5 * float(self.risk.task.noise_variance)
 
     def sharpness(self, attention: AbstractAttention) -> float:
-        """Return the largest sharpness at any point, 0 for a polynomial."""
-        if isinstance(self.risk, LinearRisk):
-            return 0.0
+        """Return the largest sharpness at any point."""
         return float(self.risk.sharpness(merged(attention).key_query))
-
-
-def _objective(risk: LinearRisk | SoftmaxRisk) -> RegressionObjective:
-    """Return a risk to descend, its numbers arrays: for all of them there is one program."""
-    return RegressionObjective(with_arrays(risk))
 
 
 def _heads_risk(
@@ -166,8 +157,12 @@ def _heads_risk(
     return linear_risk(task, length, key_query, value_row, row)
 
 
+def _is_softmax(problem: RiskProblem) -> bool:
+    return problem.head is not None and problem.head.kernel == "softmax"
+
+
 def _not_softmax(problem: RiskProblem) -> str | None:
-    if problem.head is None or problem.head.kernel != "softmax":
+    if not _is_softmax(problem):
         return "the attention is not one softmax head"
     return "all lengths are infinite" if problem.is_limit else None
 
@@ -175,67 +170,52 @@ def _not_softmax(problem: RiskProblem) -> str | None:
 def _not_heads(problem: RiskProblem) -> str | None:
     if problem.heads is None:
         return "it does not implement `as_heads`"
-    if problem.kernels == {"linear"} or problem.is_limit:
+    if problem.kernels == {"linear"} or problem.is_limit or _is_softmax(problem):
         return None
     return "several softmax heads over finite prompts need the joint law of their weights"
 
 
-def _regressor(problem: RiskProblem, length: float) -> Regressor:
-    head = unwrap(problem.head)
-    return Regressor(task_of(problem, LinearRegression), length, head.key_query, head.value[-1])
-
-
-def _polynomial(task: LinearRegression, length: float) -> Objectives:
-    return Objectives.closed(_objective(LinearRisk(task, length)))
-
-
 @OBJECTIVE.rule(
     kind="exact",
-    scope="`LinearRegression`, one head",
-    method="a polynomial (linear heads and infinite prompts), or a mean over $(w, x_q)$",
-    obstacle=on(LinearRegression, obstacle=not_one_head),
+    scope="`LinearRegression`, one softmax head; linear heads and a residual; any heads over "
+    "infinite prompts",
+    method="a mean over $(w, x_q)$ for softmax over finite prompts, else a polynomial",
+    obstacle=on(LinearRegression, obstacle=_not_heads),
 )
-def _head_objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
+def _objectives(problem: RiskProblem, effort: Effort) -> list[Objectives]:
     """Return the risks over lines without slopes, tabulated together for all lengths.
 
     The widest tables are followed by their last values: few points reach so far.
     """
-    task, linear = task_of(problem, LinearRegression), unwrap(problem.head).kernel == "linear"
+    task, softmax = problem.task, _is_softmax(problem)
 
-    def objectives(length: float) -> Objectives:
-        if linear or math.isinf(length):
-            return _polynomial(task, length)
+    def make(length: float, max_sharpness: float, replicate: int) -> AbstractObjective:
+        if len(problem.finite) > 1 and max_sharpness == SHARPNESS_RANGES[0]:
+            tabulate_risks(problem.finite, max_sharpness)
+        statistics = of_any_length(risk_statistics(length, max_sharpness))
+        nodes = next(node_sets(task, unwrap(effort.points), replicate))
+        widest = max_sharpness >= SHARPNESS_RANGES[-1]
+        risk = SoftmaxRisk(task, statistics, nodes, slope_share=None, clipped=widest)
+        return RegressionObjective(with_arrays(risk))
 
-        def make(max_sharpness: float, replicate: int) -> AbstractObjective:
-            if len(problem.finite) > 1 and max_sharpness == SHARPNESS_RANGES[0]:
-                tabulate_risks(problem.finite, max_sharpness)
-            statistics = of_any_length(risk_statistics(length, max_sharpness))
-            nodes = next(node_sets(task, unwrap(effort.points), replicate))
-            widest = max_sharpness >= SHARPNESS_RANGES[-1]
-            return _objective(
-                SoftmaxRisk(task, statistics, nodes, slope_share=None, clipped=widest)
-            )
-
-        return Objectives(make)
-
-    return [objectives(length) for length in problem.lengths.tolist()]
+    return [
+        Objectives(partial(make, length))
+        if softmax and math.isfinite(length)
+        else Objectives.formula(_heads_risk, task, length)
+        for length in problem.lengths.tolist()
+    ]
 
 
-@OBJECTIVE.rule(
-    kind="exact",
-    scope="`LinearRegression`, linear heads and a residual; softmax heads over infinite prompts",
-    method="a polynomial",
-    obstacle=on(LinearRegression, obstacle=_not_heads),
-)
-def _heads_objectives(problem: RiskProblem, _effort: Effort) -> list[Objectives]:
-    return formula_objectives(problem, _heads_risk)
-
-
-def _tabulate(problem: RiskProblem) -> None:
-    """Tabulate weight statistics at all finite lengths, where points need them."""
-    lengths = problem.finite
-    if len(lengths) > 1 and isotropic_block(head := _regressor(problem, lengths[0])) is None:
-        tabulate_risks(lengths, first_range(head.task, head.key_query))
+def _regressors(problem: RiskProblem) -> list[Regressor | None]:
+    """Return the head at each length, None at infinity, its weight statistics tabulated."""
+    head, finite = unwrap(problem.head), problem.finite
+    regressor = Regressor(problem.task, finite[0], head.key_query, head.value[-1])
+    if len(finite) > 1 and isotropic_block(regressor) is None:
+        tabulate_risks(finite, first_range(regressor.task, regressor.key_query))
+    return [
+        regressor._replace(length=length) if math.isfinite(length) else None
+        for length in problem.lengths.tolist()
+    ]
 
 
 @RISK.rule(
@@ -245,19 +225,16 @@ def _tabulate(problem: RiskProblem) -> None:
     obstacle=on(LinearRegression, obstacle=_not_softmax),
 )
 def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
-    _tabulate(problem)
-
-    def risk(length: float) -> Estimate:
-        head = _regressor(problem, length)
-        if math.isinf(length):
-            objective = _polynomial(head.task, length)(0.0)
-            return Estimate(float(objective(problem.attention)), 0.0, 0)
+    def risk(head: Regressor | None) -> Estimate:
+        if head is None:
+            limit = _heads_risk(problem.task, problem.attention, jnp.asarray(math.inf))
+            return Estimate(float(limit), 0.0, 0)
         radial = radial_risk(head, effort.tolerance) if effort.points is None else None
         if radial is not None:
             return require_accuracy(radial, head.task.noise_variance)
         return softmax_risk(head, tolerance=effort.tolerance, points=effort.points)
 
-    return [risk(length) for length in problem.lengths.tolist()]
+    return [risk(head) for head in _regressors(problem)]
 
 
 @RISK_GRADIENT.rule(
@@ -267,16 +244,16 @@ def _softmax_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
     obstacle=on(LinearRegression, obstacle=_not_softmax),
 )
 def _softmax_gradients(problem: RiskProblem, effort: Effort) -> list[tuple[ArrayMoments, int]]:
-    _tabulate(problem)
     points = unwrap(effort.points)
 
-    def gradient(length: float) -> tuple[ArrayMoments, int]:
-        head = _regressor(problem, length)
-        if math.isinf(length):
-            risk = _objective(LinearRisk(head.task, length))
-            return gradient_moments(problem.attention, [risk]), 0
-        versions = replicate_risks(head, points)
-        sets, changed = ([_objective(risk) for risk in risks] for risks in versions)
+    def gradient(head: Regressor | None) -> tuple[ArrayMoments, int]:
+        if head is None:
+            limit = Objectives.formula(_heads_risk, problem.task, math.inf).replicates()
+            return gradient_moments(problem.attention, limit), 0
+        sets, changed = (
+            [RegressionObjective(with_arrays(risk)) for risk in risks]
+            for risks in replicate_risks(head, points)
+        )
         return gradient_moments(problem.attention, sets, changed), points * len(sets)
 
-    return [gradient(length) for length in problem.lengths.tolist()]
+    return [gradient(head) for head in _regressors(problem)]

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from promptlimit._arrays import Number, checked_lengths
 from promptlimit._inputs import to_device
 from promptlimit.tasks.regression._points import Nodes
-from promptlimit.tasks.regression._polynomials import averages, query_averages, score_averages
+from promptlimit.tasks.regression._polynomials import averages, query_averages
 from promptlimit.tasks.regression._task import LinearRegression
 from promptlimit.weights import WeightInterpolant, tabulate, weight_interpolant
 
@@ -33,14 +33,14 @@ _STATISTICS = ("participation", "cubic_participation", "participation_square")
 
 
 def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> None:
-    """Tabulate what risks at these lengths are made of, together: 20 take as long as one or two.
+    """Tabulate the weight statistics of risks at several lengths together.
 
-    Flows, training runs and risks at those lengths then begin at once. The tables live as long as
-    the process.
+    Twenty lengths take as long as one or two. Flows, training runs and risks at those lengths use
+    the tables, which live as long as the process.
 
     Args:
         lengths: prompt lengths, whole numbers from 1 to 1e30, several.
-        max_sharpness: how far the tables go; flows ask for 16.
+        max_sharpness: how far the tables go; flows use 16.
 
     >>> import promptlimit as pl
     >>> pl.tasks.tabulate_risks([10, 20], max_sharpness=2.0)
@@ -66,12 +66,12 @@ def risk_statistics(
 
 
 def of_any_length(statistics: WeightInterpolant) -> WeightInterpolant:
-    """Return the statistics without what only a reader reads: one program serves all lengths."""
+    """Return the statistics without length and errors, so that one program serves all lengths."""
     return dataclasses.replace(statistics, lengths=(1.0,), error=0.0, slope_error=0.0)
 
 
 def with_arrays(tree: TreeT) -> TreeT:
-    """Return the same with arrays in place of floats: one compiled program serves all values."""
+    """Return a tree with arrays in place of floats: one compiled program serves all values."""
     return jax.tree.map(lambda leaf: to_device(leaf) if isinstance(leaf, float) else leaf, tree)
 
 
@@ -128,22 +128,24 @@ class Regressor(NamedTuple):
 class SoftmaxRisk(eqx.Module):
     r"""The risk $R_L(U, v)$ of softmax attention, over fixed points $(w, x_q)$.
 
-    What is polynomial is averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
+    Polynomials are averaged in closed form. With straight lines $\ell_P,\ell_\varrho$ in
     $\sigma^2$ near $P$ and $\varrho$,
 
     $$2R_L=E(c-y)^2+s^2+E[f\,\ell_P+c^2\ell_\varrho]+E[f(P-\ell_P)+c^2(\varrho-\ell_\varrho)],$$
 
     and only the last term is a sum over points. It vanishes as the prompt grows.
 
-    A flow takes lines of slope 0: sloping ones are closer at given parameters, but with few points
-    the risk then falls without bound far out, and a flow finds that out. Values take the multiple
-    of the slopes at which independent point sets agree best.
+    Flows use lines of slope 0: sloping ones are closer at given parameters, but with few points the
+    risk then falls without bound far out. Values use the multiple of the slopes at which point sets
+    agree best.
 
     Attributes:
         task: the regression.
         statistics: $P$ and $\varrho$ at one length.
         nodes: the points.
-        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$.
+        slope_share: the slopes of the lines, as a multiple of those near P and $\varrho$; None for
+            level lines without averages over w, which take twice the time and gain nothing at the
+            points of flows.
         clipped: whether the statistics keep their last value beyond the tables, where they are NaN
             otherwise.
         saturated: whether they are 1 there, their limit, in place of their last value.
@@ -175,8 +177,7 @@ class SoftmaxRisk(eqx.Module):
         """
         if self.slope_share is not None:
             means = self.means(key_query, value_row)
-            head = (self.task, self.statistics, key_query, value_row)
-            return combined(*head, means, means, self.slope_share)
+            return self.combined(key_query, value_row, means, means, self.slope_share)
         at, exact = self._at_points(key_query, value_row), averages(self.task, key_query, value_row)
         finite = self._mean(at.factor * at.participation + at.square * at.excess)
         factor = exact.value - 2 * (exact.square - exact.cross) - self._mean(at.factor)
@@ -226,8 +227,35 @@ class SoftmaxRisk(eqx.Module):
             beyond=lost,
         )
 
+    def combined(
+        self,
+        key_query: Float[Array, "tokens tokens"],
+        value_row: Float[Array, " tokens"],
+        means: PointMeans,
+        all_means: PointMeans,
+        slope_share: float | Float[Array, ""],
+    ) -> Float[Array, "*sets"]:
+        r"""Return the risk from means over points, the polynomial part in closed form.
+
+        The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means`
+        may cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
+        The risk is linear in `slope_share`.
+        """
+        exact = averages(self.task, key_query, value_row)
+        slopes = _slopes(self.statistics, exact.sharpness)
+        slope_p, slope_rho = (slope_share * slope for slope in slopes)
+        height_p = all_means.participation - slope_p * all_means.sharpness
+        height_rho = all_means.excess - slope_rho * all_means.sharpness
+        factor = exact.value - 2 * (exact.square - exact.cross)
+        factor_sharp = exact.product - 2 * (exact.square_sharpness - exact.cross_sharpness)
+        corrected = means.finite + height_p * (factor - means.factor)
+        corrected += slope_p * (factor_sharp - means.factor_sharpness)
+        corrected += height_rho * (exact.square - means.square)
+        corrected += slope_rho * (exact.square_sharpness - means.square_sharpness)
+        return 0.5 * (exact.misfit + self.task.noise_variance + corrected)
+
     def _at_points(self, key_query: Array, value_row: Array) -> "_AtPoints":
-        r"""Return what the means are made of.
+        r"""Return the terms of the means.
 
         With $t=(t_1,t_2)$, $C^\top C=\Sigma$, $p=C(t_1+t_2w)$ and $r=C(v_1+bw)$:
         $\sigma^2=|p|^2+s^2t_2^2$, $c=\langle p,r\rangle+s^2bt_2$ and
@@ -284,7 +312,7 @@ def scores(
     return Scores(q, p, t2, jnp.sum(p * p, axis=0) + noise_variance * t2 * t2)
 
 
-def slopes(
+def _slopes(
     statistics: WeightInterpolant, sharpness: Float[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     r"""Return the slopes in $\sigma^2$ of lines near P and $\varrho$, given $m=E\,\sigma^2$.
@@ -295,31 +323,3 @@ def slopes(
     inside = jnp.minimum(nodes, statistics.max_sharpness**2)
     _, slope = jax.jvp(statistics, (inside,), (jnp.ones_like(inside),))
     return jnp.mean(slope["participation"]), jnp.mean(slope["excess"])
-
-
-def combined(  # noqa: PLR0917 - a head and its means
-    task: LinearRegression,
-    statistics: WeightInterpolant,
-    key_query: Float[Array, "tokens tokens"],
-    value_row: Float[Array, " tokens"],
-    means: PointMeans,
-    all_means: PointMeans,
-    slope_share: float | Float[Array, ""],
-) -> Float[Array, "*sets"]:
-    r"""Return the risk from means over points, the polynomial part in closed form.
-
-    The lines are $\ell=h+\kappa\sigma^2$, right on average over all points, of which `means` may
-    cover a part. Exact values replace the means of $f\,\ell$ and $c^2\ell$ over points.
-    The risk is linear in `slope_share`.
-    """
-    exact = averages(task, key_query, value_row)
-    sharp = score_averages(task, key_query, value_row)
-    slope_p, slope_rho = (slope_share * one for one in slopes(statistics, sharp.sharpness))
-    height_p = all_means.participation - slope_p * all_means.sharpness
-    height_rho = all_means.excess - slope_rho * all_means.sharpness
-    factor = exact.value - 2 * (exact.square - exact.cross) - means.factor
-    factor_sharp = exact.product - 2 * (sharp.square - sharp.cross) - means.factor_sharpness
-    corrected = means.finite + height_p * factor + slope_p * factor_sharp
-    corrected += height_rho * (exact.square - means.square)
-    corrected += slope_rho * (sharp.square - means.square_sharpness)
-    return 0.5 * (exact.misfit + task.noise_variance + corrected)

@@ -22,12 +22,13 @@ from jaxtyping import Array, Float
 from numpy.typing import NDArray
 
 from promptlimit._inputs import to_device
-from promptlimit._replicates import sobol_normals
+from promptlimit._quadrature import normal_gauss, product_rule, sobol_normals
 from promptlimit.attention import AbstractAttention, require_affine_limit
 from promptlimit.depth import bartlett_factors
 from promptlimit.errors import UnreliableErrorWarning
 from promptlimit.measures import Gaussian
 from promptlimit.rules import Effort, OutOfScope
+from promptlimit.tasks._averages import mean_over_sets, to_tolerance
 from promptlimit.tasks._problem import (
     OBJECTIVE,
     RISK,
@@ -35,10 +36,7 @@ from promptlimit.tasks._problem import (
     Estimate,
     Objectives,
     RiskProblem,
-    mean_over_sets,
     on,
-    task_of,
-    to_tolerance,
 )
 from promptlimit.tasks.regression._commuting import commuting_risk
 from promptlimit.tasks.regression._task import AbstractGaussianRegression, LinearRegression
@@ -66,7 +64,7 @@ class StackObjective(AbstractObjective):
     noise_variance: Float[Array, ""]
 
     def __call__(self, attention: AbstractAttention) -> Float[Array, ""]:
-        """Return half of $s^2$ and the mean square of what the query is missed by."""
+        r"""Return $\frac12(s^2+E\,(k-w)^\top\Sigma_q(k-w))$."""
         centre = jnp.zeros_like(self.second_moments[0, 0])
 
         def square(moment: Array, weights: Array, covariance: Array) -> Array:
@@ -119,8 +117,8 @@ def stack_objectives(problem: RiskProblem, length: float, points: int) -> Object
     In closed form where Gauss-Hermite nodes integrate the polynomial in w without error: its degree
     is $2(3^K-1)$ at most, for which $3^K$ nodes an axis are enough.
     """
-    task, depth = task_of(problem, AbstractGaussianRegression), len(_layers(problem))
-    fixed = task.turns == 0 and math.isinf(length)
+    task, depth = problem.task, len(_layers(problem))
+    fixed = task.rotation_dim == 0 and math.isinf(length)
     if fixed and 3 ** (depth * (task.token_dim - 1)) <= _MOST_NODES:
         return Objectives(lambda _s, _r: _hermite_objective(task, 3**depth), is_closed_form=True)
     if math.isinf(length):
@@ -140,7 +138,7 @@ def _stack_risks(problem: RiskProblem, effort: Effort) -> list[Estimate]:
 
 def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
     """Return the risk in closed form where layers commute, or over as many points as needed."""
-    known = commuting_risk(problem.attention, task_of(problem, AbstractGaussianRegression), length)
+    known = commuting_risk(problem.attention, problem.task, length)
     if known is not None:
         return Estimate(known, 0.0, 0)
 
@@ -151,7 +149,7 @@ def _risk(problem: RiskProblem, length: float, effort: Effort) -> Estimate:
     if effort.points is None and found.error > effort.tolerance * found.value:
         warnings.warn(
             f"{_LARGEST} points reach a relative error of {found.error / found.value:.2g}, not the "
-            f"{effort.tolerance:g} asked for: the risk hangs on rare prompts. Its error is "
+            f"requested {effort.tolerance:g}: the risk depends on rare prompts. Its error is "
             "reported.",
             UnreliableErrorWarning,
             stacklevel=2,
@@ -176,7 +174,7 @@ def _objective(
         task: the regression.
         weights: $w$, [points, d].
         masses: of the points; equal when None.
-        turns: normals of which covariances are made, where the task asks for them.
+        turns: normals for the rotations, where prompts have their own.
         shapes: $N$, the identity when None.
     """
     points, dim = weights.shape
@@ -201,13 +199,8 @@ def _objective(
 
 def _hermite_objective(task: AbstractGaussianRegression, count: int) -> StackObjective:
     """Return the limit risk on a grid of Gauss-Hermite nodes of w."""
-    nodes, masses = np.polynomial.hermite_e.hermegauss(count)
-    axes = task.token_dim - 1
-    grid, mass = (
-        np.stack(np.meshgrid(*[along] * axes, indexing="ij"), axis=-1).reshape(-1, axes)
-        for along in (nodes, masses / masses.sum())
-    )
-    return _objective(task, math.sqrt(task.prior_variance) * grid, masses=mass.prod(axis=1))
+    grid, masses = product_rule([normal_gauss(count)] * (task.token_dim - 1))
+    return _objective(task, math.sqrt(task.prior_variance) * grid, masses=masses)
 
 
 def _limit_objective(
@@ -215,7 +208,7 @@ def _limit_objective(
 ) -> StackObjective:
     """Return the limit risk; the weights have exactly their second moment, as linear maps need."""
     dim = task.token_dim - 1
-    normals = sobol_normals(dim + task.turns, points // 2, _SEED, replicate)
+    normals = sobol_normals(dim + task.rotation_dim, points // 2, _SEED, replicate)
     second = normals[:, :dim].T @ normals[:, :dim] / normals.shape[0]
     weights = np.linalg.solve(np.linalg.cholesky(second), normals[:, :dim].T).T
     return _objective(task, math.sqrt(task.prior_variance) * weights, turns=normals[:, dim:])
@@ -227,7 +220,7 @@ def _finite_objective(
     """Return the risk over L tokens, by Bartlett factors of their second moments."""
     dim = task.token_dim - 1
     factor, normals = bartlett_factors(
-        dim + 1, length, points // 2, replicate, extra=dim + task.turns
+        dim + 1, length, points // 2, replicate, extra=dim + task.rotation_dim
     )
     weights = math.sqrt(task.prior_variance) * normals[:, :dim]
     shapes = factor @ factor.mT / length

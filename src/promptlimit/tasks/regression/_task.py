@@ -63,12 +63,12 @@ class AbstractGaussianRegression(AbstractRegression):
 
     @property
     @abc.abstractmethod
-    def turns(self) -> int:
+    def rotation_dim(self) -> int:
         """How many standard normals the covariance of a prompt is made of; 0 for a fixed one."""
 
     @abc.abstractmethod
     def covariances(
-        self, normals: Float[np.ndarray, "points turns"]
+        self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "*points d d"], Float[np.ndarray, "*points d d"]]:
         r"""Return $\Sigma$ and $\Sigma_q$ of prompts made of these normals; of all, if fixed."""
 
@@ -88,7 +88,7 @@ class LinearRegression(AbstractGaussianRegression):
     >>> import jax.numpy as jnp, promptlimit as pl
     >>> task = pl.LinearRegression(jnp.eye(5), noise_variance=0.1, prior_variance=0.2)
     >>> best = pl.linear_optimum(task, 40)
-    >>> print(f"{best.risk.mse:.4f}")
+    >>> print(f"{best.mse:.4f}")
     0.2398
     """
 
@@ -124,13 +124,13 @@ class LinearRegression(AbstractGaussianRegression):
         return self.covariance.shape[0] + 1
 
     @property
-    def turns(self) -> int:
+    def rotation_dim(self) -> int:
         """None: the covariance is fixed."""
         return 0
 
     def covariances(
         self,
-        normals: Float[np.ndarray, "points turns"],  # noqa: ARG002
+        normals: Float[np.ndarray, "points rotation_dim"],  # noqa: ARG002
     ) -> tuple[Float[np.ndarray, "d d"], Float[np.ndarray, "d d"]]:
         r"""Return $\Sigma$ and $\Sigma_q$."""
         return self.covariance, self.query_covariance
@@ -153,7 +153,7 @@ class RotatedRegression(AbstractGaussianRegression):
 
     >>> import math, promptlimit as pl
     >>> task = pl.RotatedRegression([1.0, 0.5, 0.25])
-    >>> print([round(pl.linear_optimum(task, math.inf, depth=K).risk.mse, 6) for K in (1, 2, 3)])
+    >>> print([round(pl.linear_optimum(task, math.inf, depth=K).mse, 6) for K in (1, 2, 3)])
     [0.239726, 0.027356, 0.0]
     """
 
@@ -186,12 +186,12 @@ class RotatedRegression(AbstractGaussianRegression):
         return self.spectrum.size + 1
 
     @property
-    def turns(self) -> int:
+    def rotation_dim(self) -> int:
         """The entries of the matrix whose orthogonal factor is the rotation."""
         return self.spectrum.size**2
 
     def covariances(
-        self, normals: Float[np.ndarray, "points turns"]
+        self, normals: Float[np.ndarray, "points rotation_dim"]
     ) -> tuple[Float[np.ndarray, "points d d"], Float[np.ndarray, "points d d"]]:
         r"""Return $O\Lambda O^\top$, twice, for the rotations made of these normals."""
         dim = self.spectrum.size

@@ -20,11 +20,11 @@ def decide(setting: Setting) -> Sequence[Check]:
         least = float(bayes.mse)
         own = least - 0.1
         deep, one = linear_optimum(noisy, length, depth=depth), linear_optimum(noisy, length)
-        steps.append((float(deep.risk.mse) - least) / own)
+        steps.append((float(deep.mse) - least) / own)
         error = 2 * float(bayes.error) / own
         polynomials.append((2 * deep.bound - least) / own - 2 * error)
-        shallow.append((float(one.risk.mse) - least) / own)
-    exact = float(linear_optimum(clean, 40, depth=depth).risk.mse)
+        shallow.append((float(one.mse) - least) / own)
+    exact = float(linear_optimum(clean, 40, depth=depth).mse)
     return [
         Check(
             f"with noise: largest excess of {depth} layers over the Bayes risk, relative to the "

@@ -24,8 +24,8 @@ def decide(setting: Setting) -> Sequence[Check]:
         # Softmax layers with the same steps have the same limit.
         stacks = (descent_stack([1.0, 2.0, 4.0], 3, "softmax"), three)
         softmax, linear = (float(risk(stack, rotated, math.inf).mse) for stack in stacks)
-    solved = [float(best.risk.mse) - 0.1 for best in optima]
-    two = float(linear_optimum(rotated, math.inf, depth=2).risk.mse)
+    solved = [float(best.mse) - 0.1 for best in optima]
+    two = float(linear_optimum(rotated, math.inf, depth=2).mse)
     return [
         Check(
             "one covariance: larger excess of the best single layer and the best three layers",

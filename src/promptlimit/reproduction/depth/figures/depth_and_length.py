@@ -16,17 +16,17 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     setting.tell("the best linear layers")
     columns = [linear_optimum(task, lengths, depth=int(depth)) for depth in depths]
     protocol = LinearRegression(np.eye(5))
-    still = [linear_optimum(protocol, _AHN, depth=int(depth)).risk.mse for depth in depths[:5]]
+    still = [linear_optimum(protocol, _AHN, depth=int(depth)).mse for depth in depths[:5]]
     moving_depths = depths[: 2 if setting.quick else 3]
     moving = [
-        linear_optimum(protocol, _AHN, depth=int(depth), moving_covariates=True).risk.mse
+        linear_optimum(protocol, _AHN, depth=int(depth), moving_covariates=True).mse
         for depth in moving_depths
     ]
     return {
         "depths": depths,
         "lengths": lengths,
-        "mse": np.array([[one.risk.mse for one in column] for column in columns]),
-        "bound": np.array([[2 * one.bound for one in column] for column in columns]),
+        "mse": np.array([best.mse for best in columns]),
+        "bound": np.array([2 * best.bound for best in columns]),
         "bayes": np.asarray(bayes_risk(task, lengths).mse),
         "still_depths": depths[:5],
         "still": np.array(still),

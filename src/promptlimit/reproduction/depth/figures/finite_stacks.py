@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from promptlimit._quadrature import normal_gauss
 from promptlimit.depth import (
     GaussianStack,
     StackKernel,
@@ -24,7 +25,7 @@ def _spread(setting: Setting) -> dict[str, np.ndarray]:
     whole = line_stack(*[_LAYER] * _DEPTH)
     query, depths = np.array([_QUERY]), np.arange(1, _DEPTH + 1)
     stacks = [GaussianStack(whole.mean, whole.cov, whole.layers[:depth]) for depth in depths]
-    points, weights = np.polynomial.hermite_e.hermegauss(60)
+    points, weights = normal_gauss(60)
     direct = [
         weights @ StackKernel.of(stack, query).by_steps(points[:, None])[0][:, 0] ** 2
         for stack in stacks
@@ -32,7 +33,7 @@ def _spread(setting: Setting) -> dict[str, np.ndarray]:
     closed = {
         "spread": [fluctuation_cov(stack, query)[0, 0] for stack in stacks],
         "masked_spread": [fluctuation_cov(stack, query, causal=True)[0, 0] for stack in stacks],
-        "direct_spread": np.array(direct) / weights.sum(),
+        "direct_spread": np.array(direct),
     }
     rng = np.random.default_rng([setting.seed, 1])
     prompts = 100 if setting.quick else 600

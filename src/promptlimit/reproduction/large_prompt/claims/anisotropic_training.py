@@ -63,8 +63,7 @@ def _on_a_line() -> float:
         prior_variance=isotropic.prior_variance,
     )
     excess = [
-        float(linear_optimum(task, 1000).risk.mse) - task.noise_variance
-        for task in (line, isotropic)
+        float(linear_optimum(task, 1000).mse) - task.noise_variance for task in (line, isotropic)
     ]
     return excess[0] / excess[1]
 

@@ -61,7 +61,8 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
     )
     best = linear_optimum(noisy, length).attention
     without = linear_optimum(task, length).attention
-    finite = gradient_flow(start(task), task, length, FlowPlan(TIMES, points=POINTS))
+    plan = FlowPlan(TIMES, points=POINTS, parameter_error=False)
+    finite = gradient_flow(start(task), task, length, plan)
     shift = noisy_limit.value - limit.value - _NOISE / 2
     drift = float(np.ptp(imbalance(limit)))
     return [

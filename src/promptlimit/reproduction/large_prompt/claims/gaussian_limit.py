@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from promptlimit._inputs import to_device
+from promptlimit._quadrature import normal_gauss, product_rule
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Affine, Gaussian, Rademacher
 from promptlimit.reproduction import Check, Claim, Setting
@@ -23,14 +24,6 @@ _SHARPEST = 3.0
 """Up to this sharpness the rule of 40 nodes integrates the definition to all digits."""
 
 
-def _normal_grid(dim: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points and weights of a Gauss-Hermite rule for the standard normal law."""
-    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    mesh = np.stack(np.meshgrid(*[points] * dim, indexing="ij"), -1).reshape(-1, dim)
-    mass = np.prod(np.stack(np.meshgrid(*[weights] * dim, indexing="ij"), -1).reshape(-1, dim), 1)
-    return mesh, mass / mass.sum()
-
-
 def _tokens(prompt: Gaussian, standard: np.ndarray) -> np.ndarray:
     variances, axes = np.linalg.eigh(np.asarray(prompt.covariance))
     return np.asarray(prompt.location) + (standard * np.sqrt(np.maximum(variances, 0))) @ axes.T
@@ -38,7 +31,7 @@ def _tokens(prompt: Gaussian, standard: np.ndarray) -> np.ndarray:
 
 def _integral(prompt: Gaussian, u: np.ndarray, v: np.ndarray, z: np.ndarray) -> np.ndarray:
     """The definition itself: a ratio of two integrals over tokens, by quadrature."""
-    standard, mass = _normal_grid(_DIM, 40)
+    standard, mass = product_rule([normal_gauss(40)] * _DIM)
     tokens = _tokens(prompt, standard)
     scores = tokens @ (u @ z)
     weights = mass * np.exp(scores - scores.max())
@@ -64,7 +57,9 @@ def _affine_errors(rng: np.random.Generator, rank: int) -> tuple[float, float]:
 
 def _image_error(rng: np.random.Generator) -> float:
     """Return the worst error of the push-forward's moments against quadrature over queries."""
-    standard, mass = _normal_grid(_DIM, 3)  # exact for the quadratic integrands met here
+    standard, mass = product_rule(
+        [normal_gauss(3)] * _DIM
+    )  # exact for the quadratic integrands met here
     worst = 0.0
     for _ in range(_PROBLEMS):
         u, v = random_parameters(rng, _DIM)

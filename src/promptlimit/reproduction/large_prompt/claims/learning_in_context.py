@@ -24,15 +24,13 @@ from promptlimit.tasks import LinearRegression, bayes_risk
 
 _EXCESS = 0.02
 _COMPARED = (LENGTHS[0], *LENGTHS[-2:])
+_PLAN = FlowPlan(TIMES, points=POINTS, parameter_error=False)
 
 
 def _ends(task: LinearRegression, first: SoftmaxAttention | LinearAttention) -> np.ndarray:
     """Return how far above the least possible risk the flows end, one for each length."""
     floor = bayes_risk(task, np.inf).value
-    ends = [
-        gradient_flow(first, task, n, FlowPlan(TIMES, points=POINTS)).value[-1] for n in _COMPARED
-    ]
-    return np.array(ends) - floor
+    return gradient_flow(first, task, _COMPARED, _PLAN).value[:, -1] - floor
 
 
 def _with_covariance(
@@ -76,7 +74,7 @@ def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is r
         warnings.simplefilter("ignore", OutsideTheoremWarning)
         outside, saddle = block_start(task, 4 * ALPHA), block_start(task, 0.0)
     large, stuck = (
-        gradient_flow(first, task, LENGTHS[-1], FlowPlan(TIMES, points=POINTS)).value[-1] - floor
+        gradient_flow(first, task, LENGTHS[-1], _PLAN).value[-1] - floor
         for first in (outside, saddle)
     )
     return [

@@ -1,5 +1,0 @@
-"""`python -m promptlimit.cli` is the `promptlimit` command."""
-
-from promptlimit.cli import main
-
-main()

@@ -1,0 +1,256 @@
+r"""Gaussian tokens, or a mixture of them, along a tilt: sums of positive terms.
+
+Within a part the score is $s=\mu+\sigma g$, g standard normal, and given g a token is normal with
+mean $m+\Gamma t\,g/\sigma$ and covariance $\Gamma-\Gamma tt'\Gamma/\sigma^2$. Every second moment
+of values is therefore a polynomial of degree two in $h=g-(k-1)\sigma$, and a place is one of three
+values of h in a part, at which the polynomial is interpolated. By Stein's lemma
+$F_{k-1}[h]=-\sigma F_k[1]$ within a part: nothing cancels.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from scipy.special import softmax
+
+from promptlimit._arrays import Array
+from promptlimit.errors import AccuracyError
+from promptlimit.weights._gaussian_score import GaussianScore, log_from, score_window
+from promptlimit.weights._score_law import (
+    EPSILON,
+    AbstractProducts,
+    AbstractScoreLaw,
+    PartitionMeans,
+    Scores,
+    require_near,
+)
+from promptlimit.weights._score_means import assembled, listed_score_means
+
+_SHARPEST = 150.0
+"""Standard deviation of scores beyond which the integrals take too long."""
+
+_ROUNDING = 8.0 * EPSILON
+_NODES = np.array([-1.0, 0.0, 1.0])
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianLaw(AbstractScoreLaw):
+    r"""The law $\sum_kw_kN(m_k,\Gamma_k)$ along a tilt.
+
+    Attributes:
+        weights: $w_k$, positive, [k].
+        means: $m_k$, [k, d].
+        covs: $\Gamma_k$, [k, d, d].
+        tilt: $t$, [d].
+    """
+
+    weights: Array
+    means: Array
+    covs: Array
+    tilt: Array
+
+    def __post_init__(self) -> None:
+        largest = float(self.sharpness.max())
+        if not largest <= _SHARPEST:
+            raise AccuracyError(
+                "the law of the scores must be narrow enough to integrate over, got scores of "
+                f"standard deviation {largest:.3g}, above {_SHARPEST:g}. Scale the attention down.",
+                argument="attention",
+            )
+
+    @cached_property
+    def pulls(self) -> Array:
+        r"""$\Gamma_kt$, [k, d]."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.covs @ self.tilt
+
+    @cached_property
+    def sharpness(self) -> Array:
+        r"""$\sigma_k$, [k]."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.sqrt(np.maximum(self.pulls @ self.tilt, 0.0))
+
+    @cached_property
+    def _heaviest(self) -> int:
+        """The part of largest tilted weight: its mean is the origin, so that no digits are lost."""
+        return int(np.argmax(np.log(self.weights) + self.means @ self.tilt + self.sharpness**2 / 2))
+
+    @cached_property
+    def _apart(self) -> Array:
+        """Means of the parts from that of the heaviest, [k, d]."""
+        return self.means - self.means[self._heaviest]
+
+    @cached_property
+    def shifts(self) -> Array:
+        r"""$\mu_k$, [k]."""
+        return self._apart @ self.tilt
+
+    @cached_property
+    def _log_masses(self) -> Array:
+        return np.log(self.weights) + self.shifts + 0.5 * self.sharpness**2
+
+    @property
+    def offset(self) -> float:
+        """The mean score of the heaviest part."""
+        return float(self.means[self._heaviest] @ self.tilt)
+
+    def score_of(self, token: Array) -> float:
+        return float((token - self.means[self._heaviest]) @ self.tilt)
+
+    @property
+    def log_mean(self) -> float:
+        return float(np.logaddexp.reduce(self._log_masses))
+
+    def window(self, longest: float, shortest: float) -> tuple[float, float]:
+        parts = zip(self.shifts, self.sharpness, strict=True)
+        ends = [score_window(float(m), float(sigma), longest, shortest) for m, sigma in parts]
+        lows, highs = zip(*ends, strict=True)
+        return require_near(min(lows), max(highs))
+
+    def _parts(self, u: Array) -> list[GaussianScore]:
+        parts = zip(self.shifts, self.sharpness, strict=True)
+        return [GaussianScore(float(m), float(sigma), u) for m, sigma in parts]
+
+    def scores(self, u: Array) -> Scores:
+        parts = self._parts(u)
+        rows = [[*part.kept_and_lost, part.moments((1,), 0, 0.0)[0, 0]] for part in parts]
+        phi, complement, mass = np.tensordot(self.weights, np.array(rows), 1)
+        log_phi = log_from(phi, complement)
+        return Scores(u, log_phi, _ROUNDING * np.minimum(np.abs(log_phi), 1.0), mass)
+
+    def partition_means(self, u: Array) -> PartitionMeans:
+        parts = self._parts(u)
+        if all(part.is_narrow for part in parts):
+            weights = [w * part.normal[1] for w, part in zip(self.weights, parts, strict=True)]
+            scores = [part.mean + part.sharpness * part.normal[0] for part in parts]
+            return listed_score_means(np.concatenate(weights), np.concatenate(scores), u)
+        tilted_mean = float(softmax(self._log_masses) @ (self.shifts + self.sharpness**2))
+        sums = [_partition_sums(part, tilted_mean) for part in parts]
+        rows = {name: self.weights @ [row[name] for row in sums] for name in sums[0]}
+        return assembled(u, self.log_mean, tilted_mean, rows)
+
+    def products(self, power: int, u: Array) -> "GaussianProducts":
+        parts = self._parts(u)
+        moments = np.stack(
+            [part.moments((power,), 2, (power - 1) * part.sharpness)[0] for part in parts]
+        )
+        if power == 1:
+            lower = [np.stack(part.kept_and_lost) for part in parts]
+        else:
+            lower = [np.stack([part.moments((1,), 0, 0.0)[0, 0], part.missing]) for part in parts]
+        shares = self.weights[:, None, None]
+        radii = np.maximum(self.sharpness, 1.0)
+        weighted = shares * moments
+        density, masses = weighted[:, 0].sum(axis=0), np.ones(3 * radii.size)
+        return GaussianProducts(
+            density, masses, power, self.sharpness, radii, weighted, shares * np.stack(lower)
+        )
+
+    def ends(self, value: Array) -> tuple[Array, Array, Array]:
+        tilted = self._tilted_mean(value)
+        origin = value @ self.means[self._heaviest]
+        means = self._apart @ value.T
+        mean = self.weights @ means
+        apart = means - mean
+        cov = value @ np.tensordot(self.weights, self.covs, 1) @ value.T
+        return origin + tilted, origin + mean, cov + (self.weights[:, None] * apart).T @ apart
+
+    def _tilted_mean(self, value: Array) -> Array:
+        r"""Return $V\nabla\Lambda(t)$ from the value of the origin, [e]."""
+        return softmax(self._log_masses) @ ((self._apart + self.pulls) @ value.T)
+
+    def readings(
+        self,
+        value: Array,
+        limit: Array,
+        products: AbstractProducts,
+    ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
+        """Yield the three places of each part, with the means and covariances of values there."""
+        if not isinstance(products, GaussianProducts):
+            raise TypeError(f"products of Gaussians are needed, got {type(products).__name__}")
+        tilted, exact = self._tilted_mean(value), np.zeros(3)
+        for k, sigma in enumerate(self.sharpness):
+            pull = value @ self.pulls[k]
+            slope = pull / sigma if sigma > 0.0 else np.zeros(limit.size)
+            middle = value @ (self._apart[k] + (products.power - 1) * self.pulls[k]) - tilted
+            centred = middle + np.outer(products.radii[k] * _NODES, slope)
+            rest = value @ self.covs[k] @ value.T - np.outer(slope, slope)
+            yield slice(3 * k, 3 * k + 3), centred, np.stack([rest] * 3), exact, exact
+
+
+def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]:
+    r"""Return the sums that `assembled` takes, for one part.
+
+    By Stein's lemma $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$.
+    """
+    sigma = part.sharpness
+    phi, complement = part.kept_and_lost
+    mass = part.moments((1,), 0, 0.0)[0, 0]
+    square, lean, spread = part.moments((2,), 2, sigma)[0]
+    log_mass, log_square, log_squares = part.log_moments(((1, 1), (2, 1), (2, 2)))
+    off = part.mean + sigma**2 - tilted_mean
+    off *= abs(off) > _ROUNDING * (abs(part.mean) + sigma**2)  # one Gaussian is not off itself
+    return {
+        "phi": phi,
+        "complement": complement,
+        "remainder": part.remainder,
+        "missing": part.missing,
+        "mass": mass,
+        "drift": -(sigma**2) * square + off * mass,
+        "drift_missing": -(sigma**2) * square - off * part.missing,
+        "log_mass": log_mass,
+        "square": square,
+        "lean": sigma * lean + off * square,
+        "spread": sigma**2 * spread + 2.0 * off * sigma * lean + off**2 * square,
+        "log_square": log_square,
+        "log_squares": log_squares,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianProducts(AbstractProducts):
+    r"""Polynomials in h within each part.
+
+    Attributes:
+        power: k.
+        sharpness: $\sigma$ of each part, [p].
+        radii: r, such that the places of a part are h = -r, 0 and r, [p].
+        moments: $w\,F_k[h^j]$, j = 0, 1, 2, of each part, [p, j, u].
+        below: w times the means of $x^{k-1}e^{-x}$ and of $x^{k-1}(1-e^{-x})$, [p, 2, u].
+    """
+
+    power: int
+    sharpness: Array
+    radii: Array
+    moments: Array
+    below: Array
+
+    def shares(self, weights: Array) -> tuple[Array, Array]:
+        r"""Return $\sum_uw\,F_k$ as weights of the places, by even and by odd u, and its error."""
+        rules = [
+            np.einsum("nu,pju->njp", weights[:, rule::2], self.moments[..., rule::2])
+            for rule in (0, 1)
+        ]
+        zeroth, first, second = np.moveaxis(np.stack(rules), 2, 0)
+        first, second = first / self.radii, second / self.radii**2
+        shares = np.stack([(second - first) / 2, zeroth - second, (second + first) / 2], axis=-1)
+        shares = shares.reshape(*zeroth.shape[:2], -1)
+        return shares, _ROUNDING * np.abs(shares).sum(axis=0)
+
+    def lower(self, centred: Array, blur: Array) -> tuple[Array, Array]:  # noqa: ARG002  # exact here
+        r"""Return $F_{k-1}$, [u, e], of means at the places, [j, e], and its error, [u].
+
+        $F_{k-1}[a+bh]=aF_{k-1}[1]-b\sigma F_k[1]$ in a part. As $E[fx^{k-1}]=0$, the first terms
+        add up to $-\sum a\,E[x^{k-1}(1-e^{-x})]$ too: the smaller sum is taken.
+        """
+        left, middle, right = centred.reshape(-1, 3, centred.shape[1]).transpose(1, 0, 2)
+        falls = (right - left) * (self.sharpness / (2.0 * self.radii))[:, None]
+        size = np.linalg.norm(middle, axis=1)
+        kept, lost = self.below.transpose(1, 2, 0)
+        sizes = kept @ size, lost @ size
+        smaller = (sizes[0] <= sizes[1])[:, None]
+        density = self.moments[:, 0].T
+        lowered = np.where(smaller, kept @ middle, -(lost @ middle)) - density @ falls
+        total = np.minimum(*sizes) + density @ np.linalg.norm(falls, axis=1)
+        return lowered, _ROUNDING * total

@@ -1,0 +1,313 @@
+r"""Transforms of one Gaussian score, from which all exact quantities of Gaussian tokens are made.
+
+A score is $s=\mu+\sigma g$, $g\sim N(0,1)$. With $t=s+u$ and $x=e^t$ the transforms are means of
+
+$$e^{-x},\qquad 1-e^{-x},\qquad x(1-e^{-x}),\qquad (g-c)^jx^ke^{-x},\qquad t^jx^ke^{-x}.$$
+
+They do not depend on the length of a prompt. All are sums of terms of one sign, if j is even.
+
+Sums are trapezoidal. The integrands are analytic in a strip of half-width $\pi/2$ in $t$, so the
+error of step h is about $|\Gamma(k+2\pi i/h)|/\Gamma(k)$, below $10^{-16}$ for $k\le4$ at 3/16.
+"""
+
+import dataclasses
+import math
+from functools import cached_property
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr, ndtri_exp
+
+from promptlimit._arrays import Array
+from promptlimit.weights._score_law import LARGEST_EXPONENT, SMALLEST
+
+_NARROW = 0.5
+"""Sharpness up to which sums run over g; beyond, over t."""
+
+_WIDEST_STEP = 0.33
+_RANGE = 9.0
+_HIGHEST = 4
+"""The largest power of x."""
+
+_LARGEST_T, _LARGEST_SLOW_T = 5.0625, 40.125
+_TAIL = 40.0
+_NEGLIGIBLE = -46.0
+_SATURATED = 60.0
+_LARGEST_SCORE = 4.1
+_NARROWEST = 1e-3
+_BLOCK = 2**18
+"""Multiplications up to which the usual linear-algebra libraries use one thread."""
+
+_COLUMNS = 32
+"""How many columns a product should have at least to be fast."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianScore:
+    r"""A score $s=\mu+\sigma g$ at evenly spaced u.
+
+    Up to a sharpness of 1/2, sums run over nodes g. Beyond, they run over nodes t,
+    $E\,f(g)K(t)=\int K(t)f(g)n(g)\,dt/\sigma$ with $g=(t-u-\mu)/\sigma$: both factors depend on one
+    number, so that the sums are convolutions.
+
+    Attributes:
+        mean: $\mu$.
+        sharpness: $\sigma$.
+        u: the nodes, multiples of their step, [u].
+    """
+
+    mean: float
+    sharpness: float
+    u: Array
+
+    @property
+    def step(self) -> float:
+        """From one node u to the next."""
+        return float(self.u[1] - self.u[0])
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether sums run over g."""
+        return self.sharpness <= _NARROW
+
+    # ---------------------------------------------------------------- nodes
+
+    @cached_property
+    def normal(self) -> tuple[Array, Array]:
+        """Nodes g and their weights."""
+        step = min(self.step / max(self.sharpness, _NARROWEST), _WIDEST_STEP)
+        top = _RANGE + _HIGHEST * self.sharpness
+        numbers = np.arange(math.floor(-_RANGE / step), math.ceil(top / step) + 1)
+        g = np.multiply(step, numbers, dtype=np.float64)
+        return g, step * np.exp(-0.5 * g * g) / math.sqrt(2.0 * math.pi)
+
+    @cached_property
+    def _x(self) -> Array:
+        """All x, [u, g]."""
+        level = np.exp(np.minimum(self.u + self.mean, LARGEST_EXPONENT))
+        return np.outer(level, np.exp(self.sharpness * self.normal[0]))
+
+    @cached_property
+    def _damping(self) -> Array:
+        return np.exp(-self._x)
+
+    @cached_property
+    def _loss(self) -> Array:
+        return -np.expm1(-self._x)
+
+    @cached_property
+    def _t(self) -> Array:
+        """Nodes t for integrands with a density of g."""
+        return self._nodes(-self._reach(), _LARGEST_T)
+
+    @cached_property
+    def _long_t(self) -> Array:
+        r"""Nodes t for integrands with $\Phi$: below $1-\varphi$ at the lowest u, none counts."""
+        overlap = _log_overlap(-float(self.u[0]) - self.mean, self.sharpness)
+        return self._nodes(min(-self._reach(), overlap), _LARGEST_T)
+
+    def _nodes(self, low: float, high: float) -> Array:
+        numbers = np.arange(math.floor(low / self.step), math.ceil(high / self.step))
+        return np.multiply(self.step, numbers, dtype=np.float64)
+
+    def _reach(self) -> float:
+        r"""Return how far below 0 nodes start, from the decay of $F_1(t)n(g)$ at the lowest u.
+
+        Its logarithm has slope $1+u/\sigma^2$ at t = 0; when that is negative its peak is at
+        $t=u+\sigma^2$.
+        """
+        variance, lowest = self.sharpness**2, float(self.u[0]) + self.mean
+        slope, gaussian = 1.0 + lowest / variance, math.sqrt(2 * _TAIL) * self.sharpness
+        return min(gaussian, _TAIL / slope) if slope > 0 else gaussian - lowest - variance
+
+    def _g(self, t: Array) -> Array:
+        """Return g at all differences of nodes t and u, from the largest u on, [t + u - 1]."""
+        numbers = np.arange(1 - self.u.size, t.size)
+        steps = np.multiply(self.step, numbers, dtype=np.float64)
+        return (float(t[0] - self.u[0]) + steps - self.mean) / self.sharpness
+
+    def _density(self, g: Array) -> Array:
+        return np.exp(-0.5 * g * g) * (self.step / (self.sharpness * math.sqrt(2.0 * math.pi)))
+
+    # ---------------------------------------------------------------- means
+
+    @cached_property
+    def kept_and_lost(self) -> tuple[Array, Array]:
+        r"""$\varphi=E\,e^{-x}$ and $1-\varphi$, [u] each."""
+        if self.is_narrow:
+            weights = self.normal[1]
+            return self._damping @ weights, self._loss @ weights
+        kept, lost, _ = self._shares
+        return kept, lost
+
+    @cached_property
+    def missing(self) -> Array:
+        r"""$E[x(1-e^{-x})]$, [u]."""
+        if self.is_narrow:
+            g, weights = self.normal
+            tilted = weights * np.exp(self.sharpness * g)
+            return np.exp(np.minimum(self.u + self.mean, LARGEST_EXPONENT)) * (self._loss @ tilted)
+        return self._mean_x * self._shares[2]
+
+    @cached_property
+    def _shares(self) -> Array:
+        r"""$\int xe^{-x}\Phi\,dt$ at g, -g and $\sigma-g$: means integrated by parts, [3, u]."""
+        t = self._long_t
+        g = self._g(t)
+        levels = self.step * ndtr(np.stack([g, -g, self.sharpness - g]))
+        return correlations(levels, np.exp(t - np.exp(t))[:, None])[:, ::-1, 0]
+
+    @cached_property
+    def remainder(self) -> Array:
+        r"""$E[e^{-x}-1+x]=Ex\int k'(t)\Phi(\sigma-g)\,dt$, $k=1-(1-e^{-x})/x$, [u]."""
+        if self.is_narrow:
+            return exponential_rest(self._x) @ self.normal[1]
+        t = self._nodes(float(self._long_t[0]), _LARGEST_SLOW_T)
+        signals = exponential_rise(np.exp(t))[:, None]
+        share = correlations(self.step * ndtr(self.sharpness - self._g(t))[None], signals)
+        return self._mean_x * share[0, ::-1, 0]
+
+    @property
+    def _mean_x(self) -> Array:
+        exponent = self.u + self.mean + 0.5 * self.sharpness**2
+        return np.exp(np.minimum(exponent, LARGEST_EXPONENT))
+
+    def moments(self, powers: tuple[int, ...], degree: int, centre: float) -> Array:
+        r"""Return $E[(g-c)^jx^ke^{-x}]$ for some k and j = 0, 1, ..., `degree`, [k, j, u]."""
+        k = np.array(powers, dtype=np.float64)[:, None, None]
+        if self.is_narrow:
+            g, weights = self.normal
+            columns = weights * np.exp(k * self.sharpness * g) * _powers(g - centre, degree)
+            products = blocked_product(self._damping, columns.reshape(-1, g.size).T).T
+            scale = np.exp(np.minimum(k * (self.u + self.mean), LARGEST_EXPONENT))
+            return scale * products.reshape(len(powers), degree + 1, self.u.size)
+        g, t = self._g(self._t), self._t
+        signals = np.exp(k[:, :, 0] * t - np.exp(t)).T
+        found = correlations(self._density(g) * _powers(g - centre, degree), signals)
+        return found[:, ::-1].transpose(2, 0, 1)
+
+    def log_moments(self, pairs: tuple[tuple[int, int], ...]) -> Array:
+        r"""Return $E[t^jx^ke^{-x}]$ for pairs (k, j), [pairs, u]."""
+        if self.is_narrow:
+            t, weights = np.log(self._x), self.normal[1]
+            return np.stack([(t**j * self._x**k * self._damping) @ weights for k, j in pairs])
+        g, t = self._g(self._t), self._t
+        signals = np.stack([t**j * np.exp(k * t - np.exp(t)) for k, j in pairs], axis=1)
+        return correlations(self._density(g)[None], signals)[0, ::-1].T
+
+
+def log_from(phi: Array, complement: Array) -> Array:
+    r"""Return $\log\varphi$ from whichever of $\varphi$, $1-\varphi$ is small."""
+    small = complement < 0.5
+    logarithm = np.log(np.maximum(phi, SMALLEST))  # finite: the power 0 of it must be 1
+    return np.where(small, np.log1p(-np.where(small, complement, 0.0)), logarithm)
+
+
+def exponential_rest(y: Array) -> Array:
+    r"""Return $e^{-y}-1+y$, without cancellation."""
+    near = np.clip(y, -0.05, 0.05)
+    series = np.zeros_like(near)
+    for divisor in (40320.0, -5040.0, 720.0, -120.0, 24.0, -6.0, 2.0):
+        series = 1.0 / divisor + near * series
+    return np.where(np.abs(y) <= 0.05, near**2 * series, np.expm1(-y) + y)
+
+
+def exponential_rise(x: Array) -> Array:
+    r"""Return $(1-e^{-x})/x-e^{-x}$, without cancellation."""
+    near, far = np.minimum(x, 0.05), np.maximum(x, 0.05)
+    series = np.zeros_like(near)
+    for n in range(8, 0, -1):
+        series = (-1.0) ** (n + 1) * n / math.factorial(n + 1) + near * series
+    return np.where(x <= 0.05, near * series, -np.expm1(-far) / far - np.exp(-far))
+
+
+def _powers(x: Array, highest: int) -> Array:
+    """Return $x^j$, j = 0, 1, ..., [j, x], by products: `**` takes twenty times as long."""
+    factors = np.ones((highest + 1, x.size))
+    factors[1:] = x
+    return np.multiply.accumulate(factors, axis=0)
+
+
+# ---------------------------------------------------------------- the window in u
+
+
+def score_window(
+    mean: float, sharpness: float, longest: float, shortest: float
+) -> tuple[float, float]:
+    r"""Return the u between which neither $1-\varphi^L$ nor $\varphi^L$ is negligible.
+
+    $1-\varphi(-x)$ is 0.63 to 1 times $m(x)=E\min(1,e^{\sigma g-x})$. That is at most
+    $e^{-x^2/2\sigma^2}$ for $x\le\sigma^2$ and $e^{\sigma^2/2-x}$ beyond. It is at least
+    $P(\sigma g>x)$ and, beyond $\sigma^2$, $\frac12e^{\sigma^2/2-x}$. Left: $L(1-\varphi)$ is
+    negligible for the longest. Right: for the shortest, $\varphi^L$ is negligible, either because
+    $L(1-\varphi)$ is large or because $\varphi(u)\approx P(\sigma g+u<4.1)$ is small enough.
+    """
+    sigma = max(sharpness, _NARROWEST)
+    target = _NEGLIGIBLE - math.log(longest)
+    near = sigma * math.sqrt(-2.0 * target)
+    left = -near if near <= sigma**2 else target - 0.5 * sigma**2
+    right = _LARGEST_SCORE - sigma * float(ndtri_exp(_NEGLIGIBLE / shortest))
+    filled = math.log(_SATURATED / 0.63) - math.log(shortest)
+    if filled < 0.0:
+        right = min(right, sigma * float(ndtri_exp(filled)))
+        steep = 0.5 * sigma**2 - filled - math.log(2.0)
+        right = min(right, -steep) if steep >= sigma**2 else right
+    return left - mean, right - mean
+
+
+def _log_overlap(x: float, sharpness: float) -> float:
+    r"""Return $\log E\min(1,e^{\sigma g-x})$; that mean times 0.63 to 1 is $1-\varphi(-x)$."""
+    above = float(log_ndtr(-x / sharpness))
+    below = sharpness * sharpness / 2 - x + float(log_ndtr(x / sharpness - sharpness))
+    return float(np.logaddexp(above, below))
+
+
+# ---------------------------------------------------------------- long and thin products
+
+
+def blocked_product(left: Array, right: Array) -> Array:
+    """Return `left @ right`, by blocks of rows of `left`, which may be an overlapping view.
+
+    Products here are long and thin; shared between threads they take several times longer, ten
+    times on a busy machine.
+    """
+    rows, inner = left.shape
+    block = max(1, _BLOCK // (inner * right.shape[1]))
+    result = np.empty((rows, right.shape[1]))
+    for start in range(0, rows, block):
+        part = slice(start, start + block)
+        np.matmul(np.ascontiguousarray(left[part]), right, out=result[part])
+    return result
+
+
+def correlations(kernels: Array, signals: Array) -> Array:
+    r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
+
+    P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
+    A product of windows would copy every number of a kernel P times as often.
+
+    Args:
+        kernels: [kernel, outputs + inner - 1].
+        signals: [inner, signal].
+    """
+    count, (inner, columns) = len(kernels), signals.shape
+    phases = max(1, _COLUMNS // columns)
+    outputs = kernels.shape[1] - inner + 1
+    rows = -(-outputs // phases)
+    width = inner + phases - 1
+    shifted = np.zeros((width, phases, columns))
+    down, across, along = shifted.strides
+    # np.ndarray makes the same view as as_strided in a twentieth of the time.
+    diagonals = np.ndarray(
+        (inner, phases, columns), float, shifted, 0, (down, down + across, along)
+    )
+    diagonals[:] = signals[:, None]
+    padded = np.zeros((count, phases * rows + inner - 1))
+    padded[:, : kernels.shape[1]] = kernels
+    apart, near = padded.strides
+    windows = np.ndarray((count, rows, width), float, padded, 0, (apart, phases * near, near))
+    flat = shifted.reshape(width, -1)
+    if rows * flat.size <= _BLOCK:
+        products = np.ascontiguousarray(windows) @ flat
+    else:
+        products = np.stack([blocked_product(window, flat) for window in windows])
+    return products.reshape(count, rows * phases, columns)[:, :outputs]
