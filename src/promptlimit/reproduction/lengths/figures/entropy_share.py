@@ -22,7 +22,7 @@ FIGURE = Figure(
     reference="lengths.md, section 2",
     caption=r"Mean entropy of the softmax weights divided by $\ln L$, where the sharpness grows "
     r"with the length as $\sigma^2 = s\ln L$, computed exactly up to $L = 10^{30}$. Dashed: the "
-    r"limit, $1 - s/2$ for $s \le 2$ and 0 beyond. Near freezing, corrections fall like "
-    r"$1/\ln L$: no context length in use is near the limit.",
+    r"limit, $1 - s/2$ for $s \le 2$ and 0 beyond. Near freezing, corrections fall so "
+    "slowly that no context length in use is near the limit.",
     compute=compute,
 )

@@ -54,8 +54,8 @@ def decide(setting: Setting) -> Sequence[Check]:
 CLAIM = Claim(
     number=16,
     name="one-head",
-    statement=r"For two components of equal norm, with variance $\gamma^2$ within components and "
-    r"noise variance $\xi^2$, one softmax head can be the Bayes denoiser if and only if "
+    statement=r"For two components of equal norm, with variance $\gamma^2 > 0$ within components "
+    r"and noise variance $\xi^2$, one softmax head can be the Bayes denoiser if and only if "
     r"$\gamma = \xi$.",
     reference="Theorem 4.1",
     decide=decide,

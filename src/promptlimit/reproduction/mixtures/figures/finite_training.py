@@ -55,7 +55,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
 
 FIGURE = Figure(
     name="finite_training",
-    title="Training at finite length finds the cooler gate",
+    title="Training at finite length finds the softer gate",
     reference="derived here",
     caption="Training on prompts of 100 tokens from the law of Figure 2, rotated at random for "
     "each prompt, so that a layer $cz + vA$ with gate $u$ keeps its form. Lines: the exact "
