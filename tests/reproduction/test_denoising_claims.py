@@ -18,6 +18,7 @@ from promptlimit.reproduction.mixtures._denoising_training import (
     denoising_training,
 )
 from promptlimit.reproduction.mixtures._iteration import attractor
+from promptlimit.reproduction.mixtures._prompt_lengths import GatedDirection
 from promptlimit.tasks import query_points
 
 CLAIMS = {claim.name: claim for claim in PAPER.claims}
@@ -182,3 +183,32 @@ def test_the_limits_of_iterated_denoising_are_where_paths_end():
         away = np.linalg.norm(ends[:, None] - limits, axis=-1)
         assert away.min(axis=1).max() < 1e-9
         assert (len(limits) == 2) == (data[f"{name}.noise"] < 3)
+
+
+def test_the_least_excess_of_a_gated_direction_is_that_of_the_librarys_layers():
+    task = pl.Denoising([[3, 0], [0, 3]], [0.5, 0.5], within_variance=1, noise_variance=4)
+    gate, length = 0.7, 200.0
+    e = (task.means[0] - task.means[1]) / np.linalg.norm(task.means[0] - task.means[1])
+    onto = np.outer(e, e), np.eye(2) - np.outer(e, e)
+
+    def excess(numbers: np.ndarray) -> float:
+        value, residual = (
+            sum(number * part for number, part in zip(pair, onto, strict=True))
+            for pair in (numbers[:2], numbers[2:])
+        )
+        head = pl.SoftmaxAttention(gate / task.query_variance * onto[0], value)
+        layer = pl.Layer(head, residual)
+        return float(pl.bayes_excess(layer, task, length, points=2**14).mse)
+
+    # The excess is a quadratic polynomial in the four numbers: values at 15 places determine it.
+    unit = np.eye(4)
+    at_zero = excess(np.zeros(4))
+    plus, minus = (np.array([excess(sign * row) for row in unit]) for sign in (1.0, -1.0))
+    slope, hessian = (plus - minus) / 2, np.diag(plus + minus - 2 * at_zero)
+    for i in range(4):
+        for j in range(i):
+            both = excess(unit[i] + unit[j]) - plus[i] - plus[j] + at_zero
+            hessian[i, j] = hessian[j, i] = both
+    least = at_zero - slope @ np.linalg.solve(hessian, slope) / 2
+    found = GatedDirection(task).excess(gate, np.array([length]))
+    assert_allclose(found, [least], rtol=1e-3)

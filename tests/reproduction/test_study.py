@@ -428,3 +428,9 @@ def test_a_population_gap_is_freed_of_the_noise_of_its_points() -> None:
     noise = sum(np.sum(error**2) / 4 for error in softmax.error.values())  # two deviations each
     assert gap == pytest.approx(square - noise, rel=1e-9)
     assert noise > 1e-6 * square
+
+
+def test_the_control_of_random_starts_stays_at_the_saddle() -> None:
+    # The prediction is zero there: the error is the variance of a label, |w|^2 + noise.
+    found = claim_module("random_starts")._from_zero(Setting(quick=True))
+    assert found == pytest.approx(1.0 + 0.1, rel=1e-9)
