@@ -75,10 +75,12 @@ def formula(text: str) -> Markup:
     pieces = text.split("$")
     if len(pieces) % 2 == 0:  # a dollar sign without its partner
         return escape(text)
-    return Markup("").join(
-        _mathml(piece) if i % 2 else escape(piece.replace(" - ", " − "))
-        for i, piece in enumerate(pieces)
-    )
+    shown = escape(pieces[0].replace(" - ", " − "))
+    for tex, words in zip(pieces[1::2], pieces[2::2], strict=True):
+        mark = words[:1] if words[:1] in tuple(".,;:") else ""  # stays on the line of the formula
+        math = Markup("<span>{}{}</span>").format(_mathml(tex), mark) if mark else _mathml(tex)
+        shown += math + escape(words.removeprefix(mark).replace(" - ", " − "))
+    return shown
 
 
 @functools.cache
