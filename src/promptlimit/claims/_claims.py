@@ -121,8 +121,8 @@ class ClaimResult:
     def deciding(self) -> Check | None:
         """The check that the verdict rests on; None for a claim that was not decided.
 
-        Among the checks that make the verdict what it is, this is the closest to its tolerance
-        where they pass, and the farthest from it where they fail.
+        Where the checks that lead to the verdict pass, this is the one closest to its tolerance;
+        where they fail, the one farthest from it.
         """
         failed = [check for check in self.checks if not check.passed]
         stated = [check for check in self.checks if check.role == "statement"]
@@ -179,7 +179,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class StoredPaper:
-    """What a page says of a paper.
+    """The description of a paper on a page.
 
     Attributes:
         name: the name of its folder.
@@ -228,9 +228,9 @@ class StoredFigure:
         reference: which figure of the paper it is, or the result it belongs to; may be empty.
         section: whether the paper has it, or it goes beyond the paper.
         drawing: the name of what draws it.
-        arrays: what it is drawn from.
+        arrays: the numbers in it.
         origin: where it comes from.
-        drawn_by: the hash of the code that drew the pictures beside it; empty before.
+        drawn_by: the hash of the code that drew its pictures; empty before that.
         pictures: endings of those pictures.
     """
 

@@ -63,7 +63,7 @@ class ReportFolder:
         return self.path / "runs" / engine
 
     def save_paper(self, paper: StoredPaper) -> None:
-        """Write what the page says of a paper."""
+        """Write the description of a paper."""
         write_json(self.path / paper.name / "paper.json", asdict(paper))
 
     def save_claim(self, claim: StoredClaim) -> None:
@@ -108,12 +108,12 @@ class ReportFolder:
         return self.path / "index.html"
 
     def claim(self, paper: str, name: str) -> StoredClaim | None:
-        """Return a stored claim, None where there is none; one that is damaged is refused."""
+        """Return a stored claim or None; raise an error if its file is damaged."""
         path = self._file(paper, "claims", name)
         return _read_claim(paper, path) if path.exists() else None
 
     def figure(self, paper: str, name: str) -> StoredFigure | None:
-        """Return a stored figure, None where there is none; one that is damaged is refused."""
+        """Return a stored figure or None; raise an error if its files are damaged."""
         path = self._file(paper, "figures", name)
         return _read_figure(paper, path) if path.exists() else None
 
@@ -203,7 +203,7 @@ class ReportFolder:
         """Write where and when items came from; what an earlier run wrote stays if nothing is new.
 
         Args:
-            items: all that were asked for.
+            items: all items of the run.
             fresh: those of them that were computed now.
             facts: when, where and with what.
             whole: whether they are the whole reproduction. A part of it, computed later, is added
@@ -264,7 +264,7 @@ def _is_paper(path: Path) -> bool:
 
 
 def _kept(problems: list[str], read: Any, *where: Any) -> Any:
-    """Return what can be read, or keep the sentence that says why not."""
+    """Return the result of reading, or add the message of its error to the problems."""
     try:
         return read(*where)
     except InputFileError as problem:

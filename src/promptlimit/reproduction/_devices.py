@@ -6,7 +6,7 @@ import jax
 
 
 def on_cpu() -> AbstractContextManager:
-    """Compute on the CPU, where there is an accelerator beside it."""
+    """Compute on the CPU, also where there is an accelerator."""
     if jax.default_backend() == "cpu":
         return nullcontext()
     try:

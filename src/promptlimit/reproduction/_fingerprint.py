@@ -1,9 +1,9 @@
-"""What the code was that computed something: a result of other code is never taken for this one.
+"""Hashes of code and settings, so that stored results of other code are computed again.
 
-All of the package counts, but for what only talks or draws: nobody has to remember which modules a
-number comes from. Of papers, only the one that is asked for counts. Versions of jax and of other
-libraries do not: they change results by rounding alone, and `environment.json` and
-`provenance.json` name them.
+The hash of a result covers the whole package, except the command line, the reporting and other
+papers, so that no list of modules has to be maintained. Versions of jax and of other libraries are
+left out, because they change results by rounding only; `environment.json` and `provenance.json`
+record them.
 """
 
 import functools
@@ -16,19 +16,19 @@ from promptlimit.reproduction._paper import Paper, Setting
 from promptlimit.storage import run_name
 
 _LIBRARY = Path(__file__).parents[1]
-_TALKS_OR_DRAWS = ("cli/", "reporting/")
+_WITHOUT_NUMBERS = ("cli/", "reporting/")
 
 
 def item_hash(paper: Paper, kind: str, name: str, setting: Setting) -> str:
-    """Return the hash of all that decides a claim or a figure: its name, the setting, the code."""
-    library = _code_hash(_LIBRARY, (*_TALKS_OR_DRAWS, *_papers()))
+    """Return the hash of a claim or figure: its name, the setting and the code."""
+    library = _code_hash(_LIBRARY, (*_WITHOUT_NUMBERS, *_papers()))
     code = [library, _code_hash(paper.folder, ("drawings/",), "*")]
     what = {"what": kind, "paper": paper.name, "name": name, "code": code}
     return run_name({**what, **setting.to_dict()})
 
 
 def drawing_hash(paper: Paper) -> str:
-    """Return the hash of what decides how stored arrays are drawn."""
+    """Return the hash of the code that draws stored arrays."""
     code = [
         _code_hash(folder, ()) for folder in (_LIBRARY / "reporting", paper.folder / "drawings")
     ]
@@ -36,12 +36,12 @@ def drawing_hash(paper: Paper) -> str:
 
 
 def engine_hash() -> str:
-    """Return the hash of the code that flows and training runs come from.
+    """Return the hash of the code that computes flows and training runs.
 
-    What papers ask of it is not part of that: the configuration of a run is in its name, and so a
-    changed claim goes on with the runs that are there.
+    It leaves out the studies: a run is named by its configuration, so a changed claim can reuse
+    stored runs.
     """
-    return _code_hash(_LIBRARY, (*_TALKS_OR_DRAWS, "reproduction/"))
+    return _code_hash(_LIBRARY, (*_WITHOUT_NUMBERS, "reproduction/"))
 
 
 def _papers() -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """A paper: who wrote it, what it claims, what it shows. Each is a package of its own.
 
-A folder beside this module is found by being there:
+Every folder next to this module that has these files is a paper:
 
     PAPER/__init__.py       defines PAPER, a `Paper`
     PAPER/claims/NAME.py    defines CLAIM, a `Claim`
@@ -9,7 +9,7 @@ A folder beside this module is found by being there:
     PAPER/study.py          defines parts(setting), what several of them share; if there is any
 
 A package of the same shape that lies elsewhere is read by `paper_at`. Nothing here imports jax:
-claims and figures are imported when they are asked for, drawings without them.
+claims and figures are imported on first use, and drawings without them.
 """
 
 import functools
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TAKEN = ("claims", "figures", "runs")
-"""Folders of a report that are no paper's."""
+"""Folders of a report that do not belong to a paper."""
 
 Protocol = Literal["exact", "full"]
 Arrays = Mapping[str, "np.ndarray"]
@@ -44,16 +44,16 @@ def _silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides the numbers, where runs are kept, and who is told what is going on.
+    """The settings of a reproduction, the folder of its runs, and a function for progress.
 
     Attributes:
         seed: of everything random.
         quick: whether to do less, for continuous integration: fewer lengths, starts and draws.
-        protocol: "exact" follows gradient flows beside a few runs of gradient descent; "full" also
+        protocol: "exact" follows gradient flows and a few runs of gradient descent; "full" also
             runs the whole training protocol of the paper.
         folder: where trajectories and training runs are kept, so that figures and claims share
-            them and an interrupted reproduction goes on; None keeps them in memory alone.
-        tell: a function told in a few words what is being computed.
+            them and an interrupted reproduction can resume; None keeps them in memory.
+        tell: a function called with a short description of the current computation.
     """
 
     seed: int = 0
@@ -108,7 +108,7 @@ class Figure:
 
     Attributes:
         name: a short name for the command line.
-        title: what it is about, in a few words.
+        title: its subject, in a few words.
         caption: what the figure shows.
         compute: the arrays it is drawn from, in a setting.
         section: whether the paper has this figure, or it goes beyond the paper.
@@ -144,7 +144,7 @@ class Part:
     side in several processes, with progress. One claim alone is decided without them.
 
     Attributes:
-        name: what it is, in words.
+        name: a short description.
         compute: what computes it.
         stage: a part starts when all parts of lower stages have ended.
         accelerated: whether it runs on an accelerator where there is one.
@@ -207,7 +207,7 @@ class Paper:
 
     @property
     def words(self) -> StoredPaper:
-        """What a page says of it; claims are counted and not imported."""
+        """Its description for pages; claims are counted without importing them."""
         count = len(self._names("claims"))
         return StoredPaper(
             self.name,
@@ -312,7 +312,7 @@ def paper_at(folder: Path) -> Paper:
     """Return the paper of a package that lies elsewhere.
 
     Args:
-        folder: the package; the folder it lies in becomes one that Python imports from.
+        folder: the package; its parent folder is added to Python's search path.
     """
     place = folder.resolve()
     if not (place / "__init__.py").is_file() or not place.name.isidentifier():

@@ -41,10 +41,10 @@ def write_pages(
     known: Iterable[Paper] = (),
     drawings: Mapping[tuple[str, str], bytes] | None = None,
 ) -> tuple[Path, StoredReport, list[str]]:
-    """Write the pages of a folder; return the first, what the folder holds, and what is not shown.
+    """Write the pages of a folder; return the first page, the results, and a list of problems.
 
     Args:
-        folder: what is shown. It is read anew, and nothing in it is trusted.
+        folder: the results to show. It is read again, and its files are not trusted.
         known: papers besides those of this library.
         drawings: SVG files by paper and name, for figures that were drawn just now.
     """

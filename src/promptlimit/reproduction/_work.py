@@ -24,7 +24,7 @@ from promptlimit.reproduction._workers import worker_pool
 from promptlimit.storage import environment
 
 _USUAL = {"part": 5.0, "claim": 2.0, "figure": 1.0}
-"""How long one takes, beside the others."""
+"""Relative durations, for the estimate of the time left."""
 
 
 Key: TypeAlias = tuple[str, str, str]
@@ -33,20 +33,20 @@ Key: TypeAlias = tuple[str, str, str]
 
 @runtime_checkable
 class Listener(Protocol):
-    """What is told how far the work is."""
+    """Receives the progress."""
 
     def plan(self, words: str, items: Mapping[str, float]) -> None:
-        """Hear what is to be done: names, each with the time it usually takes."""
+        """Receive the plan: names, each with its usual relative duration."""
 
     def at(self, words: str) -> None:
-        """Hear what is being done."""
+        """Receive a description of the current computation."""
 
     def end(self, *items: str, outcome: str, seconds: float | None, stored: bool) -> None:
-        """Hear that items ended."""
+        """Receive the end of one or more items."""
 
 
 class Work(NamedTuple):
-    """One thing to do: an item of a paper, and what it is called beside the others."""
+    """One piece of work: an item of a paper, with a label that is unique among all of them."""
 
     paper: Paper
     item: Item
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What tells it from all others."""
+        """A unique key."""
         return self.paper.name, self.kind, self.item.name
 
     @property
@@ -84,7 +84,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one thing.
+    """The result of one piece of work.
 
     Attributes:
         stored: the claim or figure as it lies on disk; None of a part.
@@ -124,7 +124,7 @@ def reproduce(
     *,
     whole: bool,
 ) -> list[Outcome]:
-    """Return what came of claims and figures, in their order, read from disk or computed now.
+    """Return the outcomes of claims and figures, in their order, read from disk or computed now.
 
     Args:
         chosen: papers, each with the claims and figures to reproduce.
@@ -228,9 +228,9 @@ def _tell(label: str, result: Outcome, listener: Listener) -> None:
 
 
 def outcome(work: Work, setting: Setting, folder: ReportFolder) -> Outcome:
-    """Return what comes of one thing: read where it is stored, else computed.
+    """Return the outcome of one piece of work, read from disk where it is stored, else computed.
 
-    What a paper's own code raises is told with the name of the item, and stops no other.
+    An exception in the code of a paper becomes the outcome's problem and does not stop other work.
     """
     began = time.monotonic()
     try:
@@ -280,7 +280,7 @@ def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:
 
 
 def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> Any:
-    """Return what is computed in double precision, on the CPU unless it asks for more."""
+    """Return the result of a computation in double precision, on the CPU by default."""
     with jax.enable_x64(True), on_cpu():
         return compute(setting)
 

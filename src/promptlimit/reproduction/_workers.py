@@ -26,7 +26,7 @@ class WorkerLostError(OSError):
 
 @contextlib.contextmanager
 def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
-    """Yield a pool of so many processes; it ends with the block, whatever is still running.
+    """Yield a pool of `count` processes; leaving the block ends them, even while they compute.
 
     The workers share jax's cache of compiled programs, in a temporary folder, so that each program
     is compiled once. Ctrl-C reaches the parent process alone. What a worker writes must be written

@@ -100,7 +100,7 @@ class Study:
 
     @property
     def page(self) -> str:
-        """Where its page lies in the folder."""
+        """The path of its page in the folder."""
         return f"{self.paper.name}/index.html"
 
     @property
