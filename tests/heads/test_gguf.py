@@ -4,6 +4,7 @@
 import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -191,4 +192,12 @@ def test_without_its_package_a_file_says_how_to_get_it(
     with pytest.raises(
         ImportError, match=r"the package gguf, which is not installed. Run pip install"
     ):
+        pl.heads.load(file)
+
+
+def test_a_version_whose_reads_cannot_be_checked_is_refused(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("promptlimit.heads._gguf.extra", lambda _: SimpleNamespace(GGUFReader=int))
+    with pytest.raises(ImportError, match=r"a version of gguf whose reads can be checked, such as"):
         pl.heads.load(file)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from promptlimit.errors import InputFileError
+from promptlimit.errors import InputFileError, MissingPackageError
 from promptlimit.heads._files import AbstractModelSource, StoredTensor, extra
 from promptlimit.heads.families import WITHOUT_WEIGHTS, Config
 
@@ -234,7 +234,14 @@ def _bounded_reader() -> Any:
     empty arrays, which a hostile count turns into unlimited time and memory.
     """
 
-    class BoundedReader(extra("gguf").GGUFReader):
+    reader = extra("gguf").GGUFReader
+    if not hasattr(reader, "_get"):  # a private method, which a later version may rename
+        raise MissingPackageError(
+            "GGUF files must be read by a version of gguf whose reads can be checked, such as "
+            "0.19. Install it with: pip install 'gguf==0.19.0'"
+        )
+
+    class BoundedReader(reader):
         values = 0
 
         def _get(
