@@ -233,7 +233,6 @@ def _bounded_reader() -> Any:
     `GGUFReader` does not check the counts in a header: past the end of the file it continues with
     empty arrays, which a hostile count turns into unlimited time and memory.
     """
-
     reader = extra("gguf").GGUFReader
     if not hasattr(reader, "_get"):  # a private method, which a later version may rename
         raise MissingPackageError(
