@@ -29,6 +29,7 @@ from promptlimit.reproduction import (
     Setting,
     WorkerLostError,
     _work,
+    _workers,
 )
 from promptlimit.reproduction._work import Work, outcome, reproduce
 from promptlimit.reproduction._workers import worker_pool
@@ -306,6 +307,16 @@ def test_a_worker_that_was_killed_is_named_with_the_way_out() -> None:
     with pytest.raises(WorkerLostError, match=f"^{re.escape(message)}$"):
         _lose_a_worker()
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("own", [{}, {"JAX_COMPILATION_CACHE_DIR": "own"}])
+def test_a_cache_of_the_user_keeps_its_own_limits(
+    own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(own))
+    _workers._start_worker("shared")
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == ("own" if own else "shared")
+    assert ("JAX_COMPILATION_CACHE_MAX_SIZE" in os.environ) == (not own)
 
 
 IN_WORKERS = """

@@ -12,7 +12,6 @@ import traceback
 import typing
 import warnings
 from collections.abc import Callable, Generator
-from pathlib import Path
 from types import FunctionType
 from typing import Annotated
 
@@ -37,6 +36,7 @@ from promptlimit.cli import (
 )
 from promptlimit.cli._console import (
     CommandError,
+    discard_standard_output,
     ending_at_once,
     print_error,
     print_note,
@@ -88,7 +88,7 @@ def _tolerate_odd_terminals() -> None:
     if os.environ.get("COLUMNS", "80").strip("0") == "":
         del os.environ["COLUMNS"]
     if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        discard_standard_output()
         print_note("standard output is closed: results are not shown")
 
 

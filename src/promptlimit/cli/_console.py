@@ -95,6 +95,11 @@ def on_standard_output() -> Generator[None]:
         raise OSError(problem.errno, problem.strerror, "standard output") from None
 
 
+def discard_standard_output() -> None:
+    """Discard the results of this process from here on."""
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # open to the end
+
+
 @contextlib.contextmanager
 def ending_at_once(hint: str) -> Generator[None]:
     """Let Ctrl-C end the process inside, with one sentence and the status of a shell.

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from promptlimit.cli._console import ERR, CommandError, UsageError
+from promptlimit.cli._console import ERR, CommandError, UsageError, discard_standard_output
 from promptlimit.errors import JoinError, PeerLostError, WriterError
 
 _MOST_DEVICES = 2048
@@ -123,7 +123,7 @@ def _one_of_several(asked: Machines) -> Generator[bool]:
             number = active_devices().process
             ERR.quiet = not active_devices().writes
             if not active_devices().writes:
-                _be_silent()
+                discard_standard_output()
             yield active_devices().writes
     except (JoinError, PeerLostError, WriterError, ValueError) as problem:
         leave_at_exit(1)
@@ -161,11 +161,6 @@ def _keep_standard_output_clean() -> None:
     os.dup2(nowhere, 1)
     os.close(nowhere)
     sys.stdout = os.fdopen(results, "w", encoding="utf-8", buffering=1)
-
-
-def _be_silent() -> None:
-    """Let this process print no results."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # until the end
 
 
 def by_writer(work: Callable[[], object]) -> None:

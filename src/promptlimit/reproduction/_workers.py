@@ -15,6 +15,8 @@ from multiprocessing.connection import wait
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # the memory of an accelerator belongs to the parent process
     "NPROC": "1",  # threads of XLA; each core has a process of its own
+}
+_CACHE = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
     "JAX_COMPILATION_CACHE_MAX_SIZE": str(2**30),  # with a limit, jax locks the folder to write
 }
@@ -59,7 +61,8 @@ def worker_pool(count: int) -> Generator[ProcessPoolExecutor]:
 def _start_worker(cache: str) -> None:
     """Set the environment before jax is imported, and end when the parent process does."""
     os.environ.update(_ENVIRONMENT)
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # a cache of the user keeps its own limits
+        os.environ.update(_CACHE, JAX_COMPILATION_CACHE_DIR=cache)
     threading.Thread(target=_end_with_parent, args=(cache,), daemon=True).start()
 
 
