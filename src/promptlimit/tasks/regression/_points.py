@@ -208,11 +208,18 @@ class _Tilts:
         self, law: NDArray[np.int_], component: NDArray[np.int_], first: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         r"""Return $K^+(p-p_0)$ for a draw with $p_0-\mu$ = `first` that tilting moves to p."""
-        moved = np.empty_like(first)
-        for i in range(self.beta.shape[0]):
-            for j in range(self.beta.shape[1]):
-                own = (law == i) & (component == j)
-                moved[:, own] = self.turn[i, j] @ first[:, own] + self.shift[i, j][:, None]
+        laws, components = self.beta.shape
+        group = law * components + component
+        order = np.argsort(group, kind="stable")
+        ends = np.searchsorted(group[order], np.arange(laws * components + 1))
+        sorted_first, moved = first[:, order], np.empty_like(first)
+        turn, shift = (
+            self.turn.reshape(-1, *self.turn.shape[2:]),
+            self.shift.reshape(len(ends) - 1, -1),
+        )
+        for number in range(laws * components):
+            own = slice(ends[number], ends[number + 1])
+            moved[:, order[own]] = turn[number] @ sorted_first[:, own] + shift[number][:, None]
         return moved
 
     def masses(self, law: NDArray[np.int_], square: NDArray[np.float64]) -> NDArray[np.float64]:
