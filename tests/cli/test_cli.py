@@ -16,8 +16,8 @@ import promptlimit
 from promptlimit.claims import Check
 from promptlimit.cli import _progress
 from promptlimit.cli._inputs import read_files
-from promptlimit.reproduction import Claim
-from promptlimit.reproduction.large_prompt import PAPER
+from promptlimit.studies import Claim
+from promptlimit.studies.large_prompt import PAPER
 
 Here: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -233,8 +233,8 @@ def test_reproduce_tells_each_claim_with_its_verdict(
         for number, name, value in ((1, "sound", 0.0), (2, "odd", 2.0))
     )
     monkeypatch.setitem(vars(PAPER), "claims", (sound, odd))
-    monkeypatch.setattr("promptlimit.reproduction._work.time.monotonic", lambda: 0.0)
-    monkeypatch.setattr("promptlimit.reproduction._work.usable_cores", lambda: 1)
+    monkeypatch.setattr("promptlimit.studies._work.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("promptlimit.studies._work.usable_cores", lambda: 1)
     plan = "2 claims, quick, exact protocol, into r"
     verdicts = {"sound": "holds", "odd": "does not hold, on record holds"}
     for end in ("", ", stored"):

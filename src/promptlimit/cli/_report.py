@@ -21,7 +21,7 @@ def report(
 ) -> None:
     """Write the pages of DIR again from the claims and figures stored in DIR; compute nothing."""
     from promptlimit.claims import ReportFolder
-    from promptlimit.reproduction import paper_at, write_pages
+    from promptlimit.studies import paper_at, write_pages
 
     try:
         own = [paper_at(Path(place)) for place in papers or []]

@@ -29,7 +29,7 @@ from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
     from promptlimit.claims import Check, ClaimResult
-    from promptlimit.reproduction import Claim, Figure, Paper, SeedVerdicts
+    from promptlimit.studies import Claim, Figure, Paper, SeedVerdicts
 
 _COLOURS = {
     "holds": "green",
@@ -97,7 +97,7 @@ def reproduce(
             raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
         _at_seeds(names or [], _seed_range(seeds), quick, extent, out, as_json=as_json)
         return
-    from promptlimit import reproduction
+    from promptlimit import studies
 
     with progress("reproduce") as shown:
         shown.at("starting")
@@ -114,14 +114,14 @@ def reproduce(
         require_folder(out)
         folder = ReportFolder(out)
         folder.require_layout()
-        runs = folder.runs(reproduction.engine_hash())
-        setting = reproduction.Setting(seed, quick, extent, folder=runs)
-        outcomes = reproduction.reproduce(chosen, setting, folder, shown, whole=not items)
+        runs = folder.runs(studies.engine_hash())
+        setting = studies.Setting(seed, quick, extent, folder=runs)
+        outcomes = studies.reproduce(chosen, setting, folder, shown, whole=not items)
     for note in (outcome.note for outcome in outcomes if outcome.note):
         ERR.print("note:", note, markup=False)
     stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]
     fresh = [outcome.stored for outcome in outcomes if outcome.stored and outcome.fresh]
-    facts = reproduction.run_facts(setting, began)
+    facts = studies.run_facts(setting, began)
     everything = folder.papers() <= {paper.name for paper in papers}
     whole = everything and not items and not figures_only
     provenance = folder.record(stored, fresh, facts, whole=whole)
@@ -133,7 +133,7 @@ def reproduce(
             _print_claim(result)
     drawings = {(o.stored.paper, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
     # Last: what others left in the folder may stop it.
-    page, _, problems = reproduction.write_pages(folder, papers, drawings)
+    page, _, problems = studies.write_pages(folder, papers, drawings)
     for problem in problems:
         ERR.print("note:", problem, markup=False)
     if not as_json:
@@ -168,18 +168,18 @@ def _at_seeds(
     as_json: bool,
 ) -> None:
     """Decide claims at several seeds and print how often each verdict is the one on record."""
-    from promptlimit import reproduction
+    from promptlimit import studies
 
     with progress("reproduce") as shown:
         shown.at("starting")
         papers, items = _papers(names)
         chosen = [
-            (paper, [item for item in wanted if isinstance(item, reproduction.Claim)])
+            (paper, [item for item in wanted if isinstance(item, studies.Claim)])
             for paper, wanted in _chosen(papers, items, figures_only=False)
         ]
         require_folder(out)
-        setting = reproduction.Setting(quick=quick, protocol=protocol)
-        verdicts = reproduction.decide_at_seeds(chosen, setting, seeds, out, shown)
+        setting = studies.Setting(quick=quick, protocol=protocol)
+        verdicts = studies.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
         print_json({"seeds": list(seeds), "claims": [verdict.to_dict() for verdict in verdicts]})
     else:
@@ -218,7 +218,7 @@ def _protocol(word: str) -> Literal["exact", "full"]:
 
 def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
     """Return the papers that are named, all if none is, and the names of their items."""
-    from promptlimit.reproduction import paper_at, papers
+    from promptlimit.studies import paper_at, papers
 
     known = {paper.name: paper for paper in papers()}
     named, items = [], []
