@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from promptlimit.studies import Paper, papers
+from promptlimit.studies import Study, studies
+
+CHECKS = ("Check", "at_least", "at_most")
 
 
-@pytest.mark.parametrize("paper", papers(), ids=lambda paper: paper.name)
-def test_every_check_is_written_with_a_basis(paper: Paper) -> None:
+@pytest.mark.parametrize("study", studies(), ids=lambda study: study.name)
+def test_every_check_is_written_with_a_basis(study: Study) -> None:
     without, found = [], 0
-    for claim in paper.claims:
+    for claim in study.claims:
         file = importlib.import_module(claim.decide.__module__).__file__
         assert file is not None
         for node in ast.walk(ast.parse(Path(file).read_text("utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Check":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CHECKS:
                 found += 1
                 if "basis" not in {keyword.arg for keyword in node.keywords}:
                     without.append((claim.name, node.lineno))
     assert not without
-    assert found > len(paper.claims)
+    assert found > len(study.claims)

@@ -17,21 +17,21 @@ import promptlimit as pl
 from promptlimit.dynamics import ball_gap, block_limit, gradient_flow
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.large_prompt import PAPER
+from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt.claims.output_gap import Simulated
 
-CLAIMS = {claim.name: claim for claim in PAPER.claims}
+CLAIMS = {claim.name: claim for claim in STUDY.claims}
 
 
 def test_claims_are_numbered_once_and_named_once() -> None:
-    numbers = [claim.number for claim in PAPER.claims]
+    numbers = [claim.number for claim in STUDY.claims]
     assert numbers == sorted(set(numbers))
     assert numbers == list(range(1, 20))
     assert len(CLAIMS) == len(numbers)
 
 
 def test_a_verdict_other_than_holds_comes_with_its_evidence() -> None:
-    for claim in PAPER.claims:
+    for claim in STUDY.claims:
         assert bool(claim.evidence) == (claim.expected != "holds"), claim.name
 
 
@@ -91,7 +91,7 @@ def test_tokens_that_are_two_per_cent_too_large_turn_claim_2_red(
 
 
 def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"{PAPER.package}.claims.{name.replace('-', '_')}")
+    return importlib.import_module(f"{STUDY.module}.claims.{name.replace('-', '_')}")
 
 
 def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
@@ -197,4 +197,4 @@ def test_a_planted_error_in_a_flow_turns_its_claim_red(
 
 
 def test_claims_on_training_are_those_from_the_thirteenth() -> None:
-    assert [claim.number for claim in PAPER.claims if claim.after_study] == list(range(13, 20))
+    assert [claim.number for claim in STUDY.claims if claim.after_parts] == list(range(13, 20))

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from promptlimit.reporting import render
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.mixtures import PAPER
+from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures._denoising import HeadFit, figure_law, least_gaps
 from promptlimit.studies.mixtures._denoising_training import (
     DenoisingTraining,
@@ -21,12 +21,12 @@ from promptlimit.studies.mixtures._iteration import attractor
 from promptlimit.studies.mixtures._prompt_lengths import GatedDirection
 from promptlimit.tasks import query_points
 
-CLAIMS = {claim.name: claim for claim in PAPER.claims}
+CLAIMS = {claim.name: claim for claim in STUDY.claims}
 QUICK = Setting(quick=True)
 
 
 def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"{PAPER.package}.claims.{name.replace('-', '_')}")
+    return importlib.import_module(f"{STUDY.module}.claims.{name.replace('-', '_')}")
 
 
 def evenly_mixed(weights, components):
@@ -116,7 +116,7 @@ def test_a_gate_without_offsets_turns_the_bayes_denoiser_red(monkeypatch):
 
 def test_claims_on_denoising_have_their_numbers_and_no_evidence_to_give():
     numbers = {1, 2, 14, 15, 16, 17, 18, 19, 20, 22, 23}
-    own = [claim for claim in PAPER.claims if claim.number in numbers]
+    own = [claim for claim in STUDY.claims if claim.number in numbers]
     assert {claim.number for claim in own} == numbers
     assert all(claim.expected == "holds" and not claim.evidence for claim in own)
 
@@ -158,7 +158,7 @@ def made_up(name: str) -> dict[str, np.ndarray]:
         curve = np.geomspace(10.0, 1e-5, 6)[None] * np.array([[1.0], [2.0]])
         levels = {"least_linear": np.array(1.64), "least_affine": np.array(0.126)}
         return {"steps": np.arange(6.0), "softmax": curve, "linear": 2 + curve, **levels}
-    (figure,) = (item for item in PAPER.figures if item.drawing == name)
+    (figure,) = (item for item in STUDY.figures if item.name == name)
     return dict(figure.compute(QUICK))
 
 
@@ -171,7 +171,7 @@ def made_up(name: str) -> dict[str, np.ndarray]:
 )
 def test_figures_draw_alike_and_name_their_series(name, series):
     data = made_up(name)
-    (drawn,), (again,) = (render(PAPER.draw(name, data), "svg") for _ in range(2))
+    (drawn,), (again,) = (render(STUDY.draw(name, data), "svg") for _ in range(2))
     assert drawn == again
     assert all(f'id="series:{label}"'.encode() in drawn for label in series)
 

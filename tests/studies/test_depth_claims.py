@@ -12,16 +12,16 @@ from numpy.testing import assert_allclose
 import promptlimit as pl
 from promptlimit.reporting import render
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.depth import PAPER
-from promptlimit.studies.depth._continuous import closed_form, flow
-from promptlimit.studies.depth._regression import descent_stack, softmax_errors
+from promptlimit.studies.depth import STUDY
+from promptlimit.studies.depth.flows import closed_form, flow
+from promptlimit.studies.depth.regression import descent_stack, softmax_errors
 
-CLAIMS = {claim.name: claim for claim in PAPER.claims}
+CLAIMS = {claim.name: claim for claim in STUDY.claims}
 QUICK = Setting(quick=True)
 
 
 def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"{PAPER.package}.claims.{name.replace('-', '_')}")
+    return importlib.import_module(CLAIMS[name].decide.__module__)
 
 
 def slower(key_query, covariance, times, **settings):
@@ -79,11 +79,11 @@ def test_a_planted_error_turns_the_claim(name, function, planted, verdict, monke
     assert decide(CLAIMS[name], QUICK).verdict == verdict
 
 
-def test_figures_draw_what_they_compute():
-    figures = {figure.name: figure for figure in PAPER.figures}
+def test_figures_draw_what_they_compute(x64):
+    figures = {figure.name: figure for figure in STUDY.figures}
     for name, panels in (("depth_and_length", 2), ("softmax_stacks", 1), ("blow_up", 1)):
         arrays = figures[name].compute(QUICK)
-        drawn = PAPER.draw(figures[name].drawing, arrays)
+        drawn = STUDY.draw(name, arrays)
         assert len(drawn.axes) == panels
         assert render(drawn, "svg")
         if name == "depth_and_length":

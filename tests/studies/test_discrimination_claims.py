@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.mixtures import PAPER
+from promptlimit.studies.mixtures import STUDY
 from promptlimit.studies.mixtures._descent import (
     Heads,
     batch_slopes,
@@ -27,7 +27,7 @@ from promptlimit.studies.mixtures._discrimination import (
 )
 
 NUMBERS = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 21, 24, 25)
-CLAIMS = {claim.number: claim for claim in PAPER.claims if claim.number in NUMBERS}
+CLAIMS = {claim.number: claim for claim in STUDY.claims if claim.number in NUMBERS}
 QUICK = Setting(quick=True)
 
 

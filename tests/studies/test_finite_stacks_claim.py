@@ -4,7 +4,7 @@ import pytest
 
 from promptlimit.depth import fluctuation_bias, fluctuation_cov
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.depth.claims import finite_stacks
+from promptlimit.studies.depth import finite_stacks
 
 QUICK = Setting(quick=True)
 
@@ -25,7 +25,7 @@ def left_over():
 
 def test_the_claim_holds_and_planted_errors_turn_it_red(left_over, monkeypatch):
     monkeypatch.setattr(finite_stacks, "left_over", left_over)
-    assert decide(finite_stacks.CLAIM, QUICK).verdict == "holds"
+    assert decide(finite_stacks.finite_stacks, QUICK).verdict == "holds"
 
     def renamed(**names):
         """Return remainders of which some are taken for others."""
@@ -49,4 +49,4 @@ def test_the_claim_holds_and_planted_errors_turn_it_red(left_over, monkeypatch):
     ):
         with monkeypatch.context() as patch:
             patch.setattr(finite_stacks, name, planted)
-            assert decide(finite_stacks.CLAIM, QUICK).verdict == verdict
+            assert decide(finite_stacks.finite_stacks, QUICK).verdict == verdict

@@ -10,10 +10,10 @@ import pytest
 import promptlimit as pl
 from promptlimit.lengths import log_n
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.lengths import PAPER
+from promptlimit.studies.lengths import STUDY
 
 QUICK = Setting(quick=True)
-CLAIMS = {claim.name: claim for claim in PAPER.claims}
+CLAIMS = {claim.name: claim for claim in STUDY.claims}
 
 
 def module_of(name: str) -> ModuleType:
@@ -58,5 +58,5 @@ def test_a_planted_error_turns_the_claim_red(name, function, planted, monkeypatc
 
 
 def test_there_are_seven_claims_in_their_order_and_each_has_a_control():
-    assert [claim.number for claim in PAPER.claims] == list(range(1, 8))
-    assert {claim.expected for claim in PAPER.claims} == {"holds"}
+    assert [claim.number for claim in STUDY.claims] == list(range(1, 8))
+    assert {claim.expected for claim in STUDY.claims} == {"holds"}

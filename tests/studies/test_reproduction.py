@@ -15,10 +15,10 @@ import pytest
 from commit import commit_seed
 from promptlimit.reporting import QUICK_FORMATS
 from promptlimit.reporting.page._numbers import formula
-from promptlimit.studies import papers
+from promptlimit.studies import studies
 
 SEED = commit_seed()  # every commit tries another one
-PAPERS = [paper for paper in papers() if paper.claims or paper.figures]
+STUDIES = [study for study in studies() if study.claims or study.figures]
 
 
 UNDECIDED = "not decided in quick mode"
@@ -54,7 +54,7 @@ def reproduced(out: Path) -> Reproduced:
 def test_every_verdict_is_the_one_on_record(quick: Reproduced) -> None:
     claims = quick.printed["claims"]
     assert [claim["name"] for claim in claims] == [
-        claim.name for paper in PAPERS for claim in paper.claims
+        claim.name for study in STUDIES for claim in study.claims
     ]
     news = [
         (claim["name"], [check for check in claim["checks"] if not check["passed"]])
@@ -69,18 +69,18 @@ def test_the_folder_holds_what_is_printed_and_the_command_that_repeats_it(
     quick: Reproduced,
 ) -> None:
     assert quick.printed["seed"] == SEED
-    claims = [(paper.name, claim.name) for paper in PAPERS for claim in paper.claims]
-    for (paper, name), printed in zip(claims, quick.printed["claims"], strict=True):
-        path = quick.out / paper / "claims" / f"{name}.json"
+    claims = [(study.name, claim.name) for study in STUDIES for claim in study.claims]
+    for (study, name), printed in zip(claims, quick.printed["claims"], strict=True):
+        path = quick.out / study / "claims" / f"{name}.json"
         written = json.loads(path.read_text(encoding="utf-8"))
         assert {field: written[field] for field in printed} == printed
-        again = f"promptlimit reproduce {paper} {name} --quick --seed {SEED}"
+        again = f"promptlimit reproduce {study} {name} --quick --seed {SEED}"
         assert written["command"] == again
 
 
 def test_quick_mode_leaves_those_claims_undecided_that_say_so(quick: Reproduced) -> None:
     undecided = [c["name"] for c in quick.printed["claims"] if c["verdict"] == UNDECIDED]
-    said = [claim.name for paper in PAPERS for claim in paper.claims if not claim.quick]
+    said = [claim.name for study in STUDIES for claim in study.claims if not claim.quick]
     assert undecided == said
     assert len(said) < len(quick.printed["claims"]) / 4
 
@@ -106,9 +106,9 @@ def test_the_false_alarm_levels_of_a_run_add_up_to_less_than_1e_4(quick: Reprodu
 
 def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
     ended = [line for line in quick.log if line.endswith(" left") and " s, " in line]
-    for paper in PAPERS:
-        place = f"{paper.name}/" if len(PAPERS) > 1 else ""
-        for item in (*paper.claims, *paper.figures):
+    for study in STUDIES:
+        place = f"{study.name}/" if len(STUDIES) > 1 else ""
+        for item in (*study.claims, *study.figures):
             assert sum(line.startswith(f"reproduce: {place}{item.name}: ") for line in ended) == 1
     assert ended[-1].endswith(", 0 left")
 
@@ -116,7 +116,7 @@ def test_the_log_tells_each_item_as_it_ends(quick: Reproduced) -> None:
 def test_the_same_command_again_computes_nothing_and_writes_the_same_bytes(
     quick: Reproduced,
 ) -> None:
-    figures = [figure for paper in PAPERS for figure in paper.figures]
+    figures = [figure for study in STUDIES for figure in study.figures]
     drawn = {f"{figure.name}.{kind}" for figure in figures for kind in QUICK_FORMATS}
     before = files(quick.out)
     assert drawn <= {path.name for path in before}

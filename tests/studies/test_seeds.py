@@ -7,53 +7,36 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = {
-    "__init__.py": """
-from promptlimit.studies import Paper
-PAPER = Paper(__name__, "On coins", "Nobody, 2026")
-""",
-    "claims/__init__.py": "",
-    "claims/fair.py": """
-from promptlimit.studies import Claim
-from promptlimit.claims import Check
+COINS = '''
+from promptlimit.studies import Study, at_least, at_most, control
 
-CONTROL = Check("a forged coin", 0.9, ">=", 0.6, role="control")
+STUDY = Study(title="On coins", citation="Author, 2026")
+CONTROL = control(at_least("a loaded coin", 0.9, 0.6))
 
-def decide(setting):
-    return [Check("heads", float(setting.seed == 1), "<=", 0.5), CONTROL]
+@STUDY.claim(1, reference="Theorem 1")
+def fair(setting):
+    """A coin is fair."""
+    return [at_most("heads", float(setting.seed == 1), 0.5), CONTROL]
 
-CLAIM = Claim(1, "fair", "A coin is fair.", "Theorem 1", decide)
-""",
-    "claims/thrown.py": """
-from promptlimit.studies import Claim
-from promptlimit.claims import Check
-
-def decide(setting):
+@STUDY.claim(2, reference="Theorem 2")
+def thrown(setting):
+    """A coin can be thrown."""
     if setting.seed == 2:
         raise ArithmeticError("the coin is lost")
-    return [Check("heads", 0.0, "<=", 0.5), Check("forged", 0.9, ">=", 0.6, role="control")]
+    return [at_most("heads", 0.0, 0.5), CONTROL]
 
-CLAIM = Claim(2, "thrown", "A coin can be thrown.", "Theorem 2", decide)
-""",
-    "claims/slow.py": """
-from promptlimit.studies import Claim
-
-def decide(setting):
-    raise AssertionError("quick mode must not call this")
-
-CLAIM = Claim(3, "slow", "A coin wears out.", "Theorem 3", decide, quick=False)
-""",
-}
+@STUDY.claim(3, reference="Theorem 3", quick=False)
+def slow(setting):
+    """A coin wears out."""
+    raise AssertionError(f"quick mode must not call this, {CONTROL}")
+'''
 
 
 @pytest.fixture(scope="module")
 def coins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("papers") / "coins"
-    for name, source in SOURCES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-    return folder
+    file = tmp_path_factory.mktemp("studies") / "coins.py"
+    file.write_text(COINS)
+    return file
 
 
 def reproduce(coins: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from promptlimit.studies._statistics import (
+from promptlimit.studies._checks import (
     LEVEL,
     SKEWNESS,
     beyond_errors,

@@ -12,7 +12,7 @@ import pytest
 from promptlimit.attention import Factored
 from promptlimit.dynamics import uniform_factors
 from promptlimit.studies import Setting, decide
-from promptlimit.studies.large_prompt import PAPER
+from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._batch_gradients import (
     Batch,
     batch_gradient,
@@ -38,7 +38,7 @@ from promptlimit.studies.large_prompt.study import (
 )
 from promptlimit.tasks import LinearRegression, risk_gradient
 
-CLAIMS = {claim.name: claim for claim in PAPER.claims}
+CLAIMS = {claim.name: claim for claim in STUDY.claims}
 LENGTHS = np.array([10, 100, 1000])
 
 

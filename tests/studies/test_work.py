@@ -24,16 +24,18 @@ from promptlimit.cli._progress import progress
 from promptlimit.studies import (
     Claim,
     Figure,
-    Paper,
     Part,
     Setting,
+    Study,
     WorkerLostError,
+    _reproduce,
     _work,
     _workers,
+    reproduce,
 )
-from promptlimit.studies._work import Work, outcome, reproduce
+from promptlimit.studies._work import Outcome, Work
 from promptlimit.studies._workers import worker_pool
-from promptlimit.studies.large_prompt import PAPER
+from promptlimit.studies.large_prompt import STUDY
 
 CONTROL = Check("another", 9.0, ">=", 5.0, role="control")
 
@@ -61,7 +63,7 @@ LATE = Claim(
     "after",
     "nowhere",
     lambda _: [Check("x", 9.0, "<=", 5.0), CONTROL],
-    after_study=True,
+    after_parts=True,
 )
 
 
@@ -75,7 +77,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[StoredFigure]:
     """The figures that were drawn; nothing is."""
     figures: list[StoredFigure] = []
 
-    def note(_: Paper, figure: StoredFigure, *__: object) -> tuple[StoredFigure, bytes]:
+    def note(_: Study, figure: StoredFigure, *__: object) -> tuple[StoredFigure, bytes]:
         figures.append(figure)
         return figure, b"<svg/>"
 
@@ -83,17 +85,17 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[StoredFigure]:
     return figures
 
 
-def work(item: Claim | Figure) -> Work:
-    return Work(PAPER, item, item.name)
+def outcome(item: Claim | Figure, setting: Setting, folder: ReportFolder) -> Outcome:
+    return _work.outcome(Work(STUDY, item, setting, item.name), folder)
 
 
 def test_a_claim_is_decided_once_and_again_for_another_setting(folder: ReportFolder) -> None:
     counted = Counted()
-    first, second = (outcome(work(counted.claim), Setting(), folder) for _ in range(2))
+    first, second = (outcome(counted.claim, Setting(), folder) for _ in range(2))
     assert (first.fresh, second.fresh, counted.count) == (True, False, 1)
     assert first.stored == second.stored
     for setting in (Setting(seed=1), Setting(seed=1, quick=True), Setting(seed=1, protocol="full")):
-        assert outcome(work(counted.claim), setting, folder).fresh
+        assert outcome(counted.claim, setting, folder).fresh
     file = folder.path / "large_prompt" / "claims" / "made-up.json"
     stored = json.loads(file.read_text())
     assert stored["setting"] == {"seed": 1, "quick": False, "protocol": "full"}
@@ -128,22 +130,22 @@ def test_a_damaged_claim_is_decided_again(
     damage: Callable[[str], str], folder: ReportFolder
 ) -> None:
     counted = Counted()
-    outcome(work(counted.claim), Setting(), folder)
+    outcome(counted.claim, Setting(), folder)
     file = folder.path / "large_prompt" / "claims" / "made-up.json"
     file.write_text(damage(file.read_text()))
-    again = outcome(work(counted.claim), Setting(), folder)
+    again = outcome(counted.claim, Setting(), folder)
     assert again.fresh
     assert not again.note or again.note.startswith(f"{file} must hold ")
     assert isinstance(again.stored, StoredClaim)
     assert again.stored.result.verdict == "holds"
-    assert not outcome(work(counted.claim), Setting(), folder).fresh
+    assert not outcome(counted.claim, Setting(), folder).fresh
 
 
 def test_a_figure_is_computed_once_and_drawn_from_what_is_stored(
     folder: ReportFolder, drawn: list[StoredFigure]
 ) -> None:
     counted, setting = Counted(), Setting(seed=2)
-    first, second = (outcome(work(counted.figure), setting, folder) for _ in range(2))
+    first, second = (outcome(counted.figure, setting, folder) for _ in range(2))
     assert (first.fresh, second.fresh, counted.count) == (True, False, 1)
     assert first.svg == second.svg == b"<svg/>"
     for figure in drawn:
@@ -155,9 +157,9 @@ def test_a_figure_without_its_arrays_is_computed_again(
     damage: Callable[[Path], object], folder: ReportFolder, drawn: list[StoredFigure]
 ) -> None:
     counted = Counted()
-    outcome(work(counted.figure), Setting(), folder)
+    outcome(counted.figure, Setting(), folder)
     damage(folder.path / "large_prompt" / "figures" / "made_up.npz")
-    assert outcome(work(counted.figure), Setting(), folder).fresh
+    assert outcome(counted.figure, Setting(), folder).fresh
     assert len(drawn) == 2
 
 
@@ -172,8 +174,8 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         with ThreadPoolExecutor(count) as threads:
             yield threads
 
-    monkeypatch.setattr(_work, "usable_cores", lambda: 2)
-    monkeypatch.setattr(_work, "worker_pool", pool)
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_reproduce, "worker_pool", pool)
     return pools
 
 
@@ -181,14 +183,14 @@ def reproduced(
     items: Sequence[Claim | Figure], folder: ReportFolder, *, whole: bool = False
 ) -> list[StoredClaim | StoredFigure | None]:
     with progress("reproduce") as shown:
-        results = reproduce([(PAPER, items)], Setting(), folder, shown, whole=whole)
+        results = reproduce([(STUDY, items)], Setting(), folder, shown, whole=whole)
     return [result.stored for result in results]
 
 
 def test_items_come_back_in_the_order_they_were_asked_for(
     folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_work, "usable_cores", lambda: 1)
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: 1)
     stored = reproduced([LATE, Counted().claim], folder)
     assert [item.name for item in stored if item] == ["late", "made-up"]
 
@@ -205,8 +207,8 @@ def test_each_item_is_told_when_it_ends_wherever_it_is_computed(
 ) -> None:
     counted = Counted()
     part = Part("identity, L = 10", lambda _: None)
-    monkeypatch.setattr(_work, "usable_cores", lambda: cores)
-    monkeypatch.setattr(Paper, "parts", lambda *_: (part,))
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: cores)
+    monkeypatch.setattr(Study, "list_parts", lambda *_: (part,))
     form = re.compile(r"reproduce: (.+: .+), \d+\.\d s, (\d) left")
     stored = ""
     for count in (4, 3):
@@ -235,22 +237,22 @@ def test_what_another_process_computed_is_told_at_once(
     late = replace(LATE, decide=lambda _: [Check("x", told.wait(30) - 1.0, ">=", 0.0), CONTROL])
     with progress("reproduce") as shown:
         monkeypatch.setattr(shown, "_ended", lambda words: "made-up" in words and told.set())
-        items = [(PAPER, [late, Counted().claim])]
+        items = [(STUDY, [late, Counted().claim])]
         first, _ = reproduce(items, Setting(), folder, shown, whole=False)
     assert isinstance(first.stored, StoredClaim)
     assert first.stored.result.verdict == "holds"
 
 
-def test_items_of_several_papers_are_told_apart(
+def test_items_of_several_studies_are_told_apart(
     folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Paper(PAPER.package, "another", "nobody")
-    monkeypatch.setattr(Paper, "name", property(lambda paper: paper.title[:7].strip()))
-    monkeypatch.setattr(_work, "usable_cores", lambda: 1)
+    other = Study("another", module=STUDY.module)
+    monkeypatch.setattr(Study, "name", property(lambda study: study.title[:7].strip()))
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: 1)
     with progress("reproduce") as shown:
-        items = [(PAPER, [Counted().claim]), (other, [Counted().claim])]
+        items = [(STUDY, [Counted().claim]), (other, [Counted().claim])]
         results = reproduce(items, Setting(), folder, shown, whole=False)
-    assert [result.stored.paper for result in results if result.stored] == ["Softmax", "another"]
+    assert [result.stored.study for result in results if result.stored] == ["Softmax", "another"]
     assert {path.name for path in folder.path.iterdir()} == {"Softmax", "another"}
 
 
@@ -280,9 +282,9 @@ def test_work_waits_for_the_parts_it_needs_and_stays_with_the_accelerator(
     ]
     claims = [replace(LATE, number=n, name=f"late {n}".replace(" ", "-")) for n in (1, 2)]
     claims = [replace(claim, decide=note(claim.name)) for claim in claims]
-    early = replace(claims[0], number=3, name="early", decide=note("early"), after_study=False)
+    early = replace(claims[0], number=3, name="early", decide=note("early"), after_parts=False)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(Paper, "parts", lambda *_: parts)
+    monkeypatch.setattr(Study, "list_parts", lambda *_: parts)
     reproduced([*claims, early], folder, whole=True)
     assert sorted(began) == ["a flow", "another flow", "early", "late-1", "late-2", "training"]
     assert began.index("training") > max(began.index("a flow"), began.index("another flow"))
@@ -371,22 +373,22 @@ def test_an_item_that_fails_is_named_and_stops_no_other(
     def broken(_: Setting) -> list[Check]:
         raise KeyError("boom")
 
-    monkeypatch.setattr(_work, "usable_cores", lambda: 1)
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: 1)
     bare = replace(LATE, number=15, name="bare", decide=lambda _: [Check("x", 0.0, "<=", 5.0)])
     claims = [replace(LATE, decide=broken), Counted().claim, bare]
     with progress("reproduce") as shown:
-        results = reproduce([(PAPER, claims)], Setting(), folder, shown, whole=False)
+        results = reproduce([(STUDY, claims)], Setting(), folder, shown, whole=False)
     first, second, third = results
-    assert (first.stored, first.words) == (None, "failed")
+    assert (first.stored, first.summary) == (None, "failed")
     assert first.problem.startswith("the claim late of large_prompt raised KeyError: 'boom' (File ")
-    assert second.words == "holds"
-    assert "the checks of bare must have a control among them" in third.problem
+    assert second.summary == "holds"
+    assert "the checks of bare must include a control" in third.problem
 
 
 def test_a_claim_and_a_part_of_one_name_are_two_things(
     folder: ReportFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_work, "usable_cores", lambda: 1)
-    monkeypatch.setattr(Paper, "parts", lambda *_: (Part("late", lambda _: None),))
+    monkeypatch.setattr(_reproduce, "usable_cores", lambda: 1)
+    monkeypatch.setattr(Study, "list_parts", lambda *_: (Part("late", lambda _: None),))
     (stored,) = reproduced([LATE], folder, whole=True)
     assert isinstance(stored, StoredClaim)

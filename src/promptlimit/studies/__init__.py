@@ -1,7 +1,8 @@
-"""Papers, each a folder: what they claim, decided; what they show, drawn again.
+"""Studies: statements decided by computation, each with negative controls, and their figures.
 
-The library does not import this package. Nor does importing it load jax: the page of a stored
-reproduction is written without.
+`STUDY = Study(...)` in a module or package collects decorated functions; `promptlimit reproduce`
+finds the study and writes a report. The rest of the library does not import this package, and
+importing it does not load jax.
 """
 
 import lazy_loader

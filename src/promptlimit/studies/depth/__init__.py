@@ -1,9 +1,8 @@
 """Attention through depth: flows of Gaussian tokens, regression in context, finite prompts."""
 
-from promptlimit.studies._paper import Paper
+from promptlimit.studies import Study
 
-PAPER = Paper(
-    __name__,
+STUDY = Study(
     title="Attention through Depth",
     citation="Castin, Ablin, Carrillo and Peyré 2025 (continuous depth); von Oswald et al. 2023, "
     "Ahn, Cheng, Daneshmand and Sra 2023, and Bordelon, Letey and Pehlevan 2025 (regression in "

@@ -1,9 +1,8 @@
 """Boursier and Boyer: with a long prompt, softmax attention is linear attention."""
 
-from promptlimit.studies._paper import Paper
+from promptlimit.studies import Study
 
-PAPER = Paper(
-    __name__,
+STUDY = Study(
     title="Softmax as Linear Attention in the Large-Prompt Regime: a Measure-based Perspective",
     citation="Boursier and Boyer, ICML 2026, arXiv:2512.11784",
     link="https://arxiv.org/abs/2512.11784",

@@ -32,8 +32,7 @@ from promptlimit.dynamics import (
 )
 from promptlimit.results import Training, Trajectory
 from promptlimit.storage import RunFolder
-from promptlimit.studies import Part, Setting
-from promptlimit.studies._devices import on_accelerator, on_cpu
+from promptlimit.studies import Part, Setting, on_accelerator, on_cpu
 from promptlimit.studies.large_prompt._start_gap import (
     gradient_noise,
     population_gradient_gap,
@@ -199,7 +198,7 @@ def _start_gaps(setting: Setting, law: str) -> Arrays:
     for index in mild_starts(setting, law, 2 if setting.quick else 4):
         starts = [random_start(setting, index, kernel) for kernel in KERNELS]
         key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
-        setting.tell(f"gaps at start {index}: {law}")
+        setting.report(f"gaps at start {index}: {law}")
         gaps["output"].append(squared_output_gap(task, starts[0], output_lengths(setting)))
         gaps["population"].append(
             [population_gradient_gap(task, starts, length) for length in lengths]
@@ -239,7 +238,7 @@ def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None
     From the blocks it is known at its ends alone.
     """
     where = "blocks" if start is None else f"start {start}"
-    setting.tell(f"flow: {law}, {kernel}, L = {length}, {where}")
+    setting.report(f"flow: {law}, {kernel}, L = {length}, {where}")
     first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
     tables_at_hand()
     times = TIMES[[0, -1]] if start is None else TIMES
@@ -282,7 +281,7 @@ def flow_from(
         try:
             return along(count)
         except ArithmeticError:
-            setting.tell(f"flow at L = {length}: more points")
+            setting.report(f"flow at L = {length}: more points")
     return along(16 * usual)
 
 
@@ -491,7 +490,7 @@ def _ensemble_at(
     runs = []
     count = ensemble_starts(law)
     for start in range(count):
-        setting.tell(f"start {start + 1} of {count}: {law}, L = {length}")
+        setting.report(f"start {start + 1} of {count}: {law}, L = {length}")
         heads = [random_start(setting, _FIRST_OF_ENSEMBLE + start, kernel) for kernel in KERNELS]
         tables_at_hand()
         follow = functools.partial(
@@ -533,7 +532,7 @@ def descent(setting: Setting, law: str) -> Training:
         rate, steps = 2 * RATE * FASTER, STEPS // (6 * FASTER)
     record = np.unique(np.concatenate([[0], np.geomspace(steps / 1e3, steps, 32).round()]))
     start = shown_start(setting, law)
-    setting.tell(f"descent: {law}, {steps:,} steps")
+    setting.report(f"descent: {law}, {steps:,} steps")
     with on_accelerator():
         return sgd(
             [random_start(setting, start, kernel) for kernel in KERNELS],

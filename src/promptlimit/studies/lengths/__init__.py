@@ -1,9 +1,8 @@
 """Statements on length, entropy, needles and temperature, derived for this library."""
 
-from promptlimit.studies._paper import Paper
+from promptlimit.studies import Study
 
-PAPER = Paper(
-    __name__,
+STUDY = Study(
     title="Length: entropy, needles and temperature",
     citation="derived for this library (docs/lengths.md)",
     summary="What a longer prompt does to the entropy of the softmax weights and to the weight of "

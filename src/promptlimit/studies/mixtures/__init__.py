@@ -1,9 +1,8 @@
 """Gabet, Boursier and Boyer: on Gaussian mixtures softmax attention selects."""
 
-from promptlimit.studies._paper import Paper
+from promptlimit.studies import Study
 
-PAPER = Paper(
-    __name__,
+STUDY = Study(
     title="Softmax Attention on Gaussian Mixtures",
     citation="Gabet, Boursier and Boyer, preprint, October 2026",
     summary="Over a mixture of Gaussians, softmax attention selects components, which linear "

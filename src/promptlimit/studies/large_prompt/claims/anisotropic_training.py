@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import share_at_least
+from promptlimit.studies._checks import share_at_least
 from promptlimit.studies.large_prompt.claims.gaps_at_the_start import slope_checks
 from promptlimit.studies.large_prompt.claims.risk_against_length import (
     floor_checks,
@@ -124,6 +124,6 @@ CLAIM = Claim(
     "of the code does the risk fall more slowly than over isotropic covariates; there the "
     "difference between the heads narrows only from $L = 100$ on. Under the law as stated the "
     "risk falls at the isotropic rate or slightly faster.",
-    after_study=True,
+    after_parts=True,
     quick=False,
 )

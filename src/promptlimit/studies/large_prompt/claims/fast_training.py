@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import rejected, share_at_least
+from promptlimit.studies._checks import rejected, share_at_least
 from promptlimit.studies.large_prompt.study import ensemble
 
 _EARLY, _TOO_EARLY = 100_000, 1_000
@@ -46,6 +46,6 @@ CLAIM = Claim(
     "length.",
     reference="Figure 4",
     decide=decide,
-    after_study=True,
+    after_parts=True,
     quick=False,
 )

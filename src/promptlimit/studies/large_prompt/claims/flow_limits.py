@@ -43,7 +43,7 @@ def _distance(flow: Trajectory, other: AbstractAttention) -> float:
     return float(max(np.abs(end).max() for end in ends))
 
 
-def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is random
+def decide(setting: Setting) -> Sequence[Check]:  # nothing is random
     """Return the distances of flows from what the theory says they keep and where they end."""
     theta = THETA
     tables_at_hand()

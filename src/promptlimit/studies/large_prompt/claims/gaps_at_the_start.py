@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import LEVEL, LEVEL_FORMULA, critical_distance
+from promptlimit.studies._checks import LEVEL, LEVEL_FORMULA, critical_distance
 from promptlimit.studies.large_prompt._start_gap import population_gradient_gap
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import (
@@ -93,5 +93,5 @@ CLAIM = Claim(
     "those at which ten tokens are in the asymptotic regime for all but one prompt in 10,000.",
     reference="Figure 1",
     decide=decide,
-    after_study=True,
+    after_parts=True,
 )

@@ -8,7 +8,7 @@ import numpy as np
 from promptlimit.concentration import gradient_gap
 from promptlimit.finite import gradient_moments
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import within_errors
+from promptlimit.studies._checks import within_errors
 from promptlimit.studies.large_prompt._ensembles import generic_problem, standard_problem
 from promptlimit.studies.large_prompt.claims.output_gap import (
     BOUNDED,

@@ -65,7 +65,7 @@ def _with_covariance(
     ]
 
 
-def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is random
+def decide(setting: Setting) -> Sequence[Check]:  # nothing is random
     """Return excess risks at the end of flows, and a start from which none falls."""
     tables_at_hand()
     task, alike = regression(), regression(np.eye(DIM))

@@ -10,7 +10,7 @@ import numpy as np
 from promptlimit.concentration import gap_exponent, gradient_gap, output_gap
 from promptlimit.finite import prompt_moments
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import within_errors
+from promptlimit.studies._checks import within_errors
 from promptlimit.studies.large_prompt._ensembles import generic_problem, standard_problem
 from promptlimit.weights import weight_statistics
 

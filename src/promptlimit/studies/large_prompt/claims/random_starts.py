@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import share_at_least
+from promptlimit.studies import Check, Claim, Setting, amended
+from promptlimit.studies._checks import share_at_least
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import (
     CONVERGED,
@@ -38,20 +38,23 @@ def decide(setting: Setting) -> Sequence[Check]:
             count,
             _EVERY,
         ),
-        share_at_least(
-            "random starts that end within a tenth of the least excess, for both heads at $L = 40$",
-            int(converged[:, middle].all(axis=0).sum()),
-            count,
-            _MOST,
-            role="amended",
+        amended(
+            share_at_least(
+                "random starts that end within a tenth of the least excess, for both heads at "
+                "$L = 40$",
+                int(converged[:, middle].all(axis=0).sum()),
+                count,
+                _MOST,
+            )
         ),
-        share_at_least(
-            "random starts that end within a tenth of the least excess, for both heads at every "
-            "length",
-            int(converged.all(axis=(0, 1)).sum()),
-            count,
-            _SOME,
-            role="amended",
+        amended(
+            share_at_least(
+                "random starts that end within a tenth of the least excess, for both heads at "
+                "every length",
+                int(converged.all(axis=(0, 1)).sum()),
+                count,
+                _SOME,
+            )
         ),
         Check(
             "excess reached from the best random start over that from the block start: largest "
@@ -101,6 +104,6 @@ CLAIM = Claim(
     "all of them do. At $L = 1000$ the others end on a plateau, where the head ignores one "
     "direction of the covariates; there the excess of linear attention stays at 13 times its "
     "least value.",
-    after_study=True,
+    after_parts=True,
     quick=False,
 )

@@ -164,6 +164,6 @@ CLAIM = Claim(
     "heads narrows as prompts grow, and both approach the noise floor.",
     reference="Figure 2",
     decide=decide,
-    after_study=True,
+    after_parts=True,
     quick=False,
 )

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.stats import binom
 
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import LEVEL, LEVEL_FORMULA
+from promptlimit.studies._checks import LEVEL, LEVEL_FORMULA
 from promptlimit.studies.large_prompt.study import ensemble
 
 _LENGTH = 1000
@@ -63,6 +63,6 @@ CLAIM = Claim(
     evidence="Without sampling noise, the two heads get stuck from almost the same starts: at "
     "$L = 1000$ hardly one of 64 starts distinguishes them, which is no evidence either way. "
     "Stability in another sense, such as convergence at larger learning rates, was not tested.",
-    after_study=True,
+    after_parts=True,
     quick=False,
 )

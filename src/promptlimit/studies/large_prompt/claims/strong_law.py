@@ -10,7 +10,7 @@ from promptlimit.attention import LinearAttention, SoftmaxAttention
 from promptlimit.finite import prompt_moments
 from promptlimit.measures import AbstractMeasure, Empirical, Gaussian, Rademacher, UniformSphere
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import beyond_errors, within_errors
+from promptlimit.studies._checks import beyond_errors, within_errors
 from promptlimit.studies.large_prompt._ensembles import beginning
 
 _GROWING, _FEW_GROWING = 24, 8

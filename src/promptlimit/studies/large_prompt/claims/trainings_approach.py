@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import rejected, share_at_least
+from promptlimit.studies import Check, Claim, Setting, amended
+from promptlimit.studies._checks import rejected, share_at_least
 from promptlimit.studies.large_prompt.study import Ensemble, ensemble
 
 _EVERY, _MOST = 0.999, 0.9
@@ -34,13 +34,14 @@ def decide(setting: Setting) -> Sequence[Check]:
             count,
             _EVERY,
         ),
-        share_at_least(
-            "starts whose largest squared distance at $L = 1000$ is at most half of that at "
-            "$L = 10$",
-            halved(starts.farthest),
-            count,
-            _MOST,
-            role="amended",
+        amended(
+            share_at_least(
+                "starts whose largest squared distance at $L = 1000$ is at most half of that at "
+                "$L = 10$",
+                halved(starts.farthest),
+                count,
+                _MOST,
+            )
         ),
         rejected(
             share_at_least(
@@ -67,6 +68,6 @@ CLAIM = Claim(
     "start from each length to the next. From about a quarter of the starts, one of the two "
     "heads stays on a plateau at $L = 100$ that it leaves at $L = 40$, so that the distance "
     "grows.",
-    after_study=True,
+    after_parts=True,
     quick=False,
 )

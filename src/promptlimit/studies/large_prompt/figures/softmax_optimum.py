@@ -50,5 +50,5 @@ FIGURE = Figure(
     "the scores. At long prompts the excess of softmax attention is three times that of linear "
     "attention: the difference between the two falls like $1/L$, and no training removes it.",
     compute=compute,
-    after_study=True,
+    after_parts=True,
 )

@@ -42,7 +42,7 @@ FIGURES = (
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 1",
-        after_study=True,
+        after_parts=True,
     ),
     Figure(
         name="figure_5",
@@ -60,6 +60,6 @@ FIGURES = (
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 5",
-        after_study=True,
+        after_parts=True,
     ),
 )

@@ -51,7 +51,7 @@ FIGURES = (
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 3",
-        after_study=True,
+        after_parts=True,
     ),
     Figure(
         name="figure_7",
@@ -66,6 +66,6 @@ FIGURES = (
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 7",
-        after_study=True,
+        after_parts=True,
     ),
 )

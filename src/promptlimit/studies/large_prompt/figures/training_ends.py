@@ -72,7 +72,7 @@ FIGURES = (
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 2",
-        after_study=True,
+        after_parts=True,
     ),
     Figure(
         name="figure_6",
@@ -93,6 +93,6 @@ FIGURES = (
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 6",
-        after_study=True,
+        after_parts=True,
     ),
 )

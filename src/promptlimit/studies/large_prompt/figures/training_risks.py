@@ -44,7 +44,7 @@ FIGURES = (
         compute=functools.partial(compute, laws=ISOTROPIC),
         section="paper",
         reference="Figure 4",
-        after_study=True,
+        after_parts=True,
     ),
     Figure(
         name="figure_8",
@@ -58,6 +58,6 @@ FIGURES = (
         compute=functools.partial(compute, laws=ANISOTROPIC),
         section="paper",
         reference="Figure 8",
-        after_study=True,
+        after_parts=True,
     ),
 )

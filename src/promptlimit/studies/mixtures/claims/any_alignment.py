@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import beyond_errors, within_errors
+from promptlimit.studies._checks import beyond_errors, within_errors
 from promptlimit.studies.mixtures._prompts import (
     PLANE,
     long_prompt,

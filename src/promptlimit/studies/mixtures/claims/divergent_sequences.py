@@ -32,7 +32,7 @@ def _constant(classes: Classes, power: int) -> float:
     return float(factor * moment)
 
 
-def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is random
+def decide(setting: Setting) -> Sequence[Check]:  # nothing is random
     """Return excesses along the sequences against their leading order."""
     far, near = 1e3, 100.0
     ratio = C1.excess(_point(C1, far)) * far**2 / _constant(C1, 4)

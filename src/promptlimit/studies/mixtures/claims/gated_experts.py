@@ -7,7 +7,7 @@ import numpy as np
 from promptlimit.attention import SoftmaxAttention
 from promptlimit.measures import Gaussian, Mixture
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import beyond_errors, within_errors
+from promptlimit.studies._checks import beyond_errors, within_errors
 from promptlimit.studies.mixtures._prompts import (
     PLANE,
     long_prompt,

@@ -33,7 +33,7 @@ def _shut_gate(classes: Classes) -> Array:
     return theta
 
 
-def decide(setting: Setting) -> Sequence[Check]:  # noqa: ARG001  # nothing is random
+def decide(setting: Setting) -> Sequence[Check]:  # nothing is random
     """Return dimensions in two and three dimensions."""
     checks = []
     for classes in (C1, THREE):

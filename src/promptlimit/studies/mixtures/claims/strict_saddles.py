@@ -8,7 +8,7 @@ from scipy.optimize import minimize, root_scalar
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import rejected, share_at_least
+from promptlimit.studies._checks import rejected, share_at_least
 from promptlimit.studies.mixtures._discrimination import (
     C1,
     Classes,

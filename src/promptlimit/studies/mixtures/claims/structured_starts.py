@@ -6,7 +6,7 @@ import numpy as np
 
 from promptlimit._arrays import Array
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import rejected, share_at_least
+from promptlimit.studies._checks import rejected, share_at_least
 from promptlimit.studies.mixtures._descent import (
     Heads,
     descend,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from promptlimit.studies import Check, Claim, Setting
-from promptlimit.studies._statistics import rejected, share_at_least
+from promptlimit.studies._checks import rejected, share_at_least
 from promptlimit.studies.mixtures._denoising import figure_law, least_gaps
 from promptlimit.studies.mixtures._denoising_training import denoising_training
 

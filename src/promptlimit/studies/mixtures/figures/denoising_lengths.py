@@ -18,10 +18,10 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     lengths = _QUICK if setting.quick else _LENGTHS
     with jax.enable_x64(True):
         layer, heads = bayes_layer(task), bayes_heads(task)
-    setting.tell("the layer of Bayes")
+    setting.report("the layer of Bayes")
     tolerance = 0.05 if setting.quick else 3e-3
     layer_excess = bayes_excess(layer, task, lengths, rtol=tolerance)
-    setting.tell("the two heads of Theorem 4.1")
+    setting.report("the two heads of Theorem 4.1")
     few = lengths[1:2] if setting.quick else lengths[::2]
     heads_excess = bayes_excess(heads, task, few, rtol=0.05)
     linear, affine = least_gaps(task)
@@ -35,7 +35,7 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     }
     if setting.quick:
         return arrays
-    setting.tell("the best layer")
+    setting.report("the best layer")
     best = best_layer(task, _BEST)
     tuned = {name: np.asarray(getattr(best, name)) for name in ("gate", "gain", "residual")}
     return {**arrays, **tuned, "best_lengths": _BEST, "best": np.asarray(best.mse)}

@@ -35,19 +35,19 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     arrays = {"times": times, "steps": plan.recorded_steps, "rate": np.array(_RATE)}
     names = ["small"] if setting.quick else list(_STARTS)
     starts = [scalar_layer(task, *_STARTS[name]) for name in names]
-    setting.tell("descent, all starts on the same prompts")
+    setting.report("descent, all starts on the same prompts")
     with jax.enable_x64(False):  # prompts as training reads them, in single precision
         trained = sgd(starts, turned, _LENGTH, plan, key=jax.random.key(setting.seed), watch=False)
     for place, name in enumerate(names):
         arrays[f"{name}_descent"] = trained.parameters["numbers"][0, place, 0]
     for name, start in zip(names, starts, strict=True):
         if not setting.quick:
-            setting.tell(f"flow from the {name} start")
+            setting.report(f"flow from the {name} start")
             plan = FlowPlan(times, points=1024, rtol=1e-4, parameter_error=False)
             flow = gradient_flow(start, task, _LENGTH, plan)
             arrays[f"{name}_flow"] = flow.parameters["numbers"]
     if not setting.quick:
-        setting.tell("the best layer")
+        setting.report("the best layer")
         best = best_layer(task, _LENGTH)
         arrays["best"] = np.array([best.gate, best.gain, best.residual])
     return arrays

@@ -15,7 +15,7 @@ _STEPS = 60
 _SIDE = 7
 
 
-def compute(setting: Setting) -> dict[str, np.ndarray]:  # noqa: ARG001  # nothing is random
+def compute(setting: Setting) -> dict[str, np.ndarray]:  # nothing is random
     """Return the paths of a grid of queries at both noise levels, and their limits."""
     heights = np.linspace(-6.0, 6.0, 2 * _SIDE)  # none on the line between the two basins
     starts = np.stack(np.meshgrid(np.linspace(-6.0, 6.0, _SIDE), heights), axis=-1).reshape(-1, 2)

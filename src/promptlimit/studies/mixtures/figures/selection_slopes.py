@@ -30,9 +30,9 @@ def compute(setting: Setting) -> dict[str, np.ndarray]:
     with jax.enable_x64(True):
         layer = bayes_layer(task)
         clean = Layer(SoftmaxAttention(np.eye(2) / 5, 0.8 * np.eye(2)), 0.04 * np.eye(2))
-    setting.tell("slopes of the layer of Bayes")
+    setting.report("slopes of the layer of Bayes")
     slopes = _slopes(layer, task, places)
-    setting.tell("slopes over clean prompts")
+    setting.report("slopes over clean prompts")
     tidy = Denoising(
         task.means, task.weights, within_variance=1, noise_variance=4, clean_prompt=True
     )

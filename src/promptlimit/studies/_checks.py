@@ -9,11 +9,11 @@ statement at `LEVEL`. The levels of all checks of a run add up to less than 1e-4
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
-from promptlimit.claims import Check
+from promptlimit.claims import Check, at_least, at_most, control
+from promptlimit.claims import amended as amended  # noqa: PLC0414  # a check of a study too
 
 LEVEL = 1e-6
 """The probability that a statistical check fails although the statement is true."""
@@ -28,8 +28,6 @@ probability that is larger than the normal one by a factor of about exp(g z^3 / 
 n = 4,000, g = 2.5 and z = 5.3 this factor is 7.
 """
 
-Role = Literal["statement", "amended", "control"]
-
 
 def critical_distance(looks: int = 1) -> float:
     """Return how many standard errors the farthest of several means may be from its expectation.
@@ -42,22 +40,19 @@ def critical_distance(looks: int = 1) -> float:
     return float(norm.isf(LEVEL / SKEWNESS / looks / 2))
 
 
-def within_errors(name: str, distances: Iterable[float], *, role: Role = "statement") -> Check:
+def within_errors(name: str, distances: Iterable[float]) -> Check:
     """Return a check that passes if means are within their standard errors of what is expected.
 
     Args:
         name: what was computed, in words.
         distances: of the means from their expectations, each in its own standard error, which
             must come from thousands of independent draws.
-        role: of the check.
     """
     looks = np.abs(np.asarray(list(distances), dtype=np.float64)).ravel()
-    return Check(
+    return at_most(
         f"{name}: {'largest ' * (looks.size > 1)}distance in standard errors",
         float(looks.max()),
-        "<=",
         critical_distance(looks.size),
-        role=role,
         error=1.0,
         basis=f"level {LEVEL_FORMULA}, {looks.size} comparison{'s' * (looks.size > 1)}",
         false_alarm=LEVEL,
@@ -72,21 +67,19 @@ def beyond_errors(name: str, distance: float) -> Check:
         distance: of the wrong value from the mean, in standard errors. Its own deviation is about
             one, so that the control itself fails with a probability far below `LEVEL`.
     """
-    return Check(
-        f"{name}: distance in standard errors",
-        distance,
-        ">=",
-        2 * critical_distance(),
-        role="control",
-        error=1.0,
-        basis="twice the critical distance of one comparison",
-        false_alarm=LEVEL,
+    return control(
+        at_least(
+            f"{name}: distance in standard errors",
+            distance,
+            2 * critical_distance(),
+            error=1.0,
+            basis="twice the critical distance of one comparison",
+            false_alarm=LEVEL,
+        )
     )
 
 
-def share_at_least(
-    name: str, successes: int, trials: int, share: float, *, role: Role = "statement"
-) -> Check:
+def share_at_least(name: str, successes: int, trials: int, share: float) -> Check:
     """Return a check that passes unless the successes contradict a share at `LEVEL`.
 
     The value is the upper end of the one-sided interval of Clopper and Pearson: the largest share
@@ -97,14 +90,11 @@ def share_at_least(
         successes: how many there were.
         trials: of how many independent ones.
         share: the share that is claimed, at least.
-        role: of the check.
     """
-    return Check(
+    return at_least(
         f"{name}: {successes} of {trials}; largest share consistent with this count",
         largest_share(successes, trials),
-        ">=",
         share,
-        role=role,
         basis=f"one-sided Clopper-Pearson interval at level {LEVEL_FORMULA}",
         false_alarm=LEVEL,
     )
@@ -116,7 +106,7 @@ def rejected(check: Check) -> Check:
     Args:
         check: from `share_at_least`, of an ensemble known to have another share.
     """
-    return replace(check, relation="<=" if check.relation == ">=" else ">=", role="control")
+    return control(replace(check, relation="<=" if check.relation == ">=" else ">="))
 
 
 def largest_share(successes: int, trials: int) -> float:
