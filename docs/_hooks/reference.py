@@ -28,7 +28,7 @@ _PACKAGES = {
     "streaming": "Streaming",
     "heads": "Heads of models",
     "parallel": "Several devices",
-    "studies": "Papers and claims",
+    "studies": "Studies and claims",
     "rules": "Rules",
     "files": "Files",
     "results": "Results",

@@ -44,7 +44,7 @@ def forget() -> Iterator[None]:
 
 
 def changed(file: Path, old: str = "", new: str = "\n") -> set[str]:
-    """Return which hashes a changed file changes; the text is appended, or takes another's place."""
+    """Return which hashes a changed file changes; text is appended or replaced."""
     before = hashes()
     text = file.read_text()
     assert old in text

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
 
 from promptlimit.lengths import (
     RULES,
@@ -43,9 +42,11 @@ def weight(sigma: float, length: Length, margin: float) -> float:
     return float(length_statistics(sigma, length, fixed_scores=[margin]).fixed_weights[0])
 
 
-def annealed_weight(sigma: ArrayLike, length: Length, margin: ArrayLike) -> np.ndarray:
+def annealed_weight(
+    sigma: float | np.ndarray, length: Length, margin: float | np.ndarray
+) -> float | np.ndarray:
     r"""Return $1/(1+Le^{\sigma^2/2-\Delta})$: the weight of a needle with $Z$ at its mean."""
-    return 1.0 / (1.0 + length * np.exp(0.5 * np.square(sigma) - np.asarray(margin)))
+    return 1.0 / (1.0 + length * np.exp(0.5 * sigma**2 - margin))
 
 
 @STUDY.claim(4, reference="lengths.md, section 4")
