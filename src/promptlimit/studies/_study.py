@@ -404,7 +404,7 @@ class Study:
         """Import the public submodules of a package, once, so that they register their items."""
         if self._complete:
             return
-        places = list(getattr(sys.modules.get(self.module), "__path__", ()))
+        places: list[str] = [*getattr(sys.modules.get(self.module), "__path__", ())]
         for name in _public_modules(places):
             import_for_study(f"{self.module}.{name}", Path(places[0]) / name)
         _old_form(self)

@@ -204,7 +204,7 @@ def needles(setting: Setting) -> dict[str, np.ndarray]:
     b = np.linspace(0.0, 8.0, 9 if setting.quick else 81)
     fixed = (b * _MARGINS[:, None])[..., None]
     exact = length_statistics(b, _LENGTH, fixed_scores=fixed).fixed_weights[..., 0]
-    annealed = annealed_weight(b, _LENGTH, b * _MARGINS[:, None])
+    annealed = np.asarray(annealed_weight(b, _LENGTH, b * _MARGINS[:, None]))
     return {"margin": _MARGINS, "b": b, "exact": exact, "annealed": annealed}
 
 
