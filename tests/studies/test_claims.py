@@ -18,7 +18,7 @@ from promptlimit.dynamics import ball_gap, block_limit, gradient_flow
 from promptlimit.measures import Empirical, Gaussian
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.large_prompt import STUDY
-from promptlimit.studies.large_prompt.claims.output_gap import Simulated
+from promptlimit.studies.large_prompt.gaps import Simulated
 
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
 
@@ -91,7 +91,7 @@ def test_tokens_that_are_two_per_cent_too_large_turn_claim_2_red(
 
 
 def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"{STUDY.module}.claims.{name.replace('-', '_')}")
+    return importlib.import_module(CLAIMS[name].decide.__module__)
 
 
 def twenty_per_cent_off(moments: Callable, field: str) -> Callable:
@@ -122,7 +122,7 @@ def test_a_gap_off_by_a_fifth_is_noticed(
 
 
 def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = module_of("output_gap")
+    module = module_of("output-gap")
     right = module.output_gap
 
     def slower(attention, law, queries, lengths, **options):
@@ -136,14 +136,14 @@ def test_a_rate_off_by_a_twentieth_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("wrt", ["key_query", None])
 def test_a_bound_below_the_gap_is_noticed(wrt: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = importlib.import_module("promptlimit.concentration._gaps")
-    module = module_of("output_gap")
+    module = module_of("output-gap")
     right = gaps.bound_gap
     monkeypatch.setattr(gaps, "bound_gap", lambda *given: 1e-3 * right(*given))
     assert module.gap_over_bound(wrt) > 1.0
 
 
 def test_a_query_that_weighs_too_much_turns_claim_6_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = module_of("query_in_the_prompt")
+    module = module_of("query-in-the-prompt")
     right = module.prompt_moments
 
     def heavy(attention, law, query, length, *, including_query: bool):

@@ -23,7 +23,6 @@ from promptlimit.studies.large_prompt._start_gap import (
     same_batch_gradient_gap,
     squared_output_gap,
 )
-from promptlimit.studies.large_prompt.figures.softmax_optimum import leading_order
 from promptlimit.studies.large_prompt.protocol import LENGTHS as PROTOCOL_LENGTHS
 from promptlimit.studies.large_prompt.protocol import protocol_task
 from promptlimit.studies.large_prompt.study import (
@@ -36,6 +35,7 @@ from promptlimit.studies.large_prompt.study import (
     mild_starts,
     random_start,
 )
+from promptlimit.studies.large_prompt.training_figures import leading_order
 from promptlimit.tasks import LinearRegression, risk_gradient
 
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
@@ -185,7 +185,7 @@ def made_up_ends() -> Ends:
 
 
 def claim_module(name: str):
-    return importlib.import_module(f"promptlimit.studies.large_prompt.claims.{name}")
+    return importlib.import_module(CLAIMS[name.replace("_", "-")].decide.__module__)
 
 
 def verdict(name: str) -> str:

@@ -33,6 +33,7 @@ from promptlimit.dynamics import (
 from promptlimit.results import Training, Trajectory
 from promptlimit.storage import RunFolder
 from promptlimit.studies import Part, Setting, on_accelerator, on_cpu
+from promptlimit.studies.large_prompt import STUDY
 from promptlimit.studies.large_prompt._start_gap import (
     gradient_noise,
     population_gradient_gap,
@@ -378,6 +379,7 @@ def shown_start(setting: Setting, law: str) -> int:
     return start_numbers(setting, law)[curves(setting, law).shown]
 
 
+@STUDY.parts
 def parts(setting: Setting) -> list[Part]:
     """Return the study in parts: for each law its many starts, its flows, then training."""
     ordered: list[Part] = []
