@@ -15,7 +15,7 @@ import numpy as np
 
 import promptlimit as pl
 from promptlimit._normals import box_muller, threefry
-from promptlimit.reproduction.large_prompt.protocol import protocol_task
+from promptlimit.studies.large_prompt.protocol import protocol_task
 
 LENGTHS = [*range(10, 100, 10), *range(100, 1001, 100)]
 BATCH, DIM = 128, 5

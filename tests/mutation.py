@@ -9,7 +9,7 @@ tests, or code that does nothing.
 The random changes swap an arithmetic operator (+ - * / **), drop a minus sign or a `not`, change a
 number c to c + 1, 2c or 0, move or negate a comparison, or swap `and` and `or`. They leave out:
 
-- `cli` and `reporting`, and drawings of the reproduction: they change words and looks, not results
+- `cli` and `reporting`, and drawings of studies: they change words and looks, not results
 - `__init__.py` and `_version.py`: lists of exports
 - annotations, decorators, docstrings, text and f-strings: they do not compute
 - what `raise`, `warn` and `assert` evaluate, `__repr__`, `__str__` and `plot`: messages and looks
@@ -170,7 +170,9 @@ def _computing(node: ast.AST) -> Iterator[ast.AST]:
     messages = isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr)) or (
         isinstance(node, ast.Call) and _name(node.func) == "warn"
     )
-    looks = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name in _LOOKS
+    looks = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (
+        node.name in _LOOKS or "drawing" in map(_name, node.decorator_list)
+    )
     types_only = isinstance(node, ast.If) and _name(node.test) == "TYPE_CHECKING"
     if messages or looks or types_only:
         return

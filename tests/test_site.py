@@ -74,7 +74,7 @@ def _pages_of_public_names(site: Path) -> Iterator[tuple[Path, str]]:
         for page in pages:
             yield page, page.read_text(encoding="utf-8")
     assert (site / "reference" / "heads" / "atlas.html").exists()
-    assert (site / "reference" / "reproduction" / "Claim.html").exists()
+    assert (site / "reference" / "studies" / "Claim.html").exists()
 
 
 def test_every_public_name_has_its_page_with_its_docstring(site: Path) -> None:

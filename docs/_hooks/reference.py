@@ -1,6 +1,6 @@
 """The reference: a page for every public name, from its docstring; a name without one fails.
 
-Public is what `promptlimit` itself has, what the packages `heads` and `reproduction` have, classes
+Public is what `promptlimit` itself has, what the packages `heads` and `studies` have, classes
 of results, and what the guide takes from another package.
 """
 
@@ -28,7 +28,7 @@ _PACKAGES = {
     "streaming": "Streaming",
     "heads": "Heads of models",
     "parallel": "Several devices",
-    "reproduction": "Papers and claims",
+    "studies": "Studies and claims",
     "rules": "Rules",
     "files": "Files",
     "results": "Results",
@@ -36,7 +36,7 @@ _PACKAGES = {
 }
 """Packages in the order a reader meets them, and what they are called there."""
 
-_OPEN = ("errors", "heads", "reproduction", "rules")
+_OPEN = ("errors", "heads", "studies", "rules")
 """Packages whose names are reached through them alone."""
 
 _FORMULA = re.compile(r"\$[^$]+\$")

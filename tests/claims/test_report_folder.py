@@ -13,7 +13,7 @@ import pytest
 
 from promptlimit.claims import Check, ClaimResult, Origin, ReportFolder, StoredClaim, figure_numbers
 from promptlimit.errors import InputFileError
-from reporting.page.stored_results import PAPER, PROVENANCE, claim, figure, write_results
+from reporting.page.stored_results import PROVENANCE, STUDY, claim, figure, write_results
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def test_what_is_written_is_read_back(path: Path) -> None:
     assert [drawn.name for drawn in report.figures] == ["gaps", "more"]
     first, wanted = report.figures[0], figure("gaps")
     np.testing.assert_array_equal(first.arrays["lengths"], wanted.arrays["lengths"])
-    for name in ("paper", "title", "caption", "reference", "section", "drawing", "origin"):
+    for name in ("study", "title", "caption", "reference", "section", "origin"):
         assert getattr(first, name) == getattr(wanted, name)
     assert (first.drawn_by, first.pictures) == ("abc", ("pdf",))
-    assert (report.papers[0].link, report.papers[0].claims) == ("https://example.org/1", 19)
+    assert (report.studies[0].link, report.studies[0].claims) == ("https://example.org/1", 19)
     assert {key: report.provenance[key] for key in PROVENANCE} == PROVENANCE
     assert report.provenance["computed"] == "all 4 items"
 
@@ -51,7 +51,7 @@ def test_pictures_of_another_drawing_go(tmp_path: Path) -> None:
     for endings in (("pdf", "png"), ("png", "svg")):
         drawn = folder.save_pictures(drawn, dict.fromkeys(endings, b"a picture"), "abc")
         assert drawn.pictures == endings
-    stored = folder.figure(drawn.paper, "gaps")
+    stored = folder.figure(drawn.study, "gaps")
     assert stored is not None
     assert stored.pictures == ("png", "svg")
 
@@ -61,8 +61,8 @@ def test_a_value_that_is_not_finite_is_read_back(tmp_path: Path, value: float) -
     checks = (Check("a number", value, ">=", 0.0),)
     result = ClaimResult(1, "a", "b", "c", "holds", checks)
     folder = ReportFolder(tmp_path)
-    folder.save_claim(StoredClaim(PAPER, result, Origin()))
-    stored = folder.claim(PAPER, "a")
+    folder.save_claim(StoredClaim(STUDY, result, Origin()))
+    stored = folder.claim(STUDY, "a")
     assert stored is not None
     np.testing.assert_equal(stored.result.checks[0].value, value)
     assert stored.result.verdict == ("holds" if value > 0 else "does not hold")
@@ -70,22 +70,22 @@ def test_a_value_that_is_not_finite_is_read_back(tmp_path: Path, value: float) -
 
 def test_an_item_is_held_by_its_hash(path: Path) -> None:
     folder = ReportFolder(path)
-    assert folder.holds(PAPER, "figures", "gaps", "ef")
-    assert not folder.holds(PAPER, "figures", "gaps", "another")
-    assert not folder.holds(PAPER, "figures", "absent", "ef")
-    assert folder.claim(PAPER, "absent") is folder.figure(PAPER, "absent") is None
+    assert folder.holds(STUDY, "figures", "gaps", "ef")
+    assert not folder.holds(STUDY, "figures", "gaps", "another")
+    assert not folder.holds(STUDY, "figures", "absent", "ef")
+    assert folder.claim(STUDY, "absent") is folder.figure(STUDY, "absent") is None
     names = [file.name for file in folder.files(folder.read().figures[0])]
     assert names == ["gaps.pdf", "gaps.npz", "gaps.json"]
 
 
 def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path: Path) -> None:
     folder = ReportFolder(path)
-    (path / PAPER / "figures" / "gaps.json").unlink()
-    assert folder.figure(PAPER, "gaps") is None
-    arrays = path / PAPER / "figures" / "more.npz"
+    (path / STUDY / "figures" / "gaps.json").unlink()
+    assert folder.figure(STUDY, "gaps") is None
+    arrays = path / STUDY / "figures" / "more.npz"
     arrays.unlink()
     with pytest.raises(InputFileError) as caught:
-        folder.figure(PAPER, "more")
+        folder.figure(STUDY, "more")
     assert str(caught.value) == (
         f"{arrays} must hold the figure's arrays, but it is not there. Run "
         "promptlimit reproduce more again."
@@ -93,7 +93,7 @@ def test_a_figure_without_its_words_is_none_and_without_its_arrays_damaged(path:
 
 
 def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -> None:
-    file = path / PAPER / "claims" / "claim-of-number-4.json"
+    file = path / STUDY / "claims" / "claim-of-number-4.json"
     checks = json.loads(file.read_text())["checks"]
     change(file, checks=[{**checks[0], "value": 0.0}, checks[1]])
     assert refusal(path) == (
@@ -115,7 +115,7 @@ def test_claims_are_decided_by_their_numbers_and_not_by_their_word(path: Path) -
     ids=["empty", "bytes", "list", "very deep", "deep", "large"],
 )
 def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reason: str) -> None:
-    file = path / PAPER / "claims" / "bad.json"
+    file = path / STUDY / "claims" / "bad.json"
     file.write_bytes(content)
     assert refusal(path) == (
         f"{file} must hold a JSON object, but {reason}. Run promptlimit reproduce bad again."
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_json_object_is_named(path: Path, content: bytes, reas
     ],
 )
 def test_a_claim_that_is_none_is_named(path: Path, changes: dict[str, Any], reason: str) -> None:
-    file = path / PAPER / "claims" / "claim-of-number-4.json"
+    file = path / STUDY / "claims" / "claim-of-number-4.json"
     change(file, **changes)
     assert re.match(
         rf"{re.escape(str(file))} must hold a claim, but {re.escape(reason)}", refusal(path)
@@ -149,9 +149,9 @@ def test_a_claim_that_is_none_is_named(path: Path, changes: dict[str, Any], reas
     ("file", "changes", "reason"),
     [
         ("provenance.json", {"seconds": "long"}, "but its 'seconds' is not a number"),
-        (f"{PAPER}/figures/gaps.json", {"section": "x"}, "'section' is none of paper, beyond"),
-        (f"{PAPER}/paper.json", {"link": "javascript:x"}, "does not start with https://"),
-        (f"{PAPER}/paper.json", {"claims": -1}, "'claims' is not a whole number from 0 to 999"),
+        (f"{STUDY}/figures/gaps.json", {"section": "x"}, "'section' is none of paper, beyond"),
+        (f"{STUDY}/study.json", {"link": "javascript:x"}, "does not start with https://"),
+        (f"{STUDY}/study.json", {"claims": -1}, "'claims' is not a whole number from 0 to 999"),
     ],
 )
 def test_other_files_that_say_nonsense_are_named(
@@ -162,14 +162,14 @@ def test_other_files_that_say_nonsense_are_named(
 
 
 def test_all_that_is_damaged_is_named_at_once(path: Path) -> None:
-    for file in (path / PAPER / "claims").iterdir():
+    for file in (path / STUDY / "claims").iterdir():
         file.write_text("[]")
-    (path / PAPER / "figures" / "gaps.npz").write_bytes(b"")
+    (path / STUDY / "figures" / "gaps.npz").write_bytes(b"")
     assert len(refusal(path).splitlines()) == 3
 
 
 def test_two_claims_of_one_number_are_refused(path: Path) -> None:
-    file = path / PAPER / "claims" / "claim-of-number-4.json"
+    file = path / STUDY / "claims" / "claim-of-number-4.json"
     change(file, name="again")
     file.rename(file.with_name("again.json"))
     ReportFolder(path).save_claim(claim(4))
@@ -179,13 +179,13 @@ def test_two_claims_of_one_number_are_refused(path: Path) -> None:
 
 
 def test_what_is_no_file_is_named_and_not_waited_for(path: Path) -> None:
-    os.mkfifo(path / PAPER / "claims" / "pipe.json")
+    os.mkfifo(path / STUDY / "claims" / "pipe.json")
     assert "pipe.json must hold a JSON object, but it is no file" in refusal(path)
 
 
 def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
     assert refusal(tmp_path) == (
-        f"{tmp_path} must hold PAPER/claims/NAME.json or PAPER/figures/NAME.json, but has "
+        f"{tmp_path} must hold STUDY/claims/NAME.json or STUDY/figures/NAME.json, but has "
         f"neither. Fill it with promptlimit reproduce --out {tmp_path}"
     )
     assert "absent must be a folder of results, but there is" in refusal(tmp_path / "absent")
@@ -194,7 +194,7 @@ def test_a_folder_without_results_says_how_to_fill_it(tmp_path: Path) -> None:
 def test_a_folder_of_version_0_1_is_refused(tmp_path: Path) -> None:
     (tmp_path / "claims").mkdir()
     assert refusal(tmp_path) == (
-        f"{tmp_path} must hold one subfolder for each paper, but claims/ and figures/ lie in it, "
+        f"{tmp_path} must hold one subfolder for each study, but claims/ and figures/ lie in it, "
         "as version 0.1 wrote them. Choose another folder."
     )
 
@@ -221,7 +221,7 @@ def test_a_part_computed_later_leaves_the_provenance_of_the_whole(path: Path) ->
     folder.record(part, part, {**PROVENANCE, "device": "another"}, whole=False)
     later = folder.read().provenance
     assert {key: later[key] for key in whole} == whole
-    assert later["later"] == {f"{PAPER}/claim-of-number-4": f"{PROVENANCE['started']} on another"}
+    assert later["later"] == {f"{STUDY}/claim-of-number-4": f"{PROVENANCE['started']} on another"}
 
 
 def test_a_damaged_provenance_is_written_anew(path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_damaged_provenance_is_written_anew(path: Path) -> None:
     assert content["computed"].startswith("0 of 1")
 
 
-@pytest.mark.parametrize("name", ["provenance.json", f"{PAPER}/paper.json"])
+@pytest.mark.parametrize("name", ["provenance.json", f"{STUDY}/study.json"])
 def test_what_should_be_a_file_and_is_a_folder_is_refused(path: Path, name: str) -> None:
     (path / name).unlink(missing_ok=True)
     (path / name).mkdir()

@@ -16,7 +16,7 @@ from promptlimit.depth import (
     masked_bias_slope,
 )
 from promptlimit.errors import KindUnavailableError
-from promptlimit.reproduction.depth._finite_stacks import first_orders, line_stack, outputs
+from promptlimit.studies.depth.finite_stacks import first_orders, line_stack, outputs
 
 
 @pytest.mark.parametrize("name", LINES)

@@ -1,4 +1,4 @@
-"""Claims of papers, the checks that decide them, and the folders in which they are stored.
+"""Claims of studies, the checks that decide them, and the folders in which they are stored.
 
 This package does not use jax.
 """
@@ -8,8 +8,12 @@ from promptlimit.claims._claims import ClaimResult as ClaimResult
 from promptlimit.claims._claims import Origin as Origin
 from promptlimit.claims._claims import StoredClaim as StoredClaim
 from promptlimit.claims._claims import StoredFigure as StoredFigure
-from promptlimit.claims._claims import StoredPaper as StoredPaper
 from promptlimit.claims._claims import StoredReport as StoredReport
+from promptlimit.claims._claims import StoredStudy as StoredStudy
 from promptlimit.claims._claims import Verdict as Verdict
+from promptlimit.claims._claims import amended as amended
+from promptlimit.claims._claims import at_least as at_least
+from promptlimit.claims._claims import at_most as at_most
+from promptlimit.claims._claims import control as control
 from promptlimit.claims._claims import figure_numbers as figure_numbers
 from promptlimit.claims._report_folder import ReportFolder as ReportFolder

@@ -1,8 +1,8 @@
-"""A claim of a paper, the numbers that decide it, and the verdict; claims and figures as stored."""
+"""A claim of a study, the numbers that decide it, and the verdict; claims and figures as stored."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -68,6 +68,55 @@ class Check:
         return {**asdict(self), **numbers, "passed": self.passed}
 
 
+def at_most(
+    name: str,
+    value: float,
+    bound: float,
+    *,
+    basis: str = "",
+    error: float | None = None,
+    false_alarm: float = 0.0,
+) -> Check:
+    """Return a check that passes if the value is at most the bound.
+
+    Args:
+        name: what was computed, in words.
+        value: the number.
+        bound: the largest value that passes.
+        basis: where the bound comes from: theory, rounding, a level or a stated margin.
+        error: the standard error of the value, if it was simulated.
+        false_alarm: the probability that the check fails by chance.
+    """
+    return Check(name, value, "<=", bound, basis=basis, error=error, false_alarm=false_alarm)
+
+
+def at_least(
+    name: str,
+    value: float,
+    bound: float,
+    *,
+    basis: str = "",
+    error: float | None = None,
+    false_alarm: float = 0.0,
+) -> Check:
+    """Return a check that passes if the value is at least the bound; see `at_most`."""
+    return Check(name, value, ">=", bound, basis=basis, error=error, false_alarm=false_alarm)
+
+
+def control(check: Check) -> Check:
+    """Return the check as a negative control: it passes if a false statement is detected.
+
+    >>> control(at_least("a loaded coin", 0.9, 0.6)).role
+    'control'
+    """
+    return replace(check, role="control")
+
+
+def amended(check: Check) -> Check:
+    """Return the check as one of the amended statement, which holds where the original fails."""
+    return replace(check, role="amended")
+
+
 def _plain(number: float | None) -> float | str | None:
     if number is None or math.isnan(number):
         return None
@@ -79,7 +128,7 @@ class ClaimResult:
     """A claim with what was computed for it.
 
     Attributes:
-        number: the claim's number in the reproduction.
+        number: the claim's number in the study.
         name: a short name for the command line.
         statement: what is claimed.
         reference: where the paper claims it.
@@ -178,17 +227,17 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class StoredPaper:
-    """The description of a paper on a page.
+class StoredStudy:
+    """The description of a study on a page.
 
     Attributes:
         name: the name of its folder.
-        title: of the paper.
+        title: of the study.
         citation: authors, place and year.
         link: its address.
-        summary: what the reproduction found, in a few sentences.
-        key_figure: the name of the figure that stands for the paper.
-        order: papers of lower order come first.
+        summary: what the study found, in a few sentences.
+        key_figure: the name of the figure that stands for the study.
+        order: studies of lower order come first.
         claims: how many claims it has.
     """
 
@@ -204,9 +253,9 @@ class StoredPaper:
 
 @dataclass(frozen=True)
 class StoredClaim:
-    """A decided claim of a paper, and where it comes from."""
+    """A decided claim of a study, and where it comes from."""
 
-    paper: str
+    study: str
     result: ClaimResult
     origin: Origin
 
@@ -218,29 +267,27 @@ class StoredClaim:
 
 @dataclass(frozen=True, eq=False)
 class StoredFigure:
-    """A figure of a paper: words, the arrays it is drawn from, and where they come from.
+    """A figure of a study: words, the arrays it is drawn from, and where they come from.
 
     Attributes:
-        paper: the name of its paper.
+        study: the name of its study.
         name: the stem of its files.
         title: a line above it.
         caption: the words below it.
         reference: which figure of the paper it is, or the result it belongs to; may be empty.
         section: whether the paper has it, or it goes beyond the paper.
-        drawing: the name of what draws it.
         arrays: the numbers in it.
         origin: where it comes from.
         drawn_by: the hash of the code that drew its pictures; empty before that.
         pictures: endings of those pictures.
     """
 
-    paper: str
+    study: str
     name: str
     title: str
     caption: str
     reference: str
     section: Section
-    drawing: str
     arrays: Mapping[str, np.ndarray]
     origin: Origin
     drawn_by: str = ""
@@ -255,19 +302,19 @@ class StoredFigure:
 
 @dataclass(frozen=True)
 class StoredReport:
-    """All that a folder holds: papers in their order, claims by number, figures by reference."""
+    """All that a folder holds: studies in their order, claims by number, figures by reference."""
 
-    papers: tuple[StoredPaper, ...]
+    studies: tuple[StoredStudy, ...]
     claims: tuple[StoredClaim, ...]
     figures: tuple[StoredFigure, ...]
     provenance: Mapping[str, Any]
 
-    def of_paper(self, name: str) -> "StoredReport":
-        """Return what belongs to one paper."""
+    def of_study(self, name: str) -> "StoredReport":
+        """Return what belongs to one study."""
         return StoredReport(
-            tuple(paper for paper in self.papers if paper.name == name),
-            tuple(claim for claim in self.claims if claim.paper == name),
-            tuple(figure for figure in self.figures if figure.paper == name),
+            tuple(study for study in self.studies if study.name == name),
+            tuple(claim for claim in self.claims if claim.study == name),
+            tuple(figure for figure in self.figures if figure.study == name),
             {},
         )
 

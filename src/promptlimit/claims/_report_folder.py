@@ -1,9 +1,9 @@
-"""Report folders: claims and figures of papers as they lie on disk, typed in and typed out.
+"""Report folders: claims and figures of studies as they lie on disk, typed in and typed out.
 
     DIR/index.html  explorer.html  provenance.json  runs/
-    DIR/PAPER/index.html  paper.json
-    DIR/PAPER/claims/NAME.json
-    DIR/PAPER/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
+    DIR/STUDY/index.html  study.json
+    DIR/STUDY/claims/NAME.json
+    DIR/STUDY/figures/NAME.json  NAME.npz  NAME.png  NAME.svg  NAME.pdf
 
 Every file appears whole, the .json of a figure after its arrays. Nothing that is read is trusted:
 a file that differs from what was written raises an error of one sentence, and so does a verdict
@@ -25,8 +25,8 @@ from promptlimit.claims._claims import (
     Section,
     StoredClaim,
     StoredFigure,
-    StoredPaper,
     StoredReport,
+    StoredStudy,
     Verdict,
 )
 from promptlimit.errors import InputFileError
@@ -52,28 +52,28 @@ _BEGINNINGS = {"png": b"\x89PNG\r\n", "svg": b"<?xml "}
 
 
 class ReportFolder:
-    """A folder of results of papers."""
+    """A folder of results of studies."""
 
     def __init__(self, path: Path):
         self.path = path
         self._provenance = path / "provenance.json"
 
     def runs(self, engine: str) -> Path:
-        """Return where runs of the engine with that hash are kept, for all papers."""
+        """Return where runs of the engine with that hash are kept, for all studies."""
         return self.path / "runs" / engine
 
-    def save_paper(self, paper: StoredPaper) -> None:
-        """Write the description of a paper."""
-        write_json(self.path / paper.name / "paper.json", asdict(paper))
+    def save_study(self, study: StoredStudy) -> None:
+        """Write the description of a study."""
+        write_json(self.path / study.name / "study.json", asdict(study))
 
     def save_claim(self, claim: StoredClaim) -> None:
         """Write a claim with its numbers and its origin."""
         content = {**claim.result.to_dict(), **_origin_json(claim.origin)}
-        write_json(self._file(claim.paper, "claims", claim.name), content)
+        write_json(self._file(claim.study, "claims", claim.name), content)
 
     def save_figure(self, figure: StoredFigure) -> None:
         """Write the arrays of a figure, then its words: without words there is no figure."""
-        words = self._file(figure.paper, "figures", figure.name)
+        words = self._file(figure.study, "figures", figure.name)
         words.unlink(missing_ok=True)
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **pack_nonfinite(figure.arrays))
@@ -87,7 +87,7 @@ class ReportFolder:
 
         Pictures of other endings are of another drawing: they go.
         """
-        words = self._file(figure.paper, "figures", figure.name)
+        words = self._file(figure.study, "figures", figure.name)
         for ending in set(_PICTURES) - set(pictures):
             words.with_suffix(f".{ending}").unlink(missing_ok=True)
         for ending, content in pictures.items():
@@ -97,9 +97,9 @@ class ReportFolder:
         return figure
 
     def _save_words(self, figure: StoredFigure) -> None:
-        keys = ("name", "title", "caption", "reference", "section", "drawing", "drawn_by")
+        keys = ("name", "title", "caption", "reference", "section", "drawn_by")
         content = {key: getattr(figure, key) for key in keys} | _origin_json(figure.origin)
-        write_json(self._file(figure.paper, "figures", figure.name), content)
+        write_json(self._file(figure.study, "figures", figure.name), content)
 
     def save_pages(self, pages: Mapping[str, str]) -> Path:
         """Write pages by their places in the folder; return the path of `index.html`."""
@@ -107,50 +107,50 @@ class ReportFolder:
             write_bytes(self.path / place, text.encode())
         return self.path / "index.html"
 
-    def claim(self, paper: str, name: str) -> StoredClaim | None:
+    def claim(self, study: str, name: str) -> StoredClaim | None:
         """Return a stored claim or None; raise an error if its file is damaged."""
-        path = self._file(paper, "claims", name)
-        return _read_claim(paper, path) if path.exists() else None
+        path = self._file(study, "claims", name)
+        return _read_claim(study, path) if path.exists() else None
 
-    def figure(self, paper: str, name: str) -> StoredFigure | None:
+    def figure(self, study: str, name: str) -> StoredFigure | None:
         """Return a stored figure or None; raise an error if its files are damaged."""
-        path = self._file(paper, "figures", name)
-        return _read_figure(paper, path) if path.exists() else None
+        path = self._file(study, "figures", name)
+        return _read_figure(study, path) if path.exists() else None
 
-    def papers(self) -> set[str]:
-        """Return the names of the papers that something is stored of."""
+    def studies(self) -> set[str]:
+        """Return the names of the studies that something is stored of."""
         if not self.path.is_dir():
             return set()
-        return {path.name for path in self.path.iterdir() if _is_paper(path)}
+        return {path.name for path in self.path.iterdir() if _is_study(path)}
 
     def picture(self, figure: StoredFigure, ending: Literal["png", "svg"]) -> bytes:
         """Return a stored picture of a figure; nothing where there is none that begins as one."""
-        path = self._file(figure.paper, "figures", figure.name).with_suffix(f".{ending}")
+        path = self._file(figure.study, "figures", figure.name).with_suffix(f".{ending}")
         try:
             content = limited_bytes(path, _LARGEST_PICTURE)
         except ValueError:
             return b""
         return content if content.startswith(_BEGINNINGS[ending]) else b""
 
-    def holds(self, paper: str, kind: str, name: str, digest: str) -> bool:
+    def holds(self, study: str, kind: str, name: str, digest: str) -> bool:
         """Return whether a claim or figure seems to be there as all that decides it would have it.
 
         Args:
-            paper: the name of the paper.
+            study: the name of the study.
             kind: "claims" or "figures".
             name: of the item.
             digest: the hash of what decides it.
         """
         try:
-            return _object(self._file(paper, kind, name)).get("hash") == digest
+            return _object(self._file(study, kind, name)).get("hash") == digest
         except InputFileError:
             return False
 
     def files(self, item: StoredClaim | StoredFigure) -> list[Path]:
         """Return the files of a claim or figure, the .json last."""
         if isinstance(item, StoredClaim):
-            return [self._file(item.paper, "claims", item.name)]
-        words = self._file(item.paper, "figures", item.name)
+            return [self._file(item.study, "claims", item.name)]
+        words = self._file(item.study, "figures", item.name)
         return [words.with_suffix(f".{end}") for end in (*item.pictures, "npz")] + [words]
 
     def read(self) -> StoredReport:
@@ -162,9 +162,9 @@ class ReportFolder:
             )
         self.require_layout()
         problems: list[str] = []
-        names = sorted(self.papers())
-        words = ((name, self.path / name / "paper.json") for name in names)
-        papers = [_kept(problems, _read_paper, *where) for where in words]
+        names = sorted(self.studies())
+        words = ((name, self.path / name / "study.json") for name in names)
+        studies = [_kept(problems, _read_study, *where) for where in words]
         claims = [_kept(problems, _read_claim, *where) for where in self._entries(names, "claims")]
         drawn = self._entries(names, "figures")
         figures = [_kept(problems, _read_figure, *where) for where in drawn]
@@ -173,22 +173,22 @@ class ReportFolder:
             raise InputFileError("\n".join(problems))
         if not claims and not figures:
             raise InputFileError(
-                f"{self.path} must hold PAPER/claims/NAME.json or PAPER/figures/NAME.json, but has "
+                f"{self.path} must hold STUDY/claims/NAME.json or STUDY/figures/NAME.json, but has "
                 f"neither. Fill it with promptlimit reproduce --out {self.path}"
             )
         self._require_different_numbers(claims)
         return StoredReport(
-            papers=tuple(sorted(papers, key=lambda paper: (paper.order, paper.name))),
-            claims=tuple(sorted(claims, key=lambda claim: (claim.paper, claim.result.number))),
-            figures=tuple(sorted(figures, key=lambda figure: (figure.paper, figure.place))),
+            studies=tuple(sorted(studies, key=lambda study: (study.order, study.name))),
+            claims=tuple(sorted(claims, key=lambda claim: (claim.study, claim.result.number))),
+            figures=tuple(sorted(figures, key=lambda figure: (figure.study, figure.place))),
             provenance=provenance,
         )
 
     def require_layout(self) -> None:
-        """Refuse a folder of version 0.1, which had no subfolders of papers."""
+        """Refuse a folder of version 0.1, which had no subfolders of studies."""
         if (self.path / "claims").is_dir() or (self.path / "figures").is_dir():
             raise InputFileError(
-                f"{self.path} must hold one subfolder for each paper, but claims/ and figures/ lie "
+                f"{self.path} must hold one subfolder for each study, but claims/ and figures/ lie "
                 "in it, as version 0.1 wrote them. Choose another folder."
             )
 
@@ -225,41 +225,41 @@ class ReportFolder:
         if before and not whole:
             earlier = before.get("later")
             when = f"{facts['started']} on {facts['device']}"
-            later = {f"{item.paper}/{item.name}": when for item in fresh}
+            later = {f"{item.study}/{item.name}": when for item in fresh}
             earlier = earlier if isinstance(earlier, dict) else {}
             content = {**before, "later": {**earlier, **later}}
         write_json(self._provenance, content)
         return self._provenance
 
-    def _file(self, paper: str, kind: str, name: str) -> Path:
-        return self.path / paper / kind / f"{name}.json"
+    def _file(self, study: str, kind: str, name: str) -> Path:
+        return self.path / study / kind / f"{name}.json"
 
-    def _entries(self, papers: Sequence[str], kind: str) -> Iterator[tuple[str, Path]]:
-        """Yield the name of its paper and the .json of each result of a kind, by name."""
-        for paper in papers:
-            folder = self.path / paper / kind
+    def _entries(self, studies: Sequence[str], kind: str) -> Iterator[tuple[str, Path]]:
+        """Yield the name of its study and the .json of each result of a kind, by name."""
+        for study in studies:
+            folder = self.path / study / kind
             paths = sorted(path for path in folder.glob("*.json") if not path.name.startswith("."))
             if len(paths) > _MOST_FILES:
                 raise InputFileError(
                     f"{folder} must hold at most {_MOST_FILES} results, got {len(paths)}. "
                     "Move what does not belong there."
                 )
-            yield from ((paper, path) for path in paths)
+            yield from ((study, path) for path in paths)
 
     def _require_different_numbers(self, claims: Sequence[StoredClaim]) -> None:
         names: dict[tuple[str, int], str] = {}
         for claim in claims:
             number = claim.result.number
-            other = names.setdefault((claim.paper, number), claim.name)
+            other = names.setdefault((claim.study, number), claim.name)
             if other != claim.name:
                 raise InputFileError(
-                    f"{self.path / claim.paper / 'claims'} must hold each claim once, but "
+                    f"{self.path / claim.study / 'claims'} must hold each claim once, but "
                     f"'{other}' and '{claim.name}' both have number {number}. Move the one that "
                     "does not belong there elsewhere."
                 )
 
 
-def _is_paper(path: Path) -> bool:
+def _is_study(path: Path) -> bool:
     return (path / "claims").is_dir() or (path / "figures").is_dir()
 
 
@@ -272,11 +272,11 @@ def _kept(problems: list[str], read: Any, *where: Any) -> Any:
         return None
 
 
-def _read_paper(name: str, path: Path) -> StoredPaper:
+def _read_study(name: str, path: Path) -> StoredStudy:
     if not path.exists():
-        return StoredPaper(name, name.replace("_", " ").capitalize())
+        return StoredStudy(name, name.replace("_", " ").capitalize())
     content = _object(path)
-    with _Refusing(path, "a paper's words"):
+    with _Refusing(path, "a study's words"):
         words = {
             key: text_of(content, key, "")
             for key in ("title", "citation", "link", "summary", "key_figure")
@@ -285,7 +285,7 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
             raise ValueError("its 'link' does not start with https://")
         numbers = {"order": 1, "claims": 0} | content
         order, claims = (whole_of(numbers, key, 0) for key in ("order", "claims"))
-        return StoredPaper(
+        return StoredStudy(
             name,
             words["title"],
             words["citation"],
@@ -297,7 +297,7 @@ def _read_paper(name: str, path: Path) -> StoredPaper:
         )
 
 
-def _read_claim(paper: str, path: Path) -> StoredClaim:
+def _read_claim(study: str, path: Path) -> StoredClaim:
     content = _object(path)
     with _Refusing(path, "a claim"):
         result = ClaimResult(
@@ -316,7 +316,7 @@ def _read_claim(paper: str, path: Path) -> StoredClaim:
                 f"its numbers say '{result.verdict}' where its verdict says "
                 f"'{str(content.get('verdict'))[:40]}'"
             )
-        return StoredClaim(paper, result, _origin(content))
+        return StoredClaim(study, result, _origin(content))
 
 
 def _check(content: object) -> Check:
@@ -334,17 +334,16 @@ def _check(content: object) -> Check:
     )
 
 
-def _read_figure(paper: str, path: Path) -> StoredFigure:
+def _read_figure(study: str, path: Path) -> StoredFigure:
     content = _object(path)
     with _Refusing(path, "a figure's words"):
         figure = StoredFigure(
-            paper=paper,
+            study=study,
             name=path.stem,
             title=text_of(content, "title"),
             caption=text_of(content, "caption"),
             reference=text_of(content, "reference"),
             section=one_of(content, "section", get_args(Section)),
-            drawing=text_of(content, "drawing"),
             arrays={},
             origin=_origin(content),
             drawn_by=text_of(content, "drawn_by", ""),
@@ -414,5 +413,5 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _again(path: Path) -> str:
-    name = "" if path.stem in ("provenance", "paper") else f" {path.stem}"
+    name = "" if path.stem in ("provenance", "study") else f" {path.stem}"
     return f"Run promptlimit reproduce{name} again."

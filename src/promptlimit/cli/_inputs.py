@@ -292,7 +292,7 @@ def regression(covariance: str, dim: int, noise: float) -> "LinearRegression":
 
     The prior variance of the weights is one over the dimension.
     """
-    from promptlimit.reproduction.large_prompt.protocol import protocol_task
+    from promptlimit.studies.large_prompt.protocol import protocol_task
     from promptlimit.tasks import LinearRegression
 
     law = covariance_law(covariance)

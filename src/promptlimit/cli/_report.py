@@ -1,4 +1,4 @@
-"""`promptlimit report`: the page of a reproduction again, from what is stored."""
+"""`promptlimit report`: write the pages of a report again, from the stored results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +13,20 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="What `promptlimit reproduce --out DIR` wrote.")
     ] = Path("report"),
-    papers: Annotated[
+    studies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PAPER]...", help="Folders of papers of your own that DIR holds."),
+        typer.Argument(
+            metavar="[STUDY]...", help="Paths of your own studies in DIR, to draw their figures."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the pages of DIR again from the claims and figures stored in DIR; compute nothing."""
     from promptlimit.claims import ReportFolder
-    from promptlimit.reproduction import paper_at, write_pages
+    from promptlimit.studies import study_at, write_pages
 
     try:
-        own = [paper_at(Path(place)) for place in papers or []]
+        own = [study_at(Path(place)) for place in studies or []]
         page, stored, problems = write_pages(ReportFolder(folder), own)
     except InputFileError as problem:
         raise CommandError(

@@ -1,9 +1,9 @@
-"""`promptlimit reproduce`: decide the claims of papers and redraw their figures."""
+"""`promptlimit reproduce`: decide the claims of studies and draw their figures."""
 
 import difflib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,7 +29,7 @@ from promptlimit.errors import InputFileError
 
 if TYPE_CHECKING:
     from promptlimit.claims import Check, ClaimResult
-    from promptlimit.reproduction import Claim, Figure, Paper, SeedVerdicts
+    from promptlimit.studies import Claim, Figure, SeedVerdicts, Study
 
 _COLOURS = {
     "holds": "green",
@@ -44,9 +44,9 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PAPER] [NAME]...",
-            help="A paper by name, or a folder with one; claims by number or name, figures by "
-            "name. All papers unless given.",
+            metavar="[STUDY] [NAME]...",
+            help="A study by name, or the path of its Python file or folder; claims by number or "
+            "name, figures by name. All studies unless given.",
         ),
     ] = None,
     quick: Annotated[
@@ -86,7 +86,7 @@ def reproduce(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide the claims of papers, redraw their figures, and write both on one page.
+    """Decide the claims of studies, draw their figures, and write a report.
 
     What is in the folder already, from the same code and the same options, is not computed again.
     Exits 0 when every verdict is the one on record, 1 otherwise.
@@ -97,7 +97,7 @@ def reproduce(
             raise UsageError("--seeds decides claims", "leave out --figures-only and --list")
         _at_seeds(names or [], _seed_range(seeds), quick, extent, out, as_json=as_json)
         return
-    from promptlimit import reproduction
+    from promptlimit import studies
 
     with progress("reproduce") as shown:
         shown.at("starting")
@@ -105,24 +105,24 @@ def reproduce(
         from promptlimit.claims import ReportFolder, StoredClaim
 
         began = time.monotonic()
-        papers, items = _papers(names or [])
+        chosen_studies, items = _studies(names or [])
         if list_items:
             shown.close()
-            _list(papers)
+            _list(chosen_studies)
             return
-        chosen = _chosen(papers, items, figures_only=figures_only)
+        chosen = _chosen(chosen_studies, items, figures_only=figures_only)
         require_folder(out)
         folder = ReportFolder(out)
         folder.require_layout()
-        runs = folder.runs(reproduction.engine_hash())
-        setting = reproduction.Setting(seed, quick, extent, folder=runs)
-        outcomes = reproduction.reproduce(chosen, setting, folder, shown, whole=not items)
+        runs = folder.runs(studies.engine_hash())
+        setting = studies.Setting(seed, quick, extent, folder=runs)
+        outcomes = studies.reproduce(chosen, setting, folder, shown, whole=not items)
     for note in (outcome.note for outcome in outcomes if outcome.note):
         ERR.print("note:", note, markup=False)
     stored = [outcome.stored for outcome in outcomes if outcome.stored is not None]
     fresh = [outcome.stored for outcome in outcomes if outcome.stored and outcome.fresh]
-    facts = reproduction.run_facts(setting, began)
-    everything = folder.papers() <= {paper.name for paper in papers}
+    facts = studies.run_facts(setting, began)
+    everything = folder.studies() <= {study.name for study in chosen_studies}
     whole = everything and not items and not figures_only
     provenance = folder.record(stored, fresh, facts, whole=whole)
     results = [item.result for item in stored if isinstance(item, StoredClaim)]
@@ -131,9 +131,9 @@ def reproduce(
     else:
         for result in results:
             _print_claim(result)
-    drawings = {(o.stored.paper, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
+    drawings = {(o.stored.study, o.stored.name): o.svg for o in outcomes if o.stored and o.svg}
     # Last: what others left in the folder may stop it.
-    page, _, problems = reproduction.write_pages(folder, papers, drawings)
+    page, _, problems = studies.write_pages(folder, chosen_studies, drawings)
     for problem in problems:
         ERR.print("note:", problem, markup=False)
     if not as_json:
@@ -168,18 +168,18 @@ def _at_seeds(
     as_json: bool,
 ) -> None:
     """Decide claims at several seeds and print how often each verdict is the one on record."""
-    from promptlimit import reproduction
+    from promptlimit import studies
 
     with progress("reproduce") as shown:
         shown.at("starting")
-        papers, items = _papers(names)
+        chosen_studies, items = _studies(names)
         chosen = [
-            (paper, [item for item in wanted if isinstance(item, reproduction.Claim)])
-            for paper, wanted in _chosen(papers, items, figures_only=False)
+            (study, [item for item in wanted if isinstance(item, studies.Claim)])
+            for study, wanted in _chosen(chosen_studies, items, figures_only=False)
         ]
         require_folder(out)
-        setting = reproduction.Setting(quick=quick, protocol=protocol)
-        verdicts = reproduction.decide_at_seeds(chosen, setting, seeds, out, shown)
+        setting = studies.Setting(quick=quick, protocol=protocol)
+        verdicts = studies.decide_at_seeds(chosen, setting, seeds, out, shown)
     if as_json:
         print_json({"seeds": list(seeds), "claims": [verdict.to_dict() for verdict in verdicts]})
     else:
@@ -193,13 +193,13 @@ def _print_seeds(verdicts: "Sequence[SeedVerdicts]", seeds: int) -> None:
     for verdict in verdicts:
         if verdict.decided:
             well = f"{seeds - len(verdict.differing)} of {seeds}"
-            name = f"{verdict.paper}/{verdict.name}"
+            name = f"{verdict.study}/{verdict.name}"
             colour = "red" if verdict.differing else "green"
             table.add_row(escape(name), verdict.expected, f"[{colour}]{well}[/]")
     OUT.print(table)
     for verdict in verdicts:
         for seed in verdict.differing:
-            words = f"{verdict.paper}/{verdict.name} at seed {seed}: {verdict.reason(seed)}"
+            words = f"{verdict.study}/{verdict.name} at seed {seed}: {verdict.reason(seed)}"
             OUT.print(words, markup=False)
     decided = [verdict for verdict in verdicts if verdict.decided]
     well = sum(not verdict.differing for verdict in decided)
@@ -216,65 +216,72 @@ def _protocol(word: str) -> Literal["exact", "full"]:
     return word
 
 
-def _papers(names: Sequence[str]) -> "tuple[list[Paper], list[str]]":
-    """Return the papers that are named, all if none is, and the names of their items."""
-    from promptlimit.reproduction import paper_at, papers
+def _studies(names: Sequence[str]) -> "tuple[list[Study], list[str]]":
+    """Return the studies that are named, all if none is, and the names of their items."""
+    from promptlimit.studies import studies, study_at
 
-    known = {paper.name: paper for paper in papers()}
+    known = {study.name: study for study in studies()}
     named, items = [], []
     for name in names:
         if name in known:
             named.append(known[name])
-        elif Path(name).is_dir() and not any(name in _items(paper) for paper in known.values()):
+        elif _is_path(name, known.values()):
             try:
-                named.append(paper_at(Path(name)))
+                named.append(study_at(Path(name)))
             except InputFileError as problem:
-                hint = f"known papers are {', '.join(known)}"
+                hint = f"known studies are {', '.join(known)}"
                 raise UsageError(str(problem), hint) from None
         else:
             items.append(name)
     return list(dict.fromkeys(named)) or list(known.values()), items
 
 
-def _items(paper: "Paper") -> "dict[str, Claim | Figure]":
+def _is_path(name: str, known: "Iterable[Study]") -> bool:
+    """Return whether a name is the path of a study; the name of a claim or figure is not."""
+    if name.endswith((".py", "/")):
+        return True
+    return Path(name).is_dir() and not any(name in _items(study) for study in known)
+
+
+def _items(study: "Study") -> "dict[str, Claim | Figure]":
     """Return claims and figures by name, claims by number too."""
-    by_number: dict[str, Claim | Figure] = {str(claim.number): claim for claim in paper.claims}
-    return by_number | {item.name: item for item in (*paper.claims, *paper.figures)}
+    by_number: dict[str, Claim | Figure] = {str(claim.number): claim for claim in study.claims}
+    return by_number | {item.name: item for item in (*study.claims, *study.figures)}
 
 
-def _list(papers: "Sequence[Paper]") -> None:
-    for paper in papers:
-        OUT.print(f"[bold]{escape(paper.name)}[/]: {escape(paper.title)}")
+def _list(studies: "Sequence[Study]") -> None:
+    for study in studies:
+        OUT.print(f"[bold]{escape(study.name)}[/]: {escape(study.title)}")
         table = Table(box=None, pad_edge=False, show_header=False)
-        for claim in paper.claims:
+        for claim in study.claims:
             table.add_row("  ", f"{claim.number}", claim.name, escape(claim.reference))
-        for figure in paper.figures:
+        for figure in study.figures:
             table.add_row("  ", "", figure.name, escape(figure.title))
         OUT.print(table)
 
 
 def _chosen(
-    papers: "Sequence[Paper]", names: Sequence[str], *, figures_only: bool
-) -> "list[tuple[Paper, list[Claim | Figure]]]":
-    """Return the papers with the items that are wanted of each, all of them if none is named."""
+    studies: "Sequence[Study]", names: Sequence[str], *, figures_only: bool
+) -> "list[tuple[Study, list[Claim | Figure]]]":
+    """Return the studies with the items that are wanted of each, all of them if none is named."""
     chosen, missing = [], set(names)
-    for paper in papers:
-        by_name = _items(paper)
+    for study in studies:
+        by_name = _items(study)
         wanted = [by_name[name] for name in names if name in by_name]
         missing -= set(by_name)
         items = [
             item
-            for item in (*(() if figures_only else paper.claims), *paper.figures)
+            for item in (*(() if figures_only else study.claims), *study.figures)
             if not names or item in wanted
         ]
         if items:
-            chosen.append((paper, items))
+            chosen.append((study, items))
     if missing:
-        known = [item.name for paper in papers for item in (*paper.claims, *paper.figures)]
+        known = [item.name for study in studies for item in (*study.claims, *study.figures)]
         name = sorted(missing)[0]
-        near = difflib.get_close_matches(name, [*known, *(paper.name for paper in papers)], n=1)
+        near = difflib.get_close_matches(name, [*known, *(study.name for study in studies)], n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(known)}"
-        raise UsageError(f"there is no paper, claim or figure '{name}'", hint)
+        raise UsageError(f"there is no study, claim or figure '{name}'", hint)
     if not chosen:
         words = "figures" if figures_only else "claims and figures"
         raise UsageError(f"there are no {words} among what was named", "--list names all there is")

@@ -1,4 +1,4 @@
-"""A small folder of results of a paper, as `promptlimit reproduce` would leave it."""
+"""A small folder of results of a study, as `promptlimit reproduce` would leave it."""
 
 import functools
 from pathlib import Path
@@ -12,10 +12,10 @@ from promptlimit.claims import (
     ReportFolder,
     StoredClaim,
     StoredFigure,
-    StoredPaper,
+    StoredStudy,
 )
 
-PAPER = "made_up"
+STUDY = "made_up"
 SETTING = {"seed": 3, "quick": True, "protocol": "exact"}
 PROVENANCE = {
     "versions": {"promptlimit": "0.1.0", "jax": "0.10.0"},
@@ -27,7 +27,7 @@ PROVENANCE = {
 }
 
 
-def claim(number: int = 4, paper: str = PAPER) -> StoredClaim:
+def claim(number: int = 4, study: str = STUDY) -> StoredClaim:
     """Return a claim with a statement, a control and a remark."""
     result = ClaimResult(
         number=number,
@@ -41,20 +41,19 @@ def claim(number: int = 4, paper: str = PAPER) -> StoredClaim:
         ),
         evidence="A remark.",
     )
-    return StoredClaim(paper, result, Origin("promptlimit x", SETTING, 12.4, "0123abcd"))
+    return StoredClaim(study, result, Origin("promptlimit x", SETTING, 12.4, "0123abcd"))
 
 
-def figure(name: str, paper: str = PAPER) -> StoredFigure:
+def figure(name: str, study: str = STUDY) -> StoredFigure:
     """Return a figure of the paper, or one beyond it if it is called "more"."""
     beyond = name == "more"
     return StoredFigure(
-        paper=paper,
+        study=study,
         name=name,
         title="Both gaps against the length",
         caption="Lines are exact; points are simulated.",
         reference="" if beyond else "Figure 1",
         section="beyond" if beyond else "paper",
-        drawing="lines",
         arrays={"lengths": np.array([1.0, 10.0, np.nan])},
         origin=Origin("promptlimit y", SETTING, 2.5, "ef"),
     )
@@ -77,12 +76,12 @@ def plot() -> bytes:
     return render(picture, "svg")[0]
 
 
-def write_results(path: Path, numbers: tuple[int, ...] = (12, 4), paper: str = PAPER) -> Path:
+def write_results(path: Path, numbers: tuple[int, ...] = (12, 4), study: str = STUDY) -> Path:
     """Write claims of those numbers and two figures into a folder, with provenance."""
     folder = ReportFolder(path)
-    folder.save_paper(
-        StoredPaper(
-            paper,
+    folder.save_study(
+        StoredStudy(
+            study,
             "Gaps & <risks>",
             "Nobody, 2026",
             "https://example.org/1",
@@ -91,12 +90,12 @@ def write_results(path: Path, numbers: tuple[int, ...] = (12, 4), paper: str = P
             claims=19,
         )
     )
-    items: list[StoredClaim | StoredFigure] = [claim(number, paper) for number in numbers]
+    items: list[StoredClaim | StoredFigure] = [claim(number, study) for number in numbers]
     for item in items:
         assert isinstance(item, StoredClaim)
         folder.save_claim(item)
     for name in ("gaps", "more"):
-        drawn = figure(name, paper)
+        drawn = figure(name, study)
         folder.save_figure(drawn)
         items.append(folder.save_pictures(drawn, {"pdf": b"%PDF-1.4"}, "abc"))
     folder.record(items, items, PROVENANCE, whole=True)

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from promptlimit.claims import ReportFolder
 from promptlimit.reporting import report_pages
-from reporting.page.stored_results import PAPER, plot, write_results
+from reporting.page.stored_results import STUDY, plot, write_results
 from reporting.page.visits import NEEDS_BROWSER, Visit
 
 pytestmark = NEEDS_BROWSER
@@ -22,9 +22,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return where the page of a small folder of results lies."""
     path = write_results(tmp_path_factory.mktemp("page") / "report", tuple(range(1, 20)))
     folder, drawing = ReportFolder(path), plot()
-    drawings = {(PAPER, name): drawing for name in ("gaps", "more")}
+    drawings = {(STUDY, name): drawing for name in ("gaps", "more")}
     first = folder.save_pages(report_pages(folder.read(), drawings))
-    return (first.parent / PAPER / "index.html").as_uri()
+    return (first.parent / STUDY / "index.html").as_uri()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_contents_lead_to_the_evidence_and_follow(opened: Page) -> None:
 def test_formulas_are_drawn_and_the_first_page_leads_to_the_study(
     visit: Visit, address: str
 ) -> None:
-    with visit(address, home=address.rpartition(PAPER)[0]) as page:
+    with visit(address, home=address.rpartition(STUDY)[0]) as page:
         box = page.locator("#claim-4 .statement math").bounding_box()
         assert box is not None
         assert box["width"] > 10

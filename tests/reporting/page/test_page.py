@@ -10,9 +10,9 @@ import pytest
 
 from promptlimit.claims import ReportFolder
 from promptlimit.reporting import report_pages
-from reporting.page.stored_results import PAPER, plot, write_results
+from reporting.page.stored_results import STUDY, plot, write_results
 
-OWN = f"{PAPER}/index.html"
+OWN = f"{STUDY}/index.html"
 EVIL = (
     "$</math>\\text{<script>}$ $\\bad{$ </p></style><script>alert('x')</script>"
     "<img src=x onerror=alert(1)>\x00\ud800"
@@ -48,8 +48,8 @@ def folder(tmp_path: Path) -> Path:
     return write_results(tmp_path / "r")
 
 
-def written(folder: Path, drawing: bytes, *papers: str) -> dict[str, str]:
-    drawings = {(paper, name): drawing for paper in (PAPER, *papers) for name in ("gaps", "more")}
+def written(folder: Path, drawing: bytes, *studies: str) -> dict[str, str]:
+    drawings = {(study, name): drawing for study in (STUDY, *studies) for name in ("gaps", "more")}
     pages = report_pages(ReportFolder(folder).read(), drawings)
     for text in pages.values():
         assert text.encode().decode() == text  # no half of a letter
@@ -83,7 +83,7 @@ def test_the_pages_hold_every_part(folder: Path, drawing: bytes) -> None:
             (
                 "Nobody, 2026, example.org/1",
                 "What was found.",
-                "17 of the paper’s 19 claims are not in this folder",
+                "17 of the study’s 19 claims are not in this folder",
                 "The gap falls like L−1 for τ² < 1/2 & more slowly beyond.",
                 "Proposition 3.1 and Figure 1 · see Both gaps against the length",
                 "−0.98 ± 0.012 (must be ≤ −0.9) slope of the gap",
@@ -112,7 +112,7 @@ def test_the_pages_hold_every_part(folder: Path, drawing: bytes) -> None:
 def test_every_link_inside_the_pages_leads_somewhere_and_every_id_is_there_once(
     folder: Path, drawing: bytes
 ) -> None:
-    write_results(folder, paper="another")
+    write_results(folder, study="another")
     pages = {
         place: Outline(text).attributes
         for place, text in written(folder, drawing, "another").items()
@@ -129,14 +129,14 @@ def test_every_link_inside_the_pages_leads_somewhere_and_every_id_is_there_once(
     assert links > 20
 
 
-def test_each_paper_has_a_page_and_a_count_of_its_own(folder: Path, drawing: bytes) -> None:
-    write_results(folder, (1,), paper="another")
-    change(folder / PAPER / "paper.json", order=0)
+def test_each_study_has_a_page_and_a_count_of_its_own(folder: Path, drawing: bytes) -> None:
+    write_results(folder, (1,), study="another")
+    change(folder / STUDY / "study.json", order=0)
     pages = written(folder, drawing, "another")
     assert list(pages) == ["index.html", OWN, "another/index.html"]  # in their order
-    assert "18 of the paper’s 19" in pages["another/index.html"]
-    for paper in (PAPER, "another"):
-        assert ("href", f"#{paper}") in Outline(pages["index.html"]).attributes
+    assert "18 of the study’s 19" in pages["another/index.html"]
+    for study in (STUDY, "another"):
+        assert ("href", f"#{study}") in Outline(pages["index.html"]).attributes
 
 
 def test_the_same_results_give_the_same_bytes(folder: Path, drawing: bytes) -> None:
@@ -171,7 +171,7 @@ def _require_policy(page: Outline) -> None:
 
 def test_words_from_files_stay_words(folder: Path, drawing: bytes) -> None:
     before = {place: Outline(text) for place, text in written(folder, drawing).items()}
-    path = folder / PAPER / "claims" / "claim-of-number-4.json"
+    path = folder / STUDY / "claims" / "claim-of-number-4.json"
     checks = json.loads(path.read_text())["checks"]
     change(
         path,
@@ -180,9 +180,9 @@ def test_words_from_files_stay_words(folder: Path, drawing: bytes) -> None:
         setting={EVIL: EVIL, "list": [EVIL, {EVIL: 1}]},
     )
     words = dict.fromkeys(("title", "caption", "reference", "command", "hash"), EVIL)
-    change(folder / PAPER / "figures" / "gaps.json", **words, setting={EVIL: {EVIL: EVIL}})
+    change(folder / STUDY / "figures" / "gaps.json", **words, setting={EVIL: {EVIL: EVIL}})
     change(
-        folder / PAPER / "paper.json",
+        folder / STUDY / "study.json",
         title=EVIL,
         citation=EVIL,
         summary=EVIL,
@@ -200,7 +200,7 @@ def test_words_from_files_stay_words(folder: Path, drawing: bytes) -> None:
 
 def test_results_of_several_settings_are_not_shown_as_one(folder: Path, drawing: bytes) -> None:
     assert "Made in quick mode" in written(folder, drawing)["index.html"]
-    figures = folder / PAPER / "figures"
+    figures = folder / STUDY / "figures"
     change(figures / "more.json", setting={"seed": 7, "quick": False, "x": EVIL})
     text = Outline(written(folder, drawing)["index.html"]).text
     assert "Not all results here come from one setting: 3 with seed 3, quick yes" in text
@@ -213,8 +213,8 @@ def test_results_of_several_settings_are_not_shown_as_one(folder: Path, drawing:
 
 def test_parts_that_are_not_there_are_left_out(folder: Path) -> None:
     (folder / "provenance.json").unlink()
-    (folder / PAPER / "paper.json").unlink()
-    for path in (folder / PAPER / "claims").iterdir():
+    (folder / STUDY / "study.json").unlink()
+    for path in (folder / STUDY / "claims").iterdir():
         path.unlink()
     pages = report_pages(ReportFolder(folder).read(), {})
     assert "verdict-holds" not in pages["index.html"].partition("</style>")[2]
@@ -226,21 +226,21 @@ def test_parts_that_are_not_there_are_left_out(folder: Path) -> None:
 def test_a_verdict_that_is_not_the_one_on_record_is_shown_as_such(
     folder: Path, drawing: bytes
 ) -> None:
-    change(folder / PAPER / "claims" / "claim-of-number-4.json", expected="does not hold")
+    change(folder / STUDY / "claims" / "claim-of-number-4.json", expected="does not hold")
     for text in written(folder, drawing).values():
         assert "does not hold" in Outline(text).text
         assert "the verdict on record is: does not hold" in Outline(text).text
 
 
 def test_a_number_that_could_not_be_computed_is_shown_as_none(folder: Path, drawing: bytes) -> None:
-    path = folder / PAPER / "claims" / "claim-of-number-4.json"
+    path = folder / STUDY / "claims" / "claim-of-number-4.json"
     checks = json.loads(path.read_text())["checks"]
     change(path, checks=[{**checks[0], "value": None}, checks[1]], verdict="does not hold")
     assert "not a number" in written(folder, drawing)[OWN]
 
 
 def test_a_name_no_address_can_hold_is_quoted(folder: Path, drawing: bytes) -> None:
-    for path in sorted((folder / PAPER / "figures").glob("gaps.*")):
+    for path in sorted((folder / STUDY / "figures").glob("gaps.*")):
         path.rename(path.with_name(f'a "b#\udcff{path.suffix}'))
     text = written(folder, drawing)[OWN]
     assert 'href="figures/a%20%22b%23%FF.pdf"' in text

@@ -1,4 +1,4 @@
-"""A folder of results becomes pages: a first page, and one for each paper."""
+"""A folder of results becomes pages: a first page, and one for each study."""
 
 import base64
 import os
@@ -13,8 +13,8 @@ from markupsafe import Markup
 from promptlimit.claims import (
     StoredClaim,
     StoredFigure,
-    StoredPaper,
     StoredReport,
+    StoredStudy,
     Verdict,
     figure_numbers,
 )
@@ -43,15 +43,15 @@ def report_pages(report: StoredReport, drawings: Drawings) -> dict[str, str]:
 
     Args:
         report: claims and figures.
-        drawings: SVG files of this library, or PNG files, by paper and name; empty for none.
+        drawings: SVG files of this library, or PNG files, by study and name; empty for none.
     """
-    studies = [Study(paper, report.of_paper(paper.name), drawings) for paper in report.papers]
+    studies = [Study(study, report.of_study(study.name), drawings) for study in report.studies]
     pages = {study.page: _study_page(study) for study in studies}
     return {"index.html": _first_page(report, studies), **pages}
 
 
 def _first_page(report: StoredReport, studies: "list[Study]") -> str:
-    entries = [Entry(anchor(study.paper.name), study.short_name) for study in studies]
+    entries = [Entry(anchor(study.about.name), study.short_name) for study in studies]
     if report.provenance:
         entries.append(Entry("provenance", "Provenance"))
     origins = [item.origin for item in (*report.claims, *report.figures)]
@@ -72,7 +72,7 @@ def _first_page(report: StoredReport, studies: "list[Study]") -> str:
 def _study_page(study: "Study") -> str:
     return page_text(
         "study.html",
-        title=study.paper.title,
+        title=study.about.title,
         contents=study.entries,
         home="../index.html",
         study=study,
@@ -92,21 +92,21 @@ def _several_settings(settings: list[Mapping]) -> str:
 
 @dataclass(frozen=True)
 class Study:
-    """What the pages show of one paper."""
+    """What the pages show of one study."""
 
-    paper: StoredPaper
+    about: StoredStudy
     results: StoredReport
     drawings: Drawings
 
     @property
     def page(self) -> str:
         """The path of its page in the folder."""
-        return f"{self.paper.name}/index.html"
+        return f"{self.about.name}/index.html"
 
     @property
     def short_name(self) -> str:
         """The name of its folder, as words."""
-        return self.paper.name.replace("_", " ").capitalize()
+        return self.about.name.replace("_", " ").capitalize()
 
     @property
     def claims(self) -> tuple[StoredClaim, ...]:
@@ -125,8 +125,8 @@ class Study:
 
     @property
     def key_figure(self) -> StoredFigure | None:
-        """The figure that stands for the paper: the named one, else the first."""
-        named = [f for f in self.results.figures if f.name == self.paper.key_figure]
+        """The figure that stands for the study: the named one, else the first."""
+        named = [f for f in self.results.figures if f.name == self.about.key_figure]
         return next(iter([*named, *self.results.figures]), None)
 
     def count(self, verdict: str) -> int:
@@ -157,15 +157,15 @@ class Study:
 
     def drawing(self, figure: StoredFigure) -> Markup:
         """Return a figure as markup; nothing where there is no picture."""
-        content = self.drawings.get((figure.paper, figure.name), b"")
+        content = self.drawings.get((figure.study, figure.name), b"")
         if content.startswith(b"\x89PNG"):
             data = base64.b64encode(content).decode()
             return Markup('<img src="data:image/png;base64,{}" alt="">').format(data)
         place = self.results.figures.index(figure)
-        return inline(content, f"{anchor(figure.paper)}-f{place}-") if content else Markup()
+        return inline(content, f"{anchor(figure.study)}-f{place}-") if content else Markup()
 
     def address(self, figure: StoredFigure, ending: str) -> str:
-        """Return where a file of a figure lies, seen from the page of the paper."""
+        """Return where a file of a figure lies, seen from the page of the study."""
         return quote(os.fsencode(f"figures/{figure.name}.{ending}"))
 
     def beside_claim(self, claim: StoredClaim) -> list[StoredFigure]:

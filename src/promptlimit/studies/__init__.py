@@ -1,0 +1,10 @@
+"""Studies: statements decided by computation, each with negative controls, and their figures.
+
+`STUDY = Study(...)` in a module or package collects decorated functions; `promptlimit reproduce`
+finds the study and writes a report. The rest of the library does not import this package, and
+importing it does not load jax.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

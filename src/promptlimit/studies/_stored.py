@@ -1,0 +1,177 @@
+"""Stored results: the hashes that say which code computed them, and the pages that show them.
+
+The hash of a result covers the whole package except the command line, the reporting and other
+studies, so that no list of modules has to be maintained. Of its own study it covers every file, but
+not the functions decorated with `.drawing`: a changed drawing is drawn again and nothing is
+computed. A helper that a drawing calls counts as code that computes. Versions of jax and of other
+libraries are left out, because they change results by rounding only; `environment.json` and
+`provenance.json` record them.
+
+Nothing here imports jax, and pages are written without importing a study unless a figure has to be
+drawn again.
+"""
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from promptlimit.claims import ReportFolder, StoredFigure, StoredReport
+from promptlimit.errors import InputFileError
+from promptlimit.reporting import FORMATS, Format, explorer_page, is_drawing, render, report_pages
+from promptlimit.storage import run_name
+from promptlimit.studies._finding import studies
+from promptlimit.studies._study import Setting, Study
+
+_LIBRARY = Path(__file__).parents[1]
+
+
+def item_hash(study: Study, kind: str, name: str, setting: Setting) -> str:
+    """Return the hash of a claim or figure: its name, the setting and the code."""
+    code = [_library_hash(studies_too=True), _study_hash(study.source, with_drawings=False)]
+    what = {"what": kind, "study": study.name, "name": name, "code": code}
+    return run_name({**what, **setting.to_dict()})
+
+
+def drawing_hash(study: Study) -> str:
+    """Return the hash of the code that draws stored arrays."""
+    code = [
+        _study_hash(_LIBRARY / "reporting", with_drawings=True),
+        _study_hash(study.source, with_drawings=True),
+    ]
+    return run_name({"code": code, "matplotlib": metadata.version("matplotlib")})[:16]
+
+
+def engine_hash() -> str:
+    """Return the hash of the code that computes flows and training runs.
+
+    It leaves out the studies: a run is named by its configuration, so a changed claim can reuse
+    stored runs.
+    """
+    return _library_hash(studies_too=False)
+
+
+@functools.cache
+def _library_hash(*, studies_too: bool) -> str:
+    """Return the hash of the library, with or without the code that all studies share."""
+    sources = {}
+    for path in sorted(_LIBRARY.rglob("*.py")):
+        name = path.relative_to(_LIBRARY).as_posix()
+        shared = name.startswith("studies/_")
+        if name.startswith(("cli/", "reporting/")) or (
+            name.startswith("studies/") and not (shared and studies_too)
+        ):
+            continue
+        sources[name] = _digest(path.read_bytes())
+    return run_name(sources)[:16]
+
+
+@functools.cache
+def _study_hash(source: Path, *, with_drawings: bool) -> str:
+    """Return the hash of a file, or of all files of a folder.
+
+    It is that of the first call: code that is changed later is not the code that was imported.
+    """
+    sources = {}
+    for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
+        name = path.relative_to(source.parent)
+        if not path.is_file() or "__pycache__" in name.parts:
+            continue
+        if not with_drawings and "drawings" in name.parts:  # old form
+            continue
+        content = path.read_bytes()
+        if path.suffix == ".py" and not with_drawings:
+            content = b"".join(_lines_without_drawings(content))
+        sources[name.as_posix()] = _digest(content)
+    return run_name(sources)[:16]
+
+
+def _lines_without_drawings(source: bytes) -> Iterator[bytes]:
+    """Yield the lines of a Python file outside functions with a decorator `@NAME.drawing`."""
+    left_out: set[int] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and any(map(_is_drawing_mark, node.decorator_list)):
+            left_out.update(range(node.decorator_list[0].lineno, (node.end_lineno or 0) + 1))
+    for number, line in enumerate(source.splitlines(keepends=True), start=1):
+        if number not in left_out:
+            yield line
+
+
+def _is_drawing_mark(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Attribute) and decorator.attr == "drawing"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def drawn_figure(
+    study: Study,
+    figure: StoredFigure,
+    folder: ReportFolder,
+    drawn_by: str,
+    formats: Sequence[Format] = FORMATS,
+) -> tuple[StoredFigure, bytes]:
+    """Return a stored figure with its pictures on disk, and the SVG for the page.
+
+    It is drawn unless this code has drawn it before and the stored SVG is one that this library
+    writes, because a file on disk may come from anywhere.
+
+    Args:
+        study: the study of the figure.
+        figure: the stored figure.
+        folder: where its pictures are or go.
+        drawn_by: the hash of this code.
+        formats: of the pictures, "svg" among them.
+    """
+    if figure.drawn_by == drawn_by and set(formats) <= set(figure.pictures):
+        svg = folder.picture(figure, "svg")
+        if is_drawing(svg):
+            return figure, svg
+    files = render(study.draw(figure.name, figure.arrays), *formats)
+    pictures: dict[str, bytes] = dict(zip(formats, files, strict=True))
+    return folder.save_pictures(figure, pictures, drawn_by), pictures["svg"]
+
+
+def write_pages(
+    folder: ReportFolder,
+    known: Iterable[Study] = (),
+    drawings: Mapping[tuple[str, str], bytes] | None = None,
+) -> tuple[Path, StoredReport, list[str]]:
+    """Write the pages of a folder; return the first page, the results, and a list of problems.
+
+    Args:
+        folder: the results to show. It is read again, and its files are not trusted.
+        known: studies given by a path, which can draw their figures again.
+        drawings: SVG files by study and name, for figures that were drawn just now.
+    """
+    report = folder.read()
+    shown, problems = dict(drawings or {}), []
+    for figure in report.figures:
+        place = (figure.study, figure.name)
+        if place in shown:
+            continue
+        stored = folder.picture(figure, "svg")
+        if is_drawing(stored):
+            shown[place] = stored
+            continue
+        try:
+            shown[place] = _drawn_again(figure, known)
+        except Exception as problem:  # the arrays of a file may be anything
+            reason = (str(problem) or type(problem).__name__).removesuffix(".")
+            shown[place] = folder.picture(figure, "png")
+            how = "shown as the picture that is stored" if shown[place] else "not shown"
+            problems.append(f"{figure.study}/figures/{figure.name} is {how}: {reason}.")
+    pages = {**report_pages(report, shown), "explorer.html": explorer_page()}
+    return folder.save_pages(pages), report, problems
+
+
+def _drawn_again(figure: StoredFigure, known: Iterable[Study]) -> bytes:
+    """Return the SVG of a figure, drawn by its study."""
+    by_name = {study.name: study for study in (*studies(), *known)}
+    if figure.study not in by_name:
+        raise InputFileError(f"the study {figure.study} is not installed")
+    (picture,) = render(by_name[figure.study].draw(figure.name, figure.arrays), "svg")
+    return picture

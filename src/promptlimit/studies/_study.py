@@ -1,0 +1,546 @@
+"""Studies: claims with the numbers that decide them, and figures with the arrays they show.
+
+A study is a Python module, or a package whose public submodules each register claims and figures:
+
+    STUDY = Study(title="On coins", citation="Author, 2026")
+
+    @STUDY.claim(1, reference="Theorem 1")
+    def fair(setting):
+        '''A coin is fair.'''
+        yield at_most("distance of the share of heads from 1/2", ..., 0.1, basis="...")
+        yield control(at_least("the same for a loaded coin", ..., 0.3, basis="..."))
+
+    @STUDY.figure("Heads by toss", reference="Figure 1")
+    def tosses(setting):
+        '''The share of heads against the number of tosses.'''
+        return {"share": ...}
+
+    @tosses.drawing
+    def draw_tosses(arrays):
+        return matplotlib_figure
+
+The name of a study is that of its module. The name of a claim is that of its function, with dashes
+for underscores; the name of a figure is that of its function. Docstrings are statements and
+captions, with TeX between dollar signs. This module does not import jax.
+"""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal
+
+from promptlimit.claims import Check, StoredStudy, Verdict
+from promptlimit.errors import ArgumentError, InputFileError
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+    import numpy as np
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAKEN = ("claims", "figures", "runs")
+"""Folders of a report that do not belong to a study."""
+
+_LIBRARIES = sys.stdlib_module_names | {
+    *("equinox", "jax", "jaxlib", "matplotlib", "numpy", "optax", "promptlimit", "scipy"),
+}
+"""Packages whose functions are not searched for controls."""
+
+Protocol = Literal["exact", "full"]
+Arrays = Mapping[str, "np.ndarray"]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings that claims and figures are computed with.
+
+    Attributes:
+        seed: of all random numbers.
+        quick: whether to compute less, for continuous integration: fewer lengths, starts and
+            draws.
+        protocol: "exact" follows gradient flows and a few runs of gradient descent; "full" also
+            runs the whole training protocol of a paper.
+        folder: where trajectories and training runs are kept, so that figures and claims share
+            them and an interrupted command can resume; None keeps them in memory.
+        report: a function called with a short description of the current computation.
+    """
+
+    seed: int = 0
+    quick: bool = False
+    protocol: Protocol = "exact"
+    folder: Path | None = None
+    report: Callable[[str], object] = field(default=_silent, compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the settings that determine the numbers."""
+        return {"seed": self.seed, "quick": self.quick, "protocol": self.protocol}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement and the function that computes the numbers deciding it.
+
+    Attributes:
+        number: its place among the claims of the study, from 1 to 999.
+        name: a short name for the command line.
+        statement: what is claimed.
+        reference: where it is claimed.
+        decide: returns or yields checks, at least one of them a negative control.
+        expected: the verdict on record; a different verdict fails the command.
+        evidence: why the verdict on record is not "holds", in a few sentences.
+        after_parts: whether it uses what the parts of the study compute.
+        quick: whether quick mode decides it; otherwise its verdict there is "not decided in quick
+            mode" and `decide` is not called.
+    """
+
+    number: int
+    name: str
+    statement: str
+    reference: str
+    decide: Callable[[Setting], Iterable[Check]]
+    expected: Verdict = "holds"
+    evidence: str = ""
+    after_parts: bool = False
+    quick: bool = True
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+        if not 1 <= self.number <= 999:
+            raise ArgumentError(
+                "number", f"must be from 1 to 999, got {self.number} for {self.name}."
+            )
+
+
+@dataclass(eq=False)
+class Figure:
+    """A figure: its title and caption, the arrays it shows, and the function that draws them.
+
+    Attributes:
+        name: a short name for the command line.
+        title: its subject, in a few words.
+        caption: what the figure shows.
+        compute: returns the arrays.
+        section: "paper" if the paper contains this figure, "beyond" if it does not.
+        reference: the figure of the paper, or where the quantity is defined.
+        after_parts: whether it uses what the parts of the study compute.
+        draw: returns the Matplotlib figure of these arrays.
+    """
+
+    name: str
+    title: str
+    caption: str
+    compute: Callable[[Setting], Arrays]
+    section: Literal["paper", "beyond"] = "beyond"
+    reference: str = ""
+    after_parts: bool = False
+    draw: "Callable[[Arrays], matplotlib.figure.Figure] | None" = None
+
+    def __post_init__(self) -> None:
+        _require_name(self.name)
+
+    def drawing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Let a function draw this figure: a decorator.
+
+        It returns the function, so that figures drawn alike can share it: write one decorator
+        above the other.
+        """
+        self.draw = function
+        return function
+
+
+@dataclass(frozen=True)
+class Part:
+    """A computation that several claims and figures share, kept in the folder of the setting.
+
+    Parts save time only: they run first, side by side in several processes. A claim or figure must
+    be able to compute what it needs without them.
+
+    Attributes:
+        name: a short description.
+        compute: the computation.
+        stage: a part starts when all parts of lower stages have ended.
+        accelerated: whether it runs on an accelerator where there is one.
+    """
+
+    name: str
+    compute: Callable[[Setting], object]
+    stage: int = 0
+    accelerated: bool = False
+
+
+Item = Claim | Figure | Part
+
+
+class Study:
+    """Claims and figures, registered by decorators in a module or package.
+
+    Args:
+        title: of the study, or of the paper that it reproduces.
+        citation: authors, place and year.
+        link: an address that starts with https://; optional.
+        summary: what was found, in a few sentences.
+        key_figure: the name of the figure that represents the study on the first page.
+        order: studies of lower order come first in a report.
+        module: the name of the module that defines the study; the one that is being imported
+            unless given.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        citation: str = "",
+        link: str = "",
+        summary: str = "",
+        key_figure: str = "",
+        order: int = 1,
+        module: str | None = None,
+    ):
+        self.title, self.citation, self.link = title, citation, link
+        self.summary, self.key_figure, self.order = summary, key_figure, order
+        self.module = _module_being_imported() if module is None else module
+        self.address = self.name
+        """How the command line finds the study: its name, or its path if it was given as one."""
+        self._claims: list[Claim] = []
+        self._figures: list[Figure] = []
+        self._parts: Callable[[Setting], Iterable[Part]] | None = None
+        self._complete = False
+        if self.name in _TAKEN:
+            raise InputFileError(
+                f"the study {self.name} must have a different name: a report has a folder "
+                f"{self.name} already."
+            )
+        if link and not link.startswith("https://"):
+            raise ArgumentError("link", f"must start with https://, got '{link}'.")
+
+    def __repr__(self) -> str:
+        return f"Study({self.title!r}, module={self.module!r})"
+
+    @property
+    def name(self) -> str:
+        """The last part of the name of its module."""
+        return self.module.rpartition(".")[2]
+
+    @property
+    def source(self) -> Path:
+        """The file of its module, or the folder of its package."""
+        module = importlib.import_module(self.module)
+        return Path(module.__path__[0] if hasattr(module, "__path__") else str(module.__file__))
+
+    @property
+    def description(self) -> StoredStudy:
+        """Title, citation and other text that the pages show."""
+        return StoredStudy(
+            name=self.name,
+            title=self.title,
+            citation=self.citation,
+            link=self.link,
+            summary=self.summary,
+            key_figure=self.key_figure,
+            order=self.order,
+            claims=len(self.claims),
+        )
+
+    def claim(
+        self,
+        number: int,
+        *,
+        reference: str = "",
+        expected: Verdict = "holds",
+        evidence: str = "",
+        after_parts: bool = False,
+        quick: bool = True,
+        name: str | None = None,
+    ) -> Callable[[Callable[[Setting], Iterable[Check]]], Claim]:
+        """Register a function as a claim: a decorator. Its docstring is the statement.
+
+        Args:
+            number: see `Claim`, as for the other arguments.
+            reference: where it is claimed.
+            expected: the verdict on record.
+            evidence: why that is not "holds".
+            after_parts: whether it uses what the parts of the study compute.
+            quick: whether quick mode decides it.
+            name: for the command line; the name of the function, with dashes, unless given.
+        """
+
+        def register(function: Callable[[Setting], Iterable[Check]]) -> Claim:
+            called = name or _name_of(function).replace("_", "-")
+            statement = self._docstring(function, f"the claim {called}", "its statement")
+            claim = Claim(
+                number=number,
+                name=called,
+                statement=statement,
+                reference=reference,
+                decide=function,
+                expected=expected,
+                evidence=evidence,
+                after_parts=after_parts,
+                quick=quick,
+            )
+            return self._add_claim(claim)
+
+        return register
+
+    def figure(
+        self,
+        title: str,
+        *,
+        reference: str = "",
+        section: Literal["paper", "beyond"] = "beyond",
+        after_parts: bool = False,
+        name: str | None = None,
+        caption: str | None = None,
+    ) -> Callable[[Callable[[Setting], Arrays]], Figure]:
+        """Register a function that computes the arrays of a figure: a decorator.
+
+        Decorate the function that draws them with `NAME.drawing`, where NAME is the figure.
+
+        Args:
+            title: see `Figure`, as for the other arguments.
+            reference: the figure of the paper, or where the quantity is defined.
+            section: whether the paper contains the figure.
+            after_parts: whether it uses what the parts of the study compute.
+            name: for the command line; the name of the function unless given.
+            caption: what the figure shows; the docstring of the function unless given.
+        """
+
+        def register(function: Callable[[Setting], Arrays]) -> Figure:
+            called = name or _name_of(function)
+            text = caption or self._docstring(function, f"the figure {called}", "its caption")
+            figure = Figure(
+                called, title, text, function, section, reference, after_parts=after_parts
+            )
+            return self._add_figure(figure)
+
+        return register
+
+    def parts(self, function: Callable[[Setting], Iterable[Part]]) -> Callable:
+        """Let a function list what claims and figures share, in a setting: a decorator."""
+        self._parts = function
+        return function
+
+    def list_parts(self, setting: Setting) -> tuple[Part, ...]:
+        """Return what claims and figures share, in the order in which to compute it."""
+        self._import_all()
+        return () if self._parts is None else tuple(self._parts(setting))
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every claim, by number."""
+        self._import_all()
+        return tuple(sorted(self._claims, key=lambda claim: claim.number))
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Every figure: those of the paper, then those beyond it, by name."""
+        self._import_all()
+        return tuple(
+            sorted(self._figures, key=lambda figure: (figure.section == "beyond", figure.name))
+        )
+
+    def draw(self, name: str, arrays: Arrays) -> "matplotlib.figure.Figure":
+        """Return a figure, drawn from its arrays."""
+        from promptlimit.reporting import theme  # noqa: PLC0415  # matplotlib, when it is needed
+
+        drawing = {figure.name: figure.draw for figure in self.figures}.get(name)
+        if drawing is None:
+            raise InputFileError(f"the study {self.name} has no figure '{name[:40]}'")
+        with theme():
+            return drawing(arrays)
+
+    def require_complete(self) -> None:
+        """Refuse a figure without a drawing and a claim without a control, before any work."""
+        for figure in self.figures:
+            if figure.draw is None:
+                raise InputFileError(
+                    f"the figure {figure.name} of {self.name} must have a drawing: decorate a "
+                    f"function of its arrays with @{figure.name}.drawing."
+                )
+        for claim in self.claims:
+            if not _mentions_control(claim.decide):
+                raise InputFileError(missing_control(claim))
+
+    def _docstring(self, function: Any, item: str, role: str) -> str:
+        own = function is not None and not isinstance(function, functools.partial)
+        text = " ".join((function.__doc__ or "").split()) if own else ""
+        if not text:
+            raise InputFileError(f"{item} of {self.name} must have a docstring, which is {role}.")
+        return text
+
+    def _add_claim(self, claim: Claim) -> Claim:
+        for other in self._claims:
+            if other.number == claim.number:
+                raise InputFileError(
+                    f"claims of {self.name} must have different numbers, but {other.name} and "
+                    f"{claim.name} both have number {claim.number}."
+                )
+        self._require_new_name(claim.name)
+        self._claims.append(claim)
+        return claim
+
+    def _add_figure(self, figure: Figure) -> Figure:
+        self._require_new_name(figure.name)
+        self._figures.append(figure)
+        return figure
+
+    def _require_new_name(self, name: str) -> None:
+        if name in {item.name for item in (*self._claims, *self._figures)}:
+            raise InputFileError(
+                f"claims and figures of {self.name} must have different names, got {name} twice."
+            )
+
+    def _import_all(self) -> None:
+        """Import the public submodules of a package, once, so that they register their items."""
+        if self._complete:
+            return
+        places: list[str] = [*getattr(sys.modules.get(self.module), "__path__", ())]
+        for name in _public_modules(places):
+            import_for_study(f"{self.module}.{name}", Path(places[0]) / name)
+        _old_form(self)
+        self._complete = True
+
+
+def import_for_study(name: str, place: Path) -> ModuleType:
+    """Return an imported module; raise an error of one sentence if its code raises.
+
+    Args:
+        name: of the module.
+        place: its file or folder, for the sentence.
+    """
+    try:
+        return importlib.import_module(name)
+    except InputFileError:
+        raise
+    except Exception as problem:  # the code of a study may raise anything
+        raise InputFileError(
+            f"{place} must be a module of a study, but importing it raised "
+            f"{type(problem).__name__}: {problem}"
+        ) from problem
+
+
+def missing_control(claim: Claim) -> str:
+    """Return the sentence about a claim without a control."""
+    return (
+        f"the checks of {claim.name} must include a control: a case where the statement is known "
+        "to be false."
+    )
+
+
+def _public_modules(places: list[str]) -> list[str]:
+    names = (module.name for module in pkgutil.iter_modules(places))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _require_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ArgumentError(
+            "name", f"must be letters, digits, dots, dashes and underscores, got '{name}'."
+        )
+
+
+def _name_of(function: Callable) -> str:
+    name = getattr(function, "__name__", "")
+    if not name:
+        raise ArgumentError("name", "must be given for an object without a name of its own.")
+    return name
+
+
+def _module_being_imported() -> str:
+    """Return the name of the module whose code is running, the innermost if there are several."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    return "__main__" if frame is None else frame.f_globals["__name__"]
+
+
+def _mentions_control(function: object) -> bool:
+    """Return whether a function refers to a control, itself or through functions that it calls.
+
+    Reads the names in the compiled code, without running it. A claim that never refers to a control
+    has none; whether one that does has a control is known when its checks are computed.
+    """
+    waiting: list[Any] = [function]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        value = getattr(value, "func", getattr(value, "__func__", value))  # partials and methods
+        if id(value) in seen or _is_of_library(value):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Check) and value.role == "control":
+            return True
+        if isinstance(value, list | tuple):
+            waiting += value
+        if isinstance(value, type):
+            waiting += vars(value).values()
+        value = inspect.unwrap(value) if inspect.isfunction(value) else None
+        if value is None:
+            continue
+        names = set(_words_of(value.__code__))
+        if "control" in names:
+            return True
+        known = [value.__globals__[name] for name in names if name in value.__globals__]
+        modules = [one for one in known if isinstance(one, ModuleType) and not _is_of_library(one)]
+        waiting += [getattr(one, name) for one in modules for name in names if name in vars(one)]
+        waiting += known
+        waiting += [cell.cell_contents for cell in value.__closure__ or ()]
+        waiting += value.__defaults__ or ()
+    return False
+
+
+def _is_of_library(value: object) -> bool:
+    """Return whether code belongs to a library, which makes no controls."""
+    module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+    name = str(module)
+    if name.startswith(("promptlimit.studies", "promptlimit.claims")):
+        return False
+    return name.partition(".")[0] in _LIBRARIES
+
+
+def _words_of(code: CodeType) -> Iterator[str]:
+    """Yield the names and strings of compiled code, inner functions included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words_of(constant)
+        elif isinstance(constant, str):
+            yield constant
+
+
+def _old_form(study: Study) -> None:
+    """Register items written as CLAIM, FIGURE and drawings/NAME.py, one file each. Temporary."""
+
+    def modules(below: str) -> list[ModuleType]:
+        places = [str(study.source / below)]
+        return [
+            importlib.import_module(f"{study.module}.{below}.{name}")
+            for name in _public_modules(places)
+        ]
+
+    root = getattr(sys.modules.get(study.module), "__path__", [""])[0]
+    if not root or not (Path(root) / "claims").is_dir():
+        return
+    drawings = {
+        module.__name__.rpartition(".")[2]: module.__dict__["draw"]
+        for module in modules("drawings")
+    }
+    for module in modules("claims"):
+        study._add_claim(module.__dict__["CLAIM"])
+    for module in modules("figures"):
+        for figure in module.__dict__.get("FIGURES") or (module.__dict__["FIGURE"],):
+            figure.draw = drawings[module.__name__.rpartition(".")[2]]
+            study._add_figure(figure)
+    shared = sys.modules.get(f"{study.module}.study")
+    if shared is not None:
+        study._parts = shared.__dict__["parts"]

@@ -1,0 +1,241 @@
+"""One claim, figure or part: read from disk if it is stored, otherwise computed."""
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from promptlimit.claims import Check, ClaimResult, Origin, ReportFolder, StoredClaim, StoredFigure
+from promptlimit.errors import InputFileError
+from promptlimit.reporting import FORMATS, QUICK_FORMATS
+from promptlimit.studies._finding import find_study
+from promptlimit.studies._stored import drawing_hash, drawn_figure, item_hash
+from promptlimit.studies._study import Claim, Figure, Item, Part, Setting, Study, missing_control
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One piece of work: a claim, figure or part of a study, in a setting.
+
+    Worker processes receive the names of study and item and look them up, because a decorated
+    function cannot be pickled.
+
+    Attributes:
+        study: the study.
+        item: the claim, figure or part.
+        setting: the setting.
+        label: a name that is unique among all work of a command.
+    """
+
+    study: Study
+    item: Item
+    setting: Setting
+    label: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        place = (self.study.address, self.kind, self.item.name)
+        return _find_work, (*place, self.setting, self.label)
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Study, kind and name."""
+        return self.study.name, self.kind, self.item.name
+
+    @property
+    def kind(self) -> str:
+        """One of "claim", "figure" and "part"."""
+        return type(self.item).__name__.lower()
+
+    @property
+    def digest(self) -> str:
+        """The hash of all that determines its result."""
+        return item_hash(self.study, self.kind, self.item.name, self.setting)
+
+    @property
+    def needs_accelerator(self) -> bool:
+        """Whether it must run in the process that has an accelerator, if there is one."""
+        accelerated = isinstance(self.item, Part) and self.item.accelerated
+        return accelerated and jax.default_backend() != "cpu"
+
+    def needs(self, other: "Work") -> bool:
+        """Return whether it uses what another piece of work computes."""
+        if self.study is not other.study or not isinstance(other.item, Part):
+            return False
+        if isinstance(self.item, Part):
+            return other.item.stage < self.item.stage
+        return self.item.after_parts
+
+    def is_stored(self, folder: ReportFolder) -> bool:
+        """Return whether the folder seems to contain its result."""
+        return folder.holds(self.study.name, f"{self.kind}s", self.item.name, self.digest)
+
+
+def _find_work(address: str, kind: str, name: str, setting: Setting, label: str) -> Work:
+    study = find_study(address)
+    items: dict[str, Any] = {
+        "claim": study.claims,
+        "figure": study.figures,
+        "part": study.list_parts(setting) if kind == "part" else (),
+    }
+    (item,) = (item for item in items[kind] if item.name == name)
+    return Work(study, item, setting, label)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one piece of work.
+
+    Attributes:
+        stored: the claim or figure as it is on disk; None for a part and for a failure.
+        fresh: whether it was computed now.
+        seconds: how long it took.
+        svg: the drawing of a figure, for the page.
+        note: a sentence about a damaged file that was written again; mostly empty.
+        problem: why it failed; empty if it did not.
+    """
+
+    stored: StoredClaim | StoredFigure | None
+    fresh: bool = True
+    seconds: float = 0.0
+    svg: bytes = b""
+    note: str = ""
+    problem: str = ""
+
+    @property
+    def summary(self) -> str:
+        """How it ended, in a few words: the verdict of a claim."""
+        if self.problem:
+            return "failed"
+        if isinstance(self.stored, StoredClaim):
+            result = self.stored.result
+            news = "" if result.as_expected else f", on record {result.expected}"
+            return f"{result.verdict}{news}{', stored' * (not self.fresh)}"
+        if self.stored is None:
+            return "computed"
+        return "drawn" if self.fresh else "stored"
+
+
+def outcome(work: Work, folder: ReportFolder) -> Outcome:
+    """Return the outcome of one piece of work, read from disk if it is stored, else computed.
+
+    An exception in the code of a study becomes the outcome's problem and does not stop other work.
+    """
+    began = time.monotonic()
+    try:
+        result = _outcome(work, folder)
+    except (OSError, MemoryError):  # these concern all work on this machine
+        raise
+    except Exception as problem:  # the code of a study may raise anything
+        reason = f"{type(problem).__name__}: {problem}".strip().removesuffix(":")
+        where = "".join(traceback.format_tb(problem.__traceback__)[-1:]).strip().partition("\n")[0]
+        item = f"the {work.kind} {work.item.name} of {work.study.name}"
+        result = Outcome(None, problem=f"{item} raised {reason} ({where})")
+    return replace(result, seconds=time.monotonic() - began)
+
+
+def _outcome(work: Work, folder: ReportFolder) -> Outcome:
+    if isinstance(work.item, Claim):
+        return _claim_outcome(work, work.item, folder)
+    if isinstance(work.item, Figure):
+        return _figure_outcome(work, work.item, folder)
+    in_double_precision(work.item.compute, work.setting)
+    return Outcome(None)
+
+
+def _claim_outcome(work: Work, claim: Claim, folder: ReportFolder) -> Outcome:
+    stored, note = _stored(folder.claim, work)
+    if stored is not None and stored.result == _result(claim, stored.result.checks):
+        return Outcome(stored, fresh=False)  # the statement is that of the code, not of the file
+    began = time.monotonic()
+    result = decide(claim, work.setting)
+    fresh = StoredClaim(work.study.name, result, _origin(work, began))
+    folder.save_claim(fresh)
+    return Outcome(fresh, note=note)
+
+
+def _figure_outcome(work: Work, figure: Figure, folder: ReportFolder) -> Outcome:
+    study = work.study
+    stored, note = _stored(folder.figure, work)
+    fresh = stored is None
+    if stored is None:
+        began = time.monotonic()
+        stored = StoredFigure(
+            study=study.name,
+            name=figure.name,
+            title=figure.title,
+            caption=figure.caption,
+            reference=figure.reference,
+            section=figure.section,
+            arrays=in_double_precision(figure.compute, work.setting),
+            origin=_origin(work, began),
+        )
+        folder.save_figure(stored)
+        stored = folder.figure(study.name, figure.name) or stored  # as every later drawing reads it
+    formats = QUICK_FORMATS if work.setting.quick else FORMATS
+    stored, svg = drawn_figure(study, stored, folder, drawing_hash(study), formats)
+    return Outcome(stored, fresh, svg=svg, note=note)
+
+
+def _stored(read: Any, work: Work) -> tuple[Any, str]:
+    """Return what is stored with the same hash, else None; and a note about a damaged file."""
+    try:
+        item = read(work.study.name, work.item.name)
+    except InputFileError as problem:
+        return None, f"{problem} It was computed again."
+    return (item, "") if item is not None and item.origin.digest == work.digest else (None, "")
+
+
+def _origin(work: Work, began: float) -> Origin:
+    setting, seconds = work.setting, round(time.monotonic() - began, 2)
+    quick = " --quick" if setting.quick else ""
+    protocol = "" if setting.protocol == "exact" else f" --protocol {setting.protocol}"
+    item = f"{work.study.address} {work.item.name}"
+    command = f"promptlimit reproduce {item}{quick}{protocol} --seed {setting.seed}"
+    return Origin(command, setting.to_dict(), seconds, work.digest)
+
+
+def decide(claim: Claim, setting: Setting) -> ClaimResult:
+    """Return a claim with the numbers that decide it, computed in double precision."""
+    if setting.quick and not claim.quick:
+        return _result(claim, ())
+    checks = in_double_precision(lambda given: tuple(claim.decide(given)), setting)
+    if not any(check.role == "control" for check in checks):
+        raise InputFileError(missing_control(claim))
+    return _result(claim, checks)
+
+
+def _result(claim: Claim, checks: tuple[Check, ...]) -> ClaimResult:
+    return ClaimResult(
+        number=claim.number,
+        name=claim.name,
+        statement=claim.statement,
+        reference=claim.reference,
+        expected=claim.expected,
+        checks=checks,
+        evidence=claim.evidence,
+    )
+
+
+def in_double_precision(compute: Callable[[Setting], Any], setting: Setting) -> Any:
+    """Return the result of a computation in double precision, on the CPU by default."""
+    with jax.enable_x64(True), on_cpu():
+        return compute(setting)
+
+
+def on_cpu() -> AbstractContextManager:
+    """Compute on the CPU, also where there is an accelerator."""
+    if jax.default_backend() == "cpu":
+        return nullcontext()
+    try:
+        return jax.default_device(jax.devices("cpu")[0])
+    except RuntimeError:  # jax was configured without a CPU
+        return nullcontext()
+
+
+def on_accelerator() -> AbstractContextManager:
+    """Compute where jax computes by default."""
+    return nullcontext() if jax.default_backend() == "cpu" else jax.default_device(None)

@@ -1,0 +1,176 @@
+r"""How far softmax is from linear attention at one random start: outputs and gradients (Figure 1).
+
+Both heads have the same factors and read the same prompt. Given the weights w and the query, a
+token has the score $\sigma g$ and the value $\alpha g+\beta\xi$, $g$ and $\xi$ independent standard
+normal, so with $M=\frac1L\sum_lg_l^2$ the difference of the predictions is
+$\alpha(A-\sigma M)+\beta\sum_l(p_l-\sigma g_l/L)\xi_l$, and
+
+$$E(\cdot)^2=\alpha^2\Big(E(A-\sigma)^2-\tfrac{2\sigma}L(E\,A+\sigma\,E\,\mathrm{Var}_p)
++\tfrac{2\sigma^2}L\Big)+\beta^2\Big(E\,S_2-\tfrac{2\sigma}LE\,A+\tfrac{\sigma^2}L\Big).$$
+
+The covariance of $A$ and $M$ is by Stein's identity, $L\,E[A(M-1)]=E\sum_lg_l\partial_lA=E\,A+
+\sigma\,E\,\mathrm{Var}_p$, and $E\,\mathrm{Var}_p=1+\sigma^2(2E\,S_3-E\,S_2)-E(A-\sigma)^2$.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+from scipy.interpolate import CubicSpline
+
+from promptlimit.attention import Factored
+from promptlimit.studies.large_prompt._batch_gradients import batch_gradients
+from promptlimit.tasks import LinearRegression, Nodes, node_sets, risk_gradient
+from promptlimit.weights import weight_statistics
+
+_REPLICATES = 4
+_GRID = 16
+"""Knots of the splines for each unit of sharpness."""
+
+
+class Gap(NamedTuple):
+    """A squared gap at each length, and its standard error."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+
+class BatchGap(NamedTuple):
+    """The mean over batches of a squared gap and of its logarithm, with their standard errors."""
+
+    value: np.ndarray
+    error: np.ndarray
+    log: np.ndarray
+    log_error: np.ndarray
+
+
+def squared_output_gap(
+    task: LinearRegression, start: Factored, lengths: Sequence[int], points: int = 4096
+) -> Gap:
+    r"""Return $E(T^{soft}_L-T^{lin}_L)^2$ of the predictions over prompts and queries, exactly.
+
+    Args:
+        task: the law of prompts and queries.
+        start: the factors that both heads share.
+        lengths: $L$, several.
+        points: of quadrature over weights and queries; the error is the spread of four sets.
+    """
+    merged = start.merged()
+    replicates = []
+    for replicate in range(_REPLICATES):
+        nodes = next(node_sets(task, points, replicate))
+        replicates.append(_mean_gap(task, merged.key_query, merged.value[-1], nodes, lengths))
+    gaps = np.stack(replicates)
+    return Gap(gaps.mean(axis=0), gaps.std(axis=0, ddof=1) / _REPLICATES**0.5)
+
+
+def _mean_gap(
+    task: LinearRegression, key_query: Array, value: Array, nodes: Nodes, lengths: Sequence[int]
+) -> np.ndarray:
+    """Return the gap averaged over the nodes, at each length."""
+    U, v = np.asarray(key_query), np.asarray(value)
+    dim, noise = nodes.root.shape[0], task.noise_variance
+    tilt = U[:, :dim] @ nodes.query
+    p = nodes.root @ tilt[:dim] + tilt[dim] * nodes.weights
+    r = (nodes.root @ v[:dim])[:, None] + v[dim] * nodes.weights
+    sigma = np.sqrt((p**2).sum(axis=0) + noise * tilt[dim] ** 2)
+    alpha = ((p * r).sum(axis=0) + noise * v[dim] * tilt[dim]) / sigma
+    beta2 = (r**2).sum(axis=0) + noise * v[dim] ** 2 - alpha**2
+    along, across = _statistics(sigma, lengths)
+    return (nodes.mass * (alpha**2 * along + beta2 * across)).mean(axis=1)
+
+
+def _statistics(sigma: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors of alpha² and beta², [length, point], by splines in the sharpness."""
+    along, across = _splines(float(np.ceil(sigma.max())), tuple(lengths))
+    return along(sigma).T, across(sigma).T
+
+
+@functools.cache
+def _splines(largest: float, lengths: tuple[int, ...]) -> tuple[CubicSpline, CubicSpline]:
+    """Return both factors as functions of the sharpness, from 0 to `largest`."""
+    grid = np.linspace(0.0, largest, 1 + _GRID * int(largest))[:, None]
+    L = np.asarray(lengths, dtype=np.float64)
+    weights = weight_statistics(grid, L)
+    S2, A = weights.participation, weights.mean_score
+    spread = 1 + grid**2 * (2 * weights.cubic_participation - S2) - weights.score_error
+    along = weights.score_error - 2 * grid / L * (A + grid * spread) + 2 * grid**2 / L
+    across = S2 - 2 * grid / L * A + grid**2 / L
+    return CubicSpline(grid[:, 0], along), CubicSpline(grid[:, 0], across)
+
+
+def population_gradient_gap(
+    task: LinearRegression, starts: Sequence[Factored], length: int, points: int = 1024
+) -> Gap:
+    r"""Return $\|\nabla R^{soft}_L-\nabla R^{lin}_L\|^2$ over all factors, exactly.
+
+    Args:
+        task: the law of prompts and queries.
+        starts: the factors as a softmax and as a linear head.
+        length: $L$.
+        points: of quadrature, in each of eight replicates.
+    """
+    softmax, linear = (risk_gradient(start, task, length, points=points) for start in starts)
+    difference = [softmax.value[name] - linear.value[name] for name in softmax.value]
+    errors = list(softmax.error.values())
+    # The square of a noisy difference is too large by its variance; errors are two deviations.
+    noise = sum(float((error**2).sum()) / 4 for error in errors)
+    square = sum(float((part**2).sum()) for part in difference)
+    pairs = zip(difference, errors, strict=True)
+    slack = np.sqrt(sum(float((part**2 * error**2).sum()) for part, error in pairs))
+    return Gap(np.asarray(square - noise), np.asarray(slack))
+
+
+def same_batch_gradient_gap(
+    task: LinearRegression,
+    starts: Sequence[Factored],
+    length: int,
+    *,
+    key: PRNGKeyArray,
+    batch: int = 128,
+    batches: int = 32,
+) -> BatchGap:
+    r"""Return the mean squared distance of the two gradients of $R$ on a batch they share.
+
+    Args:
+        task: the law of prompts and queries.
+        starts: the factors as a softmax and as a linear head.
+        length: $L$.
+        key: randomness.
+        batch: prompts in a batch.
+        batches: how many; the spread between them is the error.
+    """
+    softmax, linear = batch_gradients(task, starts, length, key=key, batch=batch, batches=batches)
+    squares = ((softmax - linear) ** 2).sum(axis=1)
+    logs = np.log(squares)
+    root = batches**0.5
+    return BatchGap(
+        squares.mean(), squares.std(ddof=1) / root, logs.mean(), logs.std(ddof=1) / root
+    )
+
+
+def gradient_noise(
+    task: LinearRegression,
+    heads: Sequence[Factored],
+    length: int,
+    *,
+    key: PRNGKeyArray,
+    batch: int = 128,
+    batches: int = 32,
+) -> np.ndarray:
+    r"""Return the trace of the covariance of the gradient of $R$ on a batch, one for each head.
+
+    Estimated on batches that the heads share.
+
+    Args:
+        task: the law of prompts and queries.
+        heads: where the gradient is taken.
+        length: $L$.
+        key: randomness.
+        batch: prompts in a batch.
+        batches: how many the estimate is from.
+    """
+    gradients = batch_gradients(task, heads, length, key=key, batch=batch, batches=batches)
+    return np.array([rows.var(axis=0, ddof=1).sum() for rows in gradients])

@@ -1,0 +1,327 @@
+"""Claims on gaps: how fast outputs and gradients approach their limits."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from promptlimit import concentration
+from promptlimit.attention import SoftmaxAttention
+from promptlimit.concentration import gap_exponent
+from promptlimit.finite import gradient_moments, prompt_moments
+from promptlimit.measures import Gaussian
+from promptlimit.studies import Check, Setting, at_least, at_most, control, within_errors
+from promptlimit.studies.large_prompt import STUDY
+from promptlimit.studies.large_prompt._ensembles import generic_problem, standard_problem
+from promptlimit.weights import weight_statistics
+
+_SHARPNESSES = np.array([0.5, 1.0, 2.0, 3.0, 4.0])
+_LENGTHS = np.logspace(0, 12, 49).round()
+_SIMULATED_SHARPNESS = 1.0
+_TAUS = (0.3, 0.5, 1.0, 1.5, 2.0)
+RATE_TOLERANCE = 0.015
+_FAR = np.array([1e28, 1e30])
+_GRID = np.array([2.0, 10.0, 1e3, 1e6, 1e12])
+
+
+class Simulated(NamedTuple):
+    """How many prompts are simulated, and of how many tokens each."""
+
+    samples: int
+    lengths: tuple[int, ...]
+
+
+Problems = Sequence[tuple[int, float]]
+"""Dimensions and τ at which gaps are held against their bounds."""
+BOUNDED, FEW_BOUNDED = ((1, 2.0), (3, 0.2)), ((3, 0.2),)
+PROMPTS, FEW_PROMPTS = Simulated(10_000, (2, 20, 200)), Simulated(10_000, (20,))
+
+
+def local_slopes(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the slopes between neighbours in a log-log plot, lengths on the last axis."""
+    return np.diff(np.log(values)) / np.diff(np.log(lengths))
+
+
+def _simulation_distances(seed: int, prompts: Simulated) -> np.ndarray:
+    """Return how far the exact gap is from simulated prompts, in standard errors."""
+    problem = (*generic_problem(_SIMULATED_SHARPNESS), prompts.lengths)
+    exact = prompt_moments(*problem, kind="exact")
+    drawn = prompt_moments(
+        *problem, kind="estimate", key=jax.random.key(seed), samples=prompts.samples
+    )
+    return (exact.mse - drawn.mse) / drawn.error
+
+
+def distances_from_the_rate(taus: Sequence[float]) -> list[float]:
+    """Return how far slopes over Gaussian queries at L near 1e30 are from the predicted rates."""
+    distances = []
+    for tau in taus:
+        problem = standard_problem(1, tau)
+        slope = float(local_slopes(concentration.output_gap(*problem, _FAR).value, _FAR)[0])
+        distances.append(abs(slope + gap_exponent(*problem).value))
+    return distances
+
+
+def gap_over_bound(wrt: str | None, problems: Problems = BOUNDED) -> float:
+    """Return the largest ratio of exact gap to explicit bound on a grid, Gaussian queries."""
+    worst = 0.0
+    for dim, tau in problems:
+        gap = concentration.output_gap
+        if wrt is not None:
+            gap = functools.partial(concentration.gradient_gap, wrt=wrt)
+        problem = standard_problem(dim, tau)
+        exact, bound = (gap(*problem, _GRID, kind=kind) for kind in ("exact", "bound"))
+        worst = max(worst, float((exact.value / bound.value).max()))
+    return worst
+
+
+def simulated(seed: int, prompts: Simulated = PROMPTS) -> list[Check]:
+    """Return the exact gap held against simulated prompts."""
+    name = (
+        f"sharpness {_SIMULATED_SHARPNESS:g}, $d = 4$: exact gap compared with "
+        f"{prompts.samples:,} simulated prompts"
+    )
+    return [within_errors(name, _simulation_distances(seed, prompts))]
+
+
+@STUDY.claim(4, reference="Proposition 3.1")
+def output_gap(setting: Setting) -> Iterator[Check]:
+    r"""The mean squared distance between the outputs over $L$ tokens and over the infinite prompt
+    falls polynomially in $L$, more slowly for sharper heads. Averaged over Gaussian queries it
+    falls like $L^{-\kappa}$: with $\tau$ the sharpness, $\kappa = 1$ up to $\tau^2 = 1/2$, and
+    $\kappa$ is smaller beyond.
+    """
+    seed = setting.seed
+    at_one = concentration.output_gap(*standard_problem(1, 1.0), [1]).value[0]
+    gaps = weight_statistics(_SHARPNESSES[:, None], _LENGTHS).score_error
+    slopes = local_slopes(gaps, _LENGTHS)
+    middle = int(np.searchsorted(_LENGTHS, 1e3))
+    worsening = np.diff(slopes[:, middle])
+    frozen = weight_statistics(8.0, np.array([1e3, 1e4])).score_error
+    bounded = FEW_BOUNDED if setting.quick else BOUNDED
+    where = " and ".join(rf"$d = {dim}$, $\tau = {tau:g}$" for dim, tau in bounded)
+    yield at_most(
+        "largest slope of the squared gap, sharpness 0.5 to 4, $L$ from 1 to $10^{12}$",
+        float(slopes.max()),
+        0.0,
+        basis="the statement: the gap falls",
+    )
+    yield at_most(
+        "largest distance of the slope from $-1$, sharpness up to 2, $L = 10^{12}$",
+        float(np.abs(slopes[:3, -1] + 1).max()),
+        1e-3,
+        basis="theory: the first correction is of relative order "
+        r"$e^{3\sigma^2}/L = 2 \times 10^{-7}$; margin",
+    )
+    yield at_least(
+        "smallest increase of the slope from one sharpness to the next, $L = 10^3$",
+        float(worsening.min()),
+        1e-3,
+        basis="the statement, with a margin far above rounding error",
+    )
+    yield from simulated(seed, FEW_PROMPTS if setting.quick else PROMPTS)
+    yield at_most(
+        r"queries $\mathcal{N}(0, 1)$, $\tau$ from 0.3 to 2, $L = 10^{29}$: largest distance "
+        r"of the slope from $-\kappa(\tau)$",
+        max(distances_from_the_rate(_TAUS[::4] if setting.quick else _TAUS)),
+        RATE_TOLERANCE,
+        basis=r"theory: the slope approaches its limit like $1/\ln L = 0.015$",
+    )
+    yield at_most(
+        f"largest ratio of the exact gap to the explicit bound, {where}, $L$ from 2 to $10^{{12}}$",
+        gap_over_bound(None, bounded),
+        1.0,
+        basis="the statement is an upper bound",
+    )
+    yield control(
+        at_least(
+            "gap of a single token, where the printed bound "
+            r"$c_1\sigma^6\ln L / L^{c_2/\sigma^2}$ is 0",
+            float(at_one),
+            0.1,
+            basis=r"theory: here the gap of one token is $1 + \tau^2$",
+        )
+    )
+    yield control(
+        at_least(
+            "sharpness 8, beyond the freezing length: slope from $L = 10^3$ to $10^4$",
+            float(local_slopes(frozen, np.array([1e3, 1e4]))[0]),
+            -0.5,
+            basis="half of the slope that is claimed",
+        )
+    )
+
+
+_QUERY_LENGTHS = np.array([1e5, 1e6])
+
+
+def _slopes(key_query: float, variance: float, nodes: int) -> tuple[float, float]:
+    """Return the slopes of the exact gap over standard normal queries, outside and inside.
+
+    One dimension: the midpoint rule over queries converges geometrically, but for broad queries
+    inside, of which it says no more than a first digit.
+    """
+    attention, law = SoftmaxAttention([[key_query]], [[1.0]]), Gaussian([0.0], [[variance]])
+    queries = 7.0 / nodes * (np.arange(nodes) + 0.5)  # the gap is even in the query
+    density = np.exp(-(queries**2) / 2)
+    slopes = []
+    for inside in (False, True):
+        gaps = [
+            prompt_moments(attention, law, [query], _QUERY_LENGTHS, including_query=inside).mse
+            for query in queries
+        ]
+        slopes.append(float(local_slopes(density @ np.array(gaps), _QUERY_LENGTHS)[0]))
+    return slopes[0], slopes[1]
+
+
+@STUDY.claim(6, reference="Remark 3.2")
+def query_in_the_prompt(setting: Setting) -> Iterator[Check]:
+    r"""If queries have the law of the tokens, including the query among the tokens of its own
+    prompt does not change the rate of convergence.
+    """
+    nodes = 28 if setting.quick else 56
+    outside, inside = _slopes(0.5, 1.0, nodes)
+    broad_outside, broad_inside = _slopes(5.0, 0.01, nodes)
+    yield at_most(
+        "difference between the slopes of the exact squared gap, with and without the query "
+        "in the prompt, $L$ from $10^5$ to $10^6$",
+        abs(inside - outside),
+        0.01,
+        basis="theory: the query adds terms of relative order $1/L = 10^{-5}$; margin",
+    )
+    yield at_most(
+        "slope with the query in the prompt: distance from $-1$",
+        abs(inside + 1),
+        0.1,
+        basis=r"theory: at $\tau = 1/2$ the correction is of order $1/L$, and $L = 10^5$; "
+        "margin",
+    )
+    yield control(
+        at_least(
+            "queries ten times broader than the tokens: slope with the query in the prompt "
+            "minus slope without",
+            broad_inside - broad_outside,
+            0.3,
+            basis="thirty times the tolerance of the statement",
+        )
+    )
+
+
+SHARPNESS = 0.8
+"""Of the head: a thousand tokens are asymptotic, and simulated squares have light tails."""
+_GRADIENT_LENGTHS = np.logspace(2, 12, 41).round()
+_FEW_LENGTHS = _GRADIENT_LENGTHS[::4]
+_GAP = {"value": "gap of the gradient in $V$", "key_query": "gap of the gradient in $U$"}
+
+
+def _checks(wrt: str, seed: int, prompts: Simulated, lengths: np.ndarray) -> list[Check]:
+    problem = generic_problem(SHARPNESS)
+    slopes = local_slopes(gradient_moments(*problem, lengths, wrt=wrt, kind="exact").value, lengths)
+    exact = gradient_moments(*problem, prompts.lengths, wrt=wrt, kind="exact")
+    drawn = gradient_moments(
+        *problem,
+        prompts.lengths,
+        wrt=wrt,
+        kind="estimate",
+        key=jax.random.key(seed),
+        samples=prompts.samples,
+    )
+    leading = gradient_moments(*problem, 1e18, wrt=wrt, kind="asymptotic").value
+    last = gradient_moments(*problem, 1e18, wrt=wrt, kind="exact").value
+    return [
+        at_most(
+            f"{_GAP[wrt]}, sharpness {SHARPNESS:g}: largest slope, $L$ from 100 to $10^{{12}}$",
+            slopes.max(),
+            0.0,
+            basis="the statement: the gap falls",
+        ),
+        at_most(
+            f"{_GAP[wrt]}: distance of the slope at $L = 10^{{12}}$ from $-1$",
+            abs(float(slopes[-1]) + 1),
+            1e-3,
+            basis=r"theory: the first correction is of relative order $e^{c\sigma^2}/L$; margin",
+        ),
+        at_most(
+            f"{_GAP[wrt]}: exact value over leading order at $L = 10^{{18}}$, distance from 1",
+            abs(float(last / leading) - 1),
+            1e-6,
+            basis="theory as above, and the accuracy of the quadrature",
+        ),
+        within_errors(
+            f"{_GAP[wrt]}: exact value compared with {prompts.samples:,} simulated prompts",
+            (exact.value - drawn.value) / drawn.error,
+        ),
+    ]
+
+
+def _without_the_tilt() -> float:
+    """Return how far the gap of the key-query gradient is from the output's, times |z| squared."""
+    attention, law, query = generic_problem(SHARPNESS)
+    by_u = gradient_moments(attention, law, query, 100, wrt="key_query").value
+    by_v = gradient_moments(attention, law, query, 100, wrt="value").value
+    return abs(float(by_u / (query @ query * by_v)) - 1)
+
+
+def _over_queries(wrt: str, bounded: Problems) -> list[Check]:
+    """Return what the gap does averaged over Gaussian queries of sharpness 1."""
+    problem = standard_problem(2, 1.0)
+    slopes = local_slopes(
+        concentration.gradient_gap(*problem, _GRADIENT_LENGTHS[::8], wrt=wrt).value,
+        _GRADIENT_LENGTHS[::8],
+    )
+    one = float(concentration.gradient_gap(*problem, [1], wrt=wrt).value[0])
+    return [
+        at_most(
+            rf"{_GAP[wrt]}, queries $\mathcal{{N}}(0, I)$, $\tau = 1$: largest slope, "
+            "$L$ from 100 to $10^{12}$",
+            float(slopes.max()),
+            -0.1,
+            basis=r"the statement, with a margin: the exponent at $\tau = 1$ is 0.6",
+        ),
+        at_most(
+            f"{_GAP[wrt]}: largest ratio of the exact value to the explicit bound",
+            gap_over_bound(wrt, bounded),
+            1.0,
+            basis="the statement is an upper bound",
+        ),
+        control(
+            at_least(
+                f"{_GAP[wrt]}: value for a single token, where the printed bound is 0",
+                one,
+                0.1,
+                basis="far above rounding error",
+            )
+        ),
+    ]
+
+
+def simulated_gradients(
+    seed: int, prompts: Simulated = PROMPTS, lengths: np.ndarray = _FEW_LENGTHS
+) -> list[Check]:
+    """Return the checks of the value gradient, of which one is against simulated prompts."""
+    return _checks("value", seed, prompts, lengths)
+
+
+@STUDY.claim(5, reference="Proposition 3.4")
+def gradient_gap(setting: Setting) -> Iterator[Check]:
+    r"""The gradients of softmax attention with respect to the value matrix $V$ and the key-query
+    matrix $U$ converge to those of the infinite prompt polynomially in the length $L$.
+    """
+    seed = setting.seed
+    effort = (FEW_PROMPTS, _FEW_LENGTHS) if setting.quick else (PROMPTS, _GRADIENT_LENGTHS)
+    bounded = FEW_BOUNDED if setting.quick else BOUNDED
+    yield from simulated_gradients(seed, *effort)
+    yield from _checks("key_query", seed, *effort)
+    yield from _over_queries("value", bounded)
+    yield from _over_queries("key_query", bounded)
+    yield control(
+        at_least(
+            "relative difference of the gap for $U$ from ${|z|}^2$ times the gap for $V$, which "
+            "would confuse the two",
+            _without_the_tilt(),
+            0.05,
+            basis="far above rounding error",
+        )
+    )

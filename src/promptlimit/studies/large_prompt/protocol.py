@@ -1,0 +1,47 @@
+"""The training protocol of the paper's experiments (section 6)."""
+
+import functools
+
+import numpy as np
+
+from promptlimit._inputs import require_choice
+from promptlimit.measures import ar1_covariance
+from promptlimit.studies.large_prompt._regressions import LENGTHS as CLAIM_LENGTHS
+from promptlimit.tasks import LinearRegression, tabulate_risks
+
+LENGTHS = (*range(10, 100, 10), *range(100, 1001, 100))
+"""The prompt lengths of the experiments."""
+
+
+@functools.cache
+def tables_at_hand() -> None:
+    """Tabulate, once, what risks at the lengths of experiments and claims are made of."""
+    tabulate_risks((*LENGTHS, *CLAIM_LENGTHS))
+
+
+def protocol_task(
+    name: str, dim: int = 5, correlation: float = 0.5, noise: float = 0.1
+) -> LinearRegression:
+    r"""Return the regression of the experiments: $w\sim N(0,I/d)$ and labels with noise.
+
+    Args:
+        name: "identity"; "kms", the Kac-Murdock-Szegő covariance $\rho^{|i-j|}$; or
+            "kms-as-coded", what a public copy of the authors' code samples: the prompt's
+            covariates multiplied by the Cholesky factor twice, the query's never.
+        dim: d.
+        correlation: $\rho$.
+        noise: the variance of labels given covariates.
+
+    >>> task = protocol_task("kms-as-coded")
+    >>> print(task.covariance[0, 0], task.covariance[1, 1].round(4), task.query_covariance[0, 1])
+    1.0 1.433 0.0
+    """
+    require_choice("name", name, ("identity", "kms", "kms-as-coded"))
+    settings = {"noise_variance": noise, "prior_variance": 1.0 / dim}
+    if name == "identity":
+        return LinearRegression(np.eye(dim), **settings)
+    sigma = ar1_covariance(dim, correlation)
+    if name == "kms":
+        return LinearRegression(sigma, **settings)
+    factor = np.linalg.cholesky(sigma)
+    return LinearRegression(factor @ sigma @ factor.T, query_covariance=np.eye(dim), **settings)

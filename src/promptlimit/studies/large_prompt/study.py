@@ -1,0 +1,596 @@
+"""The training study behind Figures 2-4 and 6-8: gradient flows and runs of gradient descent.
+
+Gradient flow on half the mean squared error to time 600 is what 300,000 steps at rate 1e-3
+approximate. Flows are exact over prompts. Every trajectory is kept in the setting's folder, so that
+figures and claims share it.
+
+Random starts come from the seed: start 0, 1, 2, ... About half of them end on a plateau. Statements
+about all starts are therefore decided by shares over many of them (`ensemble`), and statements
+about one training by the first start from which both heads converge at every length
+(`shown_start`), or by the block start of the theory, which does not depend on the seed (`ends`).
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from promptlimit.attention import Factored
+from promptlimit.dynamics import (
+    FlowPlan,
+    StabilisedRungeKutta,
+    TrainingPlan,
+    gradient_flow,
+    sgd,
+    trajectory_gap,
+    uniform_factors,
+)
+from promptlimit.results import Training, Trajectory
+from promptlimit.storage import RunFolder
+from promptlimit.studies import Part, Setting, on_accelerator, on_cpu
+from promptlimit.studies.large_prompt import STUDY
+from promptlimit.studies.large_prompt._start_gap import (
+    gradient_noise,
+    population_gradient_gap,
+    same_batch_gradient_gap,
+    squared_output_gap,
+)
+from promptlimit.studies.large_prompt.protocol import LENGTHS, protocol_task, tables_at_hand
+from promptlimit.tasks import LinearRegression, bayes_risk, linear_optimum
+
+Arrays = dict[str, np.ndarray]
+
+ISOTROPIC, ANISOTROPIC = ("identity",), ("kms", "kms-as-coded")
+LAWS = (*ISOTROPIC, *ANISOTROPIC)
+KERNELS = ("softmax", "linear")
+DIM, RATE, BATCH, STEPS = 5, 1e-3, 128, 300_000
+TIMES = np.concatenate([[0.0], np.geomspace(0.2, 600.0, 95)])  # as dense as a line is smooth
+STEPS_AT = TIMES / (2 * RATE)
+"""The steps of the paper's protocol at these times."""
+NOISE_LENGTHS = (10, 100)
+"""The lengths at which the effect of gradient noise is estimated."""
+
+CONVERGED = 1.1
+"""A start converged when its excess over the noise is within a tenth of the best one's.
+
+Starts that do not converge end at a saddle, where the excess is at least 1.2 times the best.
+"""
+
+_MOST_STARTS = 100
+
+FASTER = 10
+"""How much larger the rate of the short training runs is, and how many times fewer their steps."""
+
+
+def curve_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths whose trajectories are shown, from every start."""
+    return (10, 1000) if setting.quick else (10, 40, 100, 1000)
+
+
+def end_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths whose final risks are shown."""
+    return curve_lengths(setting) if setting.quick else LENGTHS
+
+
+def _first_starts(setting: Setting) -> int:
+    """Return how many random starts are followed in any case."""
+    return 1 if setting.quick else 4
+
+
+@functools.cache
+def start_numbers(setting: Setting, law: str) -> tuple[int, ...]:
+    """Return which random starts are followed: the first ones, up to one that converges.
+
+    Raises:
+        ArithmeticError: if none of a hundred converges; of independent starts of which half
+            converge, that has probability 1e-30.
+    """
+    count = _first_starts(setting)
+    while not any(_converges(setting, law, start) for start in range(count)):
+        count += 1
+        if count > _MOST_STARTS:
+            raise ArithmeticError(f"no random start of {_MOST_STARTS} converges ({law})")
+    return tuple(range(count))
+
+
+def has_converged(error: float | np.ndarray, best: float | np.ndarray, floor: float) -> np.ndarray:
+    """Return whether the excess of an error over the floor is within a tenth of the least one."""
+    return np.asarray(error - floor <= CONVERGED * (best - floor))
+
+
+@functools.cache
+def _converges(setting: Setting, law: str, start: int) -> bool:
+    """Return whether both heads converge from a start at every length that is shown."""
+    floor = protocol_task(law).noise_variance
+    return all(
+        has_converged(2 * flow(setting, law, kernel, length, start).value[-1], least, floor)
+        for length in curve_lengths(setting)
+        for kernel, least in zip(KERNELS, least_errors(setting, law, length), strict=True)
+    )
+
+
+@functools.cache
+def least_errors(setting: Setting, law: str, length: int) -> tuple[float, float]:
+    """Return the least mean squared errors of softmax and linear attention at a length.
+
+    Softmax attention's is where the flow in the blocks of the theory ends, linear attention's has
+    a closed form.
+    """
+    softmax = 2 * flow(setting, law, "softmax", length, None).value[-1]
+    return float(softmax), float(linear_optimum(protocol_task(law), length).mse)
+
+
+def random_start(setting: Setting, index: int, kernel: str) -> Factored:
+    """Return the factors of a start; both kernels get the same."""
+    key = jax.random.fold_in(jax.random.key(setting.seed), index)
+    return uniform_factors(DIM, key=key, kernel=kernel)
+
+
+SHORTEST = 10
+"""The length from which gaps at the start must be asymptotic."""
+
+_PROMPTS = 100_000
+
+
+@functools.cache
+def mild_starts(setting: Setting, law: str, count: int) -> tuple[int, ...]:
+    r"""Return the first random starts whose shortest prompts are asymptotic already.
+
+    At the sharpness $\sigma$ of a prompt's scores, gaps are of leading order once
+    $L\gg e^{\sigma^2}$, the limit of $L\,E\,S_2$. A start is mild if $e^{\sigma^2}$ is at most
+    `SHORTEST` for all but one in 10,000 prompts; most starts are.
+    """
+    numbers: list[int] = []
+    candidates = itertools.count()
+    while len(numbers) < count:
+        start = next(candidates)
+        if _sharpest(setting, law, start) ** 2 <= math.log(SHORTEST):
+            numbers.append(start)
+    return tuple(numbers)
+
+
+def _sharpest(setting: Setting, law: str, start: int) -> float:
+    """Return the sharpness that one prompt in 10,000 exceeds at a random start."""
+    task = protocol_task(law)
+    U = np.asarray(random_start(setting, start, "softmax").merged().key_query, dtype=np.float64)
+    rng = np.random.default_rng([setting.seed, start])
+    weights = math.sqrt(task.prior_variance) * rng.normal(size=(_PROMPTS, DIM))
+    queries = rng.normal(size=(_PROMPTS, DIM)) @ np.linalg.cholesky(task.query_covariance).T
+    tilt = queries @ U[:, :DIM].T
+    along = (tilt[:, :DIM] + tilt[:, DIM:] * weights) @ np.linalg.cholesky(task.covariance)
+    squares = (along**2).sum(axis=1) + task.noise_variance * tilt[:, DIM] ** 2
+    return float(np.sqrt(np.quantile(squares, 1 - 1e-4)))
+
+
+def gap_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which gradients are compared at the start."""
+    return (10, 100) if setting.quick else (10, 30, 100, 300, 1000)
+
+
+def output_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths at which outputs are compared at the start."""
+    return LENGTHS[::6] if setting.quick else LENGTHS
+
+
+@functools.cache
+def start_gaps(setting: Setting, law: str) -> Arrays:
+    """Return squared gaps between softmax and linear attention at random starts, [start, length].
+
+    Gaps on batches are from simulated prompts, the other two are exact. "batch_log" and its error
+    are of the mean logarithm over batches, which has light tails.
+    """
+    if setting.folder is None:
+        return _start_gaps(setting, law)
+    run = RunFolder(setting.folder, {"what": "gaps at starts", "law": law, **setting.to_dict()})
+    if not run.finished:
+        run.save(_start_gaps(setting, law))
+    return run.load()
+
+
+def _start_gaps(setting: Setting, law: str) -> Arrays:
+    task, lengths = protocol_task(law), gap_lengths(setting)
+    batches = 64 if setting.quick else 16  # quick has fewer starts to average over
+    gaps: dict[str, list] = {"output": [], "population": [], "batch": []}
+    for index in mild_starts(setting, law, 2 if setting.quick else 4):
+        starts = [random_start(setting, index, kernel) for kernel in KERNELS]
+        key = jax.random.fold_in(jax.random.key(setting.seed), 3_000 + index)
+        setting.report(f"gaps at start {index}: {law}")
+        gaps["output"].append(squared_output_gap(task, starts[0], output_lengths(setting)))
+        gaps["population"].append(
+            [population_gradient_gap(task, starts, length) for length in lengths]
+        )
+        gaps["batch"].append(
+            [
+                same_batch_gradient_gap(task, starts, length, key=key, batches=batches)
+                for length in lengths
+            ]
+        )
+    arrays = {
+        "output": np.array([gap.value for gap in gaps["output"]]),
+        "output_error": np.array([gap.error for gap in gaps["output"]]),
+    }
+    for name in ("population", "batch"):
+        arrays[name] = np.array([[gap.value for gap in row] for row in gaps[name]])
+        arrays[f"{name}_error"] = np.array([[gap.error for gap in row] for row in gaps[name]])
+    for name in ("log", "log_error"):
+        arrays[f"batch_{name}"] = np.array(
+            [[getattr(gap, name) for gap in row] for row in gaps["batch"]]
+        )
+    return arrays
+
+
+def block_factors(kernel: str = "softmax") -> Factored:
+    r"""Return a start in the blocks of Assumption 5.1, in factors: $A=I/2$, $b=1/2$."""
+    scale = 1.0 / math.sqrt(DIM + 1)  # to the last bit that of random starts: one program for both
+    inside = jnp.diag(jnp.array([1.0] * DIM + [0.0])) * (0.5 / scale) ** 0.5
+    last = jnp.zeros((DIM + 1, DIM + 1)).at[DIM, DIM].set(0.5**0.5)
+    return Factored(kernel, inside, inside, last, last[DIM:], scale=scale)
+
+
+@functools.cache
+def flow(setting: Setting, law: str, kernel: str, length: int, start: int | None) -> Trajectory:
+    """Return one trajectory to time 600; without a start, from the blocks of the theory.
+
+    From the blocks it is known at its ends alone.
+    """
+    where = "blocks" if start is None else f"start {start}"
+    setting.report(f"flow: {law}, {kernel}, L = {length}, {where}")
+    first = block_factors(kernel) if start is None else random_start(setting, start, kernel)
+    tables_at_hand()
+    times = TIMES[[0, -1]] if start is None else TIMES
+    with jax.enable_x64(True), on_cpu():
+        return flow_from(setting, protocol_task(law), first, length, times)
+
+
+def flow_from(
+    setting: Setting,
+    task: LinearRegression,
+    first: Factored,
+    length: int,
+    times: np.ndarray = TIMES,
+    *,
+    points: int = 4096,
+    tolerance: float | None = None,
+) -> Trajectory:
+    """Return the flow on as few points as carry it: a flow may follow too few out of bounds.
+
+    Steps are as fine as a curve asks for; an end that is asked for alone is the same to six digits
+    with coarser ones, and so is what a quick run shows. Linear heads that are stuck make their flow
+    stiff: the stabilised method takes a fiftieth of the time there, and finer steps cost nothing.
+    """
+    usual = min(points, 1024) if setting.quick else points
+    coarse = setting.quick or times.size < TIMES.size
+    finer = 1e-2 if first.kernel == "linear" else 1.0
+    rtol = finer * (tolerance or (1e-5 if coarse else 1e-6))
+
+    def along(points: int) -> Trajectory:
+        plan = FlowPlan(
+            times,
+            rtol=rtol,
+            solver=StabilisedRungeKutta(),
+            points=points,
+            parameter_error=False,
+        )
+        return gradient_flow(first, task, length, plan, folder=setting.folder)
+
+    for count in (usual, 4 * usual):
+        try:
+            return along(count)
+        except ArithmeticError:
+            setting.report(f"flow at L = {length}: more points")
+    return along(16 * usual)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Flows from every start under one law, softmax first, then linear.
+
+    Attributes:
+        lengths: the lengths, [n].
+        errors: mean squared errors, [kernel, length, start, time].
+        distances: squared distances between the factors of the two kernels, [length, start, time].
+        best: the least mean squared error, [kernel, length]; see `least_errors`.
+        floor: the variance of the labels, which no predictor goes below.
+    """
+
+    lengths: np.ndarray
+    errors: np.ndarray
+    distances: np.ndarray
+    best: np.ndarray
+    floor: float
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Which starts end within a tenth of the least excess, [kernel, length, start]."""
+        return has_converged(self.errors[..., -1], self.best[..., None], self.floor)
+
+    @property
+    def shown(self) -> int:
+        """The place of the first start that converges at every length."""
+        return int(self.converged.all(axis=(0, 1)).argmax())
+
+
+@functools.cache
+def curves(setting: Setting, law: str) -> Curves:
+    """Return the flows of a law from all starts."""
+    task, lengths = protocol_task(law), curve_lengths(setting)
+    runs = [
+        [[flow(setting, law, k, n, i) for i in start_numbers(setting, law)] for n in lengths]
+        for k in KERNELS
+    ]
+    distances = [
+        [_distance(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(*runs, strict=True)
+    ]
+    best = np.transpose([least_errors(setting, law, n) for n in lengths])
+    errors = np.array([[[2 * run.value for run in row] for row in rows] for rows in runs])
+    return Curves(np.array(lengths), errors, np.array(distances), best, task.noise_variance)
+
+
+def _distance(a: Trajectory, b: Trajectory) -> np.ndarray:
+    gap = trajectory_gap(a, b).parameters
+    if gap is None:
+        raise AssertionError("both kernels move the same factors")
+    return gap
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Mean squared errors at time 600 against the length, under one law.
+
+    Attributes:
+        lengths: the lengths, [n].
+        errors: from the block start of the theory, [kernel, length].
+        accuracy: of these, [kernel, length].
+        optimum: the least of linear attention, [length].
+        ridge: the Bayes predictor's, [length].
+        floor: the variance of the labels.
+    """
+
+    lengths: np.ndarray
+    errors: np.ndarray
+    accuracy: np.ndarray
+    optimum: np.ndarray
+    ridge: np.ndarray
+    floor: float
+
+
+@functools.cache
+def ends(setting: Setting, law: str) -> Ends:
+    """Return the final risks of a law; flows from the block start do not depend on the seed."""
+    task, lengths = protocol_task(law), end_lengths(setting)
+    runs = [[flow(setting, law, kernel, n, None) for n in lengths] for kernel in KERNELS]
+    return Ends(
+        lengths=np.array(lengths),
+        errors=np.array([[2 * run.value[-1] for run in row] for row in runs]),
+        accuracy=np.array([[2 * run.error[-1] for run in row] for row in runs]),
+        optimum=np.asarray(linear_optimum(task, lengths).mse),
+        ridge=np.asarray(bayes_risk(task, lengths).mse),
+        floor=task.noise_variance,
+    )
+
+
+def shown_start(setting: Setting, law: str) -> int:
+    """Return the number of the start that stands for a law in figures of final errors."""
+    return start_numbers(setting, law)[curves(setting, law).shown]
+
+
+@STUDY.parts
+def parts(setting: Setting) -> list[Part]:
+    """Return the study in parts: for each law its many starts, its flows, then training."""
+    ordered: list[Part] = []
+    for law in LAWS:
+        ordered.append(_part(f"{law}, gaps at the start", start_gaps, law))
+        many = f"{law}, {ensemble_starts(law)} starts"
+        ordered += [
+            _part(f"{many}, L = {length}", _ensemble_at, law, length=length)
+            for length in (() if setting.quick else ensemble_lengths(law))
+        ]
+        ordered += [
+            _part(f"{law}, L = {length}", flows, law, length=length)
+            for length in curve_lengths(setting)
+        ]
+    for law in LAWS:
+        training = functools.partial(descent, law=law)
+        ordered.append(Part(f"{law}, training runs", training, stage=1, accelerated=True))
+        ordered.append(Part(f"{law}, ends of training", functools.partial(ends, law=law), stage=1))
+    return ordered
+
+
+def _part(name: str, compute: Callable[..., object], law: str, **options: int) -> Part:
+    return Part(name, functools.partial(compute, law=law, **options))
+
+
+def flows(setting: Setting, law: str, length: int) -> None:
+    """Compute the flows of a law at one length into the setting's folder."""
+    for start in range(_first_starts(setting)):
+        for kernel in KERNELS:
+            flow(setting, law, kernel, length, start)
+    least_errors(setting, law, length)
+
+
+ENSEMBLE_TIMES = np.concatenate([[0.0, 2.0], np.geomspace(4.0, 600.0, 24), [200.0]])
+ENSEMBLE_TIMES.sort()
+
+
+def ensemble_starts(law: str) -> int:
+    """Return over how many random starts shares are taken."""
+    return 64 if law == "identity" else 24
+
+
+def ensemble_lengths(law: str) -> tuple[int, ...]:
+    """Return the lengths at which many starts are followed."""
+    return (10, 40, 100, 1000) if law == "identity" else (10, 1000)
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Flows from many random starts under one law, softmax first, then linear.
+
+    Attributes:
+        lengths: the lengths, [n].
+        errors: mean squared errors at `ENSEMBLE_TIMES`, [kernel, length, start, time].
+        farthest: the largest squared distance between the factors of the two kernels along
+            training, [length, start].
+        crossed: the same between softmax from each start and linear attention from the next one.
+        best: the least mean squared errors, [kernel, length].
+        floor: the variance of the labels.
+    """
+
+    lengths: np.ndarray
+    errors: np.ndarray
+    farthest: np.ndarray
+    crossed: np.ndarray
+    best: np.ndarray
+    floor: float
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Which starts end within a tenth of the least excess, [kernel, length, start]."""
+        return has_converged(self.errors[..., -1], self.best[..., None], self.floor)
+
+    def left_at(self, steps: int) -> np.ndarray:
+        """Return the share of the initial excess over the best that is left after some steps.
+
+        Args:
+            steps: of the paper's protocol, at one of `ENSEMBLE_TIMES`.
+
+        Returns:
+            shares, [kernel, length, start].
+        """
+        at = int(np.flatnonzero(np.isclose(ENSEMBLE_TIMES, 2 * RATE * steps))[0])
+        excess = self.errors - self.best[..., None, None]
+        return excess[..., at] / excess[..., 0]
+
+
+@functools.cache
+def ensemble(setting: Setting, law: str) -> Ensemble:
+    """Return the flows from many random starts of a law."""
+    lengths = ensemble_lengths(law)
+    errors, farthest, crossed = zip(
+        *(_ensemble_at(setting, law, length) for length in lengths), strict=True
+    )
+    return Ensemble(
+        lengths=np.array(lengths),
+        errors=np.stack(errors, axis=1),
+        farthest=np.stack(farthest),
+        crossed=np.stack(crossed),
+        best=np.transpose([least_errors(setting, law, length) for length in lengths]),
+        floor=protocol_task(law).noise_variance,
+    )
+
+
+@functools.cache
+def _ensemble_at(
+    setting: Setting, law: str, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return errors and largest distances of many starts at one length."""
+    runs = []
+    count = ensemble_starts(law)
+    for start in range(count):
+        setting.report(f"start {start + 1} of {count}: {law}, L = {length}")
+        heads = [random_start(setting, _FIRST_OF_ENSEMBLE + start, kernel) for kernel in KERNELS]
+        tables_at_hand()
+        follow = functools.partial(
+            flow_from, setting, protocol_task(law), points=1024, tolerance=1e-4
+        )
+        with jax.enable_x64(True), on_cpu():
+            runs.append([follow(head, length=length, times=ENSEMBLE_TIMES) for head in heads])
+    softmax, linear = zip(*runs, strict=True)
+    errors = np.array([[2 * run.value for run in row] for row in (softmax, linear)])
+    farthest, crossed = (
+        np.array([_distance(a, b).max() for a, b in zip(softmax, others, strict=True)])
+        for others in (linear, (*linear[1:], linear[0]))
+    )
+    return errors, farthest, crossed
+
+
+_FIRST_OF_ENSEMBLE = 10_000
+"""The number of the first start of an ensemble: others than those of `start_numbers`."""
+
+
+def descent_lengths(setting: Setting) -> tuple[int, ...]:
+    """Return the lengths of the training runs: all of the paper's in the full protocol."""
+    if setting.protocol == "full":
+        return LENGTHS
+    return (10,) if setting.quick else (10, 40)
+
+
+@functools.cache
+def descent(setting: Setting, law: str) -> Training:
+    """Return real training runs from the shown start, both kernels on the same prompts.
+
+    The full protocol is the paper's. The short one reaches the same flow time with ten times the
+    rate in a tenth of the steps; the quick one a third of it with twenty times the rate.
+    """
+    rate, steps = RATE * FASTER, STEPS // FASTER
+    if setting.protocol == "full":
+        rate, steps = RATE, STEPS
+    elif setting.quick:
+        rate, steps = 2 * RATE * FASTER, STEPS // (6 * FASTER)
+    record = np.unique(np.concatenate([[0], np.geomspace(steps / 1e3, steps, 32).round()]))
+    start = shown_start(setting, law)
+    setting.report(f"descent: {law}, {steps:,} steps")
+    with on_accelerator():
+        return sgd(
+            [random_start(setting, start, kernel) for kernel in KERNELS],
+            protocol_task(law),
+            list(descent_lengths(setting)),
+            TrainingPlan(
+                steps=steps,
+                learning_rate=rate,
+                batch=BATCH,
+                record=record.astype(int),
+                points=1024 if setting.quick else 4096,
+            ),
+            key=jax.random.fold_in(jax.random.key(setting.seed), 1_000 + LAWS.index(law)),
+            folder=setting.folder,
+            watch=False,
+        )
+
+
+@functools.cache
+def noise_rise(setting: Setting, law: str) -> np.ndarray:
+    r"""Return by how much gradient noise lifts the final error, [kernel, `NOISE_LENGTHS`].
+
+    Descent at rate $\eta$ with batch gradients of covariance C settles where
+    $H\Sigma+\Sigma H=\eta C$ for the Hessian H of what it descends, and that costs
+    $\frac12\mathrm{tr}(H\Sigma)=\frac\eta4\mathrm{tr}\,C$ in the mean. With the gradient of $R$,
+    half of it, that is $\eta\,\mathrm{tr}\,C_R$.
+    """
+    task, start = protocol_task(law), shown_start(setting, law)
+    traces = []
+    for length in NOISE_LENGTHS:
+        heads = []
+        for kernel in KERNELS:
+            last = flow(setting, law, kernel, length, start).parameters
+            first = random_start(setting, start, kernel)
+            factors = (last[name][-1] for name in _FACTORS)
+            heads.append(Factored(kernel, *factors, scale=first.scale))
+        key = jax.random.fold_in(jax.random.key(setting.seed), 2_000 + length)
+        traces.append(gradient_noise(task, heads, length, key=key, batch=BATCH))
+    return RATE * np.stack(traces, axis=1)
+
+
+_FACTORS = ("key_weight", "query_weight", "value_weight", "output")
+
+
+def along_training(setting: Setting, law: str) -> Arrays:
+    """Return what the figures along training share, under one law."""
+    trajectories, training = curves(setting, law), descent(setting, law)
+    return {
+        "lengths": trajectories.lengths,
+        "converged": trajectories.converged,
+        "shown": np.array(trajectories.shown),
+        "trained_lengths": np.array(training.lengths),
+        "trained_steps": training.times / (2 * RATE),
+    }
+
+
+def by_law(law: str, arrays: Arrays) -> Arrays:
+    """Return arrays under names that begin with their law."""
+    return {f"{law}.{name}": array for name, array in arrays.items()}
