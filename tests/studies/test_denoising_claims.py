@@ -11,14 +11,14 @@ import promptlimit as pl
 from promptlimit.reporting import render
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.mixtures import STUDY
-from promptlimit.studies.mixtures._denoising import HeadFit, figure_law, least_gaps
-from promptlimit.studies.mixtures._denoising_training import (
+from promptlimit.studies.mixtures.denoisers import HeadFit, figure_law, least_gaps
+from promptlimit.studies.mixtures.finite_prompts import GatedDirection
+from promptlimit.studies.mixtures.iteration import attractor
+from promptlimit.studies.mixtures.trained_heads import (
     DenoisingTraining,
     TwoHeads,
     denoising_training,
 )
-from promptlimit.studies.mixtures._iteration import attractor
-from promptlimit.studies.mixtures._prompt_lengths import GatedDirection
 from promptlimit.tasks import query_points
 
 CLAIMS = {claim.name: claim for claim in STUDY.claims}
@@ -26,7 +26,7 @@ QUICK = Setting(quick=True)
 
 
 def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"{STUDY.module}.claims.{name.replace('-', '_')}")
+    return importlib.import_module(CLAIMS[name].decide.__module__)
 
 
 def evenly_mixed(weights, components):
@@ -154,7 +154,7 @@ def test_heads_that_train_are_the_librarys(x64):
 
 
 def made_up(name: str) -> dict[str, np.ndarray]:
-    if name == "trained_heads":
+    if name == "figure_2":
         curve = np.geomspace(10.0, 1e-5, 6)[None] * np.array([[1.0], [2.0]])
         levels = {"least_linear": np.array(1.64), "least_affine": np.array(0.126)}
         return {"steps": np.arange(6.0), "softmax": curve, "linear": 2 + curve, **levels}
@@ -165,8 +165,8 @@ def made_up(name: str) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "series"),
     [
-        ("trained_heads", ["two softmax heads", "two linear heads"]),
-        ("iterated_denoising", ["first step", "later steps", "limits"]),
+        ("figure_2", ["two softmax heads", "two linear heads"]),
+        ("figure_3", ["first step", "later steps", "limits"]),
     ],
 )
 def test_figures_draw_alike_and_name_their_series(name, series):
@@ -177,7 +177,7 @@ def test_figures_draw_alike_and_name_their_series(name, series):
 
 
 def test_the_limits_of_iterated_denoising_are_where_paths_end():
-    data = made_up("iterated_denoising")
+    data = made_up("figure_3")
     for name in ("weak", "strong"):
         ends, limits = data[f"{name}.paths"][-1], data[f"{name}.limits"]
         away = np.linalg.norm(ends[:, None] - limits, axis=-1)

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from promptlimit.studies import Setting, decide
 from promptlimit.studies.mixtures import STUDY
-from promptlimit.studies.mixtures._descent import (
+from promptlimit.studies.mixtures.descent import (
     Heads,
     batch_slopes,
     even_start,
@@ -19,7 +19,7 @@ from promptlimit.studies.mixtures._descent import (
     start,
     zero_excess,
 )
-from promptlimit.studies.mixtures._discrimination import (
+from promptlimit.studies.mixtures.discrimination import (
     C1,
     THREE,
     Classes,

@@ -1,20 +1,20 @@
-r"""Two Gaussian classes and one head over an infinite prompt: risk, slopes and curvature in NumPy.
-
-A head is the vector $\theta=(U_{11}, u_{12}, v_{21}, v_{22})$, row after row; its score has the
-effective coordinates $\zeta=(w, b, r, s)$. Risks are excesses over Bayes, differences taken before
-they are averaged, so that they keep their digits down to 1e-30.
-"""
+"""Claims on two Gaussian classes and one head: the Bayes score and effective coordinates."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from scipy.integrate import solve_ivp
+from scipy.optimize import minimize
 from scipy.special import expit
 
 from promptlimit._arrays import Array, as_float64
 from promptlimit._quadrature import normal_gauss, product_rule
+from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies.mixtures import STUDY
+from promptlimit.tasks import Discrimination, bayes_risk, risk
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,6 +179,11 @@ def parameters(query: Array, label_score: Array, value: Array, label_value: floa
 C1 = Classes(np.array([[1.0, 0.0], [0.0, 1.0]]), 0.6, np.eye(2))
 """The classes of Figure 1."""
 
+BALANCED = dataclasses.replace(C1, positive=0.5)
+"""The same with equal weights."""
+
+OPPOSITE = dataclasses.replace(BALANCED, means=np.array([[1.0, 0.5], [-1.0, -0.5]]))
+"""Balanced classes with opposite means."""
 THREE = Classes(
     np.array([[1.0, 0.2, 0.0], [0.0, 1.0, -0.5]]),
     0.35,
@@ -188,7 +193,7 @@ THREE = Classes(
 """Classes in three dimensions."""
 
 
-def without_gain(classes: Classes, gate: Array | None = None) -> Array:
+def head_without_gain(classes: Classes, gate: Array | None = None) -> Array:
     """Return a Bayes head with r = 0 (the paper's first family), s = 2u + U dm for this u.
 
     v_21 meets the midpoint in b*, along the first axis that allows it, and w_* comes by a matrix of
@@ -203,7 +208,7 @@ def without_gain(classes: Classes, gate: Array | None = None) -> Array:
     return parameters(U, u, v, -float(v @ classes.difference) / 2.0)
 
 
-def constant_gate(classes: Classes) -> Array:
+def head_with_constant_gate(classes: Classes) -> Array:
     """Return a Bayes head with s = 0 (the paper's second family), unbalanced classes."""
     slope, intercept = classes.bayes
     U = as_float64(np.linalg.inv(classes.cov))
@@ -245,3 +250,189 @@ def valley(classes: Classes, theta: Array) -> Array:
     kernel = axes[:, np.abs(eigenvalues) < 1e-9]
     _, _, turns = np.linalg.svd(np.vstack([J[:d], J[d + 2 :], offset]) @ kernel)
     return turns[:d] @ kernel.T
+
+
+def _tasks(seed: int) -> list[Discrimination]:
+    """Return classes of every case: balanced or not, opposite means or not, d from 1 to 3.
+
+    The last two means are c ± δ with |c| = |δ| = 1, in random directions.
+    """
+    rng = np.random.default_rng(seed)
+    tilted = np.array([[1.0, 0.4], [0.4, 0.7]])
+    centre, half = rng.normal(size=(2, 3))
+    centre, half = centre / np.linalg.norm(centre), half / np.linalg.norm(half)
+    return [
+        Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.6, 0.4], np.eye(2)),
+        Discrimination([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5], np.eye(2)),
+        Discrimination([[1.0, 0.5], [-1.0, -0.5]], [0.5, 0.5], tilted),
+        Discrimination([[1.0], [-1.0]], [0.3, 0.7], [[0.5]]),
+        Discrimination([centre + half, centre - half], [0.5, 0.5], np.diag([1.0, 0.5, 2.0])),
+    ]
+
+
+def _slope_of_squares(classes: Classes) -> float:
+    """Return the gradient norm, in (w, b), of the squared loss at the Bayes score."""
+    x, weights, best = classes.rule
+    wrong = weights * (best - (2.0 * expit(best) - 1.0))
+    return float(np.linalg.norm(np.append(wrong @ x, wrong.sum())))
+
+
+@STUDY.claim(4, reference="(5), Appendices B.2 and B.4")
+def bayes_score(setting: Setting) -> Iterator[Check]:
+    r"""For two Gaussian classes with means $m_1$, $m_{-1}$, covariance $\Gamma$ and prior log-odds
+    $s_0$, the logistic risk has one minimiser, the score $\langle w^*, x\rangle + b^*$ with $w^* =
+    \Gamma^{-1}(m_1 - m_{-1})$ and $b^* = s_0 - (\langle m_1, \Gamma^{-1}m_1\rangle - \langle
+    m_{-1}, \Gamma^{-1}m_{-1}\rangle)/2$. One softmax head over an infinite prompt attains this
+    score.
+    """
+    excesses = [
+        float(risk(task.bayes_head(), task, math.inf).value - bayes_risk(task, math.inf).value)
+        for task in _tasks(setting.seed)
+    ]
+    bayes = np.concatenate([C1.bayes[0], [C1.bayes[1], 0.0], np.zeros(2)])
+    affine = C1.curvature(bayes)[:3, :3]
+    yield at_most(
+        "largest excess risk of one head in five laws",
+        np.abs(excesses).max(),
+        1e-12,
+        basis="rounding error: $10^{-16}$ times the nodes of a quadrature; margin 100",
+    )
+    yield at_most(
+        "norm of the gradient at the Bayes score",
+        float(np.linalg.norm(C1.slope(bayes))),
+        1e-14,
+        basis="rounding error: a sum of differences that are 0 each",
+    )
+    yield at_least(
+        "smallest curvature of the risk among affine scores, at the Bayes score",
+        np.linalg.eigvalsh(affine)[0],
+        0.01,
+        basis="theory: positive; stated margin",
+    )
+    yield control(
+        at_least(
+            r"norm of the gradient of the squared loss, whose target is $2\eta - 1$, at the "
+            "Bayes score",
+            _slope_of_squares(C1),
+            0.1,
+            basis="theory: not 0; stated margin",
+        )
+    )
+
+
+_FLAT, _NEAR = 1e-10, 1e3
+
+
+def _critical_point(zeta: Array) -> Array:
+    """Return where the effective risk of C1 is flat, from a start."""
+    options = {"gtol": 1e-10, "maxiter": 4000}
+    return minimize(
+        C1.excess, zeta, jac=C1.slope, hess=C1.curvature, method="trust-exact", options=options
+    ).x
+
+
+def _slope_alone() -> float:
+    """Return the least excess of scores w'x, without an intercept or a gate."""
+
+    def padded(w: Array) -> Array:
+        return np.concatenate([w, np.zeros(4)])
+
+    best = minimize(
+        lambda w: C1.excess(padded(w)), np.zeros(2), jac=lambda w: C1.slope(padded(w))[:2]
+    )
+    return float(best.fun)
+
+
+@STUDY.claim(5, reference="Theorem 3.1")
+def no_spurious_points(setting: Setting) -> Iterator[Check]:
+    r"""In the effective coordinates $(w, b, r, s)$ of claim 3, the critical points of the risk are
+    $(w^*, b^*, 0, s)$ and $(w^*, b^* - r\sigma(s_0), r, 0)$ with any $s$ and $r$. All of them are
+    minimisers.
+    """
+    rng = np.random.default_rng(setting.seed)
+    starts = 2.0 * rng.normal(size=(8 if setting.quick else 16, 6))
+    ends = [_critical_point(start) for start in starts]
+    # sequences that run to infinity have small gradients too, and are not critical points
+    points = [
+        end
+        for end in ends
+        if np.linalg.norm(C1.slope(end)) <= _FLAT and np.linalg.norm(end) <= _NEAR
+    ]
+    first = [start for start in starts if np.linalg.norm(C1.slope(start)) <= _FLAT]
+    name = f"searches that end where the gradient is below $10^{{{math.log10(_FLAT):.0f}}}$"
+    yield share_at_least(name, len(points), len(ends), 0.9)
+    yield at_most(
+        "largest excess risk at the critical points that searches reach",
+        max((C1.excess(point) for point in points), default=np.inf),
+        1e-12,
+        basis=r"theory: of order ${|\nabla R|}^{4/3} = 5 \times 10^{-14}$ in the flattest "
+        "directions; margin 20",
+    )
+    yield rejected(share_at_least(f"before the first step: {name}", len(first), len(starts), 0.9))
+    yield control(
+        at_least(
+            "excess risk of the best score with $b = r = 0$",
+            _slope_alone(),
+            0.005,
+            basis="stated margin: far above $10^{-12}$",
+        )
+    )
+
+
+_COUNT = (
+    "a count; a cut at $10^{-10}$ separates singular values, above 0.1 in 3,000 draws, "
+    "from rounding error"
+)
+
+
+def _rank(classes: Classes, theta: Array) -> float:
+    return float(np.linalg.matrix_rank(classes.jacobian(theta), tol=1e-10))
+
+
+@STUDY.claim(6, reference="Lemma 3.2")
+def regular_coordinates(setting: Setting) -> Iterator[Check]:
+    r"""The map from the parameters of a head to the effective coordinates $(w, b, r, s)$ of claim 3
+    has a derivative of full rank $2d + 2$ if and only if $m_1 \ne {-m_{-1}}$ and $v_{21} \ne 0$.
+    """
+    # v₂₁ has norm 1 and a random direction; other parameters are standard normal.
+    rng = np.random.default_rng(setting.seed)
+    theta, larger = rng.normal(size=9), rng.normal(size=16)
+    theta[6:8] /= np.linalg.norm(theta[6:8])
+    larger[12:15] /= np.linalg.norm(larger[12:15])
+    still = theta.copy()
+    still[6:8] = 0.0
+    tied = OPPOSITE.jacobian(theta)
+    yield at_most(
+        "$d = 2$: $2d + 2$ minus the rank of the derivative",
+        6 - _rank(C1, theta),
+        0.0,
+        basis=_COUNT,
+    )
+    yield at_most(
+        "$d = 3$: $2d + 2$ minus the rank of the derivative",
+        8 - _rank(THREE, larger),
+        0.0,
+        basis=_COUNT,
+    )
+    yield at_most(
+        "opposite means: largest entry of the derivative of $2b + r$, which must be 0",
+        np.abs(2.0 * tied[2] + tied[3]).max(),
+        1e-14,
+        basis="rounding error: entries of at most 10",
+    )
+    yield control(
+        at_least(
+            "$d = 2$, $v_{21} = 0$: 6 minus the rank of the derivative",
+            6 - _rank(C1, still),
+            1.0,
+            basis=_COUNT,
+        )
+    )
+    yield control(
+        at_least(
+            "$d = 2$, opposite means: 6 minus the rank of the derivative",
+            6 - _rank(OPPOSITE, theta),
+            1.0,
+            basis=_COUNT,
+        )
+    )

@@ -1,1 +1,0 @@
-"""One module a claim: its statement, the numbers that decide it, and its negative controls."""

@@ -1,0 +1,464 @@
+"""Claims on heads and layers that are the Bayes denoiser over infinite prompts."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from promptlimit.attention import AbstractAttention, Layer, MultiHead, SoftmaxAttention
+from promptlimit.studies import Check, Setting, at_least, at_most, control, rejected, share_at_least
+from promptlimit.studies.mixtures import STUDY
+from promptlimit.tasks import (
+    Denoising,
+    InContextDenoising,
+    bayes_excess,
+    bayes_heads,
+    bayes_layer,
+    query_points,
+)
+
+_POINTS = 400
+
+
+def figure_law(within_variance: float = 1.0, noise_variance: float = 4.0) -> Denoising:
+    """Return the law of Figure 2: means (3, 0) and (0, 3), balanced."""
+    return Denoising(
+        [[3.0, 0.0], [0.0, 3.0]],
+        [0.5, 0.5],
+        within_variance=within_variance,
+        noise_variance=noise_variance,
+    )
+
+
+UNEQUAL = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=1, noise_variance=4)
+"""A law whose means have different norms."""
+
+
+def random_law(
+    rng: np.random.Generator, dim: int, components: int = 2, *, within: float | None = None
+) -> Denoising:
+    """Return a law with means of one norm in random directions, and random weights.
+
+    The norm is between 1 and 3, the angle between the first two means between 60 and 120 degrees.
+    """
+    means = rng.normal(size=(components, dim))
+    axes, _ = np.linalg.qr(means[:2].T)
+    angle = rng.uniform(np.pi / 3, 2 * np.pi / 3)
+    means[0], means[1] = axes[:, 0], axes @ np.array([np.cos(angle), np.sin(angle)])
+    means *= rng.uniform(1.0, 3.0) / np.linalg.norm(means, axis=1, keepdims=True)
+    weights = rng.dirichlet(np.full(components, 4.0))
+    return Denoising(
+        means,
+        weights / weights.sum(),
+        within_variance=float(rng.uniform(0.5, 2.0)) if within is None else within,
+        noise_variance=float(rng.uniform(0.5, 2.0)),
+    )
+
+
+def limit_excess(attention: AbstractAttention, task: Denoising | InContextDenoising) -> float:
+    """Return E|f - f*|² over an infinite prompt."""
+    return float(bayes_excess(attention, task, math.inf).mse)
+
+
+def least_gaps(task: Denoising) -> tuple[float, float]:
+    """Return E|f - f*|² of the best linear and of the best affine map."""
+    z, weights, bayes = query_points(task, 4096)
+    gaps = []
+    for features in (z, np.column_stack([z, np.ones(len(z))])):
+        matrix = np.linalg.solve((features.T * weights) @ features, (features.T * weights) @ bayes)
+        gaps.append(float(weights @ np.sum((features @ matrix - bayes) ** 2, axis=1)))
+    return gaps[0], gaps[1]
+
+
+@dataclass(frozen=True)
+class HeadFit:
+    r"""The distance of softmax heads from Bayes over fixed queries, as least squares.
+
+    $f(z)=\sum_hV_hA(U_hz)$ with $A(t)=st+\sum_k\alpha_k(t)m_k$, whose slope is
+    $sI+\mathrm{Cov}_\alpha m$: the Jacobian is written out.
+
+    Attributes:
+        task: whose Bayes predictor is approached.
+        heads: how many there are.
+    """
+
+    task: Denoising
+    heads: int = 1
+
+    def excesses(self, starts: int, rng: np.random.Generator, steps: int = 400) -> list[float]:
+        """Return the excess $E|f-f^*|^2$ that each of some random starts leads to."""
+        from scipy.optimize import least_squares  # noqa: PLC0415  # a second to load
+
+        queries, weights, bayes = query_points(self.task, _POINTS)
+        roots = np.sqrt(weights)[:, None]
+        size = 2 * self.heads * self.task.token_dim**2
+        ends = []
+        for _ in range(starts):
+            fit = least_squares(
+                lambda theta: (roots * (self._output(theta, queries)[0] - bayes)).ravel(),
+                0.5 * rng.normal(size=size),
+                jac=lambda theta: self._jacobian(theta, queries, roots),  # pyright: ignore[reportArgumentType]
+                method="lm",
+                xtol=1e-15,
+                ftol=1e-15,
+                gtol=1e-15,
+                max_nfev=steps,
+            )
+            ends.append(2.0 * float(fit.cost))
+        return ends
+
+    def _matrices(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        dim = self.task.token_dim
+        tilts, values = theta.reshape(2, self.heads, dim, dim)
+        return tilts, values
+
+    def _output(self, theta: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, list]:
+        """Return f at the queries, and for each head its reading and that reading's slope."""
+        means, s = self.task.means, self.task.token_variance
+        outputs, parts = np.zeros_like(queries), []
+        for tilt, value in zip(*self._matrices(theta), strict=True):
+            tilted = queries @ tilt.T
+            logits = np.log(self.task.weights) + tilted @ means.T
+            gate = np.exp(logits - logits.max(axis=1, keepdims=True))
+            gate /= gate.sum(axis=1, keepdims=True)
+            mean = gate @ means
+            second = np.einsum("nk,ki,kj->nij", gate, means, means)
+            slope = s * np.eye(means.shape[1]) + second - mean[:, :, None] * mean[:, None, :]
+            reading = s * tilted + mean
+            outputs += reading @ value.T
+            parts.append((reading, slope))
+        return outputs, parts
+
+    def _jacobian(self, theta: np.ndarray, queries: np.ndarray, roots: np.ndarray) -> np.ndarray:
+        dim, (_, values) = self.task.token_dim, self._matrices(theta)
+        _, parts = self._output(theta, queries)
+        columns = [
+            np.einsum("oi,nia,nb->noab", value, slope, queries)
+            for value, (_, slope) in zip(values, parts, strict=True)
+        ]
+        columns += [np.einsum("oa,nb->noab", np.eye(dim), reading) for reading, _ in parts]
+        rows = np.stack(columns, axis=2).reshape(len(queries), dim, -1)
+        return (roots[:, :, None] * rows).reshape(-1, theta.size)
+
+
+_QUERIES = 20
+_STEP = 1e-30
+
+
+def random_task(rng: np.random.Generator, within: float, noise: float) -> Denoising:
+    """Return three means of norms 1, 2 and 1/2 in three dimensions, in random directions."""
+    weights = np.array([0.5, 0.3, 0.2])
+    means = rng.normal(size=(3, 3))
+    means *= np.array([[1.0], [2.0], [0.5]]) / np.linalg.norm(means, axis=1, keepdims=True)
+    return Denoising(means, weights, within_variance=within, noise_variance=noise)
+
+
+def tweedie(task: Denoising, query: np.ndarray) -> np.ndarray:
+    r"""Return $z+x\nabla\log p_Z(z)$, the gradient by steps along the imaginary axis."""
+    s, slopes = task.query_variance, []
+    for axis in np.eye(query.size):
+        away = query + 1j * _STEP * axis - task.means
+        logits = np.log(task.weights) - np.sum(away**2, axis=1) / (2 * s)
+        top = logits.real.max()
+        slopes.append(np.log(np.sum(np.exp(logits - top))).imag / _STEP)
+    return query + task.noise_variance * np.array(slopes)
+
+
+def without_offsets(task: Denoising, query: np.ndarray) -> np.ndarray:
+    """Return the predictor whose gate forgets the norms of the means."""
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    gate = task.weights * np.exp(task.means @ query / s)
+    return g / s * query + x / s * (gate / gate.sum() @ task.means)
+
+
+@STUDY.claim(14, reference="Equations 10 and 11, Appendix C.2")
+def bayes_denoiser(setting: Setting) -> Iterator[Check]:
+    r"""For a mixture of $\mathcal{N}(m_k, \Gamma)$ with weights $\pi_k$, observed as $z$ with noise
+    of variance $\xi^2$, let $S = \Gamma + \xi^2I$. The Bayes denoiser is $\Gamma S^{-1}z +
+    \xi^2S^{-1}\sum_k\beta_km_k$, where $\beta$ is the softmax of $\log\pi_k + \langle m_k,
+    S^{-1}z\rangle - \langle m_k, S^{-1}m_k\rangle/2$ over $k$.
+    """
+    # Queries have norms of at most 7, and the first is 0. There the gate without offsets has shares
+    # (0.5, 0.3, 0.2) in place of (0.557, 0.184, 0.259), and the predictor moves by at least
+    # (ξ²/s)(2 · 0.116 − 0.057 − 0.03) = 0.098, whatever the directions of the means.
+    rng = np.random.default_rng(setting.seed)
+    task = random_task(rng, 0.8, 1.7)
+    queries = np.concatenate([np.zeros((1, 3)), rng.uniform(-4.0, 4.0, (_QUERIES - 1, 3))])
+
+    def distance(law: Denoising, targets: Sequence[np.ndarray]) -> float:
+        bayes = np.stack([np.asarray(law.bayes(z)) for z in queries])
+        return float(np.abs(bayes - np.stack(targets)).max())
+
+    little, much = random_task(rng, 0.8, 1e-9), random_task(rng, 0.8, 1e9)
+    prior = much.weights @ much.means
+    lost = distance(task, [without_offsets(task, z) for z in queries])
+    yield at_most(
+        r"largest distance from $z + \xi^2\nabla\log p(z)$, where $p$ is the density of the "
+        "query",
+        distance(task, [tweedie(task, z) for z in queries]),
+        1e-10,
+        basis="rounding error: $10^{-16}$ times numbers of at most 100; margin $10^4$",
+    )
+    yield at_most(
+        r"$\xi^2 = 10^{-9}$: largest distance from the query",
+        distance(little, list(queries)),
+        2e-8,
+        basis=r"theory: $(\xi^2/s)\,{|m - z|}$, at most $1.25 \times 10^{-9} \cdot 9$; "
+        "margin 1.8",
+    )
+    yield at_most(
+        r"$\xi^2 = 10^9$: largest distance from the prior mean",
+        distance(much, [prior] * _QUERIES),
+        1e-7,
+        basis=r"theory: $(0.8 \cdot 7 + 2 \cdot 2 \cdot (14 + 2)) \cdot 10^{-9}$, at most "
+        r"$7 \times 10^{-8}$",
+    )
+    yield control(
+        at_least(
+            r"gate without the terms $\langle m_k, S^{-1}m_k\rangle/2$: largest distance",
+            lost,
+            0.05,
+            basis="theory: at least 0.098 in norm, 0.056 in some coordinate",
+        )
+    )
+
+
+def plane_heads(task: Denoising) -> MultiHead:
+    """Return the heads of Appendix C.5 in the plane, its projections found by solving."""
+    g, x, s = task.within_variance, task.noise_variance, task.query_variance
+    first, second = task.means
+    delta, heads = first - second, []
+    for own, other in ((first, second), (second, first)):
+        onto = np.linalg.solve(np.stack([own, other]), np.array([1.0, 0.0]))
+        tilt = g * np.eye(2) + (x - g) * np.outer(other, delta) / (other @ delta)
+        heads.append(SoftmaxAttention(tilt / (x * s), x / s * np.outer(own, onto)))
+    return MultiHead(heads)
+
+
+def distance(attention: AbstractAttention, task: Denoising) -> float:
+    """Return the largest distance from the Bayes predictor at a few queries."""
+    law, (queries, _, bayes) = task.token_law, query_points(task, 16)
+    outputs = np.stack([np.asarray(attention(law, z)) for z in queries])
+    return float(np.abs(outputs - bayes).max())
+
+
+@STUDY.claim(15, reference="Theorem 4.1, Appendix C.5")
+def two_heads(setting: Setting) -> Iterator[Check]:
+    r"""For two components whose means have equal norms, two softmax heads over an infinite prompt
+    can be the Bayes denoiser.
+    """
+    rng = np.random.default_rng(setting.seed)
+    laws = [figure_law(), *(random_law(rng, dim) for dim in (2, 3, 5))]
+    opposite = [
+        Denoising([m, -m], [0.3, 0.7], within_variance=1.3, noise_variance=0.6)
+        for m in (law.means[0] for law in laws[1:3])
+    ]
+    spanning, turned = (
+        max(limit_excess(bayes_heads(law), law) for law in group) for group in (laws, opposite)
+    )
+    ours = figure_law()
+    largest, again = (distance(heads, ours) for heads in (bayes_heads(ours), plane_heads(ours)))
+    rounding = "rounding error: outputs of at most 10 to $10^{-14}$"
+    yield at_most(
+        "law of Figure 2: largest distance of the two heads from the Bayes denoiser",
+        largest,
+        1e-9,
+        basis=f"{rounding}; margin $10^4$",
+    )
+    yield at_most(
+        "law of Figure 2, heads as written in Appendix C.5: largest distance from the Bayes "
+        "denoiser",
+        again,
+        1e-9,
+        basis=f"{rounding}; margin $10^4$",
+    )
+    yield at_most(
+        "means that span a plane, $d = 2, 3, 5$: largest excess",
+        spanning,
+        1e-20,
+        basis=f"{rounding}, squared; margin $10^6$",
+    )
+    yield at_most(
+        "opposite means, $d = 2, 3$: largest excess",
+        turned,
+        1e-20,
+        basis=f"{rounding}, squared; margin $10^6$",
+    )
+    yield control(
+        at_least(
+            "norms 3 and 2: excess of the construction",
+            limit_excess(plane_heads(UNEQUAL), UNEQUAL),
+            1e-2,
+            basis="stated margin: far above rounding error",
+        )
+    )
+    if not setting.quick:
+        yield control(
+            at_least(
+                "norms 3 and 2: least excess of six fits",
+                min(HeadFit(UNEQUAL, heads=2).excesses(6, rng)),
+                1e-3,
+                basis=r"the least of 16 other fits is $5.4 \times 10^{-3}$; margin 5",
+            )
+        )
+
+
+_OTHERS = ((1.0, 4.0), (4.0, 1.0), (2.2, 1.8), (1.5, 2.5))
+_FITS = 12
+_ZERO = 1e-20
+
+
+def _bayes_fits(name: str, excesses: Sequence[float]) -> Check:
+    """Return a check that three quarters of fits end at an excess of 0."""
+    found = sum(excess <= _ZERO for excess in excesses)
+    return share_at_least(f"{name}: fits that reach an excess of 0", found, len(excesses), 0.75)
+
+
+@STUDY.claim(16, reference="Theorem 4.1")
+def one_head(setting: Setting) -> Iterator[Check]:
+    r"""For two components of equal norm, with variance $\gamma^2 > 0$ within components and noise
+    variance $\xi^2$, one softmax head can be the Bayes denoiser if and only if $\gamma = \xi$.
+    """
+    rng = np.random.default_rng(setting.seed)
+    starts, others = (3, _OTHERS[:3]) if setting.quick else (8, _OTHERS)
+    equal = figure_law(2.0, 2.0)
+    head = SoftmaxAttention(np.eye(2) / 4.0, 0.5 * np.eye(2))
+    least = min(min(HeadFit(figure_law(g, x)).excesses(starts, rng)) for g, x in others)
+    unequal = Denoising([[3, 0], [0, 2]], [0.5, 0.5], within_variance=2, noise_variance=2)
+    missed = _bayes_fits(r"$\gamma = \xi$, norms 3 and 2", HeadFit(unequal).excesses(_FITS, rng))
+    yield at_most(
+        r"$\gamma = \xi$: excess of the head $U = I/s$, $V = I/2$",
+        limit_excess(head, equal),
+        _ZERO,
+        basis="rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$",
+    )
+    yield _bayes_fits(r"$\gamma = \xi$", HeadFit(equal).excesses(_FITS, rng))
+    yield at_least(
+        rf"$\gamma \ne \xi$, {len(others)} ratios: least excess of all fits",
+        least,
+        1e-4,
+        basis=r"the least of 90 other fits is $7 \times 10^{-4}$, at $\gamma^2 = 2.2$ and "
+        r"$\xi^2 = 1.8$; margin 7",
+    )
+    yield rejected(missed)
+
+
+def opposite_head(task: Denoising) -> SoftmaxAttention:
+    r"""Return one head for $\pm m$: $U=(e+n)e^\top/\xi^2$, $V=e(e-n)^\top$, n across $e=m/|m|$."""
+    e = task.means[0] / np.linalg.norm(task.means[0])
+    n = np.linalg.svd(e[None])[2][-1]
+    return SoftmaxAttention(np.outer(e + n, e) / task.noise_variance, np.outer(e, e - n))
+
+
+def roomy_head(task: Denoising) -> SoftmaxAttention:
+    r"""Return one head for any two means of equal norm in three dimensions or more.
+
+    With $\delta=m_1-m_2$ and n across both means, $U=(\delta+n)\delta^\top/(\xi^2|\delta|^2)$, and
+    V keeps the means and takes n to $-\delta$, so that $VU=0$.
+    """
+    delta = task.means[0] - task.means[1]
+    axes = np.linalg.svd(task.means)[2]
+    plane, n = axes[:2], axes[2]
+    tilt = np.outer(delta + n, delta) / (task.noise_variance * delta @ delta)
+    return SoftmaxAttention(tilt, plane.T @ plane - np.outer(delta, n))
+
+
+@STUDY.claim(18, reference="Remark 4.2")
+def degenerate_mixture(setting: Setting) -> Iterator[Check]:
+    r"""Without spread within components ($\gamma = 0$) two softmax heads are the Bayes denoiser; in
+    the plane one head is enough only for opposite means. In three dimensions or more one head is
+    always enough (derived here): a direction perpendicular to the means absorbs what the head must
+    discard.
+    """
+    rng = np.random.default_rng(setting.seed)
+    starts = 3 if setting.quick else 8
+    laws = [figure_law(0.0, 4.0), *(random_law(rng, dim, within=0.0) for dim in (2, 3))]
+    two = max(limit_excess(bayes_heads(law), law) for law in laws)
+    opposite, spread = (
+        Denoising([[1, 2], [-1, -2]], [0.4, 0.6], within_variance=g, noise_variance=3)
+        for g in (0, 1)
+    )
+    one = limit_excess(opposite_head(opposite), opposite)
+    rooms = [random_law(rng, dim, within=0.0) for dim in (3, 4, 6)]
+    roomy = max(limit_excess(roomy_head(law), law) for law in rooms)
+    missed = limit_excess(opposite_head(opposite), spread)
+    rounding = "rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$"
+    yield at_most(
+        r"$\gamma = 0$, two heads: largest excess",
+        two,
+        1e-20,
+        basis=rounding,
+    )
+    yield at_most(
+        r"$\gamma = 0$, opposite means in the plane, one head: excess",
+        one,
+        1e-20,
+        basis=rounding,
+    )
+    yield at_least(
+        r"$\gamma = 0$, other means in the plane: least excess of fits of one head",
+        min(HeadFit(laws[0]).excesses(starts, rng)),
+        1e-2,
+        basis="the least of 30 other fits is 0.109; margin 10",
+    )
+    yield at_most(
+        r"$\gamma = 0$, $d = 3, 4, 6$, one head: largest excess",
+        roomy,
+        1e-20,
+        basis=rounding,
+    )
+    yield control(
+        at_least(
+            r"$\gamma = 1$, opposite means in the plane: excess of the head that is Bayes at "
+            r"$\gamma = 0$",
+            missed,
+            1e-2,
+            basis="stated margin: far above rounding error",
+        )
+    )
+
+
+def paper_layer(within: float, noise: float, dim: int) -> Layer:
+    r"""Return $(1-2a)z+aA(z)$, $a=\xi^2/s$, written from the variances alone."""
+    s, eye = within + noise, np.eye(dim)
+    return Layer(SoftmaxAttention(eye / s, noise / s * eye), (1 - 2 * noise / s) * eye)
+
+
+@STUDY.claim(20, reference="Proposition 4.4")
+def one_layer_for_all(setting: Setting) -> Iterator[Check]:
+    r"""One softmax head with $U = I/s$, where $s = \gamma^2 + \xi^2$, plus a multiple of the query,
+    is the Bayes denoiser of every mixture whose means have equal norms: it reads the means from the
+    prompt.
+    """
+    rng = np.random.default_rng(setting.seed)
+    largest = 0.0
+    for dim, components in ((2, 2), (2, 3), (3, 2), (5, 3), (10, 2)):
+        for _ in range(2 if setting.quick else 10):
+            law = random_law(rng, dim, components)
+            layer = paper_layer(law.within_variance, law.noise_variance, dim)
+            largest = max(largest, limit_excess(layer, law))
+    law = random_law(rng, 3)
+    settings = {"within_variance": law.within_variance, "noise_variance": law.noise_variance}
+    turned = InContextDenoising(law.means, law.weights, **settings)
+    in_context = limit_excess(bayes_layer(turned), turned)
+    yield at_most(
+        "random mixtures, $d$ from 2 to 10: largest excess",
+        largest,
+        1e-20,
+        basis="rounding error, squared: outputs of at most 10 to $10^{-14}$; margin $10^6$",
+    )
+    yield at_most(
+        "means rotated for each prompt: excess",
+        in_context,
+        1e-20,
+        basis="as above",
+    )
+    yield control(
+        at_least(
+            "norms 3 and 2: excess",
+            limit_excess(paper_layer(1.0, 4.0, 2), UNEQUAL),
+            1e-2,
+            basis="stated margin: far above rounding error",
+        )
+    )

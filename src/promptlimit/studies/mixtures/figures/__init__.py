@@ -1,1 +1,0 @@
-"""One module for each computation of figures: their words, and the arrays they are drawn from."""
