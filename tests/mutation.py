@@ -66,7 +66,7 @@ _SWAPPED: dict[type[ast.AST], tuple[str, str]] = {
     ast.NotEq: ("!=", "=="),
 }
 _LOOKS = ("__repr__", "__str__", "plot")
-_SKIPPED_FOLDERS = ("cli", "reporting", "drawings")
+_SKIPPED_FOLDERS = ("cli", "reporting")
 _SKIPPED_FILES = ("__init__.py", "_version.py")
 
 TESTS = {

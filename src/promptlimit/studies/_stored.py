@@ -79,8 +79,6 @@ def _study_hash(source: Path, *, with_drawings: bool) -> str:
         name = path.relative_to(source.parent)
         if not path.is_file() or "__pycache__" in name.parts:
             continue
-        if not with_drawings and "drawings" in name.parts:  # old form
-            continue
         content = path.read_bytes()
         if path.suffix == ".py" and not with_drawings:
             content = b"".join(_lines_without_drawings(content))

@@ -407,7 +407,6 @@ class Study:
         places: list[str] = [*getattr(sys.modules.get(self.module), "__path__", ())]
         for name in _public_modules(places):
             import_for_study(f"{self.module}.{name}", Path(places[0]) / name)
-        _old_form(self)
         self._complete = True
 
 
@@ -516,31 +515,3 @@ def _words_of(code: CodeType) -> Iterator[str]:
             yield from _words_of(constant)
         elif isinstance(constant, str):
             yield constant
-
-
-def _old_form(study: Study) -> None:
-    """Register items written as CLAIM, FIGURE and drawings/NAME.py, one file each. Temporary."""
-
-    def modules(below: str) -> list[ModuleType]:
-        places = [str(study.source / below)]
-        return [
-            importlib.import_module(f"{study.module}.{below}.{name}")
-            for name in _public_modules(places)
-        ]
-
-    root = getattr(sys.modules.get(study.module), "__path__", [""])[0]
-    if not root or not (Path(root) / "claims").is_dir():
-        return
-    drawings = {
-        module.__name__.rpartition(".")[2]: module.__dict__["draw"]
-        for module in modules("drawings")
-    }
-    for module in modules("claims"):
-        study._add_claim(module.__dict__["CLAIM"])
-    for module in modules("figures"):
-        for figure in module.__dict__.get("FIGURES") or (module.__dict__["FIGURE"],):
-            figure.draw = drawings[module.__name__.rpartition(".")[2]]
-            study._add_figure(figure)
-    shared = sys.modules.get(f"{study.module}.study")
-    if shared is not None:
-        study._parts = shared.__dict__["parts"]
