@@ -44,7 +44,7 @@ class PromptMoments(Result):
         effective_tokens: $1/E\sum_lp_l^2$, $p$ the attention weights, own token included; NaN for
             an attention that is not one head.
         limit: $T$, the output for an infinite prompt, [output_dim]; NaN, as bias and mse, where no
-            limit exists (docs/extending.md).
+            limit exists (docs/tutorials/2-a-law-of-my-own.md).
         kind: "exact", "estimate", "asymptotic", or "limit" when all lengths are infinite.
         error: of `mse`, in its units: the numerical error the code measured on itself ("exact"),
             one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.
