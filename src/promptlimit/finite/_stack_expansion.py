@@ -2,7 +2,7 @@ r"""Moments of softmax layers over Gaussian tokens to leading order in 1/L.
 
     Cov T_L ~ C / L,    E T_L - T ~ b / L
 
-with C and b in closed form (`promptlimit.depth`; derived in docs/depth.md). Where tokens attend to
+with C and b in closed form (`promptlimit.depth`; derived in docs/depth-theory.md). Where tokens attend to
 themselves so much that b is not reached at any practical length, the bias of two layers has the
 tokens' own errors exactly at that length, and that of more is NaN: not known. The same holds at
 lengths where a sharp layer keeps b from being reached (`promptlimit.depth.reached_share`), and a

@@ -38,7 +38,7 @@ class PromptMoments(Result):
         lengths: $L$, the number of tokens drawn, the query not counted.
         mean: $E\,T_L$, [output_dim].
         bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits;
-            NaN, as the mean, where the leading order of a stack has none (docs/depth.md).
+            NaN, as the mean, where the leading order of a stack has none (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
         effective_tokens: $1/E\sum_lp_l^2$, $p$ the attention weights, own token included; NaN for
