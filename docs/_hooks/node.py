@@ -29,6 +29,6 @@ def package(name: str) -> Path:
         )
         if status or not (folder / "package.json").exists():
             raise PluginError(
-                f"{' and '.join(wanted)} could not be installed from npm. Check the connection to the registry."
+                f"{' and '.join(wanted)} could not be installed from npm. Check the connection."
             )
     return folder

@@ -1,6 +1,6 @@
 """The reference: a page for every public name, from its docstring; a missing one fails the build.
 
-Public names are those of `promptlimit` itself, of the packages in `_OPEN`, all result types, and the
+Public names are those of `promptlimit` itself, of the packages in `_OPEN`, result types, and the
 names of other packages that the pages of the site use.
 """
 
