@@ -4,6 +4,8 @@ These are reference pages from docstrings, tutorials with the output of their co
 formulas, the map of the packages and the explorer. An error in any of them fails the build.
 """
 
+import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ _ROOT = Path(__file__).parents[2]
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md")
 _MAP = "<!-- architecture -->"
 _REMOTE_SHIM = "https://unpkg.com/iframe-worker/shim"
+_COLOURS = "assets/report.css"
 _SHIM = "assets/iframe-worker.js"
 """A script that lets the search run from disk; the theme would fetch it from a server."""
 
@@ -48,6 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for address, text in texts.items():
         files.append(File.generated(config, address, content=text))
     files.append(File.generated(config, "explorer.html", content=explorer_page()))
+    files.append(File.generated(config, _COLOURS, content=_colours_of_the_report()))
     shim = node.package("iframe-worker") / "shim" / "index.js"
     for address, path in {**formulas.assets(), _SHIM: shim}.items():
         files.append(File.generated(config, address, abs_src_path=str(path)))
@@ -83,6 +87,13 @@ def on_post_page(output: str, page: Any, **_: object) -> str:
 def on_post_template(output_content: str, **_: object) -> str:
     """Replace the remote script on the page for missing addresses, which uses absolute paths."""
     return output_content.replace(_REMOTE_SHIM, "/" + _SHIM)
+
+
+def _colours_of_the_report() -> str:
+    """Return the colours and fonts of the report as custom properties, which site.css uses."""
+    style = (resources.files("promptlimit.reporting.page") / "page.css").read_text("utf-8")
+    properties = re.findall(r"--[\w-]+:[^;]*;", style[: style.index("}")])
+    return ":root { " + " ".join(properties) + " }\n"
 
 
 def _text_inside_docs(text: str) -> str:
