@@ -120,11 +120,11 @@ def _names(docs: Path) -> dict[str, list[str]]:
 
 
 def _rank(package: str, name: str) -> int:
-    """Return 0 for a function, 1 for a class and 2 for a result type."""
+    """Return 0 for a function, 1 for a class, 2 for a list of rules and 3 for a result type."""
     if not _package()[f"{package}.{name}"].is_class:
-        return 0
+        return 2 if name.isupper() else 0
     module = importlib.import_module(f"promptlimit.{package}")
-    return 2 if package in _WITH_RESULTS and _is_result(getattr(module, name), package) else 1
+    return 3 if package in _WITH_RESULTS and _is_result(getattr(module, name), package) else 1
 
 
 def _homes() -> dict[str, str]:
