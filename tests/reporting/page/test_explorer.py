@@ -100,7 +100,8 @@ def test_it_fits_a_phone(visit: Visit, address: str, scheme: str) -> None:
     with visit(address, 390, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.locator("circle.head").count() == 72
-        button, code = (page.locator(f".python {part}").bounding_box() for part in ("button", "pre"))
+        boxes = (page.locator(f".python {part}").bounding_box() for part in ("button", "pre"))
+        button, code = boxes
         assert button is not None
         assert code is not None
         assert button["y"] + button["height"] <= code["y"]
