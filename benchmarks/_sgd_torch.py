@@ -66,7 +66,7 @@ def seconds(kernel: str, length: int, steps: int) -> float:
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until the input ends."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         print(json.dumps(seconds(**json.loads(line))), flush=True)

@@ -1,10 +1,10 @@
 """Does `SoftmaxAttention` on `Empirical` tokens cost more than softmax attention written by hand?
 
-Both are compiled, see the same 100,000 tokens of dimension 8 in single precision, and return
-V (softmax(Z U z) Z). Calls take turns in shuffled order, so that whatever else the machine does
-falls on all alike, and only medians are compared. The memory is what the compiler says each
-program needs. A direct call also pays for what compiling removes, the checks of the query and a few
-dispatches from Python; a prompt of 10 tokens shows that price alone.
+Both are compiled, use the same 100,000 tokens of dimension 8 in single precision, and return
+V (softmax(Z U z) Z). Calls take turns in shuffled order, so that other load on the machine affects
+all of them equally, and only medians are compared. The memory is the compiler's figure for each
+program. A direct call also checks the query and dispatches from Python; a prompt of 10 tokens
+shows this cost.
 
     python benchmarks/attend.py [--smallest]
 """
@@ -39,7 +39,7 @@ class Parameters(NamedTuple):
 def by_hand(
     key_query: jax.Array, value: jax.Array, tokens: jax.Array, query: jax.Array
 ) -> jax.Array:
-    """Return what a textbook says: V times the softmax-weighted mean of the tokens."""
+    """Return the textbook formula: V times the softmax-weighted mean of the tokens."""
     return value @ (jax.nn.softmax(tokens @ (key_query @ query)) @ tokens)
 
 

@@ -1,4 +1,4 @@
-"""What does the limit of a deep stack cost, and a linear one at finite length, beside NumPy?
+"""What does the limit of a deep stack cost, and a linear one at finite length, against NumPy?
 
 Prints a small table in seconds of CPU; nothing is asserted. The limit of 32 layers with 8 heads in
 64 dimensions is one compiled loop; NumPy runs the same recursion layer by layer. Two linear layers

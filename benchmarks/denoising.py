@@ -1,4 +1,4 @@
-"""What does the exact excess of a denoiser cost, beside simulating it to the same accuracy?
+"""What does the exact excess of a denoiser cost, against simulation to the same accuracy?
 
 Prints a small table; nothing is asserted. The simulation takes as many prompts as bring its
 standard error to a thousandth of the excess: counted from the spread of 4096, not run.

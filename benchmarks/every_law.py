@@ -1,6 +1,6 @@
 """What does an exact finite prompt cost, for laws with and without closed forms?
 
-One query, 19 lengths from 1 to 1e18, the first call (compiling) and warm ones, beside simulating
+One query, 19 lengths from 1 to 1e18, the first call (compiling) and warm ones, against simulating
 the same to 1% at the one length of 1000. Run on one idle core: `taskset -c 0`.
 """
 
@@ -18,7 +18,7 @@ LENGTHS = np.unique(np.logspace(0, 18, 19).round())
 
 
 class TwoSidedExponential(pl.AbstractMeasure):
-    """A law of one's own, with nothing but a transform."""
+    """A user-defined law with only a transform."""
 
     scales: jax.Array
 

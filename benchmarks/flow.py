@@ -3,8 +3,7 @@
 d = 5, identity covariance, weights N(0, I/5), noise 0.1, random factors, time 600 (300,000 steps of
 SGD at 1e-3). Each row is one trajectory with its tables of weight statistics, at the default
 tolerance; compiling is timed apart, once for each kernel. With `--all` every length of the paper
-and both kernels. Where torch is installed, the paper's own loop is timed beside it on some of its
-steps and multiplied.
+and both kernels. If torch is installed, some steps of the paper's loop are timed too, and scaled.
 
     python benchmarks/flow.py [--all | --smallest]
 """

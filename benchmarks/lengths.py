@@ -1,4 +1,4 @@
-"""What do exact entropies and needles cost, beside simulating them to the same accuracy?
+"""What do exact entropies and needles cost, against simulation to the same accuracy?
 
 Prints a small table; nothing is asserted. The simulation takes as many prompts as bring its
 standard error to a thousandth of the entropy's own deviation from ln L: counted from the spread of
@@ -45,7 +45,7 @@ def tables(count: int, many: np.ndarray, repeats: int) -> None:
             lambda: pl.length_statistics(2.0, many),
         ),
         (
-            "the same beside a needle",
+            "the same with a needle",
             many.size,
             lambda: pl.length_statistics(2.0, many, fixed_scores=[9]),
         ),
@@ -55,7 +55,11 @@ def tables(count: int, many: np.ndarray, repeats: int) -> None:
             lambda: pl.lengths.entropy_prediction(scores, [64, 65536]),
         ),
         ("a needle's temperature", 1, lambda: pl.inverse_temperature(1, 1e6, margin=6, weight=0.5)),
-        ("what rules do to a head", 10, lambda: pl.lengths.temperature_table(2.0, 8192, 131072)),
+        (
+            "the table of rules for a head",
+            10,
+            lambda: pl.lengths.temperature_table(2.0, 8192, 131072),
+        ),
     ):
         seconds = best_seconds(action, repeats)
         print(f"{label:<42} {seconds * 1e3:9.1f} ms {cells / seconds:9.0f} cells a second")

@@ -53,7 +53,7 @@ def work(number: int, processes: int, devices: int, address: str, sizes: Sizes) 
 
 
 def gap_seconds(size: int, sizes: Sizes) -> float:
-    """Return the shortest time for so many times the prompts, after one run to compile."""
+    """Return the shortest time for a multiple of the prompts, after one run to compile."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
@@ -72,7 +72,7 @@ def gap_seconds(size: int, sizes: Sizes) -> float:
 
 
 def training_seconds(size: int, sizes: Sizes) -> float:
-    """Return the time of 1,000 steps from so many times the seeds, from look to look."""
+    """Return the time of 1,000 steps from a multiple of the seeds, between two records."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
@@ -93,7 +93,7 @@ def training_seconds(size: int, sizes: Sizes) -> float:
 
 
 def stream_seconds(size: int, sizes: Sizes) -> float:
-    """Return the shortest time for so many times the tokens, after one run to compile."""
+    """Return the shortest time for a multiple of the tokens, after one run to compile."""
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 

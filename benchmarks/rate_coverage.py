@@ -1,6 +1,6 @@
-"""How often does the interval of `fit_rate` hold the exponent, and what does it say of curves?
+"""How often does the interval of `fit_rate` contain the exponent, and which verdicts occur?
 
-Prints a small table of 500 repeats a row; nothing is asserted.
+Prints a small table of 500 repeats per row; nothing is asserted.
 """
 
 import sys
@@ -15,7 +15,7 @@ REPEATS = 500
 
 
 def noises() -> dict[str, np.ndarray]:
-    """Return relative covariances, from independent to all but equal noise."""
+    """Return relative covariances, from independent to nearly equal noise."""
     one, same = np.eye(LENGTHS.size), np.ones((LENGTHS.size, LENGTHS.size))
     return {
         "independent, 0.1%": 1e-6 * one,

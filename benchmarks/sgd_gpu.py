@@ -2,7 +2,7 @@
 
     python benchmarks/sgd_gpu.py [--smallest | STEPS [COVARIANCE...]]
 
-300,000 steps and the identity unless told otherwise; kms and kms-as-coded are the other laws.
+300,000 steps and the identity by default; kms and kms-as-coded are the other laws.
 """
 
 import functools
@@ -55,7 +55,7 @@ def main(smallest: bool = False) -> None:
     ]
     print(jax.devices()[0].device_kind, "jax", jax.__version__)
     if jax.default_backend() == "cpu" and len(sys.argv) == 1:
-        print("there is no accelerator here; name a number of steps to run all the same")
+        print("no accelerator was found; give a number of steps to run anyway")
         return
     fastest = roofline(2**10 if smallest else COUNTERS)
     print(f"the generator alone: {fastest / 1e9:.0f} G normals/s")

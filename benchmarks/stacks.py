@@ -1,9 +1,9 @@
-"""What does the closed covariance of a stack cost, beside simulating it to the same accuracy?
+"""What does the closed covariance of a stack cost, against simulation to the same accuracy?
 
 Prints a small table; nothing is asserted. A simulation must run the network on whole prompts, of
-400 tokens here; to a thousandth of the variance it takes 2e6 of them, for a variance is known from
-n prompts to a share sqrt(2/n). Counted from the time of some, not run. The bias is what no plain
-simulation sees: beside it stands what the kernel as a control variate needs.
+400 tokens here. An accuracy of 1e-3 takes 2e6 prompts, since n prompts determine a variance to a
+relative sqrt(2/n); the time is extrapolated from a few. A plain simulation cannot resolve the bias;
+the table shows the time with the kernel as a control variate.
 """
 
 import sys

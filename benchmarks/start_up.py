@@ -30,7 +30,7 @@ app(["--help"])
 
 
 def main(smallest: bool = False) -> None:
-    """Print the median wall time of each start, and the ratio the target speaks of."""
+    """Print the median wall time of each start, and the ratio of the target."""
     starts = {
         "python -c pass": python("pass"),
         "import typer, rich": python("import typer, rich"),
@@ -63,7 +63,7 @@ def python(program: str) -> list[str]:
 
 
 def command(name: str, *arguments: str) -> list[str]:
-    """Return the arguments that run a command installed beside this interpreter."""
+    """Return the arguments that run a command installed next to this interpreter."""
     return [str(Path(sysconfig.get_path("scripts")) / name), *arguments]
 
 

@@ -1,8 +1,8 @@
 """Is a stream from a file on disk as fast as a plain pass over it in NumPy?
 
 A memory-mapped array of 1e7 tokens in 8 dimensions. The pass in NumPy adds up the same sums, block
-by block, with a running maximum; beside it, reading alone: `tokens.sum(axis=0)`. Ratios above 1 say
-that the stream is faster. One core each, as the first argument of taskset says.
+by block, with a running maximum. `tokens.sum(axis=0)` times reading only. At ratios above 1 the
+stream is faster. Each uses the one core that taskset selects.
 
     taskset -c 0 python benchmarks/stream.py [--smallest | TOKENS]
 """

@@ -34,7 +34,7 @@ TERMS = (
 
 
 def main(smallest: bool = False) -> None:
-    """Print the constants, the runs and what the host does for a block."""
+    """Print the constants, the runs and the time of the host per block."""
     length, dims, counts = 3 * 10**6, (2, 4, 8), (1, 4, 16)
     if smallest:
         length, dims, counts = 10**4, (2,), (1,)

@@ -1,9 +1,9 @@
 """How long does an NVIDIA GPU take for a generated prompt of a billion tokens, and ten?
 
 Dimension 8, 16 queries, single precision. The floor is drawing the tokens, with the same generator
-and nothing else, plus the multiply-adds at the rate the maker states for the card (67 Tflop/s for
-an H200). Beside it: memory, the deviation from the limit in standard deviations of the exact
-engine, and whether chunks change a bit.
+and nothing else, plus the multiply-adds at the vendor's rate for the card (67 Tflop/s for an H200).
+It also reports memory, the deviation from the limit in standard deviations of the exact engine, and
+whether chunks change a bit.
 
     python benchmarks/stream_gpu.py [--smallest | PEAK_TFLOPS]
 """

@@ -17,7 +17,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
         ("finite.md", PROMPT_MOMENTS),
         ("finite.md", GRADIENT_MOMENTS),
         ("gaps.md", GAPS),
-        ("mixtures.md", OUTPUT_LAW),
+        ("finite.md", OUTPUT_LAW),
         ("tasks.md", RISK),
         ("tasks.md", OBJECTIVE),
     ],

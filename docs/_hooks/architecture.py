@@ -1,4 +1,4 @@
-"""The map of the packages, read off the code: layers from pyproject.toml, imports from sources."""
+"""The map of the packages: layers from pyproject.toml, imports from the sources."""
 
 import ast
 import html
@@ -33,8 +33,8 @@ def _box(package: Path) -> str:
     sentence = " ".join(about.partition("\n\n")[0].split())
     uses = {name for source in sources for name in _IMPORT.findall(source)} - {package.name}
     lines = sum(source.count("\n") for source in sources)
-    stands_on = f"stands on {', '.join(sorted(uses))}" if uses else "stands on nothing of ours"
+    imports = f"imports {', '.join(sorted(uses))}" if uses else "imports no other package"
     return (
         f'<div class="package"><b>{package.name}</b> <small>{lines:,} lines</small>'
-        f"<p>{html.escape(sentence)}</p><small>{stands_on}</small></div>"
+        f"<p>{html.escape(sentence)}</p><small>{imports}</small></div>"
     )

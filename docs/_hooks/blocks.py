@@ -1,4 +1,4 @@
-"""Run the blocks of one tutorial in this process; write what each printed and drew.
+"""Run the blocks of one tutorial in this process; write their output and figures.
 
 A block is [language, title, code]: Python that is run, a file that is written where it has a title,
 or commands for the console.
@@ -26,7 +26,7 @@ mpl.rcParams |= {"svg.hashsalt": "promptlimit", "figure.figsize": (7.0, 3.9)}
 
 
 def _output(language: str, title: str, code: str, names: dict[str, Any]) -> str:
-    """Return what a block prints and draws, as Markdown."""
+    """Run a block; return its output and figures as Markdown."""
     if title:
         Path(title).parent.mkdir(parents=True, exist_ok=True)
         Path(title).write_text(code, "utf-8")
@@ -45,7 +45,7 @@ def _output(language: str, title: str, code: str, names: dict[str, Any]) -> str:
 
 
 def _run(code: str, names: dict[str, Any]) -> object:
-    """Run Python; return the value of its last line where that is an expression."""
+    """Run Python; return the value of the last line if it is an expression."""
     tree = ast.parse(code)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "<tutorial>", "exec"), names)  # noqa: S102  # our own pages
@@ -55,7 +55,7 @@ def _run(code: str, names: dict[str, Any]) -> object:
 
 
 def _printed_by_command(command: str) -> str:
-    """Return what a command prints; commands of this environment come first."""
+    """Return the output of a command; commands of this environment take precedence."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     name, *arguments = shlex.split(command)
     process = subprocess.run(
@@ -71,7 +71,7 @@ def _printed_by_command(command: str) -> str:
 
 
 def _drawings(figures: list[Figure]) -> str:
-    """Return figures, and those that are open, as SVG; close them."""
+    """Return the given and all open figures as SVG; close them."""
     opened = [plt.figure(number) for number in plt.get_fignums()]
     drawings = []
     for figure in dict.fromkeys((*opened, *figures)):
@@ -84,9 +84,9 @@ def _drawings(figures: list[Figure]) -> str:
 
 
 def main() -> None:
-    """Read blocks from standard input, write their outputs to the file named."""
+    """Read blocks from standard input and write their outputs to the file in the first argument."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    sys.path.insert(0, "")  # as in a console: modules beside the tutorial
+    sys.path.insert(0, "")  # as in a console: modules in the working directory
     blocks: list[tuple[str, str, str]] = json.load(sys.stdin)
     outputs = [_output(language, title, code, names) for language, title, code in blocks]
     Path(sys.argv[1]).write_text(json.dumps(outputs), "utf-8")

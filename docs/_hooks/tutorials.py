@@ -1,8 +1,8 @@
-"""Tutorials: their code is run, in order, and what it prints and draws stands below it.
+"""Tutorials: their code is run in order, and its output is shown below each block.
 
-A tutorial is a page of Markdown. Its blocks of Python share one process of their own, in an empty
-folder; one with a title is a file there, and one for the console is run line by line. A block that
-fails, fails the build. What was run with this text and this code before is not run again.
+A tutorial is a page of Markdown. Its Python blocks share one process in an empty folder. A block
+with a title is written there as a file, and a console block is run line by line. A block that
+fails, fails the build. Outputs are stored and reused until the page or the package changes.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _BLOCK = re.compile(
     r'(?ms)^```(?P<language>python|console)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```\n'
 )
 Block = tuple[str, str, str]
-"""Its language, the file it is if any, and its text."""
+"""The language of a block, its file name or "", and its text."""
 
 _ROOT = Path(__file__).parents[2]
 _RUNNER = Path(__file__).with_name("blocks.py")
@@ -54,7 +54,7 @@ def blocks_of(markdown: str) -> list[Block]:
 
 
 def _stored_outputs(blocks: list[Block], page: str) -> list[str]:
-    """Return what the blocks print and draw, from the store if they were run before."""
+    """Return the outputs of the blocks, from the store if they were run before."""
     stored = _STORE / f"{_hash(blocks)}.json"
     if not stored.exists():
         _LOG.info("Running %s", page)
@@ -85,7 +85,7 @@ def _outputs(blocks: list[Block], page: str) -> list[str]:
 
 
 def _hash(blocks: list[Block]) -> str:
-    """Return a hash of the code of a tutorial and of all code it may run."""
+    """Return a hash of the code of a tutorial and of the package."""
     digest = hashlib.sha256(json.dumps(blocks).encode())
     for path in (*sorted((_ROOT / "src").rglob("*.py")), _RUNNER):
         digest.update(path.read_bytes())

@@ -3,7 +3,7 @@ r"""Moments of stacks over finite prompts, and their limit where it has no close
 Over Gaussian tokens or a list of them a stack has a closed limit, and linear stacks are exact in
 law at every length. Over other laws the image of a token under a layer has no closed form: atoms of
 a quadrature stand for the law in one and two dimensions, particles in more. Derived in
-docs/depth.md.
+docs/depth-theory.md.
 """
 
 import dataclasses

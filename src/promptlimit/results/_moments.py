@@ -38,13 +38,13 @@ class PromptMoments(Result):
         lengths: $L$, the number of tokens drawn, the query not counted.
         mean: $E\,T_L$, [output_dim].
         bias: $E\,T_L - T$, [output_dim], to its own accuracy where `mean - limit` has no digits;
-            NaN, as the mean, where the leading order of a stack has none (docs/depth.md).
+            NaN, as the mean, where the leading order of a stack has none (docs/depth-theory.md).
         cov: the covariance of $T_L$, [output_dim, output_dim].
         mse: $E|T_L - T|^2$.
         effective_tokens: $1/E\sum_lp_l^2$, $p$ the attention weights, own token included; NaN for
             an attention that is not one head.
         limit: $T$, the output for an infinite prompt, [output_dim]; NaN, as bias and mse, where no
-            limit exists (docs/extending.md).
+            limit exists (docs/tutorials/2-a-law-of-my-own.md).
         kind: "exact", "estimate", "asymptotic", or "limit" when all lengths are infinite.
         error: of `mse`, in its units: the numerical error the code measured on itself ("exact"),
             one standard error ("estimate"), NaN ("asymptotic": none claimed), 0 at infinite length.

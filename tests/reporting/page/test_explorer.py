@@ -69,7 +69,7 @@ def test_one_token_and_no_sharpness_are_closed_forms(opened: Page) -> None:
 
 def test_the_python_lines_give_the_numbers_shown(opened: Page) -> None:
     opened.get_by_role("button", name="a head of 64 dimensions").click()
-    expect(opened.locator("[data-tile=regime]")).to_have_text("linear")
+    expect(opened.locator("[data-tile=regime]")).to_have_text("spread")
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         exec(opened.locator(".python code").inner_text(), {})  # noqa: S102  # our own lines
@@ -77,6 +77,8 @@ def test_the_python_lines_give_the_numbers_shown(opened: Page) -> None:
     assert shown(opened, "tokens") == f"{tokens:.4g}"
     assert float(shown(opened, "gap")) == pytest.approx(gap, rel=1e-3)
     assert float(shown(opened, "needed").replace(",", "")) == needed
+    assert shown(opened, "verdict") == "above ε"
+    assert gap > 0.1
 
 
 def test_sliders_keys_and_clicks_move_everything_and_the_address_remembers(opened: Page) -> None:
@@ -85,7 +87,6 @@ def test_sliders_keys_and_clicks_move_everything_and_the_address_remembers(opene
     opened.keyboard.press("ArrowRight")
     expect(opened.locator("[data-tile=tokens]")).not_to_have_text(before)
     assert "sharpness=2.05" in opened.url
-    opened.locator(".phases canvas[data-painted]").wait_for()
     opened.locator(".phases svg").click(position={"x": 60, "y": 60})
     expect(opened.locator("[data-tile=regime]")).to_have_text("frozen")
     opened.reload()
@@ -99,6 +100,17 @@ def test_it_fits_a_phone(visit: Visit, address: str, scheme: str) -> None:
     with visit(address, 390, scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == 390
         assert page.locator("circle.head").count() == 72
+        boxes = (page.locator(f".python {part}").bounding_box() for part in ("button", "pre"))
+        button, code = boxes
+        assert button is not None
+        assert code is not None
+        assert button["y"] + button["height"] <= code["y"]
+
+
+def test_the_phase_diagram_is_painted_before_it_is_shown(visit: Visit, address: str) -> None:
+    with visit(address) as page:
+        assert page.locator(".phases").is_visible()
+        assert page.locator(".phases canvas").get_attribute("data-painted") == "yes"
 
 
 def test_names_of_heads_are_text_and_no_markup(visit: Visit, tmp_path: Path) -> None:

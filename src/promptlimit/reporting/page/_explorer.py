@@ -1,4 +1,4 @@
-"""The explorer: one page on which a finite prompt is computed while one moves sliders."""
+"""The explorer: one page with sliders for one head over a finite prompt."""
 
 import dataclasses
 from importlib import resources
@@ -9,7 +9,7 @@ from promptlimit.reporting.page._templates import Entry, page_text
 
 @dataclasses.dataclass(frozen=True)
 class _Preset:
-    """A button: what it says, the numbers it sets, and what they are."""
+    """A button: its label, the numbers it sets, and a note on them."""
 
     label: str
     note: str
@@ -42,11 +42,11 @@ _PRESETS = (
 
 
 def explorer_page(heads: HeadMarks | None = None) -> str:
-    """Return the explorer as the text of an HTML file; it computes in the browser, by itself.
+    """Return the explorer as the text of an HTML file that computes in the browser.
 
     Args:
-        heads: what to show as dots in the phase diagram; the heads of a sentence encoder, as
-            `promptlimit heads --example` measures them on Python's manual, when None.
+        heads: the heads shown as dots in the phase diagram; by default those of a sentence
+            encoder, as `promptlimit heads --example` measures them on Python's manual.
     """
     marks = example_heads() if heads is None else heads
     points = [
@@ -56,8 +56,8 @@ def explorer_page(heads: HeadMarks | None = None) -> str:
     ]
     return page_text(
         "explorer.html",
-        title="A finite prompt, by hand",
-        contents=(Entry("explore", "Explore"), Entry("about", "What is computed")),
+        title="One head over a finite prompt",
+        contents=(Entry("explore", "Explore"), Entry("about", "Definitions")),
         sources=("explorer.css", "weights.js", "explorer.js"),
         presets=_PRESETS,
         model=marks.model,

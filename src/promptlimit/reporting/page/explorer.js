@@ -1,5 +1,5 @@
 "use strict";
-// The explorer: four numbers in, everything else follows. Data flows one way:
+// The explorer: four sliders determine everything else. Data flows one way:
 // controls -> state -> numbers -> tiles and drawings.
 (() => {
   const LONGEST = 1e18, SHARPEST = 12, DECADES = 12;
@@ -13,7 +13,7 @@
 
   // --- state -------------------------------------------------------------------------------------
   const from10 = (exponent) => 10 ** Number(exponent);
-  const READ = { // from a slider's place to a number, and back
+  const READ = { // from the position of a slider to a number, and back
     sharpness: [Number, Number],
     length: [(place) => Math.max(1, Math.round(from10(place))), Math.log10],
     dimension: [(place) => 2 ** Number(place), Math.log2],
@@ -22,9 +22,9 @@
   const state = { sharpness: 2, length: 1000, dimension: 8, tolerance: 0.1 };
 
   function fromAddress() {
-    const asked = new URLSearchParams(location.hash.slice(1));
+    const given = new URLSearchParams(location.hash.slice(1));
     for (const name of Object.keys(state)) {
-      const value = Number(asked.get(name));
+      const value = Number(given.get(name));
       if (value > 0 && Number.isFinite(value)) state[name] = clamped(name, value);
     }
   }
@@ -72,7 +72,7 @@
     };
   }
 
-  // --- words -------------------------------------------------------------------------------------
+  // --- text --------------------------------------------------------------------------------------
   const superscript = (n) => String(n).replace(/./g, (c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c] || "⁻");
 
   function shown(value, digits = 4) {
@@ -87,7 +87,7 @@
 
   const chosen = (value) => (value < 1e7 ? value.toLocaleString("en", { maximumSignificantDigits: 12 }) : shown(value));
 
-  const regime = (order) => (order <= 2 / 3 ? "linear" : order <= 2 ? "concentrating" : "frozen");
+  const regime = (order) => (order <= 2 / 3 ? "spread" : order <= 2 ? "concentrating" : "frozen");
 
   function python({ sharpness, length, dimension, tolerance }) {
     return [
@@ -162,7 +162,7 @@
   function phaseDrawing() {
     const rows = [0, 2, 4, 6, 8, 10, 12].map((s) => [s / SHARPEST, String(s)]);
     axes(phasePanel, rows, "length L", "sharpness σ");
-    for (const [factor, label] of [[2 / 3, "linear below"], [2, "frozen above"]]) {
+    for (const [factor, label] of [[2 / 3, "spread below"], [2, "frozen above"]]) {
       const smooth = Array.from({ length: 20 * DECADES + 1 }, (_, n) => 10 ** (n / 20));
       const points = smooth.map((L) => `${lengthAt(L).toFixed(1)} ${sharpnessAt(Math.sqrt(factor * Math.log(L))).toFixed(1)}`);
       phasePanel.append(element("path", { class: "line", d: "M" + points.join("L") }));
@@ -182,29 +182,23 @@
     };
   }
 
-  // Colours of the phase diagram, a few rows a frame: ln(effective tokens) / ln L from 0 to 1.
+  // Colours of the phase diagram: ln(effective tokens) / ln L from 0 to 1 at the centres of few, large pixels, which the
+  // browser interpolates. The style sheet hides the diagram until it is painted.
   function paintPhases(canvas) {
     const brush = canvas.getContext("2d"), { width, height } = canvas;
     const ends = [[194, 85, 45], [47, 120, 183]];
-    let row = 0;
-    function some() {
-      const until = performance.now() + 6;
-      while (row < height && performance.now() < until) {
-        const s = SHARPEST * (1 - row / (height - 1)), head = weights.head(s, 2, 10 ** DECADES);
-        const line = brush.createImageData(width, 1);
-        for (let n = 0; n < width; n++) {
-          const L = Math.max(2, 10 ** ((DECADES * n) / (width - 1)));
-          const share = -Math.log(head.at(L).participation) / Math.log(L);
-          const colour = ends[0].map((low, c) => low + (ends[1][c] - low) * Math.min(1, Math.max(0, share)));
-          line.data.set([...colour, 255], 4 * n);
-        }
-        brush.putImageData(line, 0, row);
-        row += 1;
+    const image = brush.createImageData(width, height);
+    for (let row = 0; row < height; row++) {
+      const head = weights.head(SHARPEST * (1 - (row + 0.5) / height), 2, 10 ** DECADES);
+      for (let n = 0; n < width; n++) {
+        const L = Math.max(2, 10 ** ((DECADES * (n + 0.5)) / width));
+        const share = -Math.log(head.at(L).participation) / Math.log(L);
+        const colour = ends[0].map((low, c) => low + (ends[1][c] - low) * Math.min(1, Math.max(0, share)));
+        image.data.set([...colour, 255], 4 * (row * width + n));
       }
-      if (row < height) requestAnimationFrame(some);
-      else canvas.dataset.painted = "yes";
     }
-    some();
+    brush.putImageData(image, 0, 0);
+    canvas.dataset.painted = "yes";
   }
 
   // --- one frame -----------------------------------------------------------------------------------
@@ -222,6 +216,7 @@
     tile("tokens").textContent = shown(numbers.tokens);
     tile("shrinkage").textContent = shown(numbers.shrinkage);
     tile("gap").textContent = shown(numbers.gap);
+    tile("verdict").textContent = numbers.gap <= state.tolerance ? "within ε" : "above ε";
     tile("needed").textContent = shown(numbers.needed);
     tile("leading").textContent = `leading order: ${shown(numbers.leading)}`;
     tile("regime").textContent = regime(numbers.order);
@@ -285,6 +280,6 @@
     show();
   });
   fromAddress();
-  show();
   paintPhases(document.querySelector(".phases canvas"));
+  show();
 })();
