@@ -37,9 +37,6 @@ _NARROWEST = 1e-3
 _BLOCK = 2**18
 """Multiplications up to which the usual linear-algebra libraries use one thread."""
 
-_COLUMNS = 32
-"""How many columns a product should have at least to be fast."""
-
 
 @dataclasses.dataclass(frozen=True)
 class GaussianScore:
@@ -154,7 +151,7 @@ class GaussianScore:
         t = self._long_t
         g = self._g(t)
         levels = self.step * ndtr(np.stack([g, -g, self.sharpness - g]))
-        return correlations(levels, np.exp(t - np.exp(t))[:, None])[:, ::-1, 0]
+        return correlations(levels, np.exp(t - np.exp(t))[None])[:, 0]
 
     @cached_property
     def remainder(self) -> Array:
@@ -162,9 +159,8 @@ class GaussianScore:
         if self.is_narrow:
             return exponential_rest(self._x) @ self.normal[1]
         t = self._nodes(float(self._long_t[0]), _LARGEST_SLOW_T)
-        signals = exponential_rise(np.exp(t))[:, None]
-        share = correlations(self.step * ndtr(self.sharpness - self._g(t))[None], signals)
-        return self._mean_x * share[0, ::-1, 0]
+        levels = self.step * ndtr(self.sharpness - self._g(t))
+        return self._mean_x * correlations(levels[None], exponential_rise(np.exp(t))[None])[0, 0]
 
     @property
     def _mean_x(self) -> Array:
@@ -181,9 +177,8 @@ class GaussianScore:
             scale = np.exp(np.minimum(k * (self.u + self.mean), LARGEST_EXPONENT))
             return scale * products.reshape(len(powers), degree + 1, self.u.size)
         g, t = self._g(self._t), self._t
-        signals = np.exp(k[:, :, 0] * t - np.exp(t)).T
-        found = correlations(self._density(g) * _powers(g - centre, degree), signals)
-        return found[:, ::-1].transpose(2, 0, 1)
+        kernels = self._density(g) * _powers(g - centre, degree)
+        return correlations(kernels, np.exp(k[:, :, 0] * t - np.exp(t))).swapaxes(0, 1)
 
     def log_moments(self, pairs: tuple[tuple[int, int], ...]) -> Array:
         r"""Return $E[t^jx^ke^{-x}]$ for pairs (k, j), [pairs, u]."""
@@ -191,8 +186,8 @@ class GaussianScore:
             t, weights = np.log(self._x), self.normal[1]
             return np.stack([(t**j * self._x**k * self._damping) @ weights for k, j in pairs])
         g, t = self._g(self._t), self._t
-        signals = np.stack([t**j * np.exp(k * t - np.exp(t)) for k, j in pairs], axis=1)
-        return correlations(self._density(g)[None], signals)[0, ::-1].T
+        signals = np.stack([t**j * np.exp(k * t - np.exp(t)) for k, j in pairs])
+        return correlations(self._density(g)[None], signals)[0]
 
 
 def log_from(phi: Array, complement: Array) -> Array:
@@ -280,34 +275,13 @@ def blocked_product(left: Array, right: Array) -> Array:
 
 
 def correlations(kernels: Array, signals: Array) -> Array:
-    r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
+    r"""Return $\sum_tk[i+t]\,s[t]$, from the last i to the first, [kernel, signal, i].
 
-    P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
-    A product of windows would copy every number of a kernel P times as often.
+    Sums of their terms, without a Fourier transform: small values keep their digits.
 
     Args:
-        kernels: [kernel, outputs + inner - 1].
-        signals: [inner, signal].
+        kernels: [kernel, i + t].
+        signals: [signal, t].
     """
-    count, (inner, columns) = len(kernels), signals.shape
-    phases = max(1, _COLUMNS // columns)
-    outputs = kernels.shape[1] - inner + 1
-    rows = -(-outputs // phases)
-    width = inner + phases - 1
-    shifted = np.zeros((width, phases, columns))
-    down, across, along = shifted.strides
-    # np.ndarray makes the same view as as_strided in a twentieth of the time.
-    diagonals = np.ndarray(
-        (inner, phases, columns), float, shifted, 0, (down, down + across, along)
-    )
-    diagonals[:] = signals[:, None]
-    padded = np.zeros((count, phases * rows + inner - 1))
-    padded[:, : kernels.shape[1]] = kernels
-    apart, near = padded.strides
-    windows = np.ndarray((count, rows, width), float, padded, 0, (apart, phases * near, near))
-    flat = shifted.reshape(width, -1)
-    if rows * flat.size <= _BLOCK:
-        products = np.ascontiguousarray(windows) @ flat
-    else:
-        products = np.stack([blocked_product(window, flat) for window in windows])
-    return products.reshape(count, rows * phases, columns)[:, :outputs]
+    rows = [np.correlate(kernel, signal, "valid") for kernel in kernels for signal in signals]
+    return np.reshape(rows, (len(kernels), len(signals), -1))[:, :, ::-1]

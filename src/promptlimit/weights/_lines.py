@@ -81,17 +81,9 @@ class Line:
 
     def waves(self, u: Array) -> Complex:
         r"""Return $e^{(c-c_0)u}$, [j, n], for evenly spaced u."""
-        block = 16
         if self.multiples.size * u.size > _MOST_WAVES:
             raise _too_far_apart(self.multiples.size)
-        if u.size <= block:
-            return np.exp(np.outer(self.multiples - self.real, u))
-        step = (u[-1] - u[0]) / (u.size - 1)
-        rows = -(-u.size // block)
-        centred = self.multiples - self.real
-        coarse = np.exp(np.outer(centred, u[0] + step * block * np.arange(rows)))
-        fine = np.exp(np.outer(centred, step * np.arange(block)))
-        return (coarse[:, :, None] * fine[:, None, :]).reshape(centred.size, -1)[:, : u.size]
+        return np.exp(np.outer(self.multiples - self.real, u))
 
     def scale(self, u: Array) -> Array:
         r"""Return $e^{c_0u}$ times the size of the integrand on the real axis."""
@@ -134,11 +126,11 @@ class RayLaw(AbstractScoreLaw):
 
     @property
     def offset(self) -> float:
-        """The score of the ray's centre."""
-        return float(self.ray.centre @ self.tilt)
+        """Zero: a transform has no token to measure scores from."""
+        return 0.0
 
     def score_of(self, token: Array) -> float:
-        return float(token @ self.tilt) - self.offset
+        return float(token @ self.tilt)
 
     @property
     def log_mean(self) -> float:
@@ -225,8 +217,7 @@ class RayLaw(AbstractScoreLaw):
         ((_, slopes, curvatures),) = self.ray.derivatives(value, ends)
         if not np.isfinite(slopes[0]).all():
             raise NotAnalyticError("the gradient of its `log_laplace` is not finite at the tilt")
-        base = value @ self.ray.centre
-        return base + slopes[0].real, base + slopes[1].real, curvatures[1].real
+        return slopes[0].real, slopes[1].real, curvatures[1].real
 
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
@@ -242,14 +233,13 @@ class RayLaw(AbstractScoreLaw):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
         c = products.multiples
         moved = c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON
-        base = limit - value @ self.ray.centre
         pairs = np.stack([c, moved], axis=1).ravel()  # never parted: chunks are even
         for part, slopes, curvatures in self.ray.derivatives(value, pairs):
             slope, curvature = slopes[::2], curvatures[::2]
             lost = EPSILON * np.linalg.norm(slope, axis=1)  # as both are, by the limit's rounding
             blur = np.linalg.norm(slope - slopes[1::2], axis=1) + lost
-            centred = slope - base
-            squares = ((slopes - base) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
+            centred = slope - limit
+            squares = ((slopes - limit) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
             shake = np.abs(squares[::2] - squares[1::2])
             shake += lost * (2.0 * np.linalg.norm(centred, axis=1) + lost)
             yield slice(part.start // 2, part.stop // 2), centred, curvature, blur, shake
@@ -341,9 +331,7 @@ class LineProducts(AbstractProducts):
         shares, roundings = [], []
         for line in self.lines:
             weighted = weights[:, line.part] * line.scale
-            halves = [
-                _real_times(weighted[:, at], line.waves[:, at]) for at in even_and_odd(line.part)
-            ]
+            halves = [weighted[:, at] @ line.waves[:, at].T for at in even_and_odd(line.part)]
             shares.append(np.stack(halves) * line.upper)
             roundings.append((weighted @ line.rounding)[:, None] * np.abs(line.upper))
         return np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
@@ -359,11 +347,6 @@ class LineProducts(AbstractProducts):
             blurred, summed = (size @ np.abs(line.waves) for size in sizes)
             lost[line.part] = (summed * line.rounding + blurred) * line.scale
         return lowered, lost
-
-
-def _real_times(weights: Array, waves: Complex) -> Complex:
-    """Return the product with a transposed complex matrix, in two real ones."""
-    return weights @ waves.real.T + 1j * (weights @ waves.imag.T)
 
 
 def _runs(good: np.ndarray) -> np.ndarray:

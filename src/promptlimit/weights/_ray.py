@@ -65,11 +65,6 @@ class Ray:
     measure: AbstractMeasure
     tilt: Array
 
-    @cached_property
-    def centre(self) -> Array:
-        """What is taken from tokens before anything is computed, [d]; nothing, in general."""
-        return np.zeros_like(self.tilt)
-
     def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
         r"""Return $\Lambda(ct)$, for complex c up to multiples of $2\pi i$.
 
