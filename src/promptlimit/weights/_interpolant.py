@@ -5,8 +5,6 @@ ever new sharpness, and differentiate through them. The variable is $\sigma^2$, 
 statistics are smooth down to 0, so that no caller differentiates a square root there.
 """
 
-import os
-import pathlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -117,18 +115,16 @@ def weight_interpolant(
     *,
     max_sharpness: float = 8.0,
     statistics: Sequence[str] = ("participation", "shrinkage", "score_error"),
-    folder: str | os.PathLike[str] | None = None,
 ) -> WeightInterpolant:
     r"""Return weight statistics at fixed lengths as jit-able functions of $\sigma^2$.
 
-    Building takes a second or so (more for larger `max_sharpness`) and happens once per process
-    for the same arguments, or once for all when a `folder` is given to keep the tables in.
+    Building takes 0.1 to 2 seconds (more for larger `max_sharpness`), once per process for the same
+    arguments.
 
     Args:
         length: L, one number or several.
         max_sharpness: largest $\sigma$, at most 40.
         statistics: names of fields of `WeightStatistics`.
-        folder: where to keep tables between processes.
 
     >>> interpolant = weight_interpolant(100, max_sharpness=1.0)
     >>> with jax.enable_x64(True):
@@ -149,8 +145,7 @@ def weight_interpolant(
     if not lengths:
         raise ArgumentError("length", "must hold at least one number, got none.")
     smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
-    place = None if folder is None else pathlib.Path(folder)
-    table = interpolation_table(smooth, lengths, float(max_sharpness), place)
+    table = interpolation_table(smooth, lengths, float(max_sharpness))
     return WeightInterpolant(
         tables=tuple(table.coefficients),
         statistics=tuple(statistics),
