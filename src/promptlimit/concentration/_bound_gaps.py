@@ -12,12 +12,12 @@ import numpy as np
 from promptlimit._arrays import Array
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
 from promptlimit.concentration._sharpness_law import (
-    Form,
+    Product,
     SharpnessLaw,
     average,
+    product_at,
     require_within_reach,
     sharpness_law,
-    square,
 )
 from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
@@ -41,7 +41,7 @@ class _Reduced:
     dim: int
     transform: Array
     scale: float
-    size: tuple[Form, ...]
+    size: Product
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
@@ -87,7 +87,7 @@ def bound_gap(problem: Problem) -> Array:
         seen = queries.points @ reduced.transform.T
         require_within_reach(np.abs(seen))
         sharpness = np.linalg.norm(seen, axis=1)
-        size = np.prod([form.at(queries.points) for form in reduced.size], axis=0)
+        size = product_at(reduced.size, queries.points)
         total += (queries.weights * size) @ reduced.at_sharpness(sharpness, lengths)
     for part in queries.gaussians:
         law = sharpness_law(reduced.transform, part.mean, part.cov)
@@ -107,7 +107,7 @@ def _reduced(problem: Problem) -> _Reduced:
         dim=max(1, int(np.linalg.matrix_rank(root))),
         transform=root @ read.key_query,
         scale=read.constant * scale,
-        size=() if read.factor is None else (square(read.factor),),
+        size=() if read.factor is None else (read.factor.T @ read.factor,),
         of_covariance=read.left is not None,
     )
 

@@ -8,7 +8,6 @@ docs/gaps.md.
 """
 
 import dataclasses
-import functools
 import math
 
 import jax
@@ -18,11 +17,11 @@ from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sharpness_law import (
-    Form,
+    Product,
     SharpnessLaw,
     average,
+    product_at,
     sharpness_law,
-    square,
 )
 from promptlimit.errors import KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem
@@ -38,9 +37,6 @@ from promptlimit.weights import (
 
 _MOST_POINTS = 256
 """Queries beyond which the statistics are interpolated rather than computed one by one."""
-
-_MOST_KEPT = 2**14
-"""Values of a statistic beyond which none are kept for the next gap."""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
 """For each statistic, which products of forms it multiplies: (coefficient, index) pairs."""
@@ -59,21 +55,21 @@ class GaussianGap:
     """
 
     transform: Array
-    products: tuple[tuple[Form, ...], ...]
+    products: tuple[Product, ...]
     orders: tuple[int, ...]
     terms: Terms
-    leading: tuple[tuple[float, tuple[Form, ...]], ...]
+    leading: tuple[tuple[float, Product], ...]
 
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
     read, root = unwrap(problem.reading), unwrap(problem.gaussian).root()
     transform = root @ read.key_query
-    size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
+    size: Product = () if read.factor is None else (_square(read.factor),)
     outer = read.value @ root
     if read.left is not None:
         return _spread_gap(transform, size, read.left @ root, outer)
-    total, along = float(np.sum(outer**2)), square(outer @ transform)
+    total, along = float(np.sum(outer**2)), _square(outer @ transform)
     scale = read.constant
     return GaussianGap(
         transform,
@@ -87,9 +83,12 @@ def gaussian_gap(problem: Problem) -> GaussianGap:
     )
 
 
-def _spread_gap(
-    transform: Array, size: tuple[Form, ...], inner: Array, outer: Array
-) -> GaussianGap:
+def _square(factor: Array) -> Array:
+    """Return the matrix of the form $|Fz|^2$."""
+    return factor.T @ factor
+
+
+def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> GaussianGap:
     r"""Return the gap of $KCV'$: $\mathrm{tr}(DP)$ with D as in `gaussian_spread_error`.
 
     With $p=e'Pe$, $n=e'Ne$, $x=e'PNe$, the statistics are multiplied by
@@ -100,10 +99,10 @@ def _spread_gap(
         E S_2^2:  tr PN - 2 x + p n
         E tr W^2: tr PN - 2 x + p n + (tr N - n)(tr P - p)
     """
-    p_matrix, n_matrix = outer.T @ outer, inner.T @ inner
+    p_matrix, n_matrix = _square(outer), _square(inner)
     both = p_matrix @ n_matrix
-    p, n = square(outer @ transform), square(inner @ transform)
-    x = Form(transform.T @ (0.5 * (both + both.T)) @ transform)
+    p, n = _square(outer @ transform), _square(inner @ transform)
+    x = transform.T @ (0.5 * (both + both.T)) @ transform
     tp, tn, tx = (float(np.trace(matrix)) for matrix in (p_matrix, n_matrix, both))
     one, of_p, of_n, of_x, of_pn = range(5)
     return GaussianGap(
@@ -180,11 +179,10 @@ def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
     leading = [
         (coefficient, product)
         for coefficient, product in gap.leading
-        if coefficient and all(form.matrix.any() for form in product)
+        if coefficient and all(matrix.any() for matrix in product)
     ]
     for coefficient, product in leading:
-        values = np.prod([form.at(queries.points) for form in product], axis=0)
-        total += coefficient * float(np.sum(growth * values))
+        total += coefficient * float(np.sum(growth * product_at(product, queries.points)))
     for part in queries.gaussians:
         law = sharpness_law(gap.transform, part.mean, part.cov)
         means = [c * law.tilted_mean_of(1.0, product) for c, product in leading]
@@ -198,9 +196,7 @@ def _over_points(
     if not points.size:
         return np.zeros(lengths.size), np.zeros(lengths.size)
     sharpness = np.linalg.norm(points @ gap.transform.T, axis=1)
-    rows = [
-        weights * np.prod([form.at(points) for form in product], axis=0) for product in gap.products
-    ]
+    rows = [weights * product_at(product, points) for product in gap.products]
     return _summed(gap, np.stack(rows, axis=1), sharpness, lengths)
 
 
@@ -238,9 +234,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
             }
         return interpolated, np.full((sharpness.size, lengths.size), table.error)
     _require_reach(names, float(sharpness.max(initial=0.0)))
-    few = sharpness.size * lengths.size <= _MOST_KEPT
-    asked = names, tuple(sharpness.tolist()), tuple(lengths.tolist())
-    statistics = dict(_kept_statistics(*asked) if few else _at_points(*asked))
+    statistics = some_statistics(names, sharpness[:, None], lengths)
     return statistics, statistics.pop("relative_error")
 
 
@@ -256,18 +250,6 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
         f"{sharpness:.4g} (in their tail, if they have one). Ask for kind='estimate' or 'bound', "
         "or scale the parameters down.",
     )
-
-
-def _at_points(
-    names: tuple[str, ...], sharpness: tuple[float, ...], lengths: tuple[float, ...]
-) -> dict[str, Array]:
-    """Return the statistics, [n, lengths] each, and their error."""
-    points = np.array(sharpness, dtype=np.float64)[:, None]
-    return some_statistics(names, points, np.array(lengths))
-
-
-_kept_statistics = functools.lru_cache(maxsize=32)(_at_points)
-"""The same from memory: gaps in several parameters ask for the same ones in turn."""
 
 
 def log_scale(sharpness: Array, lengths: Array) -> Array:

@@ -6,8 +6,6 @@ from functools import partial
 from numbers import Real
 
 import numpy as np
-from scipy.interpolate import BarycentricInterpolator
-from scipy.optimize import brentq
 
 from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
 from promptlimit.attention import AbstractAttention
@@ -26,10 +24,11 @@ _SCAN_TOLERANCE = 0.01
 _TOLERANCE = 1e-7
 """Relative error of the gaps that decide."""
 _POINTS = 12
-"""Lengths tried at once when a crossing is narrowed down."""
-_RATIOS = np.array([1e-9, 1e-6, 1e-4, 1e-2])
+"""Lengths tried at once when a crossing is narrowed down: they cost little more than one."""
+_NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
+"""Relative distances from a guess at which lengths are tried."""
 _RESOLUTION = 1e-11
-"""Lengths whose ratio is closer to 1 than this are not told apart."""
+"""Lengths whose ratio is closer to 1 than this are not distinguished."""
 
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
 
@@ -152,59 +151,27 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 
 
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
-    r"""Return the crossing between a length above the threshold and one not above it.
+    r"""Return the last crossing between a length above the threshold and one not above it.
 
-    $\log$ gap is smooth in $\log L$: a polynomial through what was tried says where to look, and
-    the bracket of what was seen stays the authority.
+    $\log$ gap is smooth in $\log L$: linear interpolation guesses where to look next.
     """
-    tried = _chebyshev(low, high)
-    while tried.size:
+    guess = math.sqrt(low) * math.sqrt(high)
+    while (tried := _between(low, high, guess)).size:
         values = gap(tried, _TOLERANCE)
         over = np.concatenate([[True], ~(values <= threshold), [False]])
         ends = np.concatenate([[low], tried, [high]])
         last = int(np.flatnonzero(over)[-1])
         low, high = float(ends[last]), float(ends[last + 1])
-        guess = _polynomial_root(tried, values, threshold, low, high)
-        tried = _around(guess, low, high)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            guess = np.exp(np.interp(0.0, np.log(threshold / values), np.log(tried)))
     return high
 
 
-def _chebyshev(low: float, high: float) -> Array:
-    """Return whole lengths between two, at Chebyshev points of the logarithm."""
-    place = 0.5 * (1.0 - np.cos(np.pi * (np.arange(_POINTS) + 0.5) / _POINTS))
-    return _inside(low * (high / low) ** place, low, high)
-
-
-def _around(guess: float, low: float, high: float) -> Array:
-    """Return whole lengths close to a guess on both sides, ever farther, and one in the middle."""
-    near = np.array([0.0, 1.0, 2.0])
-    ratios = np.concatenate([1.0 + _RATIOS, 1.0 / (1.0 + _RATIOS)])
-    middle = np.sqrt(low) * np.sqrt(high)
-    return _inside(
-        np.concatenate([guess + near, guess - near, guess * ratios, [middle]]), low, high
-    )
-
-
-def _inside(lengths: Array, low: float, high: float) -> Array:
-    """Return the lengths, whole and increasing, strictly between two; none when they are close."""
+def _between(low: float, high: float, guess: float) -> Array:
+    """Return whole lengths strictly between two, dense near a guess; none if the two are close."""
     if high <= low * (1.0 + _RESOLUTION):
         return np.zeros(0)
-    whole = np.unique(np.round(lengths))
+    even = np.geomspace(low, high, _POINTS)
+    near = np.concatenate([guess * (1.0 + _NEAR), guess * (1.0 - _NEAR), guess + np.arange(-1, 2)])
+    whole = np.unique(np.round(np.concatenate([even, near])))
     return whole[(whole > low) & (whole < high)]
-
-
-def _polynomial_root(
-    lengths: Array, values: Array, threshold: float, low: float, high: float
-) -> float:
-    """Return about where the gap crosses the threshold between two lengths."""
-    x, ends = np.log1p((lengths - low) / low), (0.0, math.log1p((high - low) / low))
-    usable = np.isfinite(values) & (values > 0.0)
-    if np.count_nonzero(usable) < 2:
-        return low * math.exp(0.5 * ends[1])
-    y = np.log(values[usable] / threshold)
-    polynomial = BarycentricInterpolator(x[usable], y)
-    signs = [float(polynomial(end)) for end in ends]
-    if not signs[0] > 0.0 >= signs[1]:
-        return low * math.exp(0.5 * ends[1])
-    root = brentq(lambda place: float(polynomial(place)), *ends, full_output=True)[0]
-    return low * math.exp(root)

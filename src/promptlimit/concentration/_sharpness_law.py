@@ -64,31 +64,16 @@ _CUT = 34.0
 """What is smaller than the largest by this many e-folds is cut off."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-    r"""The quadratic form $Q(z)=|Fz|^2$, or $z'Az$ when it is no square.
-
-    Attributes:
-        matrix: $A$, symmetric, [q, q].
-        factor: $F$ with $A=F'F$, [k, q], the fewer rows the cheaper; None when there is none.
-    """
-
-    matrix: Array
-    factor: Array | None = None
-
-    def at(self, points: Array) -> Array:
-        """Return the values at points [n, q]."""
-        return np.einsum("ni,ij,nj->n", points, self.matrix, points)
-
-    def through(self, matrix: Array) -> "Form":
-        """Return the form of $x$ that this one is of $z$ = `matrix` $x$."""
-        factor = None if self.factor is None else self.factor @ matrix
-        return Form(matrix.T @ self.matrix @ matrix, factor)
+Product = tuple[Array, ...]
+"""A product of up to three quadratic forms $z'Az$, by their symmetric matrices A, [q, q] each."""
 
 
-def square(factor: Array) -> Form:
-    """Return the form $|Fz|^2$."""
-    return Form(factor.T @ factor, factor)
+def product_at(product: Product, points: Array) -> Array:
+    """Return a product of quadratic forms at points [n, q]."""
+    values = np.ones(len(points))
+    for matrix in product:
+        values = values * np.einsum("ni,ij,nj->n", points, matrix, points)
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,26 +108,27 @@ class SharpnessLaw:
         r"""Return $\sigma=\sqrt{f+\rho^2}$."""
         return np.sqrt(self.floor + radius**2)
 
-    def density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
+    def density(self, radius: Array, products: tuple[Product, ...]) -> Array:
         r"""Return $E[\varphi;\rho]$, [products, n], at $\rho=\sqrt{\sigma^2-f}>0$, in its units.
 
         An empty product is 1, so that its row is the density of $\rho$ itself.
         """
-        lifted = tuple(tuple(self._lifted(form) for form in product) for product in products)
-        factors = [form.factor.shape[0] for ps in lifted for form in ps if form.factor is not None]
-        entries = _TYPICAL_NODES * (self.variances.size + 1) * max([1, *factors])
-        size = max(1, _ENTRIES_AT_ONCE // entries)
+        lifted = tuple(self._lifted(product) for product in products)
+        size = self.variances.size + 1
+        entries = _TYPICAL_NODES * size * (size if max(map(len, products)) == 3 else 1)
+        block = max(1, _ENTRIES_AT_ONCE // entries)
         pieces = [
-            self._density(radius[start : start + size], lifted)
-            for start in range(0, radius.size, size)
+            self._density(radius[start : start + block], lifted)
+            for start in range(0, radius.size, block)
         ]
         return np.concatenate(pieces, axis=1)
 
-    def _lifted(self, form: Form) -> Form:
-        r"""Return the form in the coordinates $(1,\xi)$, so that $z$ is linear in them."""
-        return form.through(np.column_stack([self.centre, self.axes]))
+    def _lifted(self, product: Product) -> Product:
+        r"""Return the forms in the coordinates $(1,\xi)$, in which $z$ is linear."""
+        lift = np.column_stack([self.centre, self.axes])
+        return tuple(lift.T @ matrix @ lift for matrix in product)
 
-    def _density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
+    def _density(self, radius: Array, products: tuple[Product, ...]) -> Array:
         s = radius**2
         saddle, scale = self._saddle(s)
         step, nodes = self._steps(s, saddle, scale)
@@ -211,13 +197,13 @@ class SharpnessLaw:
         distance = np.exp(0.5 * (low + high))
         return 0.5 / lam[0] - distance, 2.0 * _SLOPE**2 * distance
 
-    def tilted_mean_of(self, theta: float, product: tuple[Form, ...]) -> float:
+    def tilted_mean_of(self, theta: float, product: Product) -> float:
         r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$, infinite where $2\theta\lambda_1\ge1$."""
         if 2.0 * theta * self.variances.max(initial=0.0) >= 1.0:
             return float("inf")
         at = np.array([theta], dtype=np.complex128)
         mean, variance = self._tilted(at)
-        value = mean_of_product(tuple(map(self._lifted, product)), mean, variance)
+        value = mean_of_product(self._lifted(product), mean, variance)
         scale = np.exp(self._log_laplace(at) + theta * self.floor)
         return float((scale * value).real[0])
 
@@ -280,7 +266,7 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     return SharpnessLaw(variances, shifts, floor, centre, root @ right.T)
 
 
-def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -> Complex:
+def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
     r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$ at once.
 
     The joint cumulants of $Q_i=x'A_ix$ are
@@ -294,13 +280,13 @@ def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -
     complex: tilting a Gaussian by a complex multiple of a square leaves these identities true.
 
     Args:
-        forms: none to three of them; the second of three must have a factor.
+        forms: at most three.
         mean: $m$, [n, q].
         variance: the diagonals of $D$, [n, q].
     """
-    pulled = [mean @ form.matrix for form in forms]
+    pulled = [mean @ form for form in forms]
     first = [
-        variance @ np.diag(form.matrix) + np.sum(pull * mean, axis=-1)
+        variance @ np.diag(form) + np.sum(pull * mean, axis=-1)
         for form, pull in zip(forms, pulled, strict=True)
     ]
     if not forms:
@@ -309,7 +295,7 @@ def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -
         return first[0]
 
     def second(i: int, j: int) -> Complex:
-        trace = np.sum((variance @ (forms[i].matrix * forms[j].matrix)) * variance, axis=-1)
+        trace = np.sum((variance @ (forms[i] * forms[j])) * variance, axis=-1)
         return 2.0 * trace + 4.0 * np.sum(pulled[i] * variance * pulled[j], axis=-1)
 
     if len(forms) == 2:
@@ -318,17 +304,17 @@ def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -
     return _third(forms, pulled, variance) + together + first[0] * first[1] * first[2]
 
 
-def _third(forms: tuple[Form, ...], pulled: list[Complex], variance: Complex) -> Complex:
-    """Return the third joint cumulant."""
-    one, two, three = (form.matrix for form in forms)
-    factor = forms[1].factor
-    if factor is None:
-        raise AssertionError("the middle form of three must have a factor")
-    if all(np.array_equal(form.matrix, np.diag(np.diag(form.matrix))) for form in forms):
+def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
+    """Return the third joint cumulant, from the few eigenvectors of the second form."""
+    one, two, three = forms
+    if all(np.array_equal(form, np.diag(np.diag(form))) for form in forms):
         trace = variance**3 @ (np.diag(one) * np.diag(two) * np.diag(three))
     else:
-        rows = factor * variance[:, None, :]
-        trace = np.sum((rows @ one) * variance[:, None, :] * (rows @ three), axis=(1, 2))
+        values, vectors = np.linalg.eigh(two)
+        kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
+        rows = vectors.T[kept] * variance[:, None, :]
+        pairs = (rows @ one) * variance[:, None, :] * (rows @ three)
+        trace = pairs.sum(axis=2) @ values[kept]
     spread = [pull * variance for pull in pulled]
     paths = (
         np.sum((spread[0] @ two) * spread[2], axis=-1)
@@ -340,7 +326,7 @@ def _third(forms: tuple[Form, ...], pulled: list[Complex], variance: Complex) ->
 
 def average(
     law: SharpnessLaw,
-    products: tuple[tuple[Form, ...], ...],
+    products: tuple[Product, ...],
     integrand: Integrand,
     log_size: LogSize,
     tolerance: float,
