@@ -346,8 +346,8 @@ def test_length_statistics_load_without_jax():
     [
         (
             lambda: pl.length_statistics([1.0, 41.0], 3),
-            "`sharpness` must be between 0 and 40, got 41.0. It is the standard "
-            "deviation of the scores.",
+            "`sharpness` must be between 0 and 40, got 41.0. It is the standard deviation of the "
+            "scores, sqrt(t' Gamma t).",
         ),
         (
             lambda: pl.length_statistics(1.0, 0),
@@ -380,7 +380,8 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.lengths.GaussianScores(-1.0),
-            "`sharpness` must be between 0 and 40, got -1.",
+            "`sharpness` must be between 0 and 40, got -1.0. It is the standard deviation of the "
+            "scores, sqrt(t' Gamma t).",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(10), 100),
@@ -392,20 +393,20 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics(np.array([1.0 + 1.0j]), 3),
-            "`sharpness` must be a number or a law of scores, got ndarray. Pass a number, "
-            "GaussianScores, ListedScores or TokenScores.",
+            "`sharpness` must hold numbers, got array([1.+1.j]). Pass a number, GaussianScores, "
+            "ListedScores or TokenScores.",
         ),
         (
             lambda: pl.length_statistics(1.0, 3, fixed_scores=np.array([1.0j])),
-            "`fixed_scores` must be numbers, got array([0.+1.j]). Pass a list of scores.",
+            "`fixed_scores` must hold numbers, got array([0.+1.j]). Pass a list of scores.",
         ),
         (
             lambda: pl.lengths.ListedScores(np.array([1.0j])),
-            "`scores` must be a list of numbers, got array([0.+1.j]).",
+            "`scores` must hold numbers, got array([0.+1.j]).",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(100), 9, fixed_scores="ab"),
-            "`fixed_scores` must be numbers, got 'ab'. Pass a list of scores.",
+            "`fixed_scores` must hold numbers, got 'ab'. Pass a list of scores.",
         ),
     ],
 )

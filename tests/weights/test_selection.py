@@ -1,4 +1,4 @@
-"""What a finite prompt selects of a mixture, against the general engine, limits and simulation."""
+"""Selection of mixture components, against the general engine, limits and simulation."""
 
 import math
 import re
@@ -19,7 +19,7 @@ VARIANCE = 1.7
 
 
 def reading(tilt: np.ndarray, moments: Selection) -> tuple[np.ndarray, np.ndarray]:
-    """Return bias and second moment of what a head reads, put together from its selection."""
+    """Return bias and second moment of the output of a head, from its selection."""
     size = np.linalg.norm(tilt)
     e = tilt / size if size else np.zeros(3)
     masses, products, along, score, share = (
@@ -182,8 +182,8 @@ def test_two_heads_too_sharp_for_memory_are_refused():
     tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
     message = (
         "`attention` must have milder scores where two of its heads read one prompt at different "
-        "tilts, got standard deviation 40. Scale its key-query matrices down, or ask `risk` for "
-        "kind='estimate' with a key."
+        "tilts, got standard deviation 40. Scale its key-query matrices down, or pass "
+        "kind='estimate' and a key to `risk`."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cross_moment(tokens, tilts, (np.eye(3), np.eye(3)), np.array([10.0]))

@@ -6,19 +6,12 @@ One function for every law of the scores: what differs between laws is the mean 
 
 import numpy as np
 
-from promptlimit._arrays import (
-    Array,
-    ArrayLike,
-    checked_lengths,
-    numpy_only,
-    real_numbers,
-    require_unmasked,
-)
+from promptlimit._arrays import Array, ArrayLike, checked_lengths, numpy_only
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.lengths._integrals import prompt_integrals
-from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window
+from promptlimit.lengths._scores import AbstractScores, GaussianScores, in_window, numbers
 from promptlimit.results import LengthStatistics
-from promptlimit.weights import MAX_SHARPNESS
+from promptlimit.weights import checked_sharpness
 
 TOLERANCE = 1e-10
 """The relative error the engine may measure on itself for Gaussian scores before it refuses."""
@@ -34,6 +27,7 @@ _TINY = 1e-7
 _NODES = 0.0465 + 0.0435 * np.cos(np.pi * (np.arange(12) + 0.5) / 12)
 
 LARGEST_FIXED = 2000.0
+_HINT = "Pass a number, GaussianScores, ListedScores or TokenScores."
 _COLUMNS = (
     "log_partition",
     "log_partition_variance",
@@ -74,7 +68,9 @@ def length_statistics(
     """
     counts, fixed = checked_lengths(lengths, name="lengths"), checked_fixed(fixed_scores)
     law = sharpness if isinstance(sharpness, AbstractScores) else None
-    sigma = np.zeros(()) if isinstance(sharpness, AbstractScores) else _checked_sharpness(sharpness)
+    sigma = np.zeros(())
+    if not isinstance(sharpness, AbstractScores):
+        sigma = checked_sharpness(numbers("sharpness", sharpness, _HINT))
     try:
         shape = np.broadcast_shapes(sigma.shape, counts.shape, fixed.shape[:-1])
     except ValueError:
@@ -226,34 +222,9 @@ def _continued(sigma: Array, lengths: Array, fixed: Array) -> tuple[Array, Array
     return value, share
 
 
-def _checked_sharpness(sharpness: ArrayLike) -> Array:
-    require_unmasked("sharpness", sharpness)
-    try:
-        values = real_numbers(sharpness)
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            "sharpness",
-            f"must be a number or a law of scores, got {type(sharpness).__name__}. "
-            "Pass a number, GaussianScores, ListedScores or TokenScores.",
-        ) from None
-    wrong = values[~((values >= 0) & (values <= MAX_SHARPNESS))]
-    if wrong.size:
-        raise ArgumentError(
-            "sharpness",
-            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong[0]}. "
-            "It is the standard deviation of the scores.",
-        )
-    return values
-
-
 def checked_fixed(fixed_scores: ArrayLike) -> Array:
-    require_unmasked("fixed_scores", fixed_scores)
-    try:
-        fixed = np.atleast_1d(real_numbers(fixed_scores))
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            "fixed_scores", f"must be numbers, got {fixed_scores!r:.40}. Pass a list of scores."
-        ) from None
+    """Return the scores of fixed tokens, [..., f]."""
+    fixed = np.atleast_1d(numbers("fixed_scores", fixed_scores, "Pass a list of scores."))
     if not (np.abs(fixed) <= LARGEST_FIXED).all():
         wrong = fixed[~(np.abs(fixed) <= LARGEST_FIXED)][0]
         raise ArgumentError(

@@ -9,11 +9,11 @@ import numpy as np
 from promptlimit._arrays import Array, ArrayLike, real_numbers, require_unmasked
 from promptlimit.errors import ArgumentError
 from promptlimit.weights import (
-    MAX_SHARPNESS,
     AbstractScoreLaw,
     GaussianLaw,
     KnownTokens,
     PartitionMeans,
+    checked_sharpness,
     nodes_of,
     token_list,
 )
@@ -56,13 +56,8 @@ class GaussianScores(AbstractScores):
         sharpness, means = np.broadcast_arrays(
             _vector("sharpness", self.sharpness), _vector("means", self.means)
         )
-        if not np.all((sharpness >= 0.0) & (sharpness <= MAX_SHARPNESS)):
-            wrong = sharpness[~((sharpness >= 0.0) & (sharpness <= MAX_SHARPNESS))][0]
-            raise ArgumentError(
-                "sharpness", f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong:g}."
-            )
         _require_near("means", means)
-        object.__setattr__(self, "sharpness", sharpness)
+        object.__setattr__(self, "sharpness", checked_sharpness(sharpness))
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "weights", _shares(self.weights, means.size))
 
@@ -139,12 +134,18 @@ def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionM
     return law.partition_means(nodes_of(windows))
 
 
-def _vector(name: str, values: ArrayLike) -> Array:
+def numbers(name: str, values: ArrayLike, hint: str = "") -> Array:
+    """Return real numbers as an array; the error names the argument and ends with the hint."""
     require_unmasked(name, values)
     try:
-        vector = np.atleast_1d(real_numbers(values))
+        return real_numbers(values)
     except (TypeError, ValueError):
-        raise ArgumentError(name, f"must be a list of numbers, got {values!r:.40}.") from None
+        message = f"must hold numbers, got {values!r:.40}. {hint}".rstrip()
+        raise ArgumentError(name, message) from None
+
+
+def _vector(name: str, values: ArrayLike) -> Array:
+    vector = np.atleast_1d(numbers(name, values))
     if vector.ndim != 1 or not vector.size:
         raise ArgumentError(name, f"must be a list of numbers, got shape {vector.shape}.")
     if not np.isfinite(vector).all():

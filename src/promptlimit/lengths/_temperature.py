@@ -21,13 +21,12 @@ from promptlimit._arrays import (
     as_float64,
     checked_lengths,
     numpy_only,
-    real_numbers,
-    require_unmasked,
 )
 from promptlimit.errors import ArgumentError
 from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
+from promptlimit.lengths._scores import numbers
 from promptlimit.results import InverseTemperatures
-from promptlimit.weights import MAX_SHARPNESS
+from promptlimit.weights import MAX_SHARPNESS, checked_sharpness
 
 Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
 """What a temperature may keep."""
@@ -84,15 +83,15 @@ def inverse_temperature(
     """
     _require_arguments(keep, margin=margin, weight=weight, target=target, base=base)
     kept = weight if keep == "needle" else target
-    numbers = [
-        _numbers("sharpness", sharpness),
-        _numbers("margin", 0.0 if margin is None else margin),
-        _numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
+    given = [
+        numbers("sharpness", sharpness),
+        numbers("margin", 0.0 if margin is None else margin),
+        numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
     ]
     counts = checked_lengths(lengths, name="lengths")
     bases = checked_lengths(math.inf if base is None else base, name="base")
     try:
-        sigma, margins, targets, counts, bases = np.broadcast_arrays(*numbers, counts, bases)
+        sigma, margins, targets, counts, bases = np.broadcast_arrays(*given, counts, bases)
     except ValueError:
         raise ArgumentError(
             "sharpness", "must broadcast with `lengths`, `margin`, the value to keep and `base`."
@@ -278,17 +277,9 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
         )
 
 
-def _numbers(name: str, value: ArrayLike) -> Array:
-    require_unmasked(name, value)
-    try:
-        return real_numbers(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, f"must hold numbers, got {value!r:.40}.") from None
-
-
 def one_number(name: str, value: ArrayLike) -> float:
     """Return one number, or say which argument is none."""
-    array = _numbers(name, value)
+    array = numbers(name, value)
     if array.shape:
         raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
     return float(array)
@@ -312,13 +303,7 @@ def _require_bases(keep: str, bases: Array) -> None:
 
 
 def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> None:
-    if not np.all((sigma >= 0.0) & (sigma <= MAX_SHARPNESS)):
-        wrong = sigma[~((sigma >= 0.0) & (sigma <= MAX_SHARPNESS))].flat[0]
-        raise ArgumentError(
-            "sharpness",
-            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong}. It is the standard "
-            "deviation of the scores.",
-        )
+    checked_sharpness(sigma)
     if not np.isfinite(lengths).all():
         raise ArgumentError(
             "lengths", "must be finite, got inf. No temperature keeps anything there."

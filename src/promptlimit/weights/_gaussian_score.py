@@ -1,4 +1,4 @@
-r"""Transforms of one Gaussian score, from which all exact quantities of Gaussian tokens are made.
+r"""Transforms of one Gaussian score, on which all exact quantities of Gaussian tokens depend.
 
 A score is $s=\mu+\sigma g$, $g\sim N(0,1)$. With $t=s+u$ and $x=e^t$ the transforms are means of
 
@@ -98,7 +98,7 @@ class GaussianScore:
 
     @cached_property
     def _long_t(self) -> Array:
-        r"""Nodes t for integrands with $\Phi$: below $1-\varphi$ at the lowest u, none counts."""
+        r"""Nodes t for integrands with $\Phi$, down to $1-\varphi$ at the lowest u."""
         overlap = _log_overlap(-float(self.u[0]) - self.mean, self.sharpness)
         return self._nodes(min(-self._reach(), overlap), _LARGEST_T)
 
@@ -190,6 +190,45 @@ class GaussianScore:
         return correlations(self._density(g)[None], signals)[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class MixtureScore:
+    r"""A score from $\sum_kw_kN(\mu_k,\sigma_k^2)$ at evenly spaced u.
+
+    Attributes:
+        weights: $w_k$, [k].
+        parts: the Gaussians.
+    """
+
+    weights: Array
+    parts: list[GaussianScore]
+
+    @staticmethod
+    def of(weights: Array, means: Array, sharpness: Array, u: Array) -> "MixtureScore":
+        """Return the score with these means and sharpnesses, [k] each."""
+        pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
+        return MixtureScore(weights, [GaussianScore(mean, sigma, u) for mean, sigma in pairs])
+
+    @cached_property
+    def log_phi(self) -> Array:
+        r"""$\log\varphi$, [u]."""
+        return log_from(*np.tensordot(self.weights, [part.kept_and_lost for part in self.parts], 1))
+
+    def moments(self, powers: tuple[int, ...], degree: int) -> Array:
+        r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$ for some i and j = 0, 1, ..., [i, j, k, u]."""
+        rows = [part.moments(powers, degree, part.sharpness) for part in self.parts]
+        return self.weights[:, None] * np.stack(rows, axis=2)
+
+    def drift(self, levels: Array) -> Array:
+        r"""Return $F_1[f]$, [..., u], of f constant in each part, [..., k], with $E[fe^s]=0$.
+
+        Then $E[fxe^{-x}]=-E[fx(1-e^{-x})]$, and the sum of smaller terms keeps its digits.
+        """
+        mass = self.moments((1,), 0)[0, 0]
+        missing = self.weights[:, None] * np.stack([part.missing for part in self.parts])
+        direct = mass.sum(axis=0) <= missing.sum(axis=0)
+        return np.where(direct, levels @ mass, -(levels @ missing))
+
+
 def log_from(phi: Array, complement: Array) -> Array:
     r"""Return $\log\varphi$ from whichever of $\varphi$, $1-\varphi$ is small."""
     small = complement < 0.5
@@ -249,6 +288,15 @@ def score_window(
     return left - mean, right - mean
 
 
+def mixture_window(
+    means: Array, sharpness: Array, longest: float, shortest: float
+) -> tuple[float, float]:
+    """Return the window of a mixture of Gaussian scores: the union of those of its parts."""
+    pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
+    lows, highs = zip(*(score_window(*pair, longest, shortest) for pair in pairs), strict=True)
+    return min(lows), max(highs)
+
+
 def _log_overlap(x: float, sharpness: float) -> float:
     r"""Return $\log E\min(1,e^{\sigma g-x})$; that mean times 0.63 to 1 is $1-\varphi(-x)$."""
     above = float(log_ndtr(-x / sharpness))
@@ -260,10 +308,10 @@ def _log_overlap(x: float, sharpness: float) -> float:
 
 
 def blocked_product(left: Array, right: Array) -> Array:
-    """Return `left @ right`, by blocks of rows of `left`, which may be an overlapping view.
+    """Return `left @ right`, by blocks of rows small enough for one thread.
 
-    Products here are long and thin; shared between threads they take several times longer, ten
-    times on a busy machine.
+    Products here are long and thin. NumPy would share them between threads, which makes tables of
+    weight statistics two to four times slower (benchmarks/weight_statistics.py).
     """
     rows, inner = left.shape
     block = max(1, _BLOCK // (inner * right.shape[1]))
@@ -277,7 +325,7 @@ def blocked_product(left: Array, right: Array) -> Array:
 def correlations(kernels: Array, signals: Array) -> Array:
     r"""Return $\sum_tk[i+t]\,s[t]$, from the last i to the first, [kernel, signal, i].
 
-    Sums of their terms, without a Fourier transform: small values keep their digits.
+    Computed as sums, not by a Fourier transform, so that small values keep their digits.
 
     Args:
         kernels: [kernel, i + t].

@@ -1,8 +1,8 @@
 r"""Weight statistics as differentiable functions of the squared sharpness, inside jit.
 
-Risks and flows evaluate $E\,S_2$ and its companions thousands of times, at the same lengths and
-ever new sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
-statistics are smooth down to 0, so that no caller differentiates a square root there.
+Risks and flows evaluate $E\,S_2$ and similar statistics thousands of times, at fixed lengths and
+changing sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
+statistics are smooth down to 0, so callers need not differentiate a square root there.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,15 @@ from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 class WeightInterpolant(eqx.Module):
     r"""Weight statistics at fixed lengths, as functions of $\sigma^2$.
 
-    Outside $0\le\sigma^2\le$ `max_sharpness`$^2$ all values and derivatives are NaN. Under 32-bit
-    precision the values are as good as that allows; inside `jax.enable_x64(True)` their relative
-    error is `error`.
+    Outside $0\le\sigma^2\le$ `max_sharpness`$^2$ all values and derivatives are NaN. In double
+    precision the relative error is `error`; in single precision it is that of the arithmetic.
 
     Attributes:
         tables: one array [lengths, degree + 1, pieces] of polynomials for each statistic.
-        statistics: names of what a call returns.
+        statistics: the names of the statistics.
         lengths: the prompt lengths.
         scalar: whether `lengths` was one number, so that results have the shape of the argument.
-        max_sharpness: where the tables end.
+        max_sharpness: the largest $\sigma$.
         width: width of a piece in $x=\frac12\log(1+\sigma^2)$.
         error: relative error of a statistic against `weight_statistics`, measured when built.
         slope_error: the same for its derivative in x, relative to the value.
@@ -100,8 +99,7 @@ def _piecewise_jvp(
 ) -> tuple[Array, Array]:
     """Differentiate in `place` only, by the table of the derivative.
 
-    A table of its own, because coefficients shared by value and derivative would be gathered into
-    memory first, at three times the cost.
+    Value and derivative gather from separate tables: sharing one takes three times as long.
     """
     table, place = primals
     powers = jnp.arange(1, table.shape[0], dtype=table.dtype)
@@ -109,7 +107,7 @@ def _piecewise_jvp(
     return _piecewise(table, place), slope * tangents[1]
 
 
-@numpy_only("Build the interpolant outside: what it returns can be traced.")
+@numpy_only("Build the interpolant outside: the interpolant itself can be traced.")
 def weight_interpolant(
     length: ArrayLike,
     *,

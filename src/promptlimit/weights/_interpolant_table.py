@@ -1,11 +1,11 @@
 r"""Tables of piecewise polynomials for weight statistics, built by the engine.
 
 The statistics are smooth functions of $s=\sigma^2$, and of $x=\frac12\log(1+s)$, which is analytic
-at s = 0 and stretches large sharpness. Two steps make a table. First the engine is asked at few
-points: logarithms of the statistics ($E[mS_2]$ changes sign, so its ratio to $E\,S_3$) are fitted
-by polynomials of high degree on wide pieces. Then the statistics themselves, which vary more, are
-fitted to that by polynomials of low degree on many narrow pieces of equal width, so that an
-evaluation needs no exponential and finds its piece by arithmetic.
+at s = 0 and stretches large sharpness. A table is built in two steps. First, polynomials of high
+degree on wide pieces fit the logarithms of the statistics ($E[mS_2]$ changes sign, so its ratio to
+$E\,S_3$) at a few points. Then polynomials of low degree on many narrow pieces fit the statistics
+themselves to that, so that an evaluation needs no exponential, finds its piece by arithmetic, and
+linear combinations of statistics are combinations of tables.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ class Table:
     Attributes:
         coefficients: shape [statistics, lengths, degree + 1, pieces], lowest power first.
         width: width of a piece in x.
-        error: largest relative error seen when building (of $E[mS_2]$: relative to its size
-            nearby).
-        slope_error: the same for the derivative in x, relative to the value.
+        error: the largest relative error, measured when the table is built; for $E[mS_2]$ relative
+            to its size nearby.
+        slope_error: that of the derivative in x, relative to the value.
     """
 
     coefficients: NDArray[np.float64]
@@ -83,7 +83,7 @@ def _keep(request: _Request, table: Table) -> None:
 
 
 def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> Table:
-    """Return a table within the tolerances, or refuse."""
+    """Return a table within the tolerances, or raise AccuracyError."""
     end = 0.5 * math.log1p(max_sharpness**2)
     wide = _until_accurate(_WIDE, end, lambda n: _wide_fit(statistics, lengths, end, n))
     table = _until_accurate(_NARROW, end, lambda n: _narrow_fit(statistics, wide, end, n))
@@ -98,7 +98,7 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
 
 
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit by pieces no wider than `width`, halved while not within half the tolerances."""
+    """Return a fit on pieces of at most this width, halved until within half the tolerances."""
     pieces = max(1, int(np.ceil(end / width)))
     table = fit(pieces)
     for _ in range(_HALVINGS):
@@ -154,7 +154,7 @@ def _sample_points(degree: int, width: float, pieces: int) -> NDArray[np.float64
 
 
 def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative: bool) -> Table:
-    r"""Fit samples [rows, pieces, nodes, lengths]; the terms dropped measure the error.
+    r"""Fit samples [rows, pieces, nodes, lengths]; the dropped terms measure the error.
 
     A dropped term $cT_n$ changes the value by at most |c| and the derivative in x by at most
     $n^2|c|$ times 2 / width. `relative`: to the largest value on the piece.
@@ -177,7 +177,7 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
 
 
 def _wide_rows(statistics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what the wide fit holds: names of logarithms of statistics, and the ratio."""
+    """Return the rows of the wide fit: logarithms of statistics, by name, or the ratio."""
     pairs = {"spread_participation": (_RATIO, "cubic_participation")}
     return tuple(dict.fromkeys(row for name in statistics for row in pairs.get(name, (name,))))
 
