@@ -114,7 +114,7 @@ def test_a_gap_over_listed_queries_is_the_mean_of_single_ones(x64, which, wrt):
 
 
 def hermite_rule(queries: pl.Gaussian, orders, dropped=1e-12) -> pl.Empirical:
-    """Return points for Gaussian queries, so many along each axis, without those of no weight."""
+    """Return points for Gaussian queries, by their number per axis, without negligible ones."""
     rules = [np.polynomial.hermite_e.hermegauss(order) for order in orders]
     nodes = np.stack(np.meshgrid(*(node for node, _ in rules)), axis=-1).reshape(-1, len(orders))
     shares = np.prod(np.meshgrid(*(weight for _, weight in rules)), axis=0).ravel()
@@ -287,7 +287,7 @@ def test_sharp_queries_beyond_the_engine_are_exact_for_outputs_and_refused_for_g
     gap = pl.output_gap(head(1.0), NORMAL, sharp, [10])
     single = [pl.prompt_moments(head(1.0), NORMAL, z, 10).mse for z in sharp]
     assert gap.value[0] == pytest.approx(np.mean(single), rel=1e-12)
-    with pytest.raises(ValueError, match=re.escape("Ask for kind='estimate' or 'bound'")):
+    with pytest.raises(ValueError, match=re.escape("Pass kind='estimate' or 'bound'")):
         pl.gradient_gap(head(1.0), NORMAL, sharp, [10], wrt="key_query")
     with pytest.raises(ValueError, match=re.escape("for an exact gap, got 1000")):
         pl.output_gap(head(1.0), NORMAL, [[1000.0]], [10])
@@ -601,7 +601,7 @@ class Silent(pl.AbstractAttention):
 
 
 class Spoken(Silent):
-    """The same, which says so of its outputs alone."""
+    """The same head, without the structure of its gradients."""
 
     def as_heads(self):
         return (pl.SoftmaxAttention(self.matrix, jax.numpy.ones((1, 1))),)

@@ -208,7 +208,7 @@ def difference(one: dict[str, Number], other: dict[str, Number]) -> Number:
 def reference(sigma: str, length: str, fixed: tuple[str, ...]) -> dict[str, Any]:
     """Return one entry of the file; two grids decide how many digits it may claim.
 
-    Very sharp scores make grids long: two tokens are had without.
+    Grids for very sharp scores are long; two tokens need none.
     """
     entry: dict[str, Any] = {"sharpness": sigma, "length": length, "fixed": list(fixed)}
     if length == "2" and float(sigma) > 15.0:

@@ -105,7 +105,7 @@ def test_small_sharpness_keeps_every_digit_of_the_variance_of_the_entropy():
     across = pl.length_statistics(np.array([0.0699999999, 0.0700000001])[:, None], lengths)
     ratio = across.entropy_variance[1] / across.entropy_variance[0]
     assert_allclose(ratio, (0.0700000001 / 0.0699999999) ** 4, rtol=1e-10)
-    # beside a token of weight 1/3 an entropy moves with each free score, by minus p_l (s_l - R)
+    # with a token of weight 1/3 the entropy changes by -p_l (s_l - R) per unit of a free score
     beside = pl.length_statistics(1e-6, 10, fixed_scores=[math.log(5.0)]).entropy_variance
     assert_allclose(beside, 1e-12 * 10 * (math.log(5.0) / 3 / 15) ** 2, rtol=1e-9)
 
@@ -136,7 +136,7 @@ def within(statistics, expected: dict[str, tuple[float, float]], errors: float =
 
 
 class TwoSidedExponential(pl.AbstractMeasure):
-    """A law of one's own, with nothing but a transform."""
+    """A user-defined law that has only a transform."""
 
     scale: jax.Array
 
@@ -361,7 +361,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics([1.0, 2.0], [1, 2, 3]),
-            "`sharpness` must broadcast with `lengths` and `fixed_scores`, its last axis apart, "
+            "`sharpness` must broadcast with `lengths` and `fixed_scores`, without its last axis, "
             "got shapes (2,), (3,) and (0,).",
         ),
         (
@@ -385,7 +385,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(10), 100),
-            "`scores` must be at least 32 to guess from, got 10. Take more keys of the query.",
+            "`scores` must be at least 32 scores, got 10. Take more keys of the query.",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(100), math.inf),

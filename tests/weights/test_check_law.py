@@ -70,7 +70,7 @@ class Bounded(Normal):
 
 
 class Beyond(pl.AbstractMeasure):
-    """Two-sided exponential tokens whose formula goes on beyond its pole."""
+    """Two-sided exponential tokens whose formula is finite beyond its pole."""
 
     @property
     def dim(self):

@@ -3,7 +3,7 @@ r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and
 With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/2}K'K\Gamma^{1/2}$
 the squared distance from the limit at a query is a sum of weight statistics, functions of
 $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$, $y'(PN)y$ over powers of
-$\sigma^2$. So queries enter through the joint law of $\sigma$ and of those forms. Derived in
+$\sigma^2$. The average over queries needs the joint law of $\sigma$ and of those forms. Derived in
 docs/gaps.md.
 """
 
@@ -36,10 +36,10 @@ from promptlimit.weights import (
 )
 
 _MOST_POINTS = 256
-"""Queries beyond which the statistics are interpolated rather than computed one by one."""
+"""With more queries the statistics are interpolated: a table takes as long as about 300 queries."""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
-"""For each statistic, which products of forms it multiplies: (coefficient, index) pairs."""
+"""The products of forms that each statistic multiplies: (coefficient, index) pairs by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +132,9 @@ def exact_gap(
     """Return the gap averaged over queries, and its error, one per length (all finite).
 
     Args:
-        gap: at one query.
-        queries: to average over.
-        lengths: finite.
+        gap: the gap at one query.
+        queries: the queries to average over.
+        lengths: L, finite.
         tolerance: relative error at which the quadrature over Gaussian queries stops.
     """
     value, error = _over_points(gap, queries.points, queries.weights, lengths)
@@ -165,7 +165,7 @@ def _over_sharpness(
 
 
 def _at_one_sharpness(gap: GaussianGap, law: SharpnessLaw, lengths: Array) -> tuple[Array, Array]:
-    """Return the gap where the scores do not vary with the query, though the forms may."""
+    """Return the gap where all queries have one sharpness, though the forms may vary."""
     products = np.array([[law.tilted_mean_of(0.0, product) for product in gap.products]])
     return _summed(gap, products, np.array([np.sqrt(law.floor)]), lengths)
 
@@ -223,10 +223,11 @@ def _combined(
 
 
 def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[str, Array], Array]:
-    """Return the statistics wanted, [n, lengths] each, and their relative error."""
+    """Return the statistics in `terms`, [n, lengths] each, and their relative error."""
     names = tuple(terms)
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
-        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)  # so that tables are shared
+        # Rounded up, so that gaps share tables.
+        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
             interpolated = {
@@ -239,7 +240,7 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
 
 
 def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
-    """Refuse scores that are too sharp for the statistics."""
+    """Raise KindUnavailableError for scores that are too sharp for the statistics."""
     largest = max_sharpness(names)
     if sharpness <= largest:
         return
@@ -247,13 +248,13 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
     raise KindUnavailableError(
         "queries",
         f"must keep the sharpness of the scores below {largest:g} for an exact {scope}, got "
-        f"{sharpness:.4g} (in their tail, if they have one). Ask for kind='estimate' or 'bound', "
+        f"{sharpness:.4g} (in their tail, if they have one). Pass kind='estimate' or 'bound', "
         "or scale the parameters down.",
     )
 
 
 def log_scale(sharpness: Array, lengths: Array) -> Array:
-    r"""Return about $\log E\,S_2$, [n, lengths], from large deviations.
+    r"""Return an approximation of $\log E\,S_2$, [n, lengths], from large deviations.
 
     With $\sigma^2=s\log L$: $L^{s-1}$ to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ to $s=2$, then constant.
     """
@@ -277,9 +278,9 @@ def gap_exponent(
         kappa = 1                           if tau^2 <= 1/2
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
 
-    Rare sharp queries, at which few tokens hold all the weight, carry the gap once $\tau^2>1/2$.
-    The broadest component decides for a mixture of Gaussian queries; for finitely many queries, and
-    for linear attention, the rate is 1. Derived in docs/gaps.md.
+    For $\tau^2>1/2$ rare sharp queries, at which few tokens have all the weight, dominate the gap.
+    For a mixture of Gaussian queries the broadest component determines the rate; for finitely many
+    queries, and for linear attention, it is 1. Derived in docs/gaps.md.
 
     Raises:
         KindUnavailableError: no formula for the rate of this problem is known.

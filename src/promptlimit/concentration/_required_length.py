@@ -19,12 +19,12 @@ from promptlimit.rules import Effort, computes
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
 )
-"""Lengths tried first: dense where gaps of gradients may rise, sparse where all gaps fall."""
+"""The first lengths: dense where gaps of gradients may rise, sparse where all gaps fall."""
 _SCAN_TOLERANCE = 0.01
 _TOLERANCE = 1e-7
-"""Relative error of the gaps that decide."""
+"""Relative error of the gaps near the crossing."""
 _POINTS = 12
-"""Lengths tried at once when a crossing is narrowed down: they cost little more than one."""
+"""Lengths per step when a crossing is narrowed down: they cost little more than one."""
 _NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
 """Relative distances from a guess at which lengths are tried."""
 _RESOLUTION = 1e-11
@@ -51,10 +51,9 @@ def required_length(
     r"""Return the smallest length from which the gap stays within a tolerance.
 
     The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
-    per cent. One answer for each way of knowing the gap: the exact one, the one that the leading
-    order in 1/L suggests, and the one that is proved to suffice; a reader sees how loose each is.
-    Several heads have one at listed queries where they share a tilt, or where a softmax head stands
-    beside one of tilt zero; a residual matrix changes the limit, and not the gap.
+    per cent. The result has the exact length, the length by the leading order in 1/L, and a length
+    that is proved to suffice. Several heads have an exact length at listed queries if they share a
+    tilt, or if all but one have tilt zero; a residual matrix changes the limit, not the gap.
 
     Args:
         attention: $T$.
@@ -63,7 +62,7 @@ def required_length(
         tolerance: the gap allowed, positive; below 1 when relative.
         wrt: compare the gradient in this parameter instead of the output.
         absolute: compare $\sqrt{E\|T_L-T\|^2}$ itself.
-        sub_gaussian: the tokens' constant, for the bound of measures not of this library.
+        sub_gaussian: the constant of the tokens, for the bound of a user-defined measure.
 
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
@@ -93,7 +92,7 @@ def required_length(
     if not any(value is not None for value in answers.values()):
         raise ArgumentError(
             "attention",
-            f"must have a gap that is known without simulation, got {problem.subject}: "
+            f"must have a gap that needs no simulation, got {problem.subject}: "
             f"{GAPS.first(problem, 'exact')}. {_way_out(problem)} gap curves with "
             "output_gap(..., kind='estimate').",
         )
@@ -101,7 +100,7 @@ def required_length(
 
 
 def _way_out(problem: Problem) -> str:
-    """Return what to do: of listed queries, those where heads share a tilt are known."""
+    """Return a suggestion: heads that share a tilt have an exact gap at listed queries."""
     if problem.queries.are_points or problem.wrt is not None:
         return "Simulate"
     return "Pass a list of queries, where heads that share a tilt are one, or simulate"
@@ -112,7 +111,7 @@ def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array
 
 
 def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
-    """Return the mean square that must not be exceeded."""
+    """Return the largest mean square allowed."""
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
         allowed = "positive" if absolute else "between 0 and 1"

@@ -1,20 +1,21 @@
 r"""The law of the sharpness at a Gaussian query, and of quadratic forms given the sharpness.
 
-Gaussian tokens see a query z through $y=Gz$, $G=\Gamma^{1/2}U$: the sharpness is $\sigma=|y|$. For
-$z\sim N(z_0,S)$ the square $\sigma^2$ is a weighted sum of non-central chi-squares, whose density,
-weighted by any product $\varphi$ of quadratic forms of z, is an integral in the complex plane:
+With Gaussian tokens a query z enters as $y=Gz$, $G=\Gamma^{1/2}U$: the sharpness is $\sigma=|y|$.
+For $z\sim N(z_0,S)$ the square $\sigma^2$ is a weighted sum of non-central chi-squares, whose
+density, weighted by any product $\varphi$ of quadratic forms of z, is an integral in the complex
+plane:
 
     E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
 
 where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law tilted by
 $e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
 $\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as large as its
-integral: every density, however small, keeps its digits. Derived in docs/gaps.md.
+integral, so that even small densities keep their digits. Derived in docs/gaps.md.
 
-A gap at a query is a sum of products of a function of the sharpness and of such forms. What is left
-is smooth in the radius $\rho$ and integrated by Fejer's rule, whose points at one level are among
-those of the next, in $x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near $\rho_c$, even
-ratios far from it.
+A gap at a query is a sum of products of a function of the sharpness and of such forms. Its average
+is an integral of a smooth function of the radius $\rho$, by Fejer's rule, whose points at one level
+are among those of the next, in $x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near
+$\rho_c$, even ratios far from it.
 """
 
 import dataclasses
@@ -31,28 +32,28 @@ from promptlimit.errors import AccuracyError, ArgumentError
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
 _SLOPE = 0.6
-"""How far the path may lean from the vertical: below 1, a Gaussian falls along it."""
+"""The largest slope of the path from the vertical: below 1, a Gaussian decays along it."""
 _STEP = 0.4
-"""Step along the path, in widths of the integrand's peak..."""
+"""Step along the path, in widths of the integrand's peak."""
 _WIDEST_STEP = 0.1
-"""... and at most this, because singularities lie at distance 1."""
+"""The largest step: singularities are at distance 1."""
 _DECAY = 40.0
 """The path ends where the integrand has fallen by this many e-folds."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
-"""Steps along the path at which to look for its end."""
+"""Steps along the path among which its end is searched."""
 _LARGEST = 1e70
 _CONDITION = 1e5
-"""The largest ratio of what is summed to the sum that is accepted."""
+"""The largest accepted ratio of the sum of absolute values to the sum."""
 _TYPICAL_NODES = 128
 _ENTRIES_AT_ONCE = 2**21
 
 Complex = NDArray[np.complex128]
 
 Integrand = Callable[[Array, Array], Array]
-"""From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""
+"""From sharpness [n] and densities [products, n] to the integrand, [n, lengths]."""
 
 LogSize = Callable[[Array], Array]
-"""From sharpness [n] to the logarithm of about how large the integrand's factor is, [n, k]."""
+"""From sharpness [n] to about the logarithm of the integrand without its density, [n, k]."""
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
@@ -61,7 +62,7 @@ _SCAN_POINTS = 128
 _SCAN_START = 1e-9
 _DROPPED = 80.0
 _CUT = 34.0
-"""What is smaller than the largest by this many e-folds is cut off."""
+"""The range ends where the integrand is below its maximum by this many e-folds."""
 
 
 Product = tuple[Array, ...]
@@ -81,7 +82,7 @@ class SharpnessLaw:
     r"""Gaussian queries $z=z_0+R\xi$, with $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$.
 
     Attributes:
-        variances: $\lambda_j$, largest first, [r]; zero for what the scores do not see.
+        variances: $\lambda_j$, largest first, [r]; zero in directions without effect on scores.
         shifts: $c_j$, [r].
         floor: $f$, the part of $\sigma^2$ that is the same for all queries.
         centre: $z_0$, [q].
@@ -96,7 +97,7 @@ class SharpnessLaw:
 
     @property
     def tau(self) -> float:
-        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which decides the rate."""
+        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which determines the rate."""
         return float(np.sqrt(self.variances.max(initial=0.0)))
 
     @property
@@ -158,7 +159,7 @@ class SharpnessLaw:
         return step, int(np.ceil(_SCOUTS[min(last + 1, _SCOUTS.size - 1)])) + 1
 
     def _seen(self) -> tuple[Array, Array]:
-        """Return variances and shifts of the directions that the scores see."""
+        """Return variances and shifts of the directions that affect the scores."""
         seen = self.variances > 0.0
         return self.variances[seen], self.shifts[seen]
 
@@ -211,8 +212,8 @@ class SharpnessLaw:
 def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Complex]:
     r"""Return $\theta=\theta_0+b(\cosh v-1)+i\frac b\kappa\sinh v$ and $-i\,d\theta/dv$.
 
-    Vertical at the saddle point, it never leans more than the slope $\kappa$, so that it stays in
-    the valley of every direction's Gaussian, and in the end $e^{-\theta s}$ falls along it.
+    Its slope from the vertical is zero at the saddle point and never above $\kappa$, so that the
+    Gaussian of every direction decays along it, and finally $e^{-\theta s}$ does.
     """
     cosh, sinh = np.cosh(place), np.sinh(place)
     theta = saddle + scale * (cosh - 1.0) + 1j * (scale / _SLOPE) * sinh
@@ -232,7 +233,7 @@ def _refuse_cancellation(summed: Complex) -> None:
 
 
 def require_within_reach(sharpness: Array) -> None:
-    """Refuse sharpnesses whose fourth powers leave double precision: they would count as none."""
+    """Raise ArgumentError for a sharpness whose fourth power overflows."""
     largest = float(np.max(np.nan_to_num(sharpness, nan=np.inf), initial=0.0))
     if largest > _LARGEST:
         raise ArgumentError(
@@ -267,7 +268,7 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
 
 
 def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
-    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$ at once.
+    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$.
 
     The joint cumulants of $Q_i=x'A_ix$ are
 
@@ -337,12 +338,12 @@ def average(
 
     Args:
         law: of the sharpness, not fixed.
-        products: whose densities the integrand takes.
+        products: the products of forms whose densities the integrand needs.
         integrand: see `Integrand`.
-        log_size: see `LogSize`; it says where to look, and is no part of the value.
-        tolerance: relative error at which to stop; the error returned is the change between the
-            last two levels, of which one has twice the points of the other.
-        largest_error: relative error above which the last level is refused.
+        log_size: see `LogSize`; it determines the range of integration.
+        tolerance: relative error at which to stop. The returned error is the change between the
+            last two levels, of which the second has twice the points.
+        largest_error: relative error above which AccuracyError is raised.
     """
     edge, width = _edge(law)
     ends = _range(law, log_size)
@@ -385,10 +386,10 @@ def _refuse_large(error: Array, size: Array, largest: float) -> None:
 
 
 def _edge(law: SharpnessLaw) -> tuple[float, float]:
-    r"""Return where the density of the radius has its finest structure, and how fine that is.
+    r"""Return the radius at which its density varies fastest, and the scale of that variation.
 
-    Directions much narrower than the widest make nearly a floor: few radii are below the length of
-    their shifts, and many just above.
+    Directions much narrower than the widest act nearly as a floor: few radii are below the length
+    of their shifts, and many just above.
     """
     seen = law.variances > 0.0
     narrow = seen & (law.variances < _NARROW * law.variances.max())
@@ -397,9 +398,9 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
 
 
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
-    """Return the radii between which the integral lies, from a scan of about its size.
+    """Return the range of radii of the integral, from a scan of its approximate size.
 
-    Geometric steps find broad laws, and steps about the mean radius find narrow ones.
+    Geometric steps find broad laws, and even steps around the mean radius find narrow ones.
     """
     spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
     broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)

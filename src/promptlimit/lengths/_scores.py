@@ -1,4 +1,4 @@
-"""The law of one score, as prompts of any length ask for it: Gaussians mixed, or a list."""
+"""The law of one score: a mixture of Gaussians, or a list."""
 
 import abc
 import dataclasses
@@ -22,12 +22,12 @@ _FARTHEST = 2000.0
 
 
 class AbstractScores(abc.ABC):
-    """The law of one score; the L tokens of a prompt have independent ones."""
+    """The law of one score; the scores of the L free tokens of a prompt are independent."""
 
     @property
     @abc.abstractmethod
     def law(self) -> AbstractScoreLaw:
-        """The law as the integrals take it."""
+        """The law along a tilt, for the integrals over prompts."""
 
     @abc.abstractmethod
     def mean_and_variance(self) -> tuple[float, float]:
@@ -36,7 +36,7 @@ class AbstractScores(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GaussianScores(AbstractScores):
-    r"""Scores from $\sum_kw_kN(m_k,\sigma_k^2)$: one Gaussian, or several mixed.
+    r"""Scores from $\sum_kw_kN(m_k,\sigma_k^2)$, a mixture of Gaussians.
 
     Args:
         sharpness: $\sigma_k$ from 0 to 40, one or a list.
@@ -75,7 +75,7 @@ class GaussianScores(AbstractScores):
         return GaussianLaw(weights, means[:, None], covs, np.ones(1))
 
     def mean_and_variance(self) -> tuple[float, float]:
-        """Return those of one score."""
+        """Return the mean and the variance of one score."""
         weights, means, sharpness = self._parts
         mean = float(weights @ means)
         return mean, float(weights @ (sharpness**2 + (means - mean) ** 2))
@@ -85,8 +85,8 @@ class GaussianScores(AbstractScores):
 class ListedScores(AbstractScores):
     r"""Scores drawn independently from a list.
 
-    What L draws from the list do is exact. As a guess of what other tokens would do it is an
-    estimate, of which `entropy_prediction` knows the error.
+    Statistics of L draws from the list are exact. As estimates for other tokens of the same law
+    they have an error, which `entropy_prediction` returns.
 
     Args:
         scores: $s_i$, finite, within 2000 of each other.
@@ -112,14 +112,14 @@ class ListedScores(AbstractScores):
         return token_list(weights, scores[:, None], np.ones(1))
 
     def mean_and_variance(self) -> tuple[float, float]:
-        """Return those of one score."""
+        """Return the mean and the variance of one score."""
         weights, scores = self._list
         mean = float(weights @ scores)
         return mean, float(weights @ (scores - mean) ** 2)
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one score wherever one of the prompts, [n] and [n, f], needs them.
+    """Return the means of one score at all u that one of the prompts needs.
 
     Args:
         law: of a free score.

@@ -122,7 +122,7 @@ class _Finding:
     Attributes:
         check: the name of the check.
         share: the deviation as a share of the one allowed; None where nothing is compared.
-        message: the difference in words, for the error; the note of the row where `share` is None.
+        message: the difference, for the error; the note of the row if `share` is None.
     """
 
     check: str
