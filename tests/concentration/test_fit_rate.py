@@ -185,7 +185,7 @@ def test_a_singular_covariance_gives_finite_numbers(nearly):
 
 
 def test_noise_of_one_source_is_not_trusted_beyond_the_delta_method():
-    """One normal moves all values: to first order the line could be read off without any error."""
+    """One normal number scales all values: to first order the slope has no error."""
     lengths, error = decades(2, 5, 6), 0.05
     shares = error * np.linspace(1.0, 2.0, 6) ** 2 / 4
     for normal in np.random.default_rng(3).standard_normal(50):

@@ -1,4 +1,4 @@
-"""Gaps of every kind, held against each other and against independent computations."""
+"""Gaps of every kind, compared with each other and with independent computations."""
 
 import dataclasses
 import functools
@@ -458,7 +458,7 @@ def test_a_bound_over_other_queries_asks_that_they_be_centred(x64):
 
 
 class Laplace(pl.AbstractMeasure):
-    """A user's own law, whose constant the library cannot know."""
+    """A user-defined law without a variance proxy."""
 
     @property
     def dim(self) -> int:
@@ -580,7 +580,7 @@ def test_a_gap_curve_is_frozen_and_turns_into_plain_json(x64):
 
 
 class Silent(pl.AbstractAttention):
-    """One softmax head that does not say so."""
+    """One softmax head that does not implement `as_heads`."""
 
     matrix: jax.Array
 

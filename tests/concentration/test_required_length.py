@@ -1,4 +1,4 @@
-"""The length a prompt must have, against direct searches."""
+"""The required length of a prompt, against direct searches."""
 
 import math
 import re

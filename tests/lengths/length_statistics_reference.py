@@ -206,7 +206,7 @@ def difference(one: dict[str, Number], other: dict[str, Number]) -> Number:
 
 
 def reference(sigma: str, length: str, fixed: tuple[str, ...]) -> dict[str, Any]:
-    """Return one entry of the file; two grids decide how many digits it may claim.
+    """Return one entry of the file, with the digits on which two grids agree.
 
     Grids for very sharp scores are long; two tokens need none.
     """

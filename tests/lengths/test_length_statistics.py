@@ -202,10 +202,10 @@ def test_draws_from_a_list_are_enumerated():
 
 
 def test_any_law_goes_along_its_ray_and_a_gaussian_there_is_the_gaussian():
-    """A law without parts of its own: two-sided exponential tokens, and a Gaussian in disguise."""
+    """Laws without `gaussian_parts`: two-sided exponential tokens, and a Gaussian."""
 
     class Disguised(pl.AbstractMeasure):
-        """A standard Gaussian that does not know it."""
+        """A standard Gaussian without `gaussian_parts`."""
 
         @property
         def dim(self) -> int:
@@ -416,7 +416,7 @@ def test_what_is_out_of_range_is_refused_in_one_sentence(call, message):
 
 
 def test_scores_that_hardly_differ_leave_the_first_order_alone():
-    r"""To first order $\ln Z$ moves by $p\sigma\sum g$, p the weight of a free token."""
+    r"""To first order $\ln Z$ changes by $p\sigma\sum g$, p the weight of a free token."""
     sigma, length = np.array([1e-300, 1e-100, 1e-18, 1e-12, 1e-8]), 1000
     for fixed in ([], [1.0]):
         moments = pl.length_statistics(sigma, length, fixed_scores=fixed)
@@ -445,7 +445,7 @@ def test_refuses_when_its_own_checks_fail(monkeypatch):
 
 
 def test_a_guess_from_a_list_is_within_its_error_of_the_law_behind_it():
-    """Thirty lists of 256 scores: bias and spread are as announced, at lengths below and above."""
+    """Over thirty lists of 256 scores, bias and spread agree with the returned errors."""
     rng, lengths = np.random.default_rng(1), np.array([16, 256, 65536])
     truth = pl.length_statistics(1.0, lengths).entropy
     guesses = [pl.lengths.entropy_prediction(rng.normal(size=256), lengths) for _ in range(30)]

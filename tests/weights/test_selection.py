@@ -77,7 +77,7 @@ def test_shifts_count_up_to_a_constant_and_components_of_one_mean_are_one():
 
 
 def test_components_of_one_weight_change_places_with_their_shifts():
-    """Weights that differ in the last digit may not; the moments must be the same."""
+    """The result equals that of weights which differ in the last digit and are not exchanged."""
     lengths = np.array([1.0, 7.0, 1e5])
     shifts = np.array([[0.4, -0.8, 1.1], [1.1, -0.8, 0.4], [-0.2, 0.3, 0.9], [0.4, -0.8, 1.1]])
     sharpness = np.array([1.3, 1.3, 0.6, 1.3])

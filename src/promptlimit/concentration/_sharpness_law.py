@@ -308,14 +308,11 @@ def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex
 def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
     """Return the third joint cumulant, from the few eigenvectors of the second form."""
     one, two, three = forms
-    if all(np.array_equal(form, np.diag(np.diag(form))) for form in forms):
-        trace = variance**3 @ (np.diag(one) * np.diag(two) * np.diag(three))
-    else:
-        values, vectors = np.linalg.eigh(two)
-        kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
-        rows = vectors.T[kept] * variance[:, None, :]
-        pairs = (rows @ one) * variance[:, None, :] * (rows @ three)
-        trace = pairs.sum(axis=2) @ values[kept]
+    values, vectors = np.linalg.eigh(two)
+    kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
+    rows = vectors.T[kept] * variance[:, None, :]
+    pairs = (rows @ one) * variance[:, None, :] * (rows @ three)
+    trace = pairs.sum(axis=2) @ values[kept]
     spread = [pull * variance for pull in pulled]
     paths = (
         np.sum((spread[0] @ two) * spread[2], axis=-1)

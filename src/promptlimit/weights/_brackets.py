@@ -27,7 +27,7 @@ HIGHEST = (4, 4)
 
 _CENTRED_ABOVE = 4.0
 _CENTRED = tuple((k, j) for k, degree in ((1, 2), (2, 4), (3, 2)) for j in range(degree + 1))
-"""The (k, j) of those $c_{k,j}$ that statistics are made of."""
+"""The indices (k, j) of the $c_{k,j}$ that statistics need."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def brackets(
             found.items(), np.split(np.stack(rules, axis=1), ends[:-1]), strict=True
         ):
             total[name] = total.get(name, 0.0) + both.reshape(*f.shape[:-1], 2, lengths.size)
-    return total
+    return {name: total[name] for name in quantities}
 
 
 class _Indexed:

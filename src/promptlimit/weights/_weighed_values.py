@@ -25,9 +25,6 @@ _BLUR = 0.1
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
 
-_FEW = 1e4
-"""The largest L for which L rounding errors stay far below `_ROUNDING`."""
-
 
 @dataclasses.dataclass(frozen=True)
 class ScoredValues:
@@ -286,9 +283,7 @@ class _Contour:
     def power(self, frequency: float, length: float) -> np.ndarray:
         r"""Return $\psi_c(\omega)^L$, [m]."""
         exponents = 1j * frequency * self.terms - 0.5 * frequency**2 * self.squares
-        # The power multiplies rounding by L; for few tokens exp is accurate enough, and faster.
-        changes = np.exp(exponents) - 1.0 if length <= _FEW else np.expm1(exponents)
-        change = np.einsum("mn,mn->m", self.masses, changes)
+        change = np.einsum("mn,mn->m", self.masses, np.expm1(exponents))
         squared = change.real * (2.0 + change.real) + change.imag**2  # |1 + change|^2 - 1
         # np.log1p of a complex number rounds its modulus first, which L would multiply.
         modulus = 0.5 * np.log1p(np.maximum(squared, np.finfo(np.float64).eps - 1.0))
