@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, real_numbers, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
 from promptlimit.errors import ArgumentError
 from promptlimit.weights import (
     AbstractScoreLaw,
@@ -29,9 +29,10 @@ class AbstractScores(abc.ABC):
     def law(self) -> AbstractScoreLaw:
         """The law along a tilt, for the integrals over prompts."""
 
-    @abc.abstractmethod
     def mean_and_variance(self) -> tuple[float, float]:
-        """Return the mean and the variance of one score."""
+        """Return the mean and the variance of one score; here, of tokens that are scores."""
+        _, mean, cov = self.law.ends(np.ones((1, 1)))
+        return float(mean[0]), float(cov[0, 0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,24 +62,12 @@ class GaussianScores(AbstractScores):
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "weights", _shares(self.weights, means.size))
 
-    @property
-    def _parts(self) -> tuple[Array, Array, Array]:
-        """Weights, means and sharpnesses, as arrays."""
-        columns = self.weights, self.means, self.sharpness
-        weights, means, sharpness = (np.asarray(column, np.float64) for column in columns)
-        return weights, means, sharpness
-
     @cached_property
     def law(self) -> AbstractScoreLaw:
-        weights, means, sharpness = self._parts
+        columns = self.weights, self.means, self.sharpness
+        weights, means, sharpness = map(as_float64, columns)
         covs = (sharpness**2)[:, None, None]
         return GaussianLaw(weights, means[:, None], covs, np.ones(1))
-
-    def mean_and_variance(self) -> tuple[float, float]:
-        """Return the mean and the variance of one score."""
-        weights, means, sharpness = self._parts
-        mean = float(weights @ means)
-        return mean, float(weights @ (sharpness**2 + (means - mean) ** 2))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,20 +91,9 @@ class ListedScores(AbstractScores):
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "weights", _shares(self.weights, scores.size))
 
-    @property
-    def _list(self) -> tuple[Array, Array]:
-        return np.asarray(self.weights, np.float64), np.asarray(self.scores, np.float64)
-
     @cached_property
     def law(self) -> AbstractScoreLaw:
-        weights, scores = self._list
-        return token_list(weights, scores[:, None], np.ones(1))
-
-    def mean_and_variance(self) -> tuple[float, float]:
-        """Return the mean and the variance of one score."""
-        weights, scores = self._list
-        mean = float(weights @ scores)
-        return mean, float(weights @ (scores - mean) ** 2)
+        return token_list(as_float64(self.weights), as_float64(self.scores)[:, None], np.ones(1))
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
