@@ -34,7 +34,7 @@ def sharp_exponent(tau):
 
 @functools.cache
 def _statistics(lengths):
-    """Return what all curves at these lengths are made of, [nodes, lengths] each."""
+    """Return the statistics that all curves at these lengths share, [nodes, lengths] each."""
     found = weight_statistics(_panels()[0][:, None], lengths)
     return found.score_error, found.participation
 

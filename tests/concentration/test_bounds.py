@@ -1,4 +1,4 @@
-"""Bounds lie above exact moments in every cell of a grid, and are the formulas they state."""
+"""Bounds exceed exact moments at every point of a grid, and equal their formulas."""
 
 import itertools
 import math

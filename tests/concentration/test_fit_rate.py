@@ -185,7 +185,7 @@ def test_a_singular_covariance_gives_finite_numbers(nearly):
 
 
 def test_noise_of_one_source_is_not_trusted_beyond_the_delta_method():
-    """One normal moves all values: to first order the line could be read off without any error."""
+    """One normal number scales all values: to first order the slope has no error."""
     lengths, error = decades(2, 5, 6), 0.05
     shares = error * np.linspace(1.0, 2.0, 6) ** 2 / 4
     for normal in np.random.default_rng(3).standard_normal(50):
@@ -224,7 +224,7 @@ def test_the_verdict_names_the_noise():
     ("arguments", "message"),
     [
         (([10], [1.0]), "`lengths` must hold at least two lengths, got 1."),
-        (([10, 20], [1.0]), "`values` must hold one value a length, got 1 for 2 lengths."),
+        (([10, 20], [1.0]), "`values` must hold one value per length, got 1 for 2 lengths."),
         (
             ([10, 10], [1.0, 1.0]),
             "`lengths` must increase, got 10 after 10. Sort them, and pass each once.",
@@ -236,8 +236,8 @@ def test_the_verdict_names_the_noise():
         ),
         (
             ([1, 10], [1.0, 0.0]),
-            "`values` must be positive, got 0 at length 10. A power law has no zeros; drop what "
-            "noise made negative only with care.",
+            "`values` must be positive, got 0 at length 10. A power law has no zeros; drop "
+            "values that noise made negative only with care.",
         ),
         (([[1, 10]], [1.0, 0.5]), "`lengths` must be a vector, got shape (1, 2)."),
         (
@@ -262,7 +262,7 @@ def test_bad_curves_are_refused_in_one_sentence(arguments, message):
         (
             {"cov": [[1.0, 0.5], [0.0, 1.0]]},
             "`cov` must be symmetric, got different entries at (0, 1) and (1, 0). "
-            "If only rounding parts them, pass (cov + cov.T) / 2.",
+            "If they differ by rounding only, pass (cov + cov.T) / 2.",
         ),
         (
             {"cov": [[1.0, 2.0], [2.0, 1.0]]},

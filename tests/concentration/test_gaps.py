@@ -1,4 +1,4 @@
-"""Gaps of every kind, held against each other and against independent computations."""
+"""Gaps of every kind, compared with each other and with independent computations."""
 
 import dataclasses
 import functools
@@ -114,7 +114,7 @@ def test_a_gap_over_listed_queries_is_the_mean_of_single_ones(x64, which, wrt):
 
 
 def hermite_rule(queries: pl.Gaussian, orders, dropped=1e-12) -> pl.Empirical:
-    """Return points for Gaussian queries, so many along each axis, without those of no weight."""
+    """Return points for Gaussian queries, by their number per axis, without negligible ones."""
     rules = [np.polynomial.hermite_e.hermegauss(order) for order in orders]
     nodes = np.stack(np.meshgrid(*(node for node, _ in rules)), axis=-1).reshape(-1, len(orders))
     shares = np.prod(np.meshgrid(*(weight for _, weight in rules)), axis=0).ravel()
@@ -287,7 +287,7 @@ def test_sharp_queries_beyond_the_engine_are_exact_for_outputs_and_refused_for_g
     gap = pl.output_gap(head(1.0), NORMAL, sharp, [10])
     single = [pl.prompt_moments(head(1.0), NORMAL, z, 10).mse for z in sharp]
     assert gap.value[0] == pytest.approx(np.mean(single), rel=1e-12)
-    with pytest.raises(ValueError, match=re.escape("Ask for kind='estimate' or 'bound'")):
+    with pytest.raises(ValueError, match=re.escape("Pass kind='estimate' or 'bound'")):
         pl.gradient_gap(head(1.0), NORMAL, sharp, [10], wrt="key_query")
     with pytest.raises(ValueError, match=re.escape("for an exact gap, got 1000")):
         pl.output_gap(head(1.0), NORMAL, [[1000.0]], [10])
@@ -317,9 +317,7 @@ def test_an_exact_gap_is_no_more_certain_than_the_statistics_it_is_made_of(x64, 
         return statistics | {"relative_error": np.full_like(statistics["relative_error"], 1e-3)}
 
     monkeypatch.setattr(_exact_gaps, "some_statistics", uncertain)
-    _exact_gaps._kept_statistics.cache_clear()
     gap = pl.output_gap(head(0.5), NORMAL, NORMAL, [17])
-    _exact_gaps._kept_statistics.cache_clear()
     assert gap.error[0] == pytest.approx(1e-3 * gap.value[0], rel=1e-2)
 
 
@@ -460,7 +458,7 @@ def test_a_bound_over_other_queries_asks_that_they_be_centred(x64):
 
 
 class Laplace(pl.AbstractMeasure):
-    """A user's own law, whose constant the library cannot know."""
+    """A user-defined law without a variance proxy."""
 
     @property
     def dim(self) -> int:
@@ -582,7 +580,7 @@ def test_a_gap_curve_is_frozen_and_turns_into_plain_json(x64):
 
 
 class Silent(pl.AbstractAttention):
-    """One softmax head that does not say so."""
+    """One softmax head that does not implement `as_heads`."""
 
     matrix: jax.Array
 
@@ -603,7 +601,7 @@ class Silent(pl.AbstractAttention):
 
 
 class Spoken(Silent):
-    """The same, which says so of its outputs alone."""
+    """The same head, without the structure of its gradients."""
 
     def as_heads(self):
         return (pl.SoftmaxAttention(self.matrix, jax.numpy.ones((1, 1))),)

@@ -67,7 +67,7 @@ def test_the_quantile_needs_a_long_prompt_and_names_the_length():
     needed = 8 * math.exp(2 * 0.36) * math.log(100)
     message = (
         f"`length` must be at least {needed:.6g} for this query and `delta`, got 75. "
-        "Use `error_tail`, which holds for every length."
+        "Use `error_tail`, which is valid at every length."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         error_quantile([1000, 75], dim=1, **SIZES, delta=0.01)

@@ -1,4 +1,4 @@
-"""A report holds every kind that can be had, and says why the others cannot."""
+"""A report contains every available kind, and the reasons why the others are missing."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The length a prompt must have, against direct searches."""
+"""The required length of a prompt, against direct searches."""
 
 import math
 import re
@@ -146,7 +146,7 @@ BAD = [
     ),
     (
         {"attention": pl.MultiHead([HALF, HALF])},
-        "`attention` must have a gap that is known without simulation, got MultiHead over Gaussian "
+        "`attention` must have a gap that needs no simulation, got MultiHead over Gaussian "
         "tokens at Gaussian queries: several heads need the joint law of their weights (their "
         "means add up). Pass a list of queries, where heads that share a tilt are one, or "
         "simulate gap curves with output_gap(..., kind='estimate').",
@@ -157,7 +157,7 @@ BAD = [
             "measure": pl.Rademacher([1.0]),
             "queries": [[1.0], [2.0]],
         },
-        "`attention` must have a gap that is known without simulation, got MultiHead over "
+        "`attention` must have a gap that needs no simulation, got MultiHead over "
         "Rademacher tokens at a list of queries: several heads need the joint law of their weights "
         "(their means add up). Simulate gap curves with output_gap(..., kind='estimate').",
     ),
@@ -183,7 +183,7 @@ def test_a_limit_of_zero_has_an_absolute_answer(x64):
 
 
 def test_several_heads_have_an_exact_answer_where_their_gap_does(x64):
-    """Of one tilt they are one head; beside one that averages, the gap brackets the answer."""
+    """Heads of one tilt are one head; with a head of tilt zero, the gap brackets the answer."""
     queries = [[0.8], [-0.3]]
     shared = pl.MultiHead([HALF, pl.SoftmaxAttention(HALF.key_query, [[-0.4]])])
     whole = HALF.with_value(0.6 * HALF.value)

@@ -5,11 +5,10 @@ import pytest
 from scipy import stats
 
 from promptlimit.concentration._sharpness_law import (
-    Form,
     average,
     mean_of_product,
+    product_at,
     sharpness_law,
-    square,
 )
 
 
@@ -69,7 +68,8 @@ def drawn_case():
     rng = np.random.default_rng(3)
     transform, centre = rng.normal(size=(4, 5)), rng.normal(size=5)
     root = 0.6 * rng.normal(size=(5, 5))
-    forms = [square(rng.normal(size=(rows, 5))) for rows in (2, 3, 1)]
+    factors = [rng.normal(size=(rows, 5)) for rows in (2, 3, 1)]
+    forms = [factor.T @ factor for factor in factors]
     queries = rng.normal(size=(400_000, 5)) @ root.T + centre
     return transform, centre, root, forms, queries
 
@@ -87,7 +87,7 @@ def test_forms_given_the_sharpness_average_to_what_draws_say():
             lambda at: np.zeros((at.size, 1)),
             1e-8,
         )
-        draws = np.prod([form.at(queries) for form in product], axis=0) / (1 + sharpness**4)
+        draws = product_at(product, queries) / (1 + sharpness**4)
         spread = draws.std() / np.sqrt(draws.size)
         assert abs(value[0] - draws.mean()) < 4 * spread
         assert error[0] <= 1e-8 * value[0]
@@ -99,7 +99,7 @@ def test_queries_of_low_rank_and_scores_that_see_little_of_them():
     law = sharpness_law(transform, np.array([0.0, 3.0, 7.0]), cov)
     assert law.tau == pytest.approx(2.0)
     assert law.floor == 0.0
-    size = square(np.eye(3))
+    size = np.eye(3)
     value, _ = average(
         law,
         ((size,),),
@@ -121,21 +121,22 @@ def test_a_part_of_the_sharpness_that_is_fixed_becomes_the_floor():
 def test_exponential_moments_are_those_of_chi_squares_and_diverge_at_one_half():
     law = sharpness_law(0.5 * np.eye(3), np.zeros(3), np.eye(3))
     assert law.tilted_mean_of(1.0, ()) == pytest.approx(0.5**-1.5, rel=1e-13)
-    assert law.tilted_mean_of(1.0, (square(np.eye(3)),)) == pytest.approx(6 * 0.5**-1.5, rel=1e-13)
+    assert law.tilted_mean_of(1.0, (np.eye(3),)) == pytest.approx(6 * 0.5**-1.5, rel=1e-13)
     assert law.tilted_mean_of(2.0, ()) == np.inf
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_products_of_forms_have_the_means_of_quadrature(count):
     rng = np.random.default_rng(count)
-    forms = [square(rng.normal(size=(2, 2))) for _ in range(3)]
-    forms[2] = Form(forms[2].matrix - np.eye(2))
+    factors = [rng.normal(size=(2, 2)) for _ in range(3)]
+    forms = [factor.T @ factor for factor in factors]
+    forms[2] = forms[2] - np.eye(2)
     mean, variance = rng.normal(size=2), rng.uniform(0.2, 2.0, size=2)
     nodes, weights = np.polynomial.hermite_e.hermegauss(12)
     points = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
     points = mean + np.sqrt(variance) * points
     shares = np.outer(weights, weights).ravel() / (2 * np.pi)
-    expected = shares @ np.prod([form.at(points) for form in forms[:count]], axis=0)
+    expected = shares @ product_at(tuple(forms[:count]), points)
     laws = mean[None].astype(complex), variance[None].astype(complex)
     found = mean_of_product(tuple(forms[:count]), *laws)[0]
     assert found == pytest.approx(expected, rel=1e-12)

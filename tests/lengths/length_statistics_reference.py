@@ -206,9 +206,9 @@ def difference(one: dict[str, Number], other: dict[str, Number]) -> Number:
 
 
 def reference(sigma: str, length: str, fixed: tuple[str, ...]) -> dict[str, Any]:
-    """Return one entry of the file; two grids decide how many digits it may claim.
+    """Return one entry of the file, with the digits on which two grids agree.
 
-    Very sharp scores make grids long: two tokens are had without.
+    Grids for very sharp scores are long; two tokens need none.
     """
     entry: dict[str, Any] = {"sharpness": sigma, "length": length, "fixed": list(fixed)}
     if length == "2" and float(sigma) > 15.0:

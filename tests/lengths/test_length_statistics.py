@@ -105,7 +105,7 @@ def test_small_sharpness_keeps_every_digit_of_the_variance_of_the_entropy():
     across = pl.length_statistics(np.array([0.0699999999, 0.0700000001])[:, None], lengths)
     ratio = across.entropy_variance[1] / across.entropy_variance[0]
     assert_allclose(ratio, (0.0700000001 / 0.0699999999) ** 4, rtol=1e-10)
-    # beside a token of weight 1/3 an entropy moves with each free score, by minus p_l (s_l - R)
+    # with a token of weight 1/3 the entropy changes by -p_l (s_l - R) per unit of a free score
     beside = pl.length_statistics(1e-6, 10, fixed_scores=[math.log(5.0)]).entropy_variance
     assert_allclose(beside, 1e-12 * 10 * (math.log(5.0) / 3 / 15) ** 2, rtol=1e-9)
 
@@ -136,7 +136,7 @@ def within(statistics, expected: dict[str, tuple[float, float]], errors: float =
 
 
 class TwoSidedExponential(pl.AbstractMeasure):
-    """A law of one's own, with nothing but a transform."""
+    """A user-defined law that has only a transform."""
 
     scale: jax.Array
 
@@ -202,10 +202,10 @@ def test_draws_from_a_list_are_enumerated():
 
 
 def test_any_law_goes_along_its_ray_and_a_gaussian_there_is_the_gaussian():
-    """A law without parts of its own: two-sided exponential tokens, and a Gaussian in disguise."""
+    """Laws without `gaussian_parts`: two-sided exponential tokens, and a Gaussian."""
 
     class Disguised(pl.AbstractMeasure):
-        """A standard Gaussian that does not know it."""
+        """A standard Gaussian without `gaussian_parts`."""
 
         @property
         def dim(self) -> int:
@@ -346,8 +346,8 @@ def test_length_statistics_load_without_jax():
     [
         (
             lambda: pl.length_statistics([1.0, 41.0], 3),
-            "`sharpness` must be between 0 and 40, got 41.0. It is the standard "
-            "deviation of the scores.",
+            "`sharpness` must be between 0 and 40, got 41.0. It is the standard deviation of the "
+            "scores, sqrt(t' Gamma t).",
         ),
         (
             lambda: pl.length_statistics(1.0, 0),
@@ -361,7 +361,7 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics([1.0, 2.0], [1, 2, 3]),
-            "`sharpness` must broadcast with `lengths` and `fixed_scores`, its last axis apart, "
+            "`sharpness` must broadcast with `lengths` and `fixed_scores`, without its last axis, "
             "got shapes (2,), (3,) and (0,).",
         ),
         (
@@ -380,11 +380,12 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.lengths.GaussianScores(-1.0),
-            "`sharpness` must be between 0 and 40, got -1.",
+            "`sharpness` must be between 0 and 40, got -1.0. It is the standard deviation of the "
+            "scores, sqrt(t' Gamma t).",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(10), 100),
-            "`scores` must be at least 32 to guess from, got 10. Take more keys of the query.",
+            "`scores` must be at least 32 scores, got 10. Take more keys of the query.",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(100), math.inf),
@@ -392,20 +393,20 @@ def test_length_statistics_load_without_jax():
         ),
         (
             lambda: pl.length_statistics(np.array([1.0 + 1.0j]), 3),
-            "`sharpness` must be a number or a law of scores, got ndarray. Pass a number, "
-            "GaussianScores, ListedScores or TokenScores.",
+            "`sharpness` must hold numbers, got array([1.+1.j]). Pass a number, GaussianScores, "
+            "ListedScores or TokenScores.",
         ),
         (
             lambda: pl.length_statistics(1.0, 3, fixed_scores=np.array([1.0j])),
-            "`fixed_scores` must be numbers, got array([0.+1.j]). Pass a list of scores.",
+            "`fixed_scores` must hold numbers, got array([0.+1.j]). Pass a list of scores.",
         ),
         (
             lambda: pl.lengths.ListedScores(np.array([1.0j])),
-            "`scores` must be a list of numbers, got array([0.+1.j]).",
+            "`scores` must hold numbers, got array([0.+1.j]).",
         ),
         (
             lambda: pl.lengths.entropy_prediction(np.zeros(100), 9, fixed_scores="ab"),
-            "`fixed_scores` must be numbers, got 'ab'. Pass a list of scores.",
+            "`fixed_scores` must hold numbers, got 'ab'. Pass a list of scores.",
         ),
     ],
 )
@@ -415,7 +416,7 @@ def test_what_is_out_of_range_is_refused_in_one_sentence(call, message):
 
 
 def test_scores_that_hardly_differ_leave_the_first_order_alone():
-    r"""To first order $\ln Z$ moves by $p\sigma\sum g$, p the weight of a free token."""
+    r"""To first order $\ln Z$ changes by $p\sigma\sum g$, p the weight of a free token."""
     sigma, length = np.array([1e-300, 1e-100, 1e-18, 1e-12, 1e-8]), 1000
     for fixed in ([], [1.0]):
         moments = pl.length_statistics(sigma, length, fixed_scores=fixed)
@@ -444,7 +445,7 @@ def test_refuses_when_its_own_checks_fail(monkeypatch):
 
 
 def test_a_guess_from_a_list_is_within_its_error_of_the_law_behind_it():
-    """Thirty lists of 256 scores: bias and spread are as announced, at lengths below and above."""
+    """Over thirty lists of 256 scores, bias and spread agree with the returned errors."""
     rng, lengths = np.random.default_rng(1), np.array([16, 256, 65536])
     truth = pl.length_statistics(1.0, lengths).entropy
     guesses = [pl.lengths.entropy_prediction(rng.normal(size=256), lengths) for _ in range(30)]

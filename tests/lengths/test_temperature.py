@@ -1,4 +1,4 @@
-"""Inverse temperatures and rules: anchors, residuals of roots, sampling, what is impossible."""
+"""Inverse temperatures and rules: anchors, residuals of roots, sampling, missing roots."""
 
 import inspect
 import math

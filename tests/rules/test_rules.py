@@ -125,7 +125,7 @@ def test_the_reason_of_a_user_defined_rule_precedes_the_built_in_one():
     linear = pl.LinearAttention(np.eye(2), np.eye(2))
     rule = GAPS.rule(kind="bound", scope="points", method="mine", obstacle=not_points, first=True)
     rule(diameter)
-    message = r"got 'bound': the tokens are not points; it is no softmax head\.$"
+    message = r"got 'bound': the tokens are not points; it is not a softmax head\.$"
     try:
         with pytest.raises(pl.KindUnavailableError, match=message):
             pl.output_gap(linear, NORMAL, np.eye(2), [3], kind="bound")

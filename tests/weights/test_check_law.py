@@ -47,7 +47,7 @@ class Normal(pl.AbstractMeasure):
 
 
 class Slanted(Normal):
-    """A gradient of its own that is not the derivative of `log_laplace`."""
+    """A `tilted_mean` that differs from the derivative of `log_laplace`."""
 
     def tilted_mean(self, tilt):
         return 1.01 * tilt
@@ -59,7 +59,7 @@ class Curved(Normal):
 
 
 class Bounded(Normal):
-    """A transform that ends where the law says it does not."""
+    """A transform with a bounded domain, although `finite_everywhere` is True."""
 
     def log_laplace(self, tilt):
         return jnp.where(jnp.abs(tilt[0]) < 2.0, 0.5 * tilt[0] ** 2, jnp.nan)
@@ -70,7 +70,7 @@ class Bounded(Normal):
 
 
 class Beyond(pl.AbstractMeasure):
-    """Two-sided exponential tokens whose formula goes on beyond its pole."""
+    """Two-sided exponential tokens whose formula is finite beyond its pole."""
 
     @property
     def dim(self):
@@ -84,7 +84,7 @@ class Beyond(pl.AbstractMeasure):
 
 
 class Continued(Normal):
-    """Analytic at complex tilts, and not the continuation of the values at real ones."""
+    """Analytic at complex tilts, but not the continuation of the values at real tilts."""
 
     def log_laplace(self, tilt):
         t = tilt[0]
@@ -190,7 +190,7 @@ def test_a_law_that_ends_is_checked_inside_its_domain() -> None:
         pl.check_law(pl.Product([Exponential(), Normal(scale=1.1)]), key=KEY)
 
 
-def test_what_cannot_be_checked_is_said() -> None:
+def test_too_few_samples_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^`samples` must be a whole number of at least 1024, got 100\.$"
     ):

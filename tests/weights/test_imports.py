@@ -1,4 +1,4 @@
-"""What loading the package costs."""
+"""Imports of the package are lazy."""
 
 import subprocess
 import sys

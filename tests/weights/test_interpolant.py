@@ -13,7 +13,7 @@ import pytest
 from promptlimit.errors import AccuracyError
 from promptlimit.weights import _interpolant_table
 from promptlimit.weights._interpolant import WeightInterpolant, weight_interpolant
-from promptlimit.weights._interpolant_table import forget_tables, interpolation_table, tabulate
+from promptlimit.weights._interpolant_table import interpolation_table, tabulate
 from promptlimit.weights._weight_statistics import STATISTICS, weight_statistics
 
 LENGTHS = (1, 2, 1e6, math.inf)
@@ -145,85 +145,15 @@ def test_a_second_call_builds_nothing(monkeypatch):
     weight_interpolant(7, max_sharpness=0.5)
 
 
-def stored_table(folder):
-    forget_tables()
-    return interpolation_table(("participation",), (7.0,), 0.5, folder)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A table, and the one file that it is kept in."""
-    folder = tmp_path_factory.mktemp("tables")
-    table = stored_table(folder)
-    (path,) = folder.iterdir()
-    return table, path
-
-
-def test_tables_on_disk_are_used_again(built, monkeypatch):
-    table, path = built
-    assert path.suffix == ".npz"
-    monkeypatch.setattr(_interpolant_table, "_built", None)
-    np.testing.assert_array_equal(stored_table(path.parent).coefficients, table.coefficients)
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:200])
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 255
-    path.write_bytes(bytes(data))
-
-
-def replace(**changes):
-    def change(path):
-        with np.load(path) as stored:
-            arrays = dict(stored) | changes
-        np.savez(path, **arrays)
-
-    return change
-
-
-def shorten(path):
-    """Leave tables that do not cover the range."""
-    with np.load(path) as stored:
-        arrays = dict(stored)
-    np.savez(path, **{**arrays, "coefficients": arrays["coefficients"][..., :1]})
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        cut,
-        flip,
-        lambda path: path.write_bytes(b""),
-        replace(description=np.array("another")),
-        replace(coefficients=np.zeros(3)),
-        replace(coefficients=np.full((1, 1, 8, 8), np.nan)),
-        replace(numbers=np.array([1.0, 0.0, 0.0])),
-        replace(coefficients=np.array([{}], dtype=object)),
-        shorten,
-    ],
-)
-def test_a_damaged_file_is_rebuilt(built, tmp_path, damage):
-    table, sound = built
-    path = tmp_path / sound.name
-    path.write_bytes(sound.read_bytes())
-    damage(path)
-    np.testing.assert_array_equal(stored_table(tmp_path).coefficients, table.coefficients)
-    assert len(path.read_bytes()) == len(sound.read_bytes())
-
-
 def test_refuses_when_polynomials_cannot_follow(monkeypatch):
     monkeypatch.setattr(_interpolant_table, "_HALVINGS", 0)
     monkeypatch.setattr(_interpolant_table, "_NARROW", 1.0)
-    forget_tables()
+    _interpolant_table._tables.clear()
     with pytest.raises(
         AccuracyError, match=r"^An interpolant must reach a relative error of 1e-09"
     ):
         weight_interpolant(100, max_sharpness=3.0)
-    forget_tables()
+    _interpolant_table._tables.clear()
 
 
 def test_bad_arguments_are_named():
@@ -248,9 +178,9 @@ def test_bad_arguments_are_named():
 
 def test_tables_made_together_are_those_made_alone() -> None:
     names, lengths = ("participation", "score_error"), (7.0, 50.0, 3e4)
-    forget_tables()
+    _interpolant_table._tables.clear()
     alone = [interpolation_table(names, (one,), 2.0) for one in lengths]
-    forget_tables()
+    _interpolant_table._tables.clear()
     tabulate(names, lengths, 2.0)
     for own, one in zip(alone, lengths, strict=True):
         found = interpolation_table(names, (one,), 2.0)

@@ -1,4 +1,4 @@
-"""What a finite prompt selects of a mixture, against the general engine, limits and simulation."""
+"""Selection of mixture components, against the general engine, limits and simulation."""
 
 import math
 import re
@@ -19,7 +19,7 @@ VARIANCE = 1.7
 
 
 def reading(tilt: np.ndarray, moments: Selection) -> tuple[np.ndarray, np.ndarray]:
-    """Return bias and second moment of what a head reads, put together from its selection."""
+    """Return bias and second moment of the output of a head, from its selection."""
     size = np.linalg.norm(tilt)
     e = tilt / size if size else np.zeros(3)
     masses, products, along, score, share = (
@@ -77,7 +77,7 @@ def test_shifts_count_up_to_a_constant_and_components_of_one_mean_are_one():
 
 
 def test_components_of_one_weight_change_places_with_their_shifts():
-    """Weights that differ in the last digit may not; the moments must be the same."""
+    """The result equals that of weights which differ in the last digit and are not exchanged."""
     lengths = np.array([1.0, 7.0, 1e5])
     shifts = np.array([[0.4, -0.8, 1.1], [1.1, -0.8, 0.4], [-0.2, 0.3, 0.9], [0.4, -0.8, 1.1]])
     sharpness = np.array([1.3, 1.3, 0.6, 1.3])
@@ -182,8 +182,8 @@ def test_two_heads_too_sharp_for_memory_are_refused():
     tilts = np.array([40.0, 0.0, 0.0]), np.array([0.0, 40.0, 0.0])
     message = (
         "`attention` must have milder scores where two of its heads read one prompt at different "
-        "tilts, got standard deviation 40. Scale its key-query matrices down, or ask `risk` for "
-        "kind='estimate' with a key."
+        "tilts, got standard deviation 40. Scale its key-query matrices down, or pass "
+        "kind='estimate' and a key to `risk`."
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cross_moment(tokens, tilts, (np.eye(3), np.eye(3)), np.array([10.0]))

@@ -9,7 +9,7 @@ from promptlimit.weights import ScoredValues, deviation_moments
 
 
 def few_atoms():
-    """Return three atoms of the score whose values scatter."""
+    """Return three atoms of the score with random values."""
     weights, scores = np.array([0.5, 0.3, 0.2]), np.array([0.0, 1.2, -0.7])
     scores = scores - np.log(weights @ np.exp(scores))
     values = np.array([-0.6, 0.9, 2.0])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from promptlimit.errors import AccuracyError
 from promptlimit.weights import STEP, _functional, _gaussian_score
 from promptlimit.weights import _weight_statistics as engine
-from promptlimit.weights._partition_formulas import ScoreTransforms, score_transforms
+from promptlimit.weights._brackets import ScoreTransforms, score_transforms
 from promptlimit.weights._weight_statistics import (
     STATISTICS,
     WeightStatistics,
@@ -369,8 +369,7 @@ def test_refuses_a_range_of_nodes_that_is_too_short(monkeypatch):
 
 
 def test_refuses_a_step_that_is_too_long(monkeypatch):
-    for module in (engine, _functional):
-        monkeypatch.setattr(module, "STEP", 6 * STEP)
+    monkeypatch.setattr(_functional, "STEP", 6 * STEP)
     with pytest.raises(AccuracyError):
         weight_statistics(1.0, 10)
 

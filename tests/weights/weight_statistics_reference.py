@@ -1,6 +1,6 @@
 r"""Compute the stored reference values of the weight statistics with mpmath.
 
-Run as a script to complete `weight_statistics_reference.json` (delete the file to start afresh);
+Run as a script to complete `weight_statistics_reference.json` (delete the file to start over);
 the tests only read that file.
 
 The method shares as little as possible with the library. All set partitions of the factors are
@@ -290,7 +290,7 @@ def difference(one: dict[str, Number], other: dict[str, Number]) -> Number:
 
 
 def reference(sigma: str, length: str) -> dict[str, Any]:
-    """Return one entry of the file; the two grids decide how many digits it may claim."""
+    """Return one entry of the file, with the digits on which the two grids agree."""
     coarse = statistics(Prompt(sigma, length, 30, mpf(1) / 10))
     fine = statistics(Prompt(sigma, length, 36, mpf(9) / 100))
     disagreement = max(difference(coarse, fine), abs(fine["mass"] - 1))

@@ -1,4 +1,4 @@
-"""How fast a prompt becomes infinite: gaps, their rate, proved bounds, and the length you need."""
+"""Gaps between finite and infinite prompts: values, rates, bounds, and required lengths."""
 
 from promptlimit.concentration._bounds import covariance_bound as covariance_bound
 from promptlimit.concentration._bounds import mean_bound as mean_bound

@@ -1,8 +1,8 @@
-r"""Bounds on gaps, averaged over queries: any case brought to the hypotheses of the bounds.
+r"""Proved bounds on gaps, averaged over queries.
 
-Everything the bounds depend on is invariant under $z\to z/s$, $U\to sU$, $V\to sV$, $K\to sK$, and
-a shift of the tokens changes no softmax gap. So tokens are taken centred and 1-sub-Gaussian:
-Gaussian tokens are whitened, others divided by their constant. See docs/bounds.md.
+Softmax gaps are invariant under $z\to z/s$, $U\to sU$, $V\to sV$, $K\to sK$ and under shifts of the
+tokens. Tokens can therefore be assumed centred and 1-sub-Gaussian: Gaussian tokens are whitened,
+others divided by their constant. See docs/bounds.md.
 """
 
 import dataclasses
@@ -12,18 +12,18 @@ import numpy as np
 from promptlimit._arrays import Array
 from promptlimit.concentration._bounds import covariance_bound, mean_bound, output_bound
 from promptlimit.concentration._sharpness_law import (
-    Form,
+    Product,
     SharpnessLaw,
     average,
+    product_at,
     require_within_reach,
     sharpness_law,
-    square,
 )
 from promptlimit.finite import Problem, first_obstacle
 from promptlimit.rules import unwrap
 
 _TOLERANCE = 1e-3
-"""Relative error of the average of a bound, which has a kink; it is added to the bound."""
+"""Relative error of the average of a bound, which has a kink. It is added to the average."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,21 +31,21 @@ class _Reduced:
     r"""The problem with tokens that are centred and 1-sub-Gaussian.
 
     Attributes:
-        dim: how many dimensions the tokens fill.
+        dim: the rank of the covariance of the tokens.
         transform: $U$ for those tokens.
-        scale: what multiplies the bound of one query, the query's own size excepted.
-        size: the query's size $|Fz|^2$, or nothing.
-        of_covariance: whether $\hat C-C$ is bounded, or $\hat m-m$.
+        scale: the factor of the bound at one query, without the size of the query.
+        size: the size $|Fz|^2$ of the query; empty if the gap does not depend on it.
+        of_covariance: whether $\hat C-C$ is bounded rather than $\hat m-m$.
     """
 
     dim: int
     transform: Array
     scale: float
-    size: tuple[Form, ...]
+    size: Product
     of_covariance: bool
 
     def at_sharpness(self, sharpness: Array, lengths: Array) -> Array:
-        """Return the bound at one query, its size excepted, [n, lengths]."""
+        """Return the bound at one query, without its size, [n, lengths]."""
         bound = covariance_bound if self.of_covariance else mean_bound
         return self.scale * bound(
             lengths, dim=self.dim, sub_gaussian=1.0, tilt_norm=sharpness[:, None]
@@ -53,14 +53,14 @@ class _Reduced:
 
 
 def bound_obstacle(problem: Problem) -> str | None:
-    """Return why there is no bound."""
+    """Return the reason why a bound is not available, or None."""
     reading, queries = problem.reading, problem.queries
     of_means = reading is not None and reading.left is None
     averaged = queries.is_known or (of_means and queries.sub_gaussian is not None)
     measure = type(problem.measure).__name__
     return first_obstacle(
         (reading is None, problem.no_head_reason),
-        (problem.is_linear, "it is no softmax head"),
+        (problem.is_linear, "it is not a softmax head"),
         (problem.including_query, "the query is a token"),
         (
             problem.tail_constant is None,
@@ -72,10 +72,10 @@ def bound_obstacle(problem: Problem) -> str | None:
 
 
 def bound_gap(problem: Problem) -> Array:
-    r"""Return a number that the gap does not exceed, at every length.
+    r"""Return an upper bound of the gap at every length.
 
-    The bound of one query, averaged over queries: over points and Gaussians exactly, over other
-    centred laws by their sub-Gaussian constant (Proposition 3.1 with explicit constants).
+    It is the average of the bound at one query: exact over points and Gaussians, and by the
+    sub-Gaussian constant for other centred laws (Proposition 3.1 with explicit constants).
     """
     reduced, queries, lengths = _reduced(problem), problem.queries, problem.lengths
     if reduced.scale == 0.0:
@@ -87,7 +87,7 @@ def bound_gap(problem: Problem) -> Array:
         seen = queries.points @ reduced.transform.T
         require_within_reach(np.abs(seen))
         sharpness = np.linalg.norm(seen, axis=1)
-        size = np.prod([form.at(queries.points) for form in reduced.size], axis=0)
+        size = product_at(reduced.size, queries.points)
         total += (queries.weights * size) @ reduced.at_sharpness(sharpness, lengths)
     for part in queries.gaussians:
         law = sharpness_law(reduced.transform, part.mean, part.cov)
@@ -107,7 +107,7 @@ def _reduced(problem: Problem) -> _Reduced:
         dim=max(1, int(np.linalg.matrix_rank(root))),
         transform=root @ read.key_query,
         scale=read.constant * scale,
-        size=() if read.factor is None else (square(read.factor),),
+        size=() if read.factor is None else (read.factor.T @ read.factor,),
         of_covariance=read.left is not None,
     )
 

@@ -1,8 +1,8 @@
-r"""Proved upper bounds on what a finite prompt changes, for any sub-Gaussian tokens.
+r"""Proved upper bounds of the gap between finite and infinite prompts, for sub-Gaussian tokens.
 
-They hold from $L=1$ on, never exceed what the sizes of tokens allow, and are honest but loose:
-where exact moments exist, use those. Derived in docs/bounds.md, which also says how to bring a
-problem to these hypotheses: tokens and queries centred, queries 1-sub-Gaussian.
+They hold for every $L\ge1$ and never exceed a bound by the sizes of the tokens. They are loose: use
+exact moments where those exist. Tokens and queries are centred, and queries 1-sub-Gaussian;
+docs/bounds.md derives the bounds and reduces other problems to this one.
 
 Tokens are $s$-sub-Gaussian in $\mathbb R^d$, $u=Uz$ is the tilt, $x=s^2|u|^2$,
 $w=e^{\langle u,z\rangle-\Lambda(u)}$ the weight of a token, of mean one, and $m=\nabla\Lambda(u)$.
@@ -27,7 +27,7 @@ _SMALLEST = 1e-100  # a larger norm only makes the bound larger, and zero has no
 def mean_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound of $E|\hat m-m|^2$, softmax mean against its limit at one query.
+    r"""Return a bound of $E|\hat m-m|^2$, the error of the softmax mean at one query.
 
     With $x=s^2|u|^2$ and $q=\frac L8e^{-2x}$, the smaller of
 
@@ -35,9 +35,9 @@ def mean_bound(
     \frac{16s^2e^{2x}}L\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big)^2
     +4s^2e^{-q}\Big(\sqrt{\ln(1+L2^{d/2}e^q)}+\sqrt x\Big)^2.$$
 
-    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times it, and the gradient of one output in its row of
-    V has exactly this error. The paper has the first order only (Lemmas C.1 to C.4); the constants
-    are derived in docs/bounds.md.
+    $E|T_L(z)-T(z)|^2$ is at most $\|V\|^2$ times this bound, and the gradient of one output in its
+    row of V has the error $E|\hat m-m|^2$. The paper states the first order (Lemmas C.1 to C.4);
+    the constants are derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
@@ -58,7 +58,7 @@ def mean_bound(
 def covariance_bound(
     length: ArrayLike, *, dim: SupportsIndex, sub_gaussian: ArrayLike, tilt_norm: ArrayLike
 ) -> Array:
-    r"""Return a bound of $E\|\hat C-C\|_F^2$, softmax covariance against its limit at one query.
+    r"""Return a bound of $E\|\hat C-C\|_F^2$, the error of the softmax covariance at one query.
 
     With $x$ and $q$ as in `mean_bound`, $t=s^2(4x+2d\ln2)$ and
     $N_{p,k}=2s\,e^{p^2x/4k}\big(\sqrt{\ln(2^{d/2}e^{p^2x/2}+e^{k-1})}+\sqrt x\big)$, the smaller of
@@ -68,7 +68,7 @@ def covariance_bound(
     +4\sqrt{\tfrac{N_{4,2}^4}{L^3}+\tfrac{3N_{2,1}^4}{L^2}}\Big)^2
     +e^{-q}\big(4s^2\ln(L2^{d/2}e^q+e)+t\big)^2.$$
 
-    $\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ has at most $|v_i|^2|z|^2$ times this mean, $v_i$ the i-th
+    $E\|\nabla_UT_{L,i}-\nabla_UT_i\|^2$ is at most $|v_i|^2|z|^2$ times this bound, $v_i$ the i-th
     row of V. Prop. 3.4 of the paper averages it over queries; this form is derived in
     docs/bounds.md.
 
@@ -102,15 +102,15 @@ def output_bound(
 
     $$E f(X)=f(0)+\int_0^\infty P(X>x)\,df(x)$$
 
-    is bounded by an upper sum, whatever its nodes. It falls as $L^{-1}$ for $s\kappa<\frac12$ and
+    is bounded by an upper sum with any nodes. The bound falls as $L^{-1}$ for $s\kappa<\frac12$ and
     as $L^{-1/(2s\kappa)^2}$ beyond, up to logarithms. Prop. 3.1 of the paper is
-    $c_1s^6\ln L/L^{c_2/s^2}$ with $c_1,c_2$ unnamed; as printed it fails at $L=1$, where this one
-    holds. Derived in docs/bounds.md.
+    $c_1s^6\ln L/L^{c_2/s^2}$ with unspecified $c_1,c_2$; as printed it fails at $L=1$, where this
+    bound holds. Derived in docs/bounds.md.
 
     Args:
         length: $L$, one or an array.
         dim: $d$, the dimension of a token.
-        sub_gaussian: $s$, that of the tokens; queries are centred and 1-sub-Gaussian.
+        sub_gaussian: $s$ of the tokens; queries are centred and 1-sub-Gaussian.
         key_query_norm: $\kappa=\|U\|$.
         value_norm: $\|V\|$.
 
@@ -132,13 +132,13 @@ def _finite(length: Array) -> Array:
 
 
 def _mean_cap(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
-    r"""Return $4s^2(\sqrt{\ln(L2^{d/2})}+\sqrt x)^2$, by $|\hat m|\le\max|z_i|$ alone."""
+    r"""Return $4s^2(\sqrt{\ln(L2^{d/2})}+\sqrt x)^2$, which follows from $|\hat m|\le\max|z_i|$."""
     return 4 * s**2 * (np.sqrt(np.log(length) + log_cells(d)) + np.sqrt(x)) ** 2
 
 
 def _mean_bound(length: Numbers, d: int, s: Numbers, x: Numbers) -> Numbers:
     q = failure_exponent(length, x)
-    with np.errstate(over="ignore"):  # infinite where the cap is far below
+    with np.errstate(over="ignore"):  # infinite values exceed the cap
         near = (2 * token_norm(2, 1, d, s, x) / np.sqrt(length)) ** 2
     far = 2 * s * np.exp(-q / 2) * (root_log(np.log(length) + log_cells(d) + q, 1) + np.sqrt(x))
     return np.minimum(near + far**2, _mean_cap(length, d, s, x))
@@ -166,7 +166,7 @@ def _averaged(length: float, d: int, s: float, tau: float) -> float:
 
 
 def _nodes(length: float, d: int, tau: float) -> Array:
-    """Return positive nodes, dense where the bound climbs and where the tail of queries falls."""
+    """Return positive nodes, dense where the bound rises and where the tail of queries falls."""
     roots = np.arange(1, _NODES + 1) / _NODES
     top = tau**2 * (40 + 2 * d + 8 * np.log(length))
     climb = (np.log(length) / 2 + 3) * roots**2
@@ -198,7 +198,7 @@ def log_cells(dim: int) -> float:
 
 
 def root_log(log_y: Numbers, order: int) -> Numbers:
-    r"""Return $\sqrt{\ln(y+e^{k-1})}$, of which the 2k-th power is concave in $y\ge0$."""
+    r"""Return $\sqrt{\ln(y+e^{k-1})}$, whose 2k-th power is concave in $y\ge0$."""
     return np.sqrt(np.logaddexp(log_y, order - 1.0))
 
 
@@ -246,7 +246,7 @@ def checked_size(name: str, value: ArrayLike) -> Array:
 
 
 def checked_sharpness(name: str, sub_gaussian: Array | float, norm: ArrayLike) -> Array:
-    """Return $s|u|$, refused where a bound, of its fourth power, would leave double precision."""
+    """Return $s|u|$; raise ArgumentError if its fourth power would overflow."""
     sharpness = np.asarray(sub_gaussian * checked_size(name, norm))
     if not np.all(sharpness <= _LARGEST):
         raise ArgumentError(

@@ -3,12 +3,11 @@ r"""Exact gaps of softmax heads over Gaussian tokens, averaged over queries, and
 With $y=\Gamma^{1/2}Uz=\sigma e$, $P=\Gamma^{1/2}V'V\Gamma^{1/2}$, $N=\Gamma^{1/2}K'K\Gamma^{1/2}$
 the squared distance from the limit at a query is a sum of weight statistics, functions of
 $\sigma$, times products of the quadratic forms $|Fz|^2$, $y'Py$, $y'Ny$, $y'(PN)y$ over powers of
-$\sigma^2$. So queries enter through the joint law of $\sigma$ and of those forms. Derived in
+$\sigma^2$. The average over queries needs the joint law of $\sigma$ and of those forms. Derived in
 docs/gaps.md.
 """
 
 import dataclasses
-import functools
 import math
 
 import jax
@@ -18,11 +17,11 @@ from promptlimit._arrays import Array, ArrayLike, numpy_only
 from promptlimit._inputs import to_device
 from promptlimit.attention import AbstractAttention
 from promptlimit.concentration._sharpness_law import (
-    Form,
+    Product,
     SharpnessLaw,
     average,
+    product_at,
     sharpness_law,
-    square,
 )
 from promptlimit.errors import KindUnavailableError
 from promptlimit.finite import Problem, Queries, checked_problem
@@ -37,13 +36,10 @@ from promptlimit.weights import (
 )
 
 _MOST_POINTS = 256
-"""Queries beyond which the statistics are interpolated rather than computed one by one."""
-
-_MOST_KEPT = 2**14
-"""Values of a statistic beyond which none are kept for the next gap."""
+"""With more queries the statistics are interpolated: a table takes as long as about 300 queries."""
 
 Terms = dict[str, tuple[tuple[float, int], ...]]
-"""For each statistic, which products of forms it multiplies: (coefficient, index) pairs."""
+"""The products of forms that each statistic multiplies: (coefficient, index) pairs by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,21 +55,21 @@ class GaussianGap:
     """
 
     transform: Array
-    products: tuple[tuple[Form, ...], ...]
+    products: tuple[Product, ...]
     orders: tuple[int, ...]
     terms: Terms
-    leading: tuple[tuple[float, tuple[Form, ...]], ...]
+    leading: tuple[tuple[float, Product], ...]
 
 
 def gaussian_gap(problem: Problem) -> GaussianGap:
     """Return the gap of a softmax head over Gaussian tokens as a sum over statistics."""
     read, root = unwrap(problem.reading), unwrap(problem.gaussian).root()
     transform = root @ read.key_query
-    size: tuple[Form, ...] = () if read.factor is None else (square(read.factor),)
+    size: Product = () if read.factor is None else (_square(read.factor),)
     outer = read.value @ root
     if read.left is not None:
         return _spread_gap(transform, size, read.left @ root, outer)
-    total, along = float(np.sum(outer**2)), square(outer @ transform)
+    total, along = float(np.sum(outer**2)), _square(outer @ transform)
     scale = read.constant
     return GaussianGap(
         transform,
@@ -87,9 +83,12 @@ def gaussian_gap(problem: Problem) -> GaussianGap:
     )
 
 
-def _spread_gap(
-    transform: Array, size: tuple[Form, ...], inner: Array, outer: Array
-) -> GaussianGap:
+def _square(factor: Array) -> Array:
+    """Return the matrix of the form $|Fz|^2$."""
+    return factor.T @ factor
+
+
+def _spread_gap(transform: Array, size: Product, inner: Array, outer: Array) -> GaussianGap:
     r"""Return the gap of $KCV'$: $\mathrm{tr}(DP)$ with D as in `gaussian_spread_error`.
 
     With $p=e'Pe$, $n=e'Ne$, $x=e'PNe$, the statistics are multiplied by
@@ -100,10 +99,10 @@ def _spread_gap(
         E S_2^2:  tr PN - 2 x + p n
         E tr W^2: tr PN - 2 x + p n + (tr N - n)(tr P - p)
     """
-    p_matrix, n_matrix = outer.T @ outer, inner.T @ inner
+    p_matrix, n_matrix = _square(outer), _square(inner)
     both = p_matrix @ n_matrix
-    p, n = square(outer @ transform), square(inner @ transform)
-    x = Form(transform.T @ (0.5 * (both + both.T)) @ transform)
+    p, n = _square(outer @ transform), _square(inner @ transform)
+    x = transform.T @ (0.5 * (both + both.T)) @ transform
     tp, tn, tx = (float(np.trace(matrix)) for matrix in (p_matrix, n_matrix, both))
     one, of_p, of_n, of_x, of_pn = range(5)
     return GaussianGap(
@@ -133,9 +132,9 @@ def exact_gap(
     """Return the gap averaged over queries, and its error, one per length (all finite).
 
     Args:
-        gap: at one query.
-        queries: to average over.
-        lengths: finite.
+        gap: the gap at one query.
+        queries: the queries to average over.
+        lengths: L, finite.
         tolerance: relative error at which the quadrature over Gaussian queries stops.
     """
     value, error = _over_points(gap, queries.points, queries.weights, lengths)
@@ -166,7 +165,7 @@ def _over_sharpness(
 
 
 def _at_one_sharpness(gap: GaussianGap, law: SharpnessLaw, lengths: Array) -> tuple[Array, Array]:
-    """Return the gap where the scores do not vary with the query, though the forms may."""
+    """Return the gap where all queries have one sharpness, though the forms may vary."""
     products = np.array([[law.tilted_mean_of(0.0, product) for product in gap.products]])
     return _summed(gap, products, np.array([np.sqrt(law.floor)]), lengths)
 
@@ -180,11 +179,10 @@ def leading_gap(gap: GaussianGap, queries: Queries, lengths: Array) -> Array:
     leading = [
         (coefficient, product)
         for coefficient, product in gap.leading
-        if coefficient and all(form.matrix.any() for form in product)
+        if coefficient and all(matrix.any() for matrix in product)
     ]
     for coefficient, product in leading:
-        values = np.prod([form.at(queries.points) for form in product], axis=0)
-        total += coefficient * float(np.sum(growth * values))
+        total += coefficient * float(np.sum(growth * product_at(product, queries.points)))
     for part in queries.gaussians:
         law = sharpness_law(gap.transform, part.mean, part.cov)
         means = [c * law.tilted_mean_of(1.0, product) for c, product in leading]
@@ -198,9 +196,7 @@ def _over_points(
     if not points.size:
         return np.zeros(lengths.size), np.zeros(lengths.size)
     sharpness = np.linalg.norm(points @ gap.transform.T, axis=1)
-    rows = [
-        weights * np.prod([form.at(points) for form in product], axis=0) for product in gap.products
-    ]
+    rows = [weights * product_at(product, points) for product in gap.products]
     return _summed(gap, np.stack(rows, axis=1), sharpness, lengths)
 
 
@@ -227,10 +223,11 @@ def _combined(
 
 
 def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[str, Array], Array]:
-    """Return the statistics wanted, [n, lengths] each, and their relative error."""
+    """Return the statistics in `terms`, [n, lengths] each, and their relative error."""
     names = tuple(terms)
     if sharpness.size > _MOST_POINTS and sharpness.max() <= MAX_SHARPNESS:
-        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)  # so that tables are shared
+        # Rounded up, so that gaps share tables.
+        largest = min(float(np.ceil(sharpness.max())), MAX_SHARPNESS)
         table = weight_interpolant(lengths, max_sharpness=largest, statistics=names)
         with jax.enable_x64(True):
             interpolated = {
@@ -238,14 +235,12 @@ def _statistics(terms: Terms, sharpness: Array, lengths: Array) -> tuple[dict[st
             }
         return interpolated, np.full((sharpness.size, lengths.size), table.error)
     _require_reach(names, float(sharpness.max(initial=0.0)))
-    few = sharpness.size * lengths.size <= _MOST_KEPT
-    asked = names, tuple(sharpness.tolist()), tuple(lengths.tolist())
-    statistics = dict(_kept_statistics(*asked) if few else _at_points(*asked))
+    statistics = some_statistics(names, sharpness[:, None], lengths)
     return statistics, statistics.pop("relative_error")
 
 
 def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
-    """Refuse scores that are too sharp for the statistics."""
+    """Raise KindUnavailableError for scores that are too sharp for the statistics."""
     largest = max_sharpness(names)
     if sharpness <= largest:
         return
@@ -253,25 +248,13 @@ def _require_reach(names: tuple[str, ...], sharpness: float) -> None:
     raise KindUnavailableError(
         "queries",
         f"must keep the sharpness of the scores below {largest:g} for an exact {scope}, got "
-        f"{sharpness:.4g} (in their tail, if they have one). Ask for kind='estimate' or 'bound', "
+        f"{sharpness:.4g} (in their tail, if they have one). Pass kind='estimate' or 'bound', "
         "or scale the parameters down.",
     )
 
 
-def _at_points(
-    names: tuple[str, ...], sharpness: tuple[float, ...], lengths: tuple[float, ...]
-) -> dict[str, Array]:
-    """Return the statistics, [n, lengths] each, and their error."""
-    points = np.array(sharpness, dtype=np.float64)[:, None]
-    return some_statistics(names, points, np.array(lengths))
-
-
-_kept_statistics = functools.lru_cache(maxsize=32)(_at_points)
-"""The same from memory: gaps in several parameters ask for the same ones in turn."""
-
-
 def log_scale(sharpness: Array, lengths: Array) -> Array:
-    r"""Return about $\log E\,S_2$, [n, lengths], from large deviations.
+    r"""Return an approximation of $\log E\,S_2$, [n, lengths], from large deviations.
 
     With $\sigma^2=s\log L$: $L^{s-1}$ to $s=2/3$, $L^{-(1-s/2)^2/(2s)}$ to $s=2$, then constant.
     """
@@ -295,9 +278,9 @@ def gap_exponent(
         kappa = 1                           if tau^2 <= 1/2
               = sqrt(1/tau^2 + 1/4) - 1/2   otherwise
 
-    Rare sharp queries, at which few tokens hold all the weight, carry the gap once $\tau^2>1/2$.
-    The broadest component decides for a mixture of Gaussian queries; for finitely many queries, and
-    for linear attention, the rate is 1. Derived in docs/gaps.md.
+    For $\tau^2>1/2$ rare sharp queries, at which few tokens have all the weight, dominate the gap.
+    For a mixture of Gaussian queries the broadest component determines the rate; for finitely many
+    queries, and for linear attention, it is 1. Derived in docs/gaps.md.
 
     Raises:
         KindUnavailableError: no formula for the rate of this problem is known.

@@ -1,8 +1,8 @@
-r"""The exponent of a curve, and whether the curve is a power law yet.
+r"""The exponent of a curve, and whether the curve is a power law.
 
 Gaps fall as $L^{-\kappa}$ up to logarithms, so the slope of a log-log plot drifts, sometimes over
-tens of decades. A straight line through such data has a tiny residual and the wrong slope; the fit
-therefore looks at the drift of the slope before it claims anything.
+tens of decades. A straight line through such data has a small residual and the wrong slope, so the
+fit measures the drift of the slope, too.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from promptlimit.errors import ArgumentError
 from promptlimit.results import RateFit, RateStatus
 
 DRIFT_TOLERANCE = 0.05
-"""How far the local exponent may travel in a curve that is called a power law."""
+"""The largest reach of the local exponent in a power law."""
 
 _BAD_FIT = 0.2
-"""The line is rejected at this share of 1 - level, 1% at the usual level."""
+"""The line is rejected at this share of 1 - level: 1% at a level of 0.95."""
 
 
 @numpy_only("Call it outside and pass what it returns.")
@@ -30,24 +30,25 @@ def fit_rate(
 ) -> RateFit:
     r"""Return the fit of $\log v=\log C-\kappa\log L$, with an interval for $\kappa$ and a verdict.
 
-    The *local exponent* $-d\log v/d\log L$ is constant for a power law. If it drifts from $k_1$ to
-    $k_2$ between the ends $\ell_1<\ell_2$ of $\log L$ and goes on like $1/\log L$, as powers of
-    logarithms make it do, it ends at $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *reach*
-    is the distance that $k_1,k_2,k_\infty$ span: up to 0.05 the curve is a power law.
+    The *local exponent* $-d\log v/d\log L$ is constant for a power law. With powers of logarithms
+    it converges like $1/\log L$: from $k_1$ and $k_2$ at the ends $\ell_1<\ell_2$ of $\log L$, to
+    $k_\infty=k_2+(k_2-k_1)\,\ell_1/(\ell_2-\ell_1)$. The *reach* is the range of
+    $k_1,k_2,k_\infty$; the curve is a power law if it is at most 0.05.
 
-    **Exact values** (`cov` None) have no noise. The line is least squares, and the interval spans
-    all slopes between neighbours and $k_\infty$, and as much again on both sides.
+    **Exact values** (`cov` None): the line is least squares, and the interval is the range of all
+    slopes between neighbours and of $k_\infty$, extended by its width on both sides.
 
     **Values with noise**: generalised least squares with $\mathrm{Cov}(\log v_i,\log v_j)
-    =\Sigma_{ij}/(v_iv_j)$. A parabola gives the drift with its own interval. The curve is a power
-    law when that interval has no reach above 0.05; not one yet when it excludes zero; else too
-    noisy to tell. When $\chi^2$ rejects the line, noise is not what parts the data from it, and the
-    slopes between neighbours decide as for exact values. The interval covers a true power law at
-    `level`; a significant drift, small or not, widens it as for exact values.
+    =\Sigma_{ij}/(v_iv_j)$. A parabola gives the drift and its interval. The curve is a power law if
+    no drift in that interval has a reach above 0.05, not a power law yet if the interval excludes
+    zero, and otherwise too noisy to decide. If $\chi^2$ rejects the line, noise does not explain
+    the residuals, and the slopes between neighbours are used as for exact values. The interval
+    covers a true power law at `level`; a significant drift of any size widens it as for exact
+    values.
 
     Args:
         lengths: $L$, increasing, at least two.
-        values: $v>0$, one a length.
+        values: $v>0$, one per length.
         cov: $\Sigma$, the covariance of the values, `[n, n]`, or their variances, `[n]`; None for
             values without noise. Prompts that share tokens give strongly correlated values: pass
             the matrix.
@@ -73,7 +74,7 @@ def fit_rate(
 
 
 def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
-    """Return the least-squares line through exact values; the interval is that of the drift."""
+    """Return the least-squares line through exact values, with the interval of the drift."""
     fit = _result(_polynomial(x, y, np.eye(x.size), 1), level)
     if x.size == 2:
         return fit
@@ -89,7 +90,7 @@ def _exact_fit(x: Array, y: Array, level: float) -> RateFit:
 
 
 def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
-    """Return the generalised least-squares line, judged by chi-square and by its curvature."""
+    """Return the generalised least-squares line, tested by chi-square and by its curvature."""
     whitener = _whitener(log_cov)
     line = _polynomial(x, y, whitener, 1)
     quantile = float(ndtri((1 + level) / 2))
@@ -115,14 +116,14 @@ def _noisy_fit(x: Array, y: Array, log_cov: Array, level: float) -> RateFit:
 
 
 def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: bool) -> RateFit:
-    """Return the fit with its drift, its status, and an interval that covers what drifts.
+    """Return the fit with its drift, its status, and an interval that covers the drift.
 
     Args:
         fit: the line.
         path: the local exponents.
-        half: half the interval of their drift.
+        half: half the width of the interval of their drift.
         x: the logarithms of the lengths.
-        rejected: whether the line is, so that noise explains nothing.
+        rejected: whether chi-square rejects the line.
     """
     beyond = 0.0 if rejected else half * x[-1] / (x[-1] - x[0])
     significant = rejected or abs(path.drift) > half
@@ -145,7 +146,7 @@ def _judged(fit: RateFit, path: "_Path", half: float, x: Array, *, rejected: boo
 
 @dataclasses.dataclass(frozen=True)
 class _Path:
-    """Local exponents along a curve, the one it would end at included."""
+    """Local exponents along a curve, with the extrapolated one."""
 
     exponents: Array
     drift: float
@@ -178,9 +179,9 @@ def _path(where: Array, exponents: Array) -> _Path:
 
 
 def _spanned(exponents: Array) -> tuple[float, float]:
-    """Return the span of some exponents and as much again on both sides.
+    """Return the range of some exponents, extended by its width on both sides.
 
-    What has moved so far may move as much again.
+    An exponent that has drifted may drift as far again.
     """
     width = float(np.ptp(exponents))
     return float(exponents.min()) - width, float(exponents.max()) + width
@@ -213,8 +214,8 @@ def _polynomial(x: Array, y: Array, whitener: Array, degree: int) -> _Polynomial
 def _whitener(log_cov: Array) -> Array:
     r"""Return $W$ with $W^\top W=(S+\mathrm{diag}(S_{ii}^2/2)+\epsilon)^{-1}$.
 
-    Strongly correlated values make $S$ nearly singular, and the fit would trust differences of
-    logarithms to more digits than the delta method has: its next term, $S_{ii}^2/2$, is added.
+    Strongly correlated values make $S$ nearly singular, and the delta method is not accurate enough
+    for such small differences of logarithms: its next term, $S_{ii}^2/2$, is added.
     """
     variances = np.diag(log_cov)
     floor = 1e-12 * variances.max()
@@ -223,7 +224,7 @@ def _whitener(log_cov: Array) -> Array:
 
 
 def _result(line: _Polynomial, level: float) -> RateFit:
-    """Return what a line alone says: nothing yet about noise or drift."""
+    """Return the result of a line, without noise or drift."""
     intercept, slope = (float(c) for c in line.coefficients)
     return RateFit(
         exponent=-slope,
@@ -251,7 +252,7 @@ def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]
         raise ArgumentError("lengths", f"must hold at least two lengths, got {where.size}.")
     if what.size != where.size:
         raise ArgumentError(
-            "values", f"must hold one value a length, got {what.size} for {where.size} lengths."
+            "values", f"must hold one value per length, got {what.size} for {where.size} lengths."
         )
     if where.min() < 1:
         raise ArgumentError("lengths", f"must be at least 1, got {where.min():.6g}.")
@@ -267,7 +268,7 @@ def _checked_curve(lengths: ArrayLike, values: ArrayLike) -> tuple[Array, Array]
         raise ArgumentError(
             "values",
             f"must be positive, got {what[at]:.6g} at length {where[at]:.6g}. "
-            "A power law has no zeros; drop what noise made negative only with care.",
+            "A power law has no zeros; drop values that noise made negative only with care.",
         )
     return where, what
 
@@ -295,7 +296,7 @@ def _checked_log_cov(cov: ArrayLike | None, values: Array) -> Array | None:
 
 
 def _require_covariance(relative: Array) -> None:
-    """Refuse what is not symmetric positive semi-definite, up to rounding, in relative units."""
+    """Raise ArgumentError unless symmetric and positive semi-definite, up to rounding."""
     rounding = 1e-9 * np.abs(relative).max()
     asymmetry = np.abs(relative - relative.T)
     if asymmetry.max() > rounding:
@@ -303,7 +304,7 @@ def _require_covariance(relative: Array) -> None:
         raise ArgumentError(
             "cov",
             f"must be symmetric, got different entries at ({i}, {j}) and ({j}, {i}). "
-            "If only rounding parts them, pass (cov + cov.T) / 2.",
+            "If they differ by rounding only, pass (cov + cov.T) / 2.",
         )
     smallest = float(np.linalg.eigvalsh((relative + relative.T) / 2).min())
     if smallest < -rounding:

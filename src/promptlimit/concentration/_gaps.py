@@ -1,4 +1,4 @@
-"""The distance between finite and infinite prompts, averaged over queries, in every kind."""
+"""The squared distance between finite and infinite prompts, averaged over queries."""
 
 import dataclasses
 from functools import partial
@@ -62,14 +62,14 @@ def output_gap(
 ) -> GapCurve:
     r"""Return $E\|T[\hat\mu_L](z)-T[\mu](z)\|^2$ over prompts and queries, for every length.
 
-    Proposition 3.1 bounds it by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with unknown constants; here
-    it is the number itself: exact at listed queries wherever `prompt_moments` is, and over Gaussian
-    queries for Gaussian tokens. All ways: `print(promptlimit.concentration.GAPS.table())`.
+    Proposition 3.1 bounds it by $c_1\sigma^6\ln L\,L^{-c_2/\sigma^2}$ with unknown constants. It is
+    exact at listed queries wherever `prompt_moments` is, and over Gaussian queries for Gaussian
+    tokens. `print(promptlimit.concentration.GAPS.table())` lists all methods.
 
     Args:
         attention: $T$.
         measure: $\mu$, the law of a token.
-        queries: the law of the query: a measure, or an array [n, query_dim] of equal shares.
+        queries: the law of the query: a measure, or an array [n, query_dim] with equal weights.
         lengths: $L$, increasing: whole numbers from 1 to 1e30, or `math.inf`.
         including_query: whether the query is one more token of its prompt (Remark 3.2).
         kind: "auto" (exact where possible, else estimate), "exact", "asymptotic" (leading order in
@@ -77,7 +77,7 @@ def output_gap(
         key: randomness, for `estimate`.
         samples: prompts to simulate, 4096 when None.
         sub_gaussian: for `bound`: s with $Ee^{\langle a,z-m\rangle}\le e^{s^2|a|^2/2}$, where the
-            measure has no `variance_proxy`; not used for Gaussian tokens, which are whitened.
+            measure has no `variance_proxy`; ignored for Gaussian tokens, which are whitened.
 
     >>> import promptlimit as pl
     >>> attention = pl.SoftmaxAttention(key_query=[[1.0]], value=[[1.0]])
@@ -114,7 +114,7 @@ def gradient_gap(
 ) -> GapCurve:
     r"""Return $E\sum_i\|\nabla_\theta T_i[\hat\mu_L](z)-\nabla_\theta T_i[\mu](z)\|_F^2$.
 
-    The gap of Proposition 3.4, of the whole Jacobian, over prompts and queries.
+    The gap of Proposition 3.4 for the whole Jacobian, over prompts and queries.
 
     Args:
         attention: $T$.
@@ -123,7 +123,7 @@ def gradient_gap(
         lengths: $L$, increasing.
         wrt: $\theta$: "key_query" or "value"; of a `Factored`, "key_weight", "query_weight",
             "value_weight" or "output".
-        including_query: as for `output_gap`, and so the rest.
+        including_query: whether the query is one more token of its prompt.
         kind: "auto", "exact", "asymptotic", "bound" or "estimate".
         key: randomness, for `estimate`.
         samples: prompts to simulate.
@@ -154,7 +154,7 @@ class GapValues:
 
     Attributes:
         value: mean squared distances from the limit, [n].
-        error: of them, [n].
+        error: their errors, [n].
         cov: covariance of estimates, [n, n]; None for other kinds.
         limit_square: mean square of the limit, as estimated; None for other kinds.
         samples: how many prompts were simulated.
@@ -207,17 +207,17 @@ def limit_square(problem: Problem) -> float | None:
 def _by_sharpness(problem: Problem) -> str | None:
     return first_obstacle(
         (problem.reading is None, problem.no_head_reason),
-        (problem.is_linear, "it is no softmax head"),
+        (problem.is_linear, "it is not a softmax head"),
         (problem.gaussian is None, "the tokens are not Gaussian"),
         (problem.including_query, "the query is a token"),
-        (not problem.queries.is_known, "the law of the queries is not made of Gaussians"),
+        (not problem.queries.is_known, "the law of the queries is not a mixture of Gaussians"),
     )
 
 
 def _as_quadratic(problem: Problem) -> str | None:
     return first_obstacle(
         (problem.reading is None, problem.no_head_reason),
-        (not problem.is_linear, "it is no linear head"),
+        (not problem.is_linear, "it is not a linear head"),
         (problem.including_query, "the query is a token"),
     )
 
@@ -227,7 +227,7 @@ def _moments(problem: Problem) -> Quantity[Problem, Any]:
 
 
 def _query_by_query(kind: Kind, problem: Problem) -> str | None:
-    """Return why moments at single queries cannot be averaged: as the first of them shows."""
+    """Return why moments at single queries cannot be averaged, judged at the first query."""
     if not problem.queries.are_points:
         alone = f"only a list of queries is averaged one by one, not {problem.queries.name}"
         return problem.no_head_reason if problem.reading is None else alone
@@ -248,8 +248,8 @@ def _leading_by_sharpness(problem: Problem, _effort: Effort) -> GapValues:
 def _over_points(kind: Kind, problem: Problem, effort: Effort) -> GapValues:
     """Average the moments at single queries.
 
-    The gap of linear attention is a quadratic form in the query, which sees no more than second
-    moments: points that have those of the queries serve for their law.
+    The gap of linear attention is a quadratic form in the query, so points with the second moments
+    of the queries can replace their law.
     """
     queries = problem.queries
     points, weights = queries.points, queries.weights
@@ -270,7 +270,7 @@ def _bound(problem: Problem, _effort: Effort) -> GapValues:
 def _estimate(problem: Problem, effort: Effort) -> GapValues:
     """Return the gaps of simulated prompts, each with its own query.
 
-    Prefixes of one prompt serve all lengths, so that the estimates share their prompts.
+    Prefixes of one prompt give all lengths, so estimates at different lengths are correlated.
     """
     samples = DEFAULT_SAMPLES if effort.samples is None else int(effort.samples)
     dim = problem.measure.dim
@@ -292,7 +292,7 @@ def _estimate(problem: Problem, effort: Effort) -> GapValues:
 
 
 def _require_limits(problem: Problem, squares: Array) -> None:
-    """Refuse queries at whose tilts the law of a token does not exist, from squares of limits."""
+    """Raise OutsideDomainError if the limit does not exist at some query."""
     missing = int(np.count_nonzero(~np.isfinite(squares)))
     if missing and not has_transform(problem.measure):
         raise OutsideDomainError(
@@ -386,7 +386,7 @@ GAPS.rules.extend(
 
 
 def gap_values(problem: Problem, kind: Kind, *, tolerance: float) -> Array:
-    """Return the gaps at finite lengths, of a kind without simulation."""
+    """Return the gaps at finite lengths by a kind other than "estimate"."""
     rule = GAPS.first(problem, kind)
     if not isinstance(rule, Rule):
         raise KindUnavailableError("kind", f"must be another for {problem.subject}: {rule}.")

@@ -29,7 +29,7 @@ def error_quantile(
     value_norm: ArrayLike,
     delta: float,
 ) -> Array:
-    r"""Return what $|T_L(z)-T(z)|$ stays below with probability at least $1-2\delta$ (Lemma C.1).
+    r"""Return a bound of $|T_L(z)-T(z)|$ of probability at least $1-2\delta$ (Lemma C.1).
 
     $$\frac{4s\|V\|e^x}{\sqrt{\delta L}}\Big(\sqrt{\ln(1+2^{d/2}e^{2x})}+\sqrt x\Big),\qquad
     L\ge8e^{2x}\ln\tfrac1\delta.$$
@@ -56,7 +56,7 @@ def error_quantile(
         raise ArgumentError(
             "length",
             f"must be at least {needed:.6g} for this query and `delta`, got "
-            f"{sizes.min():.6g}. Use `error_tail`, which holds for every length.",
+            f"{sizes.min():.6g}. Use `error_tail`, which is valid at every length.",
         )
     norm = token_norm(2, 1, checked_dim(dim), s, x)
     return np.asarray(2 * checked_number("value_norm", value_norm) * norm / np.sqrt(delta * sizes))
@@ -102,7 +102,7 @@ def error_tail(
 def limit_bound(
     *, sub_gaussian: ArrayLike, tilt_norm: ArrayLike, value_norm: ArrayLike = 1.0
 ) -> Array:
-    r"""Return $2s^2\|V\||u|$, which $|T[\mu](z)|$ never exceeds (Lemma D.1).
+    r"""Return $2s^2\|V\||u|$, a bound of $|T[\mu](z)|$ (Lemma D.1).
 
     Args:
         sub_gaussian: $s$.

@@ -1,4 +1,4 @@
-"""Everything that is known about one gap, in one call."""
+"""All available results about one gap."""
 
 import numpy as np
 from jaxtyping import PRNGKeyArray
@@ -25,15 +25,15 @@ def gap_report(
     key: PRNGKeyArray | None = None,
     samples: int | None = None,
 ) -> GapReport:
-    """Return the gap in every kind that can be had, the predicted rate, and a fitted one.
+    """Return the gap in every available kind, the predicted rate, and a fitted rate.
 
     Args:
-        attention: as for `output_gap`, and so the tokens' law, queries and lengths.
+        attention: $T$, as for `output_gap`.
         measure: the law of a token.
-        queries: their law, or an array [n, query_dim].
-        lengths: increasing.
+        queries: the law of the query, or an array [n, query_dim].
+        lengths: $L$, increasing.
         wrt: the parameter whose gradient is compared; None for outputs.
-        key: randomness; None simulates nothing.
+        key: randomness; without it nothing is simulated.
         samples: prompts to simulate, at lengths up to 10,000.
 
     >>> import promptlimit as pl
@@ -81,9 +81,9 @@ def _exponent(
 
 
 def _fit(curves: list[GapCurve]) -> tuple[RateFit, float] | tuple[None, None]:
-    """Return the power law of the best curve, and the length from which on it is fitted.
+    """Return the power law of the best curve, and the first of the fitted lengths.
 
-    Noise would let some end of a curve pass: what is simulated is fitted as a whole.
+    Simulated curves are fitted as a whole: with noise, some end of a curve would always pass.
     """
     best = next((curve for curve in curves if curve.kind in ("exact", "estimate")), None)
     if best is None:

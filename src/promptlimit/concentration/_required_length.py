@@ -6,8 +6,6 @@ from functools import partial
 from numbers import Real
 
 import numpy as np
-from scipy.interpolate import BarycentricInterpolator
-from scipy.optimize import brentq
 
 from promptlimit._arrays import LARGEST_LENGTH, Array, ArrayLike, numpy_only
 from promptlimit.attention import AbstractAttention
@@ -21,15 +19,16 @@ from promptlimit.rules import Effort, computes
 _SCAN = np.array(
     [*range(1, 9), 12, 16, 32, *(10.0 ** np.arange(2, 5)), *(10.0 ** np.arange(6, 31, 2))]
 )
-"""Lengths tried first: dense where gaps of gradients may rise, sparse where all gaps fall."""
+"""The first lengths: dense where gaps of gradients may rise, sparse where all gaps fall."""
 _SCAN_TOLERANCE = 0.01
 _TOLERANCE = 1e-7
-"""Relative error of the gaps that decide."""
+"""Relative error of the gaps near the crossing."""
 _POINTS = 12
-"""Lengths tried at once when a crossing is narrowed down."""
-_RATIOS = np.array([1e-9, 1e-6, 1e-4, 1e-2])
+"""Lengths per step when a crossing is narrowed down: they cost little more than one."""
+_NEAR = 10.0 ** -np.arange(2.0, 11.0, 2.0)
+"""Relative distances from a guess at which lengths are tried."""
 _RESOLUTION = 1e-11
-"""Lengths whose ratio is closer to 1 than this are not told apart."""
+"""Lengths whose ratio is closer to 1 than this are not distinguished."""
 
 _KINDS: tuple[Kind, ...] = ("exact", "asymptotic", "bound")
 
@@ -52,10 +51,9 @@ def required_length(
     r"""Return the smallest length from which the gap stays within a tolerance.
 
     The gap is relative, $\sqrt{E\|T_L-T\|^2/E\|T\|^2}$ with both means over queries: 0.01 is one
-    per cent. One answer for each way of knowing the gap: the exact one, the one that the leading
-    order in 1/L suggests, and the one that is proved to suffice; a reader sees how loose each is.
-    Several heads have one at listed queries where they share a tilt, or where a softmax head stands
-    beside one of tilt zero; a residual matrix changes the limit, and not the gap.
+    per cent. The result has the exact length, the length by the leading order in 1/L, and a length
+    that is proved to suffice. Several heads have an exact length at listed queries if they share a
+    tilt, or if all but one have tilt zero; a residual matrix changes the limit, not the gap.
 
     Args:
         attention: $T$.
@@ -64,7 +62,7 @@ def required_length(
         tolerance: the gap allowed, positive; below 1 when relative.
         wrt: compare the gradient in this parameter instead of the output.
         absolute: compare $\sqrt{E\|T_L-T\|^2}$ itself.
-        sub_gaussian: the tokens' constant, for the bound of measures not of this library.
+        sub_gaussian: the constant of the tokens, for the bound of a user-defined measure.
 
     >>> import promptlimit as pl
     >>> normal = pl.Gaussian([0.0], [[1.0]])
@@ -94,7 +92,7 @@ def required_length(
     if not any(value is not None for value in answers.values()):
         raise ArgumentError(
             "attention",
-            f"must have a gap that is known without simulation, got {problem.subject}: "
+            f"must have a gap that needs no simulation, got {problem.subject}: "
             f"{GAPS.first(problem, 'exact')}. {_way_out(problem)} gap curves with "
             "output_gap(..., kind='estimate').",
         )
@@ -102,7 +100,7 @@ def required_length(
 
 
 def _way_out(problem: Problem) -> str:
-    """Return what to do: of listed queries, those where heads share a tilt are known."""
+    """Return a suggestion: heads that share a tilt have an exact gap at listed queries."""
     if problem.queries.are_points or problem.wrt is not None:
         return "Simulate"
     return "Pass a list of queries, where heads that share a tilt are one, or simulate"
@@ -113,7 +111,7 @@ def _gap(problem: Problem, kind: Kind, lengths: Array, accuracy: float) -> Array
 
 
 def _threshold(problem: Problem, tolerance: float, *, absolute: bool) -> float:
-    """Return the mean square that must not be exceeded."""
+    """Return the largest mean square allowed."""
     inside = isinstance(tolerance, Real) and 0.0 < tolerance < (math.inf if absolute else 1.0)
     if not inside:
         allowed = "positive" if absolute else "between 0 and 1"
@@ -152,59 +150,27 @@ def _crossing(gap: GapOfLengths, threshold: float) -> float:
 
 
 def _narrowed(gap: GapOfLengths, threshold: float, low: float, high: float) -> float:
-    r"""Return the crossing between a length above the threshold and one not above it.
+    r"""Return the last crossing between a length above the threshold and one not above it.
 
-    $\log$ gap is smooth in $\log L$: a polynomial through what was tried says where to look, and
-    the bracket of what was seen stays the authority.
+    $\log$ gap is smooth in $\log L$: linear interpolation guesses where to look next.
     """
-    tried = _chebyshev(low, high)
-    while tried.size:
+    guess = math.sqrt(low) * math.sqrt(high)
+    while (tried := _between(low, high, guess)).size:
         values = gap(tried, _TOLERANCE)
         over = np.concatenate([[True], ~(values <= threshold), [False]])
         ends = np.concatenate([[low], tried, [high]])
         last = int(np.flatnonzero(over)[-1])
         low, high = float(ends[last]), float(ends[last + 1])
-        guess = _polynomial_root(tried, values, threshold, low, high)
-        tried = _around(guess, low, high)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            guess = np.exp(np.interp(0.0, np.log(threshold / values), np.log(tried)))
     return high
 
 
-def _chebyshev(low: float, high: float) -> Array:
-    """Return whole lengths between two, at Chebyshev points of the logarithm."""
-    place = 0.5 * (1.0 - np.cos(np.pi * (np.arange(_POINTS) + 0.5) / _POINTS))
-    return _inside(low * (high / low) ** place, low, high)
-
-
-def _around(guess: float, low: float, high: float) -> Array:
-    """Return whole lengths close to a guess on both sides, ever farther, and one in the middle."""
-    near = np.array([0.0, 1.0, 2.0])
-    ratios = np.concatenate([1.0 + _RATIOS, 1.0 / (1.0 + _RATIOS)])
-    middle = np.sqrt(low) * np.sqrt(high)
-    return _inside(
-        np.concatenate([guess + near, guess - near, guess * ratios, [middle]]), low, high
-    )
-
-
-def _inside(lengths: Array, low: float, high: float) -> Array:
-    """Return the lengths, whole and increasing, strictly between two; none when they are close."""
+def _between(low: float, high: float, guess: float) -> Array:
+    """Return whole lengths strictly between two, dense near a guess; none if the two are close."""
     if high <= low * (1.0 + _RESOLUTION):
         return np.zeros(0)
-    whole = np.unique(np.round(lengths))
+    even = np.geomspace(low, high, _POINTS)
+    near = np.concatenate([guess * (1.0 + _NEAR), guess * (1.0 - _NEAR), guess + np.arange(-1, 2)])
+    whole = np.unique(np.round(np.concatenate([even, near])))
     return whole[(whole > low) & (whole < high)]
-
-
-def _polynomial_root(
-    lengths: Array, values: Array, threshold: float, low: float, high: float
-) -> float:
-    """Return about where the gap crosses the threshold between two lengths."""
-    x, ends = np.log1p((lengths - low) / low), (0.0, math.log1p((high - low) / low))
-    usable = np.isfinite(values) & (values > 0.0)
-    if np.count_nonzero(usable) < 2:
-        return low * math.exp(0.5 * ends[1])
-    y = np.log(values[usable] / threshold)
-    polynomial = BarycentricInterpolator(x[usable], y)
-    signs = [float(polynomial(end)) for end in ends]
-    if not signs[0] > 0.0 >= signs[1]:
-        return low * math.exp(0.5 * ends[1])
-    root = brentq(lambda place: float(polynomial(place)), *ends, full_output=True)[0]
-    return low * math.exp(root)

@@ -1,20 +1,21 @@
 r"""The law of the sharpness at a Gaussian query, and of quadratic forms given the sharpness.
 
-Gaussian tokens see a query z through $y=Gz$, $G=\Gamma^{1/2}U$: the sharpness is $\sigma=|y|$. For
-$z\sim N(z_0,S)$ the square $\sigma^2$ is a weighted sum of non-central chi-squares, whose density,
-weighted by any product $\varphi$ of quadratic forms of z, is an integral in the complex plane:
+With Gaussian tokens a query z enters as $y=Gz$, $G=\Gamma^{1/2}U$: the sharpness is $\sigma=|y|$.
+For $z\sim N(z_0,S)$ the square $\sigma^2$ is a weighted sum of non-central chi-squares, whose
+density, weighted by any product $\varphi$ of quadratic forms of z, is an integral in the complex
+plane:
 
     E[phi; sigma^2 = s] = 1/(2 pi i) int e^{-theta s} M(theta) E_theta[phi] d theta
 
 where $M(\theta)=Ee^{\theta\sigma^2}$ and $E_\theta$ is the mean under the law tilted by
 $e^{\theta\sigma^2}$, a Gaussian again. The path is a hyperbola about the cut
 $\theta\ge1/(2\lambda_1)$ through the saddle point, where the integrand is as large as its
-integral: every density, however small, keeps its digits. Derived in docs/gaps.md.
+integral, so that even small densities keep their digits. Derived in docs/gaps.md.
 
-A gap at a query is a sum of products of a function of the sharpness and of such forms. What is left
-is smooth in the radius $\rho$ and integrated by Fejer's rule, whose points at one level are among
-those of the next, in $x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near $\rho_c$, even
-ratios far from it.
+A gap at a query is a sum of products of a function of the sharpness and of such forms. Its average
+is an integral of a smooth function of the radius $\rho$, by Fejer's rule, whose points at one level
+are among those of the next, in $x=\operatorname{arsinh}((\rho-\rho_c)/w)$: even steps near
+$\rho_c$, even ratios far from it.
 """
 
 import dataclasses
@@ -31,28 +32,28 @@ from promptlimit.errors import AccuracyError, ArgumentError
 _NEGLIGIBLE = 1e-14
 _BISECTIONS = 60
 _SLOPE = 0.6
-"""How far the path may lean from the vertical: below 1, a Gaussian falls along it."""
+"""The largest slope of the path from the vertical: below 1, a Gaussian decays along it."""
 _STEP = 0.4
-"""Step along the path, in widths of the integrand's peak..."""
+"""Step along the path, in widths of the integrand's peak."""
 _WIDEST_STEP = 0.1
-"""... and at most this, because singularities lie at distance 1."""
+"""The largest step: singularities are at distance 1."""
 _DECAY = 40.0
 """The path ends where the integrand has fallen by this many e-folds."""
 _SCOUTS = np.concatenate([np.arange(0.0, 16.0), np.geomspace(16.0, 240.0, 48)])
-"""Steps along the path at which to look for its end."""
+"""Steps along the path among which its end is searched."""
 _LARGEST = 1e70
 _CONDITION = 1e5
-"""The largest ratio of what is summed to the sum that is accepted."""
+"""The largest accepted ratio of the sum of absolute values to the sum."""
 _TYPICAL_NODES = 128
 _ENTRIES_AT_ONCE = 2**21
 
 Complex = NDArray[np.complex128]
 
 Integrand = Callable[[Array, Array], Array]
-"""From sharpness [n] and densities [products, n] to what is integrated, [n, lengths]."""
+"""From sharpness [n] and densities [products, n] to the integrand, [n, lengths]."""
 
 LogSize = Callable[[Array], Array]
-"""From sharpness [n] to the logarithm of about how large the integrand's factor is, [n, k]."""
+"""From sharpness [n] to about the logarithm of the integrand without its density, [n, k]."""
 
 _FIRST_LEVEL = 32
 _LAST_LEVEL = 1024
@@ -61,34 +62,19 @@ _SCAN_POINTS = 128
 _SCAN_START = 1e-9
 _DROPPED = 80.0
 _CUT = 34.0
-"""What is smaller than the largest by this many e-folds is cut off."""
+"""The range ends where the integrand is below its maximum by this many e-folds."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Form:
-    r"""The quadratic form $Q(z)=|Fz|^2$, or $z'Az$ when it is no square.
-
-    Attributes:
-        matrix: $A$, symmetric, [q, q].
-        factor: $F$ with $A=F'F$, [k, q], the fewer rows the cheaper; None when there is none.
-    """
-
-    matrix: Array
-    factor: Array | None = None
-
-    def at(self, points: Array) -> Array:
-        """Return the values at points [n, q]."""
-        return np.einsum("ni,ij,nj->n", points, self.matrix, points)
-
-    def through(self, matrix: Array) -> "Form":
-        """Return the form of $x$ that this one is of $z$ = `matrix` $x$."""
-        factor = None if self.factor is None else self.factor @ matrix
-        return Form(matrix.T @ self.matrix @ matrix, factor)
+Product = tuple[Array, ...]
+"""A product of up to three quadratic forms $z'Az$, by their symmetric matrices A, [q, q] each."""
 
 
-def square(factor: Array) -> Form:
-    """Return the form $|Fz|^2$."""
-    return Form(factor.T @ factor, factor)
+def product_at(product: Product, points: Array) -> Array:
+    """Return a product of quadratic forms at points [n, q]."""
+    values = np.ones(len(points))
+    for matrix in product:
+        values = values * np.einsum("ni,ij,nj->n", points, matrix, points)
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +82,7 @@ class SharpnessLaw:
     r"""Gaussian queries $z=z_0+R\xi$, with $\sigma^2=f+\sum_j(c_j+\sqrt{\lambda_j}\,\xi_j)^2$.
 
     Attributes:
-        variances: $\lambda_j$, largest first, [r]; zero for what the scores do not see.
+        variances: $\lambda_j$, largest first, [r]; zero in directions without effect on scores.
         shifts: $c_j$, [r].
         floor: $f$, the part of $\sigma^2$ that is the same for all queries.
         centre: $z_0$, [q].
@@ -111,7 +97,7 @@ class SharpnessLaw:
 
     @property
     def tau(self) -> float:
-        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which decides the rate."""
+        r"""$\tau=\|\Gamma^{1/2}US^{1/2}\|_{op}$, which determines the rate."""
         return float(np.sqrt(self.variances.max(initial=0.0)))
 
     @property
@@ -123,26 +109,27 @@ class SharpnessLaw:
         r"""Return $\sigma=\sqrt{f+\rho^2}$."""
         return np.sqrt(self.floor + radius**2)
 
-    def density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
+    def density(self, radius: Array, products: tuple[Product, ...]) -> Array:
         r"""Return $E[\varphi;\rho]$, [products, n], at $\rho=\sqrt{\sigma^2-f}>0$, in its units.
 
         An empty product is 1, so that its row is the density of $\rho$ itself.
         """
-        lifted = tuple(tuple(self._lifted(form) for form in product) for product in products)
-        factors = [form.factor.shape[0] for ps in lifted for form in ps if form.factor is not None]
-        entries = _TYPICAL_NODES * (self.variances.size + 1) * max([1, *factors])
-        size = max(1, _ENTRIES_AT_ONCE // entries)
+        lifted = tuple(self._lifted(product) for product in products)
+        size = self.variances.size + 1
+        entries = _TYPICAL_NODES * size * (size if max(map(len, products)) == 3 else 1)
+        block = max(1, _ENTRIES_AT_ONCE // entries)
         pieces = [
-            self._density(radius[start : start + size], lifted)
-            for start in range(0, radius.size, size)
+            self._density(radius[start : start + block], lifted)
+            for start in range(0, radius.size, block)
         ]
         return np.concatenate(pieces, axis=1)
 
-    def _lifted(self, form: Form) -> Form:
-        r"""Return the form in the coordinates $(1,\xi)$, so that $z$ is linear in them."""
-        return form.through(np.column_stack([self.centre, self.axes]))
+    def _lifted(self, product: Product) -> Product:
+        r"""Return the forms in the coordinates $(1,\xi)$, in which $z$ is linear."""
+        lift = np.column_stack([self.centre, self.axes])
+        return tuple(lift.T @ matrix @ lift for matrix in product)
 
-    def _density(self, radius: Array, products: tuple[tuple[Form, ...], ...]) -> Array:
+    def _density(self, radius: Array, products: tuple[Product, ...]) -> Array:
         s = radius**2
         saddle, scale = self._saddle(s)
         step, nodes = self._steps(s, saddle, scale)
@@ -172,7 +159,7 @@ class SharpnessLaw:
         return step, int(np.ceil(_SCOUTS[min(last + 1, _SCOUTS.size - 1)])) + 1
 
     def _seen(self) -> tuple[Array, Array]:
-        """Return variances and shifts of the directions that the scores see."""
+        """Return variances and shifts of the directions that affect the scores."""
         seen = self.variances > 0.0
         return self.variances[seen], self.shifts[seen]
 
@@ -211,13 +198,13 @@ class SharpnessLaw:
         distance = np.exp(0.5 * (low + high))
         return 0.5 / lam[0] - distance, 2.0 * _SLOPE**2 * distance
 
-    def tilted_mean_of(self, theta: float, product: tuple[Form, ...]) -> float:
+    def tilted_mean_of(self, theta: float, product: Product) -> float:
         r"""Return $E[e^{\theta\sigma^2}\varphi(z)]$, infinite where $2\theta\lambda_1\ge1$."""
         if 2.0 * theta * self.variances.max(initial=0.0) >= 1.0:
             return float("inf")
         at = np.array([theta], dtype=np.complex128)
         mean, variance = self._tilted(at)
-        value = mean_of_product(tuple(map(self._lifted, product)), mean, variance)
+        value = mean_of_product(self._lifted(product), mean, variance)
         scale = np.exp(self._log_laplace(at) + theta * self.floor)
         return float((scale * value).real[0])
 
@@ -225,8 +212,8 @@ class SharpnessLaw:
 def _hyperbola(place: Array, saddle: Array, scale: Array) -> tuple[Complex, Complex]:
     r"""Return $\theta=\theta_0+b(\cosh v-1)+i\frac b\kappa\sinh v$ and $-i\,d\theta/dv$.
 
-    Vertical at the saddle point, it never leans more than the slope $\kappa$, so that it stays in
-    the valley of every direction's Gaussian, and in the end $e^{-\theta s}$ falls along it.
+    Its slope from the vertical is zero at the saddle point and never above $\kappa$, so that the
+    Gaussian of every direction decays along it, and finally $e^{-\theta s}$ does.
     """
     cosh, sinh = np.cosh(place), np.sinh(place)
     theta = saddle + scale * (cosh - 1.0) + 1j * (scale / _SLOPE) * sinh
@@ -246,7 +233,7 @@ def _refuse_cancellation(summed: Complex) -> None:
 
 
 def require_within_reach(sharpness: Array) -> None:
-    """Refuse sharpnesses whose fourth powers leave double precision: they would count as none."""
+    """Raise ArgumentError for a sharpness whose fourth power overflows."""
     largest = float(np.max(np.nan_to_num(sharpness, nan=np.inf), initial=0.0))
     if largest > _LARGEST:
         raise ArgumentError(
@@ -280,8 +267,8 @@ def sharpness_law(transform: Array, centre: Array, cov: Array) -> SharpnessLaw:
     return SharpnessLaw(variances, shifts, floor, centre, root @ right.T)
 
 
-def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -> Complex:
-    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$ at once.
+def mean_of_product(forms: Product, mean: Complex, variance: Complex) -> Complex:
+    r"""Return $E\prod_iQ_i(x)$ for many laws $N(m,\mathrm{diag}\,D)$.
 
     The joint cumulants of $Q_i=x'A_ix$ are
 
@@ -294,13 +281,13 @@ def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -
     complex: tilting a Gaussian by a complex multiple of a square leaves these identities true.
 
     Args:
-        forms: none to three of them; the second of three must have a factor.
+        forms: at most three.
         mean: $m$, [n, q].
         variance: the diagonals of $D$, [n, q].
     """
-    pulled = [mean @ form.matrix for form in forms]
+    pulled = [mean @ form for form in forms]
     first = [
-        variance @ np.diag(form.matrix) + np.sum(pull * mean, axis=-1)
+        variance @ np.diag(form) + np.sum(pull * mean, axis=-1)
         for form, pull in zip(forms, pulled, strict=True)
     ]
     if not forms:
@@ -309,7 +296,7 @@ def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -
         return first[0]
 
     def second(i: int, j: int) -> Complex:
-        trace = np.sum((variance @ (forms[i].matrix * forms[j].matrix)) * variance, axis=-1)
+        trace = np.sum((variance @ (forms[i] * forms[j])) * variance, axis=-1)
         return 2.0 * trace + 4.0 * np.sum(pulled[i] * variance * pulled[j], axis=-1)
 
     if len(forms) == 2:
@@ -318,17 +305,14 @@ def mean_of_product(forms: tuple[Form, ...], mean: Complex, variance: Complex) -
     return _third(forms, pulled, variance) + together + first[0] * first[1] * first[2]
 
 
-def _third(forms: tuple[Form, ...], pulled: list[Complex], variance: Complex) -> Complex:
-    """Return the third joint cumulant."""
-    one, two, three = (form.matrix for form in forms)
-    factor = forms[1].factor
-    if factor is None:
-        raise AssertionError("the middle form of three must have a factor")
-    if all(np.array_equal(form.matrix, np.diag(np.diag(form.matrix))) for form in forms):
-        trace = variance**3 @ (np.diag(one) * np.diag(two) * np.diag(three))
-    else:
-        rows = factor * variance[:, None, :]
-        trace = np.sum((rows @ one) * variance[:, None, :] * (rows @ three), axis=(1, 2))
+def _third(forms: Product, pulled: list[Complex], variance: Complex) -> Complex:
+    """Return the third joint cumulant, from the few eigenvectors of the second form."""
+    one, two, three = forms
+    values, vectors = np.linalg.eigh(two)
+    kept = np.abs(values) > _NEGLIGIBLE * np.abs(values).max(initial=0.0)
+    rows = vectors.T[kept] * variance[:, None, :]
+    pairs = (rows @ one) * variance[:, None, :] * (rows @ three)
+    trace = pairs.sum(axis=2) @ values[kept]
     spread = [pull * variance for pull in pulled]
     paths = (
         np.sum((spread[0] @ two) * spread[2], axis=-1)
@@ -340,7 +324,7 @@ def _third(forms: tuple[Form, ...], pulled: list[Complex], variance: Complex) ->
 
 def average(
     law: SharpnessLaw,
-    products: tuple[tuple[Form, ...], ...],
+    products: tuple[Product, ...],
     integrand: Integrand,
     log_size: LogSize,
     tolerance: float,
@@ -351,12 +335,12 @@ def average(
 
     Args:
         law: of the sharpness, not fixed.
-        products: whose densities the integrand takes.
+        products: the products of forms whose densities the integrand needs.
         integrand: see `Integrand`.
-        log_size: see `LogSize`; it says where to look, and is no part of the value.
-        tolerance: relative error at which to stop; the error returned is the change between the
-            last two levels, of which one has twice the points of the other.
-        largest_error: relative error above which the last level is refused.
+        log_size: see `LogSize`; it determines the range of integration.
+        tolerance: relative error at which to stop. The returned error is the change between the
+            last two levels, of which the second has twice the points.
+        largest_error: relative error above which AccuracyError is raised.
     """
     edge, width = _edge(law)
     ends = _range(law, log_size)
@@ -399,10 +383,10 @@ def _refuse_large(error: Array, size: Array, largest: float) -> None:
 
 
 def _edge(law: SharpnessLaw) -> tuple[float, float]:
-    r"""Return where the density of the radius has its finest structure, and how fine that is.
+    r"""Return the radius at which its density varies fastest, and the scale of that variation.
 
-    Directions much narrower than the widest make nearly a floor: few radii are below the length of
-    their shifts, and many just above.
+    Directions much narrower than the widest act nearly as a floor: few radii are below the length
+    of their shifts, and many just above.
     """
     seen = law.variances > 0.0
     narrow = seen & (law.variances < _NARROW * law.variances.max())
@@ -411,9 +395,9 @@ def _edge(law: SharpnessLaw) -> tuple[float, float]:
 
 
 def _range(law: SharpnessLaw, log_size: LogSize) -> tuple[float, float]:
-    """Return the radii between which the integral lies, from a scan of about its size.
+    """Return the range of radii of the integral, from a scan of its approximate size.
 
-    Geometric steps find broad laws, and steps about the mean radius find narrow ones.
+    Geometric steps find broad laws, and even steps around the mean radius find narrow ones.
     """
     spread = float(np.max(-log_size(law.sharpness(np.array([0.0]))), initial=0.0)) + _DROPPED
     broad = math.sqrt(float(np.sum(law.variances))) + math.sqrt(2.0 * law.variances.max() * spread)

@@ -1,4 +1,4 @@
-"""What the length of a prompt does to its softmax weights, and the temperature that undoes it.
+"""The effect of prompt length on softmax weights, and temperatures that compensate for it.
 
 Names load on first use: Gaussian and listed scores need no jax.
 """

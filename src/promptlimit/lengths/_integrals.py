@@ -1,20 +1,20 @@
-r"""Log-partition function, entropy and weights over prompts: integrals over u, for many prompts.
+r"""Moments over prompts of the log-partition function, the entropy and the weights.
 
-L free tokens have independent scores, fixed ones the scores $s_f$; $Z$ is the sum of $e^s$. With
+L free tokens have independent scores, fixed tokens the scores $s_f$; $Z$ is the sum of $e^s$. With
 $\chi=\exp(-\sum_fe^{s_f+u})$ and the means of one score (`PartitionMeans`), $\chi\varphi^L$ is
 the survival function of $\ln T-\ln Z$, T exponential, so that for any $c$, with $v=u+c$ and
 $I_k=\int v^k(\chi\varphi^L-e^{-e^v})du$,
 
     E ln Z = c - I_0,        Var ln Z = 2 (I_1 + gamma I_0) - I_0^2.
 
-At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$, and nothing cancels however long the
-prompt. The entropy is $H=\sum_lp_l(\ln Z-s_l)$; under the integral $\ln Z$ becomes $\psi_k-u$
-beside $Z^{-k}$, $\psi_k$ the digamma function of k, so that with $t=s+u$
+At $c=\ln E\,Z$ the difference is $e^{-e^v}(e^{L\psi}-1)$, and nothing cancels at any length. The
+entropy is $H=\sum_lp_l(\ln Z-s_l)$. Under the integral for $Z^{-k}$ a factor $\ln Z$ becomes
+$\psi_k-u$, $\psi_k$ the digamma function of k, so that with $t=s+u$
 
     E H   = L int F_1[psi_1 - t] chi phi^{L-1} + sum_f int (psi_1 - t_f) e^{t_f} chi phi^L.
 
-The second moment is had so too, for weights on a few tokens, and about the annealed limit for
-weights on many. Derived in docs/lengths.md.
+The second moment has a similar formula where a few tokens have most weight; where many share it,
+it is computed about the annealed limit. Derived in docs/lengths.md.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from promptlimit.weights import STEP, PartitionMeans, by_rules, rule_error
 _EULER = 0.57721566490153286061
 _PSI_1, _PSI_2, _TRIGAMMA_2 = -_EULER, 1.0 - _EULER, 0.64493406684822643647
 _SPREAD = 0.1
-r"""Of $L\psi$ where $E\,Z\,e^u=1$, up to which prompts are near their annealed limit."""
+r"""Prompts are near their annealed limit if $L\psi$ is below this where $E\,Z\,e^u=1$."""
 
 _LARGEST_EXPONENT = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptIntegrals:
-    """Statistics of prompts, [n] each, and what is known of their errors.
+class PromptStatistics:
+    """Statistics of prompts, [n] each, and their errors.
 
     Attributes:
         log_partition: the mean of ln Z.
@@ -44,8 +44,8 @@ class PromptIntegrals:
         entropy_variance: its variance.
         participation: the mean sum of squared weights.
         fixed_weights: the mean weights of the fixed tokens, [n, f].
-        error: the largest relative error as measured, of what is no variance.
-        variance_error: that of both variances.
+        error: the largest measured relative error of the means.
+        variance_error: the largest relative error of the two variances.
     """
 
     log_partition: Array
@@ -57,9 +57,14 @@ class PromptIntegrals:
     error: Array
     variance_error: Array
 
+    def put(self, at: NDArray[np.int64], some: "PromptStatistics") -> None:
+        """Replace the rows of some prompts."""
+        for field in dataclasses.fields(self):
+            getattr(self, field.name)[at] = getattr(some, field.name)
 
-def prompt_integrals(scores: PartitionMeans, lengths: Array, fixed: Array) -> PromptIntegrals:
-    r"""Return the statistics of prompts of L free tokens, [n], beside fixed ones, [n, f]."""
+
+def prompt_statistics(scores: PartitionMeans, lengths: Array, fixed: Array) -> PromptStatistics:
+    r"""Return the statistics of prompts of L free tokens, [n], and fixed scores, [n, f]."""
     prompts = _Prompts(scores, lengths, fixed)
     moments = prompts.partition()
     entropy, square, plain_size = prompts.entropy()
@@ -79,7 +84,7 @@ def prompt_integrals(scores: PartitionMeans, lengths: Array, fixed: Array) -> Pr
         lost * _share(moments.size, moments.variance),
         lost * _share(np.minimum(plain_size, centred_size), entropy_variance),
     ]
-    return PromptIntegrals(
+    return PromptStatistics(
         log_partition,
         np.maximum(moments.variance, 0.0),
         np.maximum(entropy, 0.0),
@@ -92,19 +97,19 @@ def prompt_integrals(scores: PartitionMeans, lengths: Array, fixed: Array) -> Pr
 
 
 def _share(size: Array, value: Array) -> Array:
-    """Return the size as a multiple of the value; of what is zero, none."""
+    """Return the size as a multiple of the value; zero where the value is zero."""
     return np.divide(size, value, out=np.zeros_like(size), where=value != 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class _PartitionMoments:
-    r"""Moments of $Y=\ln Z-c$, and about which scores the energy is to be taken.
+    r"""Moments of $Y=\ln Z-c$, and the centre of the scores.
 
     Attributes:
         centre: c.
         mean: $E\,Y$.
         second: $E\,Y^2$.
-        size: of the terms of the variance of Y.
+        size: the size of the terms of the variance of Y.
         spread: whether c is $\ln E\,Z$ and prompts are near their annealed limit.
         mean_score: the mean score under the annealed weights.
     """
@@ -147,7 +152,7 @@ class _Prompts:
         return 0.5 * np.einsum("nu,nuf->nf", self.left, self.fixed_x)
 
     def partition(self) -> _PartitionMoments:
-        r"""Return the moments of ln Z about $\ln E\,Z$, or about its median where that is far."""
+        r"""Return the moments of ln Z about $\ln E\,Z$, or about the median if that is far."""
         scores, u = self.scores, self.scores.u
         log_free = np.log(self.lengths[:, 0]) + scores.log_mean
         annealed = np.logaddexp.reduce(np.column_stack([log_free, self.fixed]), axis=1)
@@ -177,10 +182,10 @@ class _Prompts:
         )
 
     def entropy(self) -> tuple[Array, Array, Array]:
-        r"""Return $E\,H$, $E\,H^2$ and the size of the terms of the latter.
+        r"""Return $E\,H$, $E\,H^2$ and the size of the terms of $E\,H^2$.
 
-        With $e=F_1[\psi_2-t]/\varphi$, $S=\sum_f(\psi_2-t_f)e^{t_f}$, $M$ the whole mass and $a$
-        that of one free token,
+        With $e=F_1[\psi_2-t]/\varphi$, $S=\sum_f(\psi_2-t_f)e^{t_f}$, $M$ the mass of all tokens
+        and $a$ that of one free token,
         $E\,H^2=\int\{L(F_2[(\psi_2-t)^2-\psi_2']/\varphi-e^2+\psi_2'a^2)+(Le+S)^2-\psi_2'M^2\}$.
         """
         scores, phi, lengths = self.scores, self.phi, self.lengths
@@ -203,13 +208,13 @@ class _Prompts:
     def centred_entropy(
         self, moments: _PartitionMoments, entropy: Array
     ) -> tuple[Array, Array, Array]:
-        r"""Return mean and variance of $H=c-m+Y-W$, and the size of the terms of the latter.
+        r"""Return mean and variance of $H=c-m+Y-W$, and the size of the terms of the variance.
 
-        $W=\sum p(s-m)$, with m the annealed mean score or, far from that limit, that at the mean
-        entropy. With $b=F_1[s-m]/\varphi$ and $G=Lb+\sum_fe^{t_f}(s_f-m)$,
+        $W=\sum p(s-m)$, with m the annealed mean score or, far from the annealed limit,
+        $E\ln Z-E\,H$. With $b=F_1[s-m]/\varphi$ and $G=Lb+\sum_fe^{t_f}(s_f-m)$,
         $E\,W=\int G$, $E\,W^2=\int\{L(F_2[(s-m)^2]/\varphi-b^2)+G^2\}$ and
-        $E\,YW=-\int(v+\gamma)G$, each against $\chi\varphi^L$. At the annealed limit
-        $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\psi'$: what is left after terms that cancel.
+        $E\,YW=-\int(v+\gamma)G$, each weighted by $\chi\varphi^L$. At the annealed limit
+        $G=LF_1[s-\Lambda']/\varphi-(\Lambda'-m)L\psi'$, without terms that cancel.
         """
         scores, phi, lengths = self.scores, self.phi, self.lengths
         energy = moments.centre + moments.mean - entropy

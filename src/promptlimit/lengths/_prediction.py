@@ -1,4 +1,4 @@
-"""The entropy at other lengths, guessed from the scores of one query, with its error."""
+"""The entropy at other lengths, estimated from the scores of one query, with its error."""
 
 import math
 
@@ -17,22 +17,22 @@ _GROUPS = 16
 def entropy_prediction(
     scores: ArrayLike, lengths: ArrayLike, *, fixed_scores: ArrayLike = ()
 ) -> EntropyPrediction:
-    r"""Return the mean entropy over prompts of other lengths, guessed from N measured scores.
+    r"""Return an estimate of the mean entropy over prompts of other lengths, from N scores.
 
-    L draws from the list have the mean entropy that `length_statistics` of `ListedScores` says,
-    exactly. As a guess of what L tokens of the law behind the list do, that is too high by $c/N$:
-    with $p$ the softmax of the scores, $w=Np$, $e=s-\sum ps$,
+    `length_statistics` with `ListedScores` is exact for L draws from the list. As an estimate for L
+    tokens from the law of the list it is too high by $c/N$: with $p$ the softmax of the scores,
+    $w=Np$ and $e=s-\sum ps$,
 
         c = mean(w^2 e) - (mean(w^2) - 1) / 2,    standard error^2 = mean((w (1 - e) - 1)^2) / N.
 
-    Beside fixed tokens, which are not drawn, both come from a jackknife of 16 groups. Scores of
-    real heads are not independent: keep sinks as fixed tokens, and take keys at random rather than
+    With fixed tokens, which are not drawn, both come from a jackknife with 16 groups. Scores of
+    real heads are not independent: pass sinks as fixed tokens, and take keys at random rather than
     neighbours.
 
     Args:
-        scores: $s_j$ of the N tokens of one query, at the inverse temperature that is meant.
+        scores: $s_j$ of N tokens at one query, multiplied by the inverse temperature.
         lengths: L, finite.
-        fixed_scores: of tokens that every prompt has.
+        fixed_scores: the scores of tokens that every prompt contains.
 
     >>> scores = np.random.default_rng(0).normal(size=512)
     >>> guess = entropy_prediction(scores, [64, 4096])
@@ -45,7 +45,7 @@ def entropy_prediction(
     if values.size < 2 * _GROUPS:
         raise ArgumentError(
             "scores",
-            f"must be at least {2 * _GROUPS} to guess from, got {values.size}. Take more "
+            f"must be at least {2 * _GROUPS} scores, got {values.size}. Take more "
             "keys of the query.",
         )
     counts = checked_lengths(lengths, name="lengths")
@@ -80,7 +80,7 @@ def _expansion(scores: Array, lengths: Array) -> tuple[Array, Array]:
 
 
 def _jackknife(scores: Array, lengths: Array, fixed: Array, listed: Array) -> tuple[Array, Array]:
-    """Return bias and standard error by leaving out every sixteenth score, from each start."""
+    """Return bias and standard error by leaving out every sixteenth score, from each offset."""
     without = np.stack(
         [
             length_statistics(

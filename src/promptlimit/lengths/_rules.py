@@ -1,7 +1,7 @@
-r"""Rules of practice for longer prompts: what multiplies the logits, and what that does to a head.
+r"""Rules used in practice for longer prompts: factors of the logits, and their effect on a head.
 
-Every rule is the same for all heads, while the sharpness is not: `temperature_table` holds rules
-against what keeps a given head as it was.
+A rule is the same for all heads, whose sharpness differs: `temperature_table` compares rules with
+the factors that keep a given head unchanged.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ _LONGEST = math.log(1e30)
 _SCAN = 512
 
 
-def no_rule(lengths: ArrayLike, base: Number) -> Array:  # noqa: ARG001  # as all rules are asked
-    """Return 1: logits are left alone."""
+def no_rule(lengths: ArrayLike, base: Number) -> Array:  # noqa: ARG001  # every rule has it
+    """Return 1: logits are unchanged."""
     return np.ones_like(as_float64(lengths))
 
 
@@ -40,13 +40,13 @@ def sqrt_log(lengths: ArrayLike, base: Number) -> Array:
 def ssmax(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $s\ln L$ with $s=1/\ln L_0$: Scalable-Softmax, $n^{sz_i}/\sum_jn^{sz_j}$.
 
-    Nakanishi, arXiv 2501.19399; there s is learned for every head, here it leaves $L_0$ alone.
+    Nakanishi, arXiv 2501.19399; there s is learned for every head, here the factor is 1 at $L_0$.
     """
     return as_float64(_logs(lengths) / math.log(base))
 
 
 def log_n(lengths: ArrayLike, base: Number) -> Array:
-    r"""Return $\ln L/\ln L_0$ beyond $L_0$, 1 before: Qwen, at inference alone.
+    r"""Return $\ln L/\ln L_0$ beyond $L_0$, 1 before: Qwen, at inference only.
 
     `logn_list` and `use_logn_attn` of modeling_qwen.py; it multiplies the query.
     """
@@ -56,9 +56,9 @@ def log_n(lengths: ArrayLike, base: Number) -> Array:
 def longrope(lengths: ArrayLike, base: Number) -> Array:
     r"""Return $1+\ln f/\ln L_0$, $f=L/L_0$ the target over the trained length.
 
-    LongRoPE multiplies cosines and sines by its root, and so queries and keys:
+    LongRoPE multiplies cosines and sines, and so queries and keys, by its square root:
     `_compute_longrope_parameters` of transformers' modeling_rope_utils.py, `_calc_mscale_su` of
-    microsoft/LongRoPE. It is fixed once for the target length: Qwen's law, there.
+    microsoft/LongRoPE. It is fixed for the target length, where it equals Qwen's factor.
     """
     growth = np.maximum(_logs(lengths) - math.log(base), 0.0)
     return as_float64(1.0 + growth / math.log(base))
@@ -76,7 +76,7 @@ def yarn(lengths: ArrayLike, base: Number) -> Array:
 
 def llama_4(
     lengths: ArrayLike,
-    base: Number = 8192,  # noqa: ARG001  # as all rules are asked
+    base: Number = 8192,  # noqa: ARG001  # every rule has it
     *,
     floor: float = 8192.0,
     slope: float = 0.1,
@@ -91,7 +91,7 @@ def llama_4(
 
 def ministral_3(
     lengths: ArrayLike,
-    base: Number = 16384,  # noqa: ARG001  # as all rules are asked
+    base: Number = 16384,  # noqa: ARG001  # every rule has it
     *,
     floor: float = 16384.0,
     slope: float = 0.1,
@@ -106,7 +106,7 @@ def ministral_3(
 
 @dataclasses.dataclass(frozen=True)
 class TemperatureRule:
-    """A rule by its name: the function, and the law that it follows far out."""
+    """A rule: its name, its function, and its leading order for long prompts."""
 
     name: str
     factor: Callable[[ArrayLike, Number], Array]
@@ -119,16 +119,16 @@ RULES = tuple(
         TEMPERATURE_ROWS,
         (no_rule, sqrt_log, ministral_3, llama_4, ssmax, log_n, longrope, yarn),
         ("1", "(ln L)^1/2", *["0.1 ln L"] * 2, *["ln L / ln L0"] * 3, "(ln L)^2 / 100"),
-        strict=False,  # the last rows are no rules
+        strict=False,  # the last rows are exact factors
     )
 )
-"""Rules of practice, and none: from the mildest to the strongest from 8192 on."""
+"""Rules used in practice, from the mildest to the strongest beyond 8192 tokens."""
 
 
 def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> float:
-    r"""Return the length from which $b(L)\,\sigma\ge\sqrt{2\ln L}$: weights freeze on few tokens.
+    r"""Return the length from which $b(L)\,\sigma\ge\sqrt{2\ln L}$: few tokens have most weight.
 
-    Infinite where none to 1e30 is, and `base` where a head is frozen there already.
+    It is infinite if it exceeds 1e30, and `base` if the head is frozen there already.
 
     >>> print(f"{math.log10(freezing_length(RULES[5], 2.0, 8192)):.1f}")
     17.6
@@ -153,15 +153,15 @@ def freezing_length(rule: TemperatureRule, sharpness: Number, base: Number) -> f
 def temperature_table(
     sharpness: Number, base: Number, lengths: ArrayLike, *, margin: Number | None = None
 ) -> TemperatureTable:
-    r"""Return what every rule does to a head of sharpness $\sigma$ as prompts grow from $L_0$.
+    r"""Return the effect of every rule on a head of sharpness $\sigma$ as prompts grow from $L_0$.
 
-    Beside the rules stand the exact factors that keep the weight of a needle, and the entropy.
+    The last two rows are the exact factors that keep the weight of a needle, and the entropy.
 
     Args:
         sharpness: $\sigma$, from 0 to 40, at $L_0$.
         base: $L_0$, from 2.
         lengths: L, one or several, finite.
-        margin: of the needle; when None the one whose weight is one half at $L_0$.
+        margin: of the needle; None for the one whose weight is one half at $L_0$.
 
     >>> table = temperature_table(2.0, 8192, 131072)
     >>> for name, b, weight in zip(table.names, table.value[:, 0], table.needle[:, 0]):
@@ -195,11 +195,11 @@ def temperature_table(
     factor = np.stack(
         [*(rule.factor(counts, start) for rule in RULES), *(one.value for one in kept)]
     )
-    known = factor * sharpness <= MAX_SHARPNESS  # not where there is no factor, either
+    known = factor * sharpness <= MAX_SHARPNESS  # False for a missing factor, too
     usable = np.where(known, factor, 0.0)
     plain = length_statistics(usable * sharpness, counts)
     fixed = needle_score(usable * margin)[..., None]
-    beside = length_statistics(usable * sharpness, counts, fixed_scores=fixed)
+    with_needle = length_statistics(usable * sharpness, counts, fixed_scores=fixed)
     frozen = [freezing_length(rule, sharpness, start) for rule in RULES]
     return TemperatureTable(
         sharpness=sharpness,
@@ -210,11 +210,11 @@ def temperature_table(
         value=factor,
         entropy=np.where(known, plain.entropy, np.nan),
         participation=np.where(known, plain.participation, np.nan),
-        needle=np.where(known, beside.fixed_weights[..., 0], np.nan),
+        needle=np.where(known, with_needle.fixed_weights[..., 0], np.nan),
         frozen_from=np.array([*frozen, *([math.nan] * len(kept))]),
         kind="exact",
         error=np.stack([*np.zeros((len(RULES), counts.size)), *(one.error for one in kept)]),
-        relative_error=float(max(plain.relative_error.max(), beside.relative_error.max())),
+        relative_error=float(max(plain.relative_error.max(), with_needle.relative_error.max())),
     )
 
 

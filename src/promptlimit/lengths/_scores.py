@@ -1,4 +1,4 @@
-"""The law of one score, as prompts of any length ask for it: Gaussians mixed, or a list."""
+"""The law of one score: a mixture of Gaussians, or a list."""
 
 import abc
 import dataclasses
@@ -6,14 +6,14 @@ from functools import cached_property
 
 import numpy as np
 
-from promptlimit._arrays import Array, ArrayLike, real_numbers, require_unmasked
+from promptlimit._arrays import Array, ArrayLike, as_float64, real_numbers, require_unmasked
 from promptlimit.errors import ArgumentError
 from promptlimit.weights import (
-    MAX_SHARPNESS,
     AbstractScoreLaw,
     GaussianLaw,
     KnownTokens,
     PartitionMeans,
+    checked_sharpness,
     nodes_of,
     token_list,
 )
@@ -22,21 +22,22 @@ _FARTHEST = 2000.0
 
 
 class AbstractScores(abc.ABC):
-    """The law of one score; the L tokens of a prompt have independent ones."""
+    """The law of one score; the scores of the L free tokens of a prompt are independent."""
 
     @property
     @abc.abstractmethod
     def law(self) -> AbstractScoreLaw:
-        """The law as the integrals take it."""
+        """The law along a tilt, for the integrals over prompts."""
 
-    @abc.abstractmethod
     def mean_and_variance(self) -> tuple[float, float]:
-        """Return the mean and the variance of one score."""
+        """Return the mean and the variance of one score; here, of tokens that are scores."""
+        _, mean, cov = self.law.ends(np.ones((1, 1)))
+        return float(mean[0]), float(cov[0, 0])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GaussianScores(AbstractScores):
-    r"""Scores from $\sum_kw_kN(m_k,\sigma_k^2)$: one Gaussian, or several mixed.
+    r"""Scores from $\sum_kw_kN(m_k,\sigma_k^2)$, a mixture of Gaussians.
 
     Args:
         sharpness: $\sigma_k$ from 0 to 40, one or a list.
@@ -56,42 +57,25 @@ class GaussianScores(AbstractScores):
         sharpness, means = np.broadcast_arrays(
             _vector("sharpness", self.sharpness), _vector("means", self.means)
         )
-        if not np.all((sharpness >= 0.0) & (sharpness <= MAX_SHARPNESS)):
-            wrong = sharpness[~((sharpness >= 0.0) & (sharpness <= MAX_SHARPNESS))][0]
-            raise ArgumentError(
-                "sharpness", f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong:g}."
-            )
         _require_near("means", means)
-        object.__setattr__(self, "sharpness", sharpness)
+        object.__setattr__(self, "sharpness", checked_sharpness(sharpness))
         object.__setattr__(self, "means", means)
         object.__setattr__(self, "weights", _shares(self.weights, means.size))
 
-    @property
-    def _parts(self) -> tuple[Array, Array, Array]:
-        """Weights, means and sharpnesses, as arrays."""
-        columns = self.weights, self.means, self.sharpness
-        weights, means, sharpness = (np.asarray(column, np.float64) for column in columns)
-        return weights, means, sharpness
-
     @cached_property
     def law(self) -> AbstractScoreLaw:
-        weights, means, sharpness = self._parts
+        columns = self.weights, self.means, self.sharpness
+        weights, means, sharpness = map(as_float64, columns)
         covs = (sharpness**2)[:, None, None]
         return GaussianLaw(weights, means[:, None], covs, np.ones(1))
-
-    def mean_and_variance(self) -> tuple[float, float]:
-        """Return those of one score."""
-        weights, means, sharpness = self._parts
-        mean = float(weights @ means)
-        return mean, float(weights @ (sharpness**2 + (means - mean) ** 2))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ListedScores(AbstractScores):
     r"""Scores drawn independently from a list.
 
-    What L draws from the list do is exact. As a guess of what other tokens would do it is an
-    estimate, of which `entropy_prediction` knows the error.
+    Statistics of L draws from the list are exact. As estimates for other tokens of the same law
+    they have an error, which `entropy_prediction` returns.
 
     Args:
         scores: $s_i$, finite, within 2000 of each other.
@@ -107,24 +91,13 @@ class ListedScores(AbstractScores):
         object.__setattr__(self, "scores", scores)
         object.__setattr__(self, "weights", _shares(self.weights, scores.size))
 
-    @property
-    def _list(self) -> tuple[Array, Array]:
-        return np.asarray(self.weights, np.float64), np.asarray(self.scores, np.float64)
-
     @cached_property
     def law(self) -> AbstractScoreLaw:
-        weights, scores = self._list
-        return token_list(weights, scores[:, None], np.ones(1))
-
-    def mean_and_variance(self) -> tuple[float, float]:
-        """Return those of one score."""
-        weights, scores = self._list
-        mean = float(weights @ scores)
-        return mean, float(weights @ (scores - mean) ** 2)
+        return token_list(as_float64(self.weights), as_float64(self.scores)[:, None], np.ones(1))
 
 
 def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionMeans:
-    """Return the means of one score wherever one of the prompts, [n] and [n, f], needs them.
+    """Return the means of one score at all u that one of the prompts needs.
 
     Args:
         law: of a free score.
@@ -139,12 +112,18 @@ def in_window(law: AbstractScoreLaw, lengths: Array, fixed: Array) -> PartitionM
     return law.partition_means(nodes_of(windows))
 
 
-def _vector(name: str, values: ArrayLike) -> Array:
+def numbers(name: str, values: ArrayLike, hint: str = "") -> Array:
+    """Return real numbers as an array; the error names the argument and ends with the hint."""
     require_unmasked(name, values)
     try:
-        vector = np.atleast_1d(real_numbers(values))
+        return real_numbers(values)
     except (TypeError, ValueError):
-        raise ArgumentError(name, f"must be a list of numbers, got {values!r:.40}.") from None
+        message = f"must hold numbers, got {values!r:.40}. {hint}".rstrip()
+        raise ArgumentError(name, message) from None
+
+
+def _vector(name: str, values: ArrayLike) -> Array:
+    vector = np.atleast_1d(numbers(name, values))
     if vector.ndim != 1 or not vector.size:
         raise ArgumentError(name, f"must be a list of numbers, got shape {vector.shape}.")
     if not np.isfinite(vector).all():

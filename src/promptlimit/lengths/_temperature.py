@@ -1,10 +1,9 @@
-r"""The inverse temperature that keeps something as prompts grow: roots of exact functions of b.
+r"""The inverse temperature that keeps a quantity constant as prompts grow.
 
-A factor b on all scores makes a head of sharpness $\sigma$ one of sharpness $b\sigma$, and moves a
-needle from $\Delta$ to $b\Delta$ above the mean. What is to be kept decides the law of b: the
-weight of a needle asks for $\ln L$ where its competitors are flat and for more where they are
-not, the entropy for $\sqrt{2(\ln L-H)}/\sigma$, the distance to freezing for $\sqrt{\ln L}$
-(docs/lengths.md).
+A factor b on all scores changes the sharpness of a head from $\sigma$ to $b\sigma$, and the margin
+of a needle from $\Delta$ to $b\Delta$. To keep the weight of a needle b grows as $\ln L$ if the
+other scores are equal and faster otherwise; to keep the entropy, as $\sqrt{2(\ln L-H)}/\sigma$; to
+keep the distance to freezing, as $\sqrt{\ln L}$ (docs/lengths.md).
 """
 
 import math
@@ -21,25 +20,24 @@ from promptlimit._arrays import (
     as_float64,
     checked_lengths,
     numpy_only,
-    real_numbers,
-    require_unmasked,
 )
 from promptlimit.errors import ArgumentError
-from promptlimit.lengths._length_statistics import LARGEST_FIXED, mean_columns
+from promptlimit.lengths._length_statistics import LARGEST_FIXED, gaussian_statistics
+from promptlimit.lengths._scores import numbers
 from promptlimit.results import InverseTemperatures
-from promptlimit.weights import MAX_SHARPNESS
+from promptlimit.weights import MAX_SHARPNESS, checked_sharpness
 
 Kept = Literal["needle", "entropy", "effective_tokens", "freezing"]
-"""What a temperature may keep."""
+"""The quantities that a temperature can keep."""
 
 _GRID = (np.arange(1, 33) / 32.0) ** 2
-"""Shares of the largest sharpness at which the weight of a needle is looked at first."""
+"""Shares of the largest sharpness at which the weight of a needle is computed first."""
 
 _ALL = 1.0 - 2.0**-50
 """A weight that is one up to rounding."""
 
 _NEAR = 0.9
-"""Share of the target that some weight looked at must reach, for more to be sought near it."""
+"""The search continues near the largest weight if it reaches this share of the target."""
 
 _ROOT = 1e-13
 _NUDGE = 1e-4
@@ -56,27 +54,26 @@ def inverse_temperature(
     target: ArrayLike | None = None,
     base: ArrayLike | None = None,
 ) -> InverseTemperatures:
-    r"""Return the smallest factor b on the scores of L tokens that keeps what is to be kept.
+    r"""Return the smallest factor b on the scores of L tokens that keeps a quantity.
 
     `keep` is "needle", the mean weight of one token whose score is `margin` above the mean of the
-    others; "entropy", the mean entropy; "effective_tokens", $1/E\,S_2$; or "freezing", the distance
-    $b^2\sigma^2/\ln L$ to where weights freeze on a few tokens. The value to keep is `weight` for a
-    needle, `target` for the entropy and for effective tokens, or what it is at the length `base`
-    with b = 1. Everything broadcasts.
+    others; "entropy", the mean entropy; "effective_tokens", $1/E\,S_2$; or "freezing", the ratio
+    $b^2\sigma^2/\ln L$, which is 2 where a few tokens have most weight. The value to keep is
+    `weight` for a needle, `target` for the other quantities, or the value at the length `base` with
+    b = 1. All arguments broadcast.
 
     Args:
         sharpness: $\sigma$ from 0 to 40, of the scores at b = 1.
         lengths: L, finite.
-        keep: what is kept.
+        keep: the quantity.
         margin: $\Delta$, for a needle.
         weight: between 0 and 1, for a needle.
         target: for the entropy, in nats, and for effective tokens.
         base: a length, instead of a value.
 
     Returns:
-        Exact roots as `value`, NaN where no b keeps it: none with $b\sigma\le40$, where weights are
-        frozen in all but name. Beside it the `annealed` formula: good far from freezing, and silent
-        (NaN) where a root may still exist.
+        Exact roots as `value`, NaN where no b with $b\sigma\le40$ keeps the quantity, and the
+        `annealed` formula, which is accurate far from freezing and may be NaN where a root exists.
 
     >>> kept = inverse_temperature(1.0, [1e3, 1e6, 1e9], margin=6.0, weight=0.5)
     >>> print(kept.value.round(6), kept.annealed.round(6))
@@ -84,15 +81,15 @@ def inverse_temperature(
     """
     _require_arguments(keep, margin=margin, weight=weight, target=target, base=base)
     kept = weight if keep == "needle" else target
-    numbers = [
-        _numbers("sharpness", sharpness),
-        _numbers("margin", 0.0 if margin is None else margin),
-        _numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
+    given = [
+        numbers("sharpness", sharpness),
+        numbers("margin", 0.0 if margin is None else margin),
+        numbers("weight" if keep == "needle" else "target", 0.5 if kept is None else kept),
     ]
     counts = checked_lengths(lengths, name="lengths")
     bases = checked_lengths(math.inf if base is None else base, name="base")
     try:
-        sigma, margins, targets, counts, bases = np.broadcast_arrays(*numbers, counts, bases)
+        sigma, margins, targets, counts, bases = np.broadcast_arrays(*given, counts, bases)
     except ValueError:
         raise ArgumentError(
             "sharpness", "must broadcast with `lengths`, `margin`, the value to keep and `base`."
@@ -137,31 +134,31 @@ def needle_margin(sharpness: Number, length: Number, weight: Number) -> float:
 
 
 def _quantity(keep: str, sharpness: ArrayLike, lengths: ArrayLike, margin: ArrayLike) -> Array:
-    """Return what may be kept, at these sharpnesses and lengths."""
+    """Return the quantity at these sharpnesses and lengths."""
     if keep == "freezing":
         return as_float64(as_float64(sharpness) ** 2 / np.log(lengths))
     sigma, counts, margins = np.broadcast_arrays(*map(as_float64, (sharpness, lengths, margin)))
     needle = needle_score(margins).reshape(-1, 1)
     fixed = needle if keep == "needle" else needle[:, :0]
-    columns, weights = mean_columns(sigma.ravel(), counts.ravel(), fixed)
+    found = gaussian_statistics(sigma.ravel(), counts.ravel(), fixed, variances=False)
     if keep == "effective_tokens":
         with np.errstate(divide="ignore"):
-            return (1.0 / columns["participation"]).reshape(sigma.shape)
-    quantity = weights[:, 0] if keep == "needle" else columns["entropy"]
+            return (1.0 / found.participation).reshape(sigma.shape)
+    quantity = found.fixed_weights[:, 0] if keep == "needle" else found.entropy
     return quantity.reshape(sigma.shape)
 
 
 def needle_score(margin: Array) -> Array:
-    """Return the score of a needle, cut off where its weight is one, or nothing, in any case."""
+    """Return the score of a needle, clipped where its weight is one or zero to double precision."""
     return as_float64(np.clip(margin, -LARGEST_FIXED, LARGEST_FIXED))
 
 
 def _falling_root(
     keep: str, sigma: float, length: float, _: float, target: float
 ) -> tuple[float, float]:
-    r"""Return b and its error for what falls with b, from its value at b = 0.
+    r"""Return b and its error for a quantity that falls with b.
 
-    Freezing alone grows: $b^2\sigma^2/\ln L$, a closed form.
+    The ratio of freezing, $b^2\sigma^2/\ln L$, grows instead, and has a closed form.
     """
     if keep == "freezing":
         return (math.sqrt(target * math.log(length)) / sigma, 0.0) if sigma > 0.0 else _NONE
@@ -189,8 +186,8 @@ def _needle_root(
 ) -> tuple[float, float]:
     r"""Return the smallest b that gives a needle its weight, and its error.
 
-    The weight starts at 1/(L+1) and may rise to a maximum and fall again, so that b is scanned
-    before a root is looked for; without competitors of spread it is $\ln(LP/(1-P))/\Delta$.
+    The weight starts at 1/(L+1) and may rise to a maximum and fall again, so b is scanned first. If
+    $\sigma=0$ the root is $\ln(LP/(1-P))/\Delta$.
     """
     if not 0.0 < weight < _ALL:  # at `base`
         return _NONE
@@ -220,7 +217,7 @@ def _needle_root(
         if short(high) < 0.0:
             return _NONE
     low = float(grid[top - 1]) if top else 0.0
-    flat = 2.0 * advantage / margin  # far below the grid where competitors hardly differ
+    flat = 2.0 * advantage / margin  # far below the grid if sigma is small
     if low < flat < high and short(flat) >= 0.0:
         high = flat
     root = crossing(short, low, high)
@@ -231,19 +228,18 @@ _NONE = math.nan, math.nan
 
 
 def crossing(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function changes sign between two places, to thirteen digits."""
-    root = brentq(function, low, high, xtol=1e-300, rtol=np.float64(_ROOT), maxiter=1000)
-    return float(root)  # no full output was asked for
+    """Return where a function changes sign between two points, to thirteen digits."""
+    return float(brentq(function, low, high, xtol=1e-300, rtol=np.float64(_ROOT), maxiter=1000))
 
 
 def _root_error(function: Callable[[float], float], root: float) -> float:
-    """Return the relative error of a root of a function that is right to a few last digits."""
+    """Return the relative error of a root of a function with a relative error of 1e-13."""
     slope = (function(root * (1.0 + _NUDGE)) - function(root * (1.0 - _NUDGE))) / (2.0 * _NUDGE)
     return _ROOT * (1.0 + 1.0 / max(abs(slope), _ROOT))
 
 
 def _annealed(keep: str, sigma: Array, lengths: Array, margin: ArrayLike, target: Array) -> Array:
-    r"""Return b where $Z$ is replaced by its mean $Le^{b^2\sigma^2/2}$; NaN where there is none.
+    r"""Return b with $Z$ replaced by its mean $Le^{b^2\sigma^2/2}$; NaN without a solution.
 
     For a needle, with $a=\ln(LP/(1-P))$, the smaller root of $b\Delta-b^2\sigma^2/2=a$, which is
     $2a/(\Delta+\sqrt{\Delta^2-2\sigma^2a})$; for the entropy $\sqrt{2(\ln L-H)}/\sigma$, for
@@ -278,17 +274,9 @@ def _require_arguments(keep: str, **given: ArrayLike | None) -> None:
         )
 
 
-def _numbers(name: str, value: ArrayLike) -> Array:
-    require_unmasked(name, value)
-    try:
-        return real_numbers(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, f"must hold numbers, got {value!r:.40}.") from None
-
-
 def one_number(name: str, value: ArrayLike) -> float:
-    """Return one number, or say which argument is none."""
-    array = _numbers(name, value)
+    """Return an argument that must be one number."""
+    array = numbers(name, value)
     if array.shape:
         raise ArgumentError(name, f"must be one number, got shape {array.shape}.")
     return float(array)
@@ -312,13 +300,7 @@ def _require_bases(keep: str, bases: Array) -> None:
 
 
 def _require_ranges(keep: str, sigma: Array, lengths: Array, targets: Array) -> None:
-    if not np.all((sigma >= 0.0) & (sigma <= MAX_SHARPNESS)):
-        wrong = sigma[~((sigma >= 0.0) & (sigma <= MAX_SHARPNESS))].flat[0]
-        raise ArgumentError(
-            "sharpness",
-            f"must be between 0 and {MAX_SHARPNESS:g}, got {wrong}. It is the standard "
-            "deviation of the scores.",
-        )
+    checked_sharpness(sigma)
     if not np.isfinite(lengths).all():
         raise ArgumentError(
             "lengths", "must be finite, got inf. No temperature keeps anything there."

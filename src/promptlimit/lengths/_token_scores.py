@@ -17,12 +17,11 @@ class TokenScores(AbstractScores):
     r"""Scores $\langle t,z\rangle$ of tokens z from any law.
 
     Args:
-        measure: the law of a token; its `log_laplace` must be analytic, or it must know its
-            Gaussian parts.
+        measure: the law of a token, with an analytic `log_laplace` or with `gaussian_parts`.
         tilt: $t=Uz$, [dim].
 
     Raises:
-        NotAnalyticError: the log-Laplace transform cannot be followed to complex tilts.
+        NotAnalyticError: the log-Laplace transform cannot be continued to complex tilts.
 
     >>> import promptlimit as pl
     >>> signs = pl.lengths.TokenScores(pl.Rademacher([1.0]), [1.0])
@@ -41,7 +40,7 @@ class TokenScores(AbstractScores):
             require_shape("tilt", tilt, (self.measure.dim,), "the dimension of a token")
             object.__setattr__(self, "measure", in_double(self.measure))
         object.__setattr__(self, "tilt", as_float64(tilt))
-        _ = self.law  # refuses a law that has none, now
+        _ = self.law  # raises NotAnalyticError here rather than later
 
     @cached_property
     def law(self) -> AbstractScoreLaw:

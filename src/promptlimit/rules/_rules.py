@@ -386,7 +386,7 @@ def explain(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> E
     >>> print(found.chosen.kind, found.chosen.method)
     exact one integral over the sharpness
     >>> print(found.obstacles[1][1])
-    it is no linear head
+    it is not a linear head
     """
     quantity = getattr(function, _QUANTITY, None)
     if not isinstance(quantity, Quantity):

@@ -1,6 +1,6 @@
-"""The softmax weights of L scores, exactly, whatever reads them: NumPy, and no attention in sight.
+"""Exact statistics of softmax weights over finite prompts.
 
-Names load on first use: asking for the weight statistics does not import jax.
+Names load on first use: `weight_statistics` does not import jax.
 """
 
 import lazy_loader

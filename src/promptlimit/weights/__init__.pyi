@@ -35,6 +35,7 @@ from ._weighed_values import sinh_thresholds as sinh_thresholds
 from ._weighed_values import upper_tails as upper_tails
 from ._weight_statistics import MAX_SHARPNESS as MAX_SHARPNESS
 from ._weight_statistics import WeightStatistics as WeightStatistics
+from ._weight_statistics import checked_sharpness as checked_sharpness
 from ._weight_statistics import max_sharpness as max_sharpness
 from ._weight_statistics import some_statistics as some_statistics
 from ._weight_statistics import weight_statistics as weight_statistics

@@ -1,7 +1,7 @@
 r"""Finitely many tokens, each with its probability: transforms are sums over tokens.
 
 $F_k[f](u)=\sum_iw_if(z_i)x_i^ke^{-x_i}$, $x_i=e^{s_i+u}$. A place is a token. In a long list a
-place is one of a few scores at which these kernels are interpolated.
+place is one of a few scores at which these kernels are interpolated (`ManyAtoms`).
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ _ROUNDING = 8.0 * EPSILON
 
 _CELL = 0.5
 _NODES = 16
-"""On a cell of this width so many Chebyshev nodes interpolate every kernel to 1e-16 of its peak."""
+"""Chebyshev nodes per cell: they interpolate every kernel to 1e-16 of its peak."""
 
 _SHORT = 4.0
-"""A list is long where its cells have this many times fewer nodes than it has tokens."""
+"""A list is long if it has this many times more tokens than its cells have nodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Atoms(AbstractScoreLaw):
 
     @property
     def factors(self) -> Array:
-        """What multiplies a kernel in sums over the means that `readings` yields, [j]."""
+        """The factors of a kernel in sums over the means that `readings` yields, [j]."""
         return self.weights
 
     @property
@@ -92,7 +92,7 @@ class Atoms(AbstractScoreLaw):
         return float(np.logaddexp.reduce(np.log(self.weights) + self.token_scores))
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return u between which something is left of $1-\phi^L$ and of $\phi^L$.
+        r"""Return the u between which neither $1-\phi^L$ nor $\phi^L$ is negligible.
 
         $1-\phi\le Ee^{s+u}$, and $\phi\le e^{-e^{u+s}}$ for the least score.
         """
@@ -138,7 +138,7 @@ class Atoms(AbstractScoreLaw):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield tokens, and Vz - T of each, which does not vary."""
+        """Yield tokens and their Vz - T; the covariances are zero."""
         count, outputs = self.weights.size, limit.size
         centred = self._centred(value)
         block = max(1, _ENTRIES_AT_ONCE // outputs**2)
@@ -151,7 +151,7 @@ class Atoms(AbstractScoreLaw):
     def _centred(self, value: Array) -> Array:
         """Return Vz - T of each token, [i, e].
 
-        Differences from the token of largest tilted weight, to which T may be close: no error.
+        Measured from the token of largest tilted weight, to which T may be close: nothing cancels.
         """
         tilted = softmax(np.log(self.weights) + self.token_scores)
         apart = self.tokens - self.tokens[self.heaviest]
@@ -205,7 +205,7 @@ class AtomProducts(AbstractProducts):
 
 
 def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
-    """Return the law of listed tokens along a tilt, by cells of scores where there are many."""
+    """Return the law of listed tokens along a tilt, by cells of scores for a long list."""
     law = Atoms(weights, tokens, tilt)
     reach = float(np.ptp(law.token_scores))
     if weights.size > _SHORT * _NODES * (reach / _CELL + 1.0):
@@ -214,16 +214,17 @@ def token_list(weights: Array, tokens: Array, tilt: Array) -> Atoms:
 
 
 class ManyAtoms(Atoms):
-    r"""The law of a long list: sums over cells of scores, at a cost of one pass over the tokens.
+    r"""The law of a long list, by sums over cells of scores: one pass over the tokens.
 
-    Kernels of the score are interpolated at the nodes g of each cell,
+    It is 13 times faster than `Atoms` for 1000 tokens and 45 times for 100,000
+    (benchmarks/every_law.py). Kernels of the score are interpolated at the nodes g of each cell,
     $K(s+u)\approx\sum_g\ell_g(s)K(g+u)$, so that $\sum_iw_if_iK(s_i+u)=\sum_gK(g+u)f_g$ with
     $f_g=\sum_iw_i\ell_g(s_i)f_i$.
     """
 
     @property
     def places(self) -> Array:
-        """The nodes g of all cells that hold tokens, [j]."""
+        """The nodes g of all cells that contain tokens, [j]."""
         return self._cells.nodes
 
     @cached_property
@@ -246,7 +247,7 @@ class ManyAtoms(Atoms):
         limit: Array,
         products: AbstractProducts,  # noqa: ARG002  # lines need it
     ) -> Iterator[tuple[slice, Array, Array, Array, Array]]:
-        """Yield nodes, the sums of Vz - T there, and what their products lack of those of pairs."""
+        """Yield nodes, the sums of y = Vz - T there, and the sums of yy' less their products."""
         centred, outputs = self._centred(value), limit.size
         first = self._cells.sums(centred)
         for start in range(0, self.places.size, _NODES):
@@ -283,7 +284,7 @@ class _Cells:
 
     @staticmethod
     def of(scores: Array, weights: Array) -> "_Cells":
-        """Return the cells that hold tokens."""
+        """Return the cells that contain tokens."""
         lowest = float(scores.min())
         cell = np.floor((scores - lowest) / _CELL).astype(np.int64)
         order = np.argsort(cell, kind="stable")

@@ -1,14 +1,17 @@
-r"""Compare the methods of a law with each other: transform, derivatives, samples, continuation.
+r"""Checks that the methods of a law agree: transform, derivatives, samples and continuation.
 
-Statistical comparisons are means of independent numbers whose expectation is zero if
-`log_laplace` is the transform of what `sample` draws. Their standard errors follow from the
-transform as well, so that a rare token which the samples miss raises no alarm.
+A check is a function that yields comparisons, and `_CHECKS` lists them. Comparisons with samples
+are means of independent numbers whose expectation is zero if `log_laplace` is the transform of the
+law that `sample` draws from. Their standard errors follow from the transform as well, so a rare
+token that no sample contains raises no false alarm.
 """
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +21,7 @@ from scipy.stats import norm
 from promptlimit._arrays import Array, as_float64
 from promptlimit._inputs import in_double, require_random_key, require_samples, to_device
 from promptlimit.errors import ArgumentError, LawMismatchError, NotAnalyticError, OutsideDomainError
-from promptlimit.measures import AbstractMeasure, require_measure
+from promptlimit.measures import AbstractMeasure, has_transform, require_measure
 from promptlimit.results import LawCheck, LawReport
 from promptlimit.weights._ray import Ray
 
@@ -39,6 +42,7 @@ _FEWEST = 1024
 _CHUNK = 2**14
 _MOST_AXES = 32
 _DENSE = 4
+_GRID = np.linspace(-6.0, 6.0, 49)
 _SCALES = (0.3, 0.6, 1.2, 2.4, 4.8)
 """Standard deviations of the scores at the tilts that are tried, of both signs."""
 
@@ -52,22 +56,22 @@ _CLOSE = 5e-4
 """The relative difference that derivatives by finite differences may have."""
 
 _STEP = 0.05
-_SMALLEST = 1e-9
+_SMALLEST = 1e-300
 _COSH = np.geomspace(0.1, 4.0, 12)
 
 
 def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) -> LawReport:
     r"""Check that the methods of a law describe one probability measure; raise if they do not.
 
-    Call it once in the tests of your own law: exact results use `log_laplace` and never call
+    Call it once in the tests of a user-defined law: exact results use `log_laplace` and never call
     `sample`. The report has a row for each of these checks:
 
     - *samples*: `sample` returns an array of the right shape with finite entries;
     - *domain*: $\Lambda(0)=0$, and $\Lambda$ is finite on an interval around 0 along each
-      direction, everywhere if the law says `finite_everywhere`;
+      direction, everywhere if the law sets `finite_everywhere`;
     - *convexity* of $\Lambda$ along each direction;
-    - *derivatives at zero* and *derivatives*: `mean` and `cov`, then `tilted_mean` and
-      `tilted_cov` at other tilts, against finite differences of `log_laplace`;
+    - *derivatives*: `mean` and `cov`, and `tilted_mean` and `tilted_cov` at other tilts, against
+      finite differences of `log_laplace`;
     - *mean* and *covariance* against samples;
     - *transform* and *tilted mean*: $E\,e^{\langle t,z\rangle-\Lambda(t)}=1$ and
       $E\,e^{\langle t,z\rangle-\Lambda(t)}(z-\nabla\Lambda(t))=0$ over samples, at tilts whose
@@ -104,7 +108,55 @@ def check_law(law: AbstractMeasure, *, key: PRNGKeyArray, samples: int = 2**17) 
         )
     lenient = jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard")
     with jax.enable_x64(True), lenient[0], lenient[1]:
-        return _Checks(in_double(law), int(samples)).run(key)
+        subject = _Subject.of(in_double(law), int(samples), key)
+        checks = _CHECKS if has_transform(subject.law) else (_no_transform,)
+        findings = itertools.chain.from_iterable(check(subject) for check in checks)
+        rows = _judged(subject.law, findings)
+    return LawReport(type(law).__name__, int(samples), _FALSE_ALARM, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finding:
+    """One comparison.
+
+    Attributes:
+        check: the name of the check.
+        share: the deviation as a share of the one allowed; None where nothing is compared.
+        message: the difference, for the error; the note of the row if `share` is None.
+    """
+
+    check: str
+    share: float | None
+    message: str
+
+
+def _judged(law: AbstractMeasure, findings: Iterator[_Finding]) -> tuple[LawCheck, ...]:
+    """Return one row per check, or raise at the first comparison that fails."""
+    shares: dict[str, list[float]] = {"samples": [0.0]}  # passed, or it would have raised
+    notes: dict[str, str] = {}
+    for finding in findings:
+        row = shares.setdefault(finding.check, [])
+        if finding.share is None:
+            notes[finding.check] = finding.message
+        elif finding.share <= 1.0:
+            row.append(finding.share)
+        else:
+            raise _mismatch(law, finding.check, finding.message)
+    return tuple(
+        LawCheck(name, len(row), max(row, default=math.nan), notes.get(name, ""))
+        for name, row in shares.items()
+    )
+
+
+def _mismatch(law: AbstractMeasure, check: str, message: str) -> LawMismatchError:
+    return LawMismatchError(
+        "law",
+        f"must have methods that describe one law, got {type(law).__name__} tokens that fail the "
+        f"check '{check}': {message}.",
+    )
+
+
+# ---------------------------------------------------------------- what is compared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,427 +171,380 @@ class _Direction:
         r"""Return $\Lambda(cu)$, real."""
         return np.real(self.ray.log_laplace(np.asarray(multiples, np.float64)))
 
+    def derivatives(self, at: float) -> tuple[float, float]:
+        """Return slope and curvature, by steps small enough for both to settle; else NaN."""
+        before = self._differences(at, _STEP)
+        for power in range(1, 10):
+            now = self._differences(at, _STEP / 4.0**power)
+            pairs = zip(before, now, strict=True)
+            if all(abs(a - b) <= _CLOSE * max(1.0, abs(b)) for a, b in pairs):
+                return before
+            before = now
+        return math.nan, math.nan
 
-@dataclasses.dataclass
-class _Comparison:
-    """Means over samples that must be zero: sums so far, standard errors for one sample."""
+    def _differences(self, at: float, step: float) -> tuple[float, float]:
+        """Return slope and curvature by five values of the transform."""
+        far_left, left, here, right, far_right = self.at(at + step * np.arange(-2.0, 3.0))
+        slope = (8.0 * (right - left) - (far_right - far_left)) / (12.0 * step)
+        bend = 16.0 * (left + right) - (far_left + far_right) - 30.0 * here
+        return float(slope), float(bend / (12.0 * step**2))
 
-    name: str
+    def moment_bounds(self, centre: float) -> tuple[float, float]:
+        r"""Return bounds of the fourth and sixth moments of a centred score.
+
+        Since $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$, v the variance,
+        $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
+        $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$; the smallest of them over a few s.
+        """
+        variance = self.derivatives(0.0)[1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            right, left = self.at(_COSH), self.at(-_COSH)
+            cosh = 0.5 * (np.exp(right - _COSH * centre) + np.exp(left + _COSH * centre))
+            rest = cosh - 1.0 - 0.5 * _COSH**2 * variance
+            fourth = 24.0 * rest / _COSH**4
+            sixth = (720.0 * rest - 30.0 * _COSH**4 * variance**2) / _COSH**6
+        finite = np.isfinite(cosh)
+        if not finite.any():
+            return math.inf, math.inf
+        return max(float(fourth[finite].min()), variance**2), float(sixth[finite].min())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+    """A law, the directions along which it is checked, and the units of its tokens.
+
+    Attributes:
+        law: in double precision.
+        samples: how many tokens to draw.
+        key: randomness.
+        directions: axes, pairs of them in few dimensions, and dense directions.
+        mean: of a token, [d]; NaN where zero is not inside the domain.
+        cov: its covariance, [d, d]; NaN likewise.
+        size: the root mean square of a token.
+    """
+
+    law: AbstractMeasure
+    samples: int
+    key: PRNGKeyArray
+    directions: list[_Direction]
+    mean: Array
+    cov: Array
+    size: float
+
+    @staticmethod
+    def of(law: AbstractMeasure, samples: int, key: PRNGKeyArray) -> "_Subject":
+        """Return the subject, scaled by a few tokens where the law has no covariance."""
+        tokens = _drawn(law, jax.random.fold_in(key, 0), _FEWEST)
+        size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
+        try:
+            mean, cov = as_float64(law.mean), as_float64(law.cov)
+        except OutsideDomainError:
+            mean, cov = np.full(law.dim, np.nan), np.full((law.dim, law.dim), np.nan)
+        directions = []
+        for name, unit in _unit_vectors(law.dim).items():
+            along, variance = tokens @ unit, float(unit @ cov @ unit)
+            deviation = math.sqrt(variance) if variance > 0.0 else float(along.std())
+            scales = (deviation, abs(float(along[0])))
+            tilt = unit / next((one for one in scales if one > _DIGITS * size), size or 1.0)
+            directions.append(_Direction(name, tilt, Ray(law, tilt)))
+        return _Subject(law, samples, key, directions, mean, cov, size)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether mean and covariance are finite."""
+        return bool(np.isfinite(self.mean).all() and np.isfinite(self.cov).all())
+
+    def tilted_moments(self, tilt: Array) -> tuple[Array, Array]:
+        """Return the mean and the covariance under the tilted law."""
+        point = to_device(tilt)
+        return as_float64(self.law.tilted_mean(point)), as_float64(self.law.tilted_cov(point))
+
+    @cached_property
+    def tilts(self) -> "tuple[list[_Tilt], int]":
+        """The tilts whose weights the samples resolve, and how many they do not resolve."""
+        allowed = 0.5 * _SKEWED * math.sqrt(self.samples)
+        scales = np.array([sign * scale for scale in _SCALES for sign in (1.0, -1.0)])
+        found, few = [], self.directions[:2] + self.directions[2:][-2:]
+        for direction in few:
+            values = np.stack([direction.at(factor * scales) for factor in (1.0, 2.0, 3.0)])
+            with np.errstate(invalid="ignore", over="ignore"):
+                uneven = np.exp(values[2] - 1.5 * values[1])
+            for n in np.flatnonzero(uneven <= allowed):
+                numbers = float(scales[n]), float(values[0, n]), float(values[1, n])
+                found.append(_Tilt(direction, *numbers))
+        return found, len(few) * scales.size - len(found)
+
+
+class _Tilt(NamedTuple):
+    r"""A tilt t along a direction, $\Lambda(t)$ and $\Lambda(2t)$."""
+
+    direction: _Direction
+    scale: float
+    value: float
+    twice: float
+
+    @property
+    def tilt(self) -> Array:
+        """The tilt t."""
+        return self.scale * self.direction.tilt
+
+    @property
+    def place(self) -> str:
+        """The tilt in words."""
+        return f"{self.scale:g} standard deviations along {self.direction.name}"
+
+
+def _drawn(law: AbstractMeasure, key: PRNGKeyArray, count: int) -> Array:
+    """Return tokens, [count, d]."""
+    tokens = as_float64(law.sample(count, key=key))
+    if tokens.shape != (count, law.dim):
+        shape = f"shape {tokens.shape} for {count} tokens of dimension {law.dim}"
+        raise _mismatch(law, "samples", f"`sample` returns {shape}")
+    if not np.isfinite(tokens).all():
+        raise _mismatch(law, "samples", "`sample` returns tokens that are not finite")
+    return tokens
+
+
+def _unit_vectors(dim: int) -> dict[str, Array]:
+    eye = np.eye(dim)
+    axes = np.unique(np.linspace(0, dim - 1, min(dim, _MOST_AXES)).round().astype(int))
+    named = {f"coordinate {i}": eye[i] for i in axes}
+    if dim <= 6:
+        pairs = itertools.combinations(range(dim), 2)
+        named |= {f"coordinates {i} + {j}": eye[i] + eye[j] for i, j in pairs}
+    if dim > 1:
+        dense = np.random.default_rng(0).normal(size=(_DENSE, dim))
+        named |= {f"direction {k}": row for k, row in enumerate(dense)}
+    return {name: row / np.linalg.norm(row) for name, row in named.items()}
+
+
+# ---------------------------------------------------------------- checks without samples
+
+
+def _no_transform(_: _Subject) -> Iterator[_Finding]:
+    yield _Finding("domain", None, "no transform away from zero: no limit exists")
+
+
+def _domain(subject: _Subject) -> Iterator[_Finding]:
+    for direction in subject.directions:
+        at_zero = float(direction.at(np.zeros(1))[0])
+        message = f"`log_laplace` is {at_zero:.6g} at zero, not 0"
+        yield _Finding("domain", abs(at_zero) / _DIGITS, message)
+        finite = np.isfinite(direction.at(_GRID))
+        if subject.law.finite_everywhere and not finite.all():
+            message = (
+                "`finite_everywhere` is True and `log_laplace` is not finite at "
+                f"{_GRID[~finite][0]:g} standard deviations along {direction.name}"
+            )
+            yield _Finding("domain", math.inf, message)
+        inside = np.flatnonzero(finite)
+        if not finite[inside[0] : inside[-1] + 1].all():
+            message = f"`log_laplace` is not finite on an interval along {direction.name}"
+            yield _Finding("domain", math.inf, message)
+
+
+def _convexity(subject: _Subject) -> Iterator[_Finding]:
+    for direction in subject.directions:
+        values = direction.at(_GRID)
+        bend = values[2:] - 2.0 * values[1:-1] + values[:-2]
+        shares = np.nan_to_num(-bend / (_DIGITS * (1.0 + np.abs(values[1:-1]))), nan=0.0)
+        worst = int(np.argmax(shares))
+        message = (
+            f"`log_laplace` is not convex at {_GRID[1 + worst]:g} standard deviations along "
+            f"{direction.name}"
+        )
+        yield _Finding("convexity", max(0.0, float(shares[worst])), message)
+
+
+def _derivatives(subject: _Subject) -> Iterator[_Finding]:
+    if subject.has_moments:
+        for direction in subject.directions:
+            yield from _slopes(direction, 0.0, subject.mean, subject.cov)
+    else:
+        yield _Finding("moments", None, "zero is not inside the domain")
+    tilts, unresolved = subject.tilts
+    for one in tilts:
+        yield from _slopes(one.direction, one.scale, *subject.tilted_moments(one.tilt))
+    if unresolved:
+        note = f"{unresolved} of {unresolved + len(tilts)}: too few samples for them"
+        yield _Finding("tilts left out", None, note)
+
+
+def _slopes(direction: _Direction, at: float, mean: Array, cov: Array) -> Iterator[_Finding]:
+    """Yield slope and curvature along a direction against finite differences."""
+    found = float(direction.tilt @ mean), float(direction.tilt @ cov @ direction.tilt)
+    methods = ("`tilted_mean`", "`tilted_cov`")
+    for method, here, there in zip(methods, found, direction.derivatives(at), strict=True):
+        if not math.isnan(there):
+            share = abs(here - there) / (4.0 * _CLOSE * max(1.0, abs(there)))
+            message = (
+                f"{method} is {here:.6g} at {at:g} standard deviations along {direction.name}, "
+                f"where differences of `log_laplace` give {there:.6g}"
+            )
+            yield _Finding("derivatives", share, message)
+
+
+def _parts_and_proxy(subject: _Subject) -> Iterator[_Finding]:
+    parts, proxy = subject.law.gaussian_parts(), subject.law.variance_proxy()
+    for direction, scale in itertools.product(subject.directions, (-1.2, -0.3, 0.3, 1.2)):
+        tilt, value = scale * direction.tilt, float(direction.at(np.array([scale]))[0])
+        allowed = 10.0 * _DIGITS * (1.0 + abs(value))
+        claim = (
+            f"at {scale:g} standard deviations along {direction.name} `log_laplace` is {value:.6g}"
+        )
+        if parts is not None:
+            pull = np.einsum("cij,i,j->c", parts.all_covs(), tilt, tilt)
+            other = np.logaddexp.reduce(np.log(parts.weights) + parts.means @ tilt + 0.5 * pull)
+            message = f"{claim} and `gaussian_parts` give {other:.6g}"
+            yield _Finding("Gaussian parts", abs(other - value) / allowed, message)
+        if proxy is not None:
+            most = float(tilt @ proxy.mean + 0.5 * tilt @ proxy.matrix @ tilt)
+            message = f"{claim}, more than the {most:.6g} of `variance_proxy`"
+            yield _Finding("variance proxy", max(value - most, 0.0) / allowed, message)
+
+
+# ---------------------------------------------------------------- checks with samples
+
+
+@dataclasses.dataclass(frozen=True)
+class _SampleMeans:
+    """Means over samples that have expectation zero.
+
+    Attributes:
+        check: the name of the check.
+        labels: where each is taken, [n].
+        claimed: the values that `log_laplace` gives, [n].
+        deviation: the standard deviations of one sample, [n].
+        floor: the difference that rounding may cause.
+        statistic: from tokens [samples, d] to the numbers of mean zero, [samples, n].
+    """
+
+    check: str
     labels: list[str]
     claimed: Array
     deviation: Array
     floor: float
     statistic: Callable[[Array], Array]
-    total: Array
 
 
-class _Checks:
-    def __init__(self, law: AbstractMeasure, samples: int):
-        self.law, self.samples = law, samples
-        self.name = type(law).__name__
-        self.rows: list[LawCheck] = []
+def _against_samples(subject: _Subject) -> Iterator[_Finding]:
+    """Draw the samples, and compare all means with zero."""
+    means = []
+    for one in itertools.chain(_moments(subject), _tilted_means(subject), _continuation(subject)):
+        if isinstance(one, _Finding):
+            yield one
+        else:
+            means.append(one)
+    count = sum(len(one.labels) for one in means)
+    totals = [np.zeros(len(one.labels)) for one in means]
+    for block, start in enumerate(range(0, subject.samples, _CHUNK)):
+        key = jax.random.fold_in(subject.key, 1 + block)
+        tokens = _drawn(subject.law, key, min(_CHUNK, subject.samples - start))
+        for place, one in enumerate(means):
+            totals[place] += one.statistic(tokens).sum(axis=0)
+    most = float(norm.isf(_NOMINAL / (2 * max(count, 1))))
+    for one, total in zip(means, totals, strict=True):
+        found, errors = total / subject.samples, one.deviation / math.sqrt(subject.samples)
+        rows = zip(one.labels, one.claimed, found, errors, strict=True)
+        for label, claimed, mean, error in rows:
+            size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "without spread"
+            message = (
+                f"{label}, `log_laplace` gives {claimed:.6g} and the samples differ by "
+                f"{mean:+.3g} ({size}, at most {most:.3g} are allowed)"
+            )
+            allowed = max(most * error + one.floor, _SMALLEST)
+            yield _Finding(one.check, abs(mean) / allowed, message)
 
-    def run(self, key: PRNGKeyArray) -> LawReport:
-        """Return the report, or raise at the first check that fails."""
-        first = self._draw(jax.random.fold_in(key, 0), _FEWEST)
-        directions = self._directions(first)
-        if self._without_transform(directions):
-            return self._report()
-        self._domain(directions)
-        self._convexity(directions)
-        comparisons = [*self._moments(directions), *self._tilted(directions)]
-        self._own_statements(directions)
-        self._compare(comparisons, key)
-        return self._report()
 
-    def _report(self) -> LawReport:
-        return LawReport(self.name, self.samples, _FALSE_ALARM, tuple(self.rows))
+def _moments(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
+    """Yield mean and covariance along the directions."""
+    if not subject.has_moments:
+        return
+    directions = subject.directions
+    tilts = np.stack([direction.tilt for direction in directions])
+    centres, spreads = tilts @ subject.mean, np.einsum("ki,ij,kj->k", tilts, subject.cov, tilts)
+    pairs = zip(directions, centres, strict=True)
+    fourth, sixth = np.array([one.moment_bounds(float(c)) for one, c in pairs]).T
+    quartic = np.maximum(fourth - spreads**2, 0.5 * spreads**2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        skewed = np.sqrt(fourth) / spreads  # bounds E|x|^3 / sd^3
+        uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # the bound is some 3 times larger
+    size = subject.size * float(np.linalg.norm(tilts, axis=1).max())
+    for check, claimed, variance, ratio, power in (
+        ("mean", centres, spreads, skewed, 1),
+        ("covariance", spreads, quartic, uneven, 2),
+    ):
+        resolved = (ratio <= _SKEWED * math.sqrt(subject.samples)) | (spreads == 0.0)
+        rows = np.flatnonzero(resolved & np.isfinite(variance))
 
-    def _fail(self, check: str, words: str) -> LawMismatchError:
-        return LawMismatchError(
-            "law",
-            f"must have methods that describe one law, got {self.name} tokens that fail the "
-            f"check '{check}': {words}.",
+        def statistic(tokens: Array, rows: np.ndarray = rows, power: int = power) -> Array:
+            along = tokens @ tilts[rows].T - centres[rows]
+            return along if power == 1 else along**2 - spreads[rows]
+
+        labels = [directions[k].name for k in rows]
+        deviation, floor = np.sqrt(np.maximum(variance[rows], 0.0)), _DIGITS * size**power
+        yield _SampleMeans(check, labels, claimed[rows], deviation, floor, statistic)
+        if rows.size < len(directions):
+            note = f"{len(directions) - rows.size} comparisons: more samples are needed"
+            yield _Finding(f"{check}, left out", None, note)
+
+
+def _tilted_means(subject: _Subject) -> Iterator[_SampleMeans]:
+    r"""Yield the transform and the tilted mean: samples have weights $e^{<t,z>-\Lambda(t)}$."""
+    for one in subject.tilts[0]:
+        mean, _ = subject.tilted_moments(one.tilt)
+        later, cov = subject.tilted_moments(2.0 * one.tilt)
+
+        def transform(tokens: Array, one: _Tilt = one) -> Array:
+            return np.expm1(tokens @ one.tilt - one.value)[:, None]
+
+        def moved(tokens: Array, one: _Tilt = one, mean: Array = mean) -> Array:
+            return np.exp(tokens @ one.tilt - one.value)[:, None] * (tokens - mean)
+
+        growth = math.exp(one.twice - 2.0 * one.value)
+        spread = np.sqrt(np.maximum([growth - 1.0], 0.0))
+        yield _SampleMeans("transform", [one.place], np.ones(1), spread, 10.0 * _DIGITS, transform)
+        labels = [f"coordinate {i} at {one.place}" for i in range(mean.size)]
+        spread = np.sqrt(growth * np.maximum(np.diag(cov) + (later - mean) ** 2, 0.0))
+        yield _SampleMeans(
+            "tilted mean", labels, mean, spread, 10.0 * _DIGITS * subject.size, moved
         )
 
-    def _pass(self, name: str, shares: Array | list[float], note: str = "") -> None:
-        shares = as_float64(shares).ravel()
-        largest = float(shares.max()) if shares.size else math.nan
-        self.rows.append(LawCheck(name, int(shares.size), largest, note))
 
-    def _draw(self, key: PRNGKeyArray, count: int) -> Array:
-        tokens = as_float64(self.law.sample(count, key=key))
-        if tokens.shape != (count, self.law.dim):
-            raise self._fail(
-                "samples",
-                f"`sample` returns shape {tokens.shape} for {count} tokens of dimension "
-                f"{self.law.dim}",
-            )
-        if not np.isfinite(tokens).all():
-            raise self._fail("samples", "`sample` returns tokens that are not finite")
-        return tokens
+def _continuation(subject: _Subject) -> Iterator[_SampleMeans | _Finding]:
+    """Yield the transform at complex tilts, where it is analytic."""
+    tilts = [one for one in subject.tilts[0] if abs(one.scale) <= 1.2]
+    try:
+        for one in tilts[:1]:
+            Ray(subject.law, 0.3 * one.direction.tilt).require_analytic()
+    except (NotAnalyticError, OutsideDomainError) as error:
+        yield _Finding("continuation", None, f"no exact results: {error}")
+        return
+    for one in tilts:
+        multiples = one.scale * _MULTIPLES
+        real = one.direction.at(multiples.real)
+        values = np.exp(one.direction.ray.log_laplace(multiples) - real)
+        growth = np.exp(one.direction.at(2.0 * multiples.real) - 2.0 * real)
 
-    def _directions(self, tokens: Array) -> list[_Direction]:
-        """Return axes, pairs of them in few dimensions, and dense directions."""
-        dim = self.law.dim
-        eye = np.eye(dim)
-        axes = np.unique(np.linspace(0, dim - 1, min(dim, _MOST_AXES)).round().astype(int))
-        named = {f"coordinate {i}": eye[i] for i in axes}
-        if dim <= 6:
-            pairs = itertools.combinations(range(dim), 2)
-            named |= {f"coordinates {i} + {j}": eye[i] + eye[j] for i, j in pairs}
-        if dim > 1:
-            dense = np.random.default_rng(0).normal(size=(_DENSE, dim))
-            named |= {f"direction {k}": row for k, row in enumerate(dense)}
-        mean, cov = self._mean_and_cov()
-        size = float(np.sqrt((tokens**2).sum(axis=1).mean()))
-        found = []
-        for name, row in named.items():
-            unit = row / np.linalg.norm(row)
-            spread = float(unit @ cov @ unit) if np.isfinite(cov).all() else 0.0
-            along = tokens @ unit
-            scale = math.sqrt(spread) if spread > 0.0 else float(along.std())
-            if scale <= _DIGITS * size:
-                scale = abs(float(along[0]))
-            scale = scale if scale > _DIGITS * size else size or 1.0
-            found.append(_Direction(name, unit / scale, Ray(self.law, unit / scale)))
-        self.mean, self.cov, self.size = mean, cov, size
-        return found
-
-    def _mean_and_cov(self) -> tuple[Array, Array]:
-        try:
-            return as_float64(self.law.mean), as_float64(self.law.cov)
-        except OutsideDomainError:
-            dim = self.law.dim
-            return np.full(dim, np.nan), np.full((dim, dim), np.nan)
-
-    def _without_transform(self, directions: list[_Direction]) -> bool:
-        """Whether the transform is finite at zero alone: then there is nothing to compare."""
-        near = np.array([-_SMALLEST, _SMALLEST])
-        if any(np.isfinite(direction.at(near)).any() for direction in directions):
-            return False
-        if self.law.finite_everywhere:
-            raise self._fail(
-                "domain", "`finite_everywhere` is True and `log_laplace` is finite at zero alone"
-            )
-        self._pass("samples", [0.0])
-        self._pass("domain", [], "no transform away from zero: no limit exists")
-        return True
-
-    def _domain(self, directions: list[_Direction]) -> None:
-        grid, shares = np.linspace(-6.0, 6.0, 49), []
-        for direction in directions:
-            at_zero = float(direction.at(np.array([0.0]))[0])
-            if not abs(at_zero) <= _DIGITS:
-                raise self._fail("domain", f"`log_laplace` is {at_zero:.6g} at zero, not 0")
-            shares.append(abs(at_zero) / _DIGITS)
-            finite = np.isfinite(direction.at(grid))
-            if self.law.finite_everywhere and not finite.all():
-                at = grid[~finite][0]
-                raise self._fail(
-                    "domain",
-                    "`finite_everywhere` is True and `log_laplace` is not finite at "
-                    f"{at:g} standard deviations along {direction.name}",
-                )
-            edges = np.flatnonzero(finite)
-            if not finite[edges[0] : edges[-1] + 1].all():
-                raise self._fail(
-                    "domain", f"`log_laplace` is finite on no interval along {direction.name}"
-                )
-        self._pass("samples", [0.0])
-        self._pass("domain", shares)
-
-    def _convexity(self, directions: list[_Direction]) -> None:
-        grid, shares = np.linspace(-6.0, 6.0, 49), []
-        for direction in directions:
-            values = direction.at(grid)
-            bend = values[2:] - 2.0 * values[1:-1] + values[:-2]
-            allowed = _DIGITS * (1.0 + np.abs(values[1:-1]))
-            seen = np.isfinite(bend)
-            if np.any(bend[seen] < -allowed[seen]):
-                at = grid[1:-1][seen][np.argmin(bend[seen])]
-                raise self._fail(
-                    "convexity",
-                    f"`log_laplace` is not convex at {at:g} standard deviations along "
-                    f"{direction.name}",
-                )
-            shares.append(float(np.max(-bend[seen] / allowed[seen], initial=0.0)))
-        self._pass("convexity", shares)
-
-    def _derivatives(
-        self, direction: _Direction, at: float, mean: Array, cov: Array
-    ) -> Iterator[float]:
-        """Yield the shares of what slope and curvature may differ from finite differences."""
-        found = float(direction.tilt @ mean), float(direction.tilt @ cov @ direction.tilt)
-        differences = _settled_differences(direction, at)
-        for word, here, there in zip(
-            ("`tilted_mean`", "`tilted_cov`"), found, differences, strict=True
-        ):
-            if math.isnan(there):
-                continue
-            allowed = 4.0 * _CLOSE * max(1.0, abs(there))
-            if not abs(here - there) <= allowed:
-                raise self._fail(
-                    "derivatives",
-                    f"{word} is {here:.6g} at {at:g} standard deviations along {direction.name}, "
-                    f"where differences of `log_laplace` give {there:.6g}",
-                )
-            yield abs(here - there) / allowed
-
-    def _moments(self, directions: list[_Direction]) -> Iterator[_Comparison]:
-        """Yield the comparisons of mean and covariance with samples."""
-        if not (np.isfinite(self.mean).all() and np.isfinite(self.cov).all()):
-            self._pass("moments", [], "zero is not inside the domain")
-            return
-        shares = [
-            share
-            for direction in directions
-            for share in self._derivatives(direction, 0.0, self.mean, self.cov)
-        ]
-        self._pass("derivatives at zero", shares)
-        tilts = np.stack([direction.tilt for direction in directions])
-        centres, spreads = tilts @ self.mean, np.einsum("ki,ij,kj->k", tilts, self.cov, tilts)
-        bounds = np.array(
-            [_moment_bounds(one, c) for one, c in zip(directions, centres, strict=True)]
-        )
-        fourth, sixth = bounds.T
-        quartic = np.maximum(fourth - spreads**2, 0.5 * spreads**2)
-        names = [direction.name for direction in directions]
-        allowed = _SKEWED * math.sqrt(self.samples)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            skewed = np.sqrt(fourth) / spreads  # bounds E|x|^3 / sd^3
-            uneven = (sixth + spreads**3) / (3.0 * quartic**1.5)  # the bound is some 3 times larger
-        size = self.size * np.linalg.norm(tilts, axis=1)
-        for name, claimed, variance, ratio, power in (
-            ("mean", centres, spreads, skewed, 1),
-            ("covariance", spreads, quartic, uneven, 2),
-        ):
-            kept = (ratio <= allowed) | (spreads == 0.0)
-            chosen = np.flatnonzero(kept & np.isfinite(variance))
-
-            def statistic(tokens: Array, rows: np.ndarray = chosen, power: int = power) -> Array:
-                along = tokens @ tilts[rows].T - centres[rows]
-                return along if power == 1 else along**2 - spreads[rows]
-
-            yield _Comparison(
-                name,
-                [names[k] for k in chosen],
-                claimed[chosen],
-                np.sqrt(np.maximum(variance[chosen], 0.0)),
-                _DIGITS * float(size.max()) ** power,
-                statistic,
-                np.zeros(chosen.size),
-            )
-            self._left_out(name, len(names) - chosen.size)
-
-    def _left_out(self, name: str, count: int) -> None:
-        if count:
-            self._pass(f"{name}, left out", [], f"{count} comparisons: more samples are needed")
-
-    def _tilted(self, directions: list[_Direction]) -> Iterator[_Comparison]:
-        """Yield comparisons at tilts whose weights the samples resolve."""
-        allowed = 0.5 * _SKEWED * math.sqrt(self.samples)
-        scales = np.array([sign * scale for scale in _SCALES for sign in (1.0, -1.0)])
-        few = directions[:2] + directions[2:][-2:]
-        shares: list[float] = []
-        skipped, compared = 0, 0
-        for direction in few:
-            values = np.stack([direction.at(factor * scales) for factor in (1.0, 2.0, 3.0)])
-            with np.errstate(invalid="ignore", over="ignore"):
-                ratio = np.exp(values[2] - 1.5 * values[1])
-            for scale, value, twice, uneven in zip(scales, *values[:2], ratio, strict=True):
-                if not uneven <= allowed:
-                    skipped += 1
-                    continue
-                compared += 1
-                tilt = scale * direction.tilt
-                mean, cov = self._tilted_moments(tilt)
-                shares += self._derivatives(direction, float(scale), mean, cov)
-                yield from self._at_tilt(direction, float(scale), mean, float(value), float(twice))
-        self._pass("derivatives", shares)
-        if skipped:
-            self._pass(
-                "tilts left out", [], f"{skipped} of {skipped + compared}: too few samples for them"
-            )
-
-    def _tilted_moments(self, tilt: Array) -> tuple[Array, Array]:
-        point = to_device(tilt)
-        return as_float64(self.law.tilted_mean(point)), as_float64(self.law.tilted_cov(point))
-
-    def _at_tilt(
-        self, direction: _Direction, scale: float, mean: Array, value: float, twice: float
-    ) -> Iterator[_Comparison]:
-        tilt, growth = scale * direction.tilt, math.exp(twice - 2.0 * value)
-        where = f"{scale:g} standard deviations along {direction.name}"
-        later, cov = self._tilted_moments(2.0 * tilt)
-        spread = np.diag(cov)
-
-        def weights(tokens: Array) -> Array:
-            return np.exp(tokens @ tilt - value)
-
-        yield _Comparison(
-            "transform",
-            [where],
-            np.ones(1),
-            np.array([math.sqrt(max(growth - 1.0, 0.0))]),
-            10.0 * _DIGITS,
-            lambda tokens: weights(tokens)[:, None] - 1.0,
-            np.zeros(1),
-        )
-        yield _Comparison(
-            "tilted mean",
-            [f"coordinate {i} at {where}" for i in range(mean.size)],
-            mean,
-            np.sqrt(growth * np.maximum(spread + (later - mean) ** 2, 0.0)),
-            10.0 * _DIGITS * self.size,
-            lambda tokens: weights(tokens)[:, None] * (tokens - mean),
-            np.zeros(mean.size),
-        )
-        if abs(scale) <= 1.2:
-            yield from self._continued(direction, scale)
-
-    def _continued(self, direction: _Direction, scale: float) -> Iterator[_Comparison]:
-        """Yield the comparison of the transform at complex tilts, where it is analytic."""
-        reason = self._not_analytic(direction)
-        if reason is not None:
-            return
-        tilt = scale * direction.tilt
-        multiples = scale * _MULTIPLES
-        real = direction.at(multiples.real)
-        values = np.exp(direction.ray.log_laplace(multiples) - real)
-        growth = np.exp(direction.at(2.0 * multiples.real) - 2.0 * real)
-
-        def statistic(tokens: Array) -> Array:
-            powers = np.exp(np.outer(tokens @ tilt, _MULTIPLES) - real) - values
+        def statistic(
+            tokens: Array, one: _Tilt = one, real: Array = real, values: np.ndarray = values
+        ) -> Array:
+            powers = np.exp(np.outer(tokens @ one.tilt, _MULTIPLES) - real) - values
             return np.concatenate([powers.real, powers.imag], axis=1)
 
-        labels = [
-            f"the {part} part at {c:g} times {scale:g} standard deviations along {direction.name}"
-            for part in ("real", "imaginary")
-            for c in _MULTIPLES
-        ]
-        yield _Comparison(
-            "continuation",
-            labels,
-            np.concatenate([values.real, values.imag]),
-            np.tile(np.sqrt(growth), 2),
-            10.0 * _DIGITS,
-            statistic,
-            np.zeros(len(labels)),
-        )
-
-    def _not_analytic(self, direction: _Direction) -> str | None:
-        if not hasattr(self, "analytic"):
-            self.analytic: str | None = None
-            try:
-                Ray(self.law, 0.3 * direction.tilt).require_analytic()
-            except (NotAnalyticError, OutsideDomainError) as error:
-                self.analytic = str(error)
-                self._pass("continuation", [], f"no exact results: {error}")
-        return self.analytic
-
-    def _own_statements(self, directions: list[_Direction]) -> None:
-        """Compare `gaussian_parts` and `variance_proxy` with the transform."""
-        parts, proxy = self.law.gaussian_parts(), self.law.variance_proxy()
-        scales = np.array([-1.2, -0.3, 0.3, 1.2])
-        shares: dict[str, list[float]] = {"Gaussian parts": [], "variance proxy": []}
-        for direction, scale in itertools.product(directions, scales):
-            value, tilt = float(direction.at(np.array([scale]))[0]), scale * direction.tilt
-            allowed = 10.0 * _DIGITS * (1.0 + abs(value))
-            where = f"{scale:g} standard deviations along {direction.name}"
-            if parts is not None:
-                pull = np.einsum("cij,i,j->c", parts.all_covs(), tilt, tilt)
-                other = np.logaddexp.reduce(np.log(parts.weights) + parts.means @ tilt + 0.5 * pull)
-                if not abs(other - value) <= allowed:
-                    raise self._fail(
-                        "Gaussian parts",
-                        f"`log_laplace` is {value:.6g} and `gaussian_parts` give {other:.6g} at "
-                        f"{where}",
-                    )
-                shares["Gaussian parts"].append(abs(other - value) / allowed)
-            if proxy is not None:
-                most = float(tilt @ proxy.mean + 0.5 * tilt @ proxy.matrix @ tilt)
-                if not value - most <= allowed:
-                    raise self._fail(
-                        "variance proxy",
-                        f"`log_laplace` is {value:.6g}, more than the {most:.6g} of "
-                        f"`variance_proxy`, at {where}",
-                    )
-                shares["variance proxy"].append(max(value - most, 0.0) / allowed)
-        for name, found in shares.items():
-            if found:
-                self._pass(name, found)
-
-    def _compare(self, comparisons: list[_Comparison], key: PRNGKeyArray) -> None:
-        """Draw the samples, and compare their means with zero."""
-        count = sum(len(one.labels) for one in comparisons)
-        if not count:
-            return
-        most = float(norm.isf(_NOMINAL / (2 * count)))
-        done = 0
-        while done < self.samples:
-            size = min(_CHUNK, self.samples - done)
-            tokens = self._draw(jax.random.fold_in(key, 1 + done // _CHUNK), size)
-            for one in comparisons:
-                one.total += one.statistic(tokens).sum(axis=0)
-            done += size
-        shares: dict[str, list[float]] = {}
-        for one in comparisons:
-            means = one.total / self.samples
-            errors = one.deviation / math.sqrt(self.samples)
-            allowed = most * errors + one.floor
-            for label, claimed, mean, error, limit in zip(
-                one.labels, one.claimed, means, errors, allowed, strict=True
-            ):
-                if not abs(mean) <= limit:
-                    raise self._fail(one.name, _difference(label, claimed, mean, error, most))
-                shares.setdefault(one.name, []).append(abs(mean) / limit)
-        for name, found in shares.items():
-            self._pass(name, found)
+        parts = itertools.product(("real", "imaginary"), _MULTIPLES)
+        labels = [f"the {part} part at {c:g} times {one.place}" for part, c in parts]
+        claimed = np.concatenate([values.real, values.imag])
+        spread = np.tile(np.sqrt(growth), 2)
+        yield _SampleMeans("continuation", labels, claimed, spread, 10.0 * _DIGITS, statistic)
 
 
-def _difference(label: str, claimed: float, mean: float, error: float, most: float) -> str:
-    size = f"{abs(mean) / error:.3g} standard errors" if error > 0.0 else "without any spread"
-    return (
-        f"{label}, `log_laplace` gives {claimed:.6g} and the samples differ by {mean:+.3g} "
-        f"({size}, at most {most:.3g} are allowed)"
-    )
+Check = Callable[[_Subject], Iterator[_Finding]]
 
-
-def _settled_differences(direction: _Direction, at: float) -> tuple[float, float]:
-    """Return slope and curvature along a direction by steps at which both settle; NaN without."""
-    before = _differences(direction, at, _STEP)
-    for power in range(1, 10):
-        now = _differences(direction, at, _STEP / 4.0**power)
-        if all(abs(a - b) <= _CLOSE * max(1.0, abs(b)) for a, b in zip(before, now, strict=True)):
-            return before
-        before = now
-    return math.nan, math.nan
-
-
-def _differences(direction: _Direction, at: float, step: float) -> tuple[float, float]:
-    """Return slope and curvature along a direction by five values of the transform."""
-    far_left, left, here, right, far_right = direction.at(at + step * np.arange(-2.0, 3.0))
-    slope = (8.0 * (right - left) - (far_right - far_left)) / (12.0 * step)
-    bend = 16.0 * (left + right) - (far_left + far_right) - 30.0 * here
-    return float(slope), float(bend / (12.0 * step**2))
-
-
-def _moment_bounds(direction: _Direction, centre: float) -> tuple[float, float]:
-    r"""Return bounds of the fourth and sixth moments of a centred score, from its transform.
-
-    Since $\cosh x\ge1+x^2/2+x^4/4!+x^6/6!$ and $E\,x^4\ge v^2$, v the variance,
-    $E\,x^4\le4!\,(E\cosh sx-1-s^2v/2)/s^4$ and
-    $E\,x^6\le6!\,(E\cosh sx-1-s^2v/2-s^4v^2/4!)/s^6$; the least of them over a few s.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        right, left = direction.at(_COSH), direction.at(-_COSH)
-        cosh = 0.5 * (np.exp(right - _COSH * centre) + np.exp(left + _COSH * centre))
-        variance = _settled_differences(direction, 0.0)[1]
-        fourth = 24.0 * (cosh - 1.0 - 0.5 * _COSH**2 * variance) / _COSH**4
-        sixth = 720.0 * (cosh - 1.0 - 0.5 * _COSH**2 * variance) - 30.0 * _COSH**4 * variance**2
-        sixth = sixth / _COSH**6
-    finite = np.isfinite(cosh)
-    if not finite.any():
-        return math.inf, math.inf
-    return max(float(fourth[finite].min()), variance**2), float(sixth[finite].min())
+_CHECKS: tuple[Check, ...] = (
+    _domain,
+    _convexity,
+    _derivatives,
+    _parts_and_proxy,
+    _against_samples,
+)

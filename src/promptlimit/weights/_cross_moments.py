@@ -1,4 +1,4 @@
-r"""What two heads on one prompt have in common: the cross moment of their errors, exactly.
+r"""The exact cross moment of the errors of two heads on one prompt.
 
 Head h reads the prompt at tilt $t_h$ and is off its limit by $\varepsilon_h=\sum_lp^h_ly_h(z_l)$,
 $y_h(z)=V_hz-T_h$. With scores $s_h=\langle t_h,z\rangle-\Lambda(t_h)$ of one token,
@@ -7,14 +7,13 @@ $e_1=e^{s_1+u}$, $e_2=e^{s_2+v}$, $K=e^{-e_1-e_2}$ and $\varphi(u,v)=E\,K$ (deri
     E<eps_1, eps_2> = L iint E[e_1 e_2 <y_1, y_2> K] phi^{L-1} du dv
                       + L(L-1) iint <E[e_1 y_1 K], E[e_2 y_2 K]> phi^{L-2} du dv.
 
-Tokens come from $\sum_k\pi_kN(m_k,S)$. The scores see two coordinates of the whitened token, those
-in the span of the whitened tilts, over which a trapezoidal rule is as good as exact; what is across
-is independent of the weights. Every mean above is then a product of two matrices, nodes by u and
-nodes by v.
+Tokens come from $\sum_k\pi_kN(m_k,S)$. The scores depend on two coordinates of the whitened token,
+those in the span of the whitened tilts, over which a trapezoidal rule has a negligible error; the
+other coordinates are independent of the weights. Every mean above is then a product of two
+matrices, nodes by u and nodes by v.
 
-The integral is over two variables, so that its cost is the square of that of `prompt_integrals`.
-Risks average it over many queries: its step and its window follow from the precision that is asked
-for, where the engine of one variable always takes full precision.
+The integral is over two variables, so its cost is the square of that of `prompt_integrals`, and
+risks average it over many queries: its step and its window follow from the requested precision.
 """
 
 import dataclasses
@@ -22,6 +21,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import logsumexp
 
 from promptlimit._arrays import Array
 from promptlimit._inputs import require_choice
@@ -29,13 +29,13 @@ from promptlimit.errors import ArgumentError
 
 
 class Spacing(NamedTuple):
-    """How fine the two rules are: steps in u and v, in nodes over the sharpness, and their reach.
+    """Steps and ranges of the two rules.
 
     Attributes:
         laplace: the step in u and v.
-        nodes: the step in the coordinates of a token, over the larger sharpness.
-        widest: that step at most.
-        reach: standard deviations that nodes cover.
+        nodes: the step in the coordinates of a token, times the larger sharpness.
+        widest: the largest step in those coordinates.
+        reach: how many standard deviations the nodes cover.
         left: how far below -log L the integrals begin.
     """
 
@@ -51,10 +51,10 @@ SPACINGS = {
     "coarse": Spacing(0.6, 0.6, 0.8, 5.6, 14.0),
     "rough": Spacing(0.8, 0.9, 1.0, 5.0, 11.0),
 }
-"""Relative errors of about 1e-9, 1e-5 and 1e-3."""
+"""Relative errors below about 1e-9, 1e-3 and 1e-2."""
 
 _MOST_NODES = 2**17
-"""Nodes beyond which the kernels, some hundred places each, would take gigabytes."""
+"""The largest number of nodes: with more, the kernels would take gigabytes."""
 
 
 class MixtureTokens(NamedTuple):
@@ -109,8 +109,9 @@ class _HeadPair:
     def moments(self, lengths: Array) -> Array:
         """Return the cross moments by the double integral."""
         points, weights, across = self._nodes()
-        outputs = [self._errors(points, head) for head in (0, 1)]
-        scores = [self._scores(points, head) for head in (0, 1)]
+        scores, outputs = zip(
+            *(self._tilted(points, weights, head) for head in (0, 1)), strict=True
+        )
         u, v = (self._places(score, weights, lengths) for score in scores)
         first, second = _Kernel(scores[0], u), _Kernel(scores[1], v)
         products = np.sum(outputs[0] * outputs[1], axis=1) + across
@@ -139,7 +140,7 @@ class _HeadPair:
     def _nodes(self) -> tuple[Array, Array, float]:
         r"""Return tokens [n, d], their masses [n], and $\mathrm{tr}\,V_1R(I-QQ')RV_2'$.
 
-        Q spans the whitened tilts, in an orthonormal basis: nearly equal tilts do no harm.
+        The columns of Q are an orthonormal basis of the span, so nearly equal tilts do no harm.
         """
         spacing, root = self.spacing, self.tokens.root
         both = np.stack([self._whitened(0), self._whitened(1)])
@@ -159,7 +160,7 @@ class _HeadPair:
                 "attention",
                 "must have milder scores where two of its heads read one prompt at "
                 f"different tilts, got standard deviation {sharpness:.3g}. Scale its key-query "
-                "matrices down, or ask `risk` for kind='estimate' with a key.",
+                "matrices down, or pass kind='estimate' and a key to `risk`.",
             )
         grid: np.ndarray = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1).reshape(
             -1, len(lines)
@@ -175,24 +176,12 @@ class _HeadPair:
         across = np.sum(left * right) - np.sum((left @ basis.T) * (right @ basis.T))
         return points.reshape(-1, root.shape[0]), masses.ravel(), float(across)
 
-    def _log_laplace(self, tilt: Array) -> tuple[float, Array]:
-        r"""Return $\Lambda(t)$ and $\nabla\Lambda(t)$."""
-        means, weights, root = self.tokens
-        logs = np.log(weights) + means @ tilt
-        top = float(logs.max())
-        shares = np.exp(logs - top)
-        seen = root @ tilt
-        value = top + math.log(shares.sum()) + 0.5 * float(seen @ seen)
-        return value, (shares / shares.sum()) @ means + root @ seen
-
-    def _scores(self, points: Array, head: int) -> Array:
-        tilt = self.tilts[head]
-        return points @ tilt - self._log_laplace(tilt)[0]
-
-    def _errors(self, points: Array, head: int) -> Array:
-        r"""Return $y_h=V_hz-T_h$ of what lies in the span, [n, e]."""
-        limit = self._log_laplace(self.tilts[head])[1]
-        return (points - limit) @ self.values[head].T
+    def _tilted(self, points: Array, weights: Array, head: int) -> tuple[Array, Array]:
+        r"""Return scores, [n], with $E\,e^s=1$ over the nodes, and $y_h=V_hz-T_h$ there, [n, e]."""
+        scores = points @ self.tilts[head]
+        scores = scores - logsumexp(scores, b=weights)
+        limit = (weights * np.exp(scores)) @ points
+        return scores, (points - limit) @ self.values[head].T
 
     def _places(self, scores: Array, weights: Array, lengths: Array) -> Array:
         """Return the nodes in u that these lengths need for one head."""
@@ -201,7 +190,7 @@ class _HeadPair:
         likely = scores[weights > 1e-13]
         last = -float(likely.min()) + 3.0
         shortest = float(lengths.min())
-        if shortest > 200.0:  # some forty tokens lie above this score: nothing is left beyond it
+        if shortest > 200.0:  # forty tokens above some score make the integrand zero beyond it
             order = np.argsort(scores)[::-1]
             above = np.cumsum(weights[order])
             last = -float(scores[order][np.searchsorted(above, 40.0 / shortest)]) + 3.0
@@ -210,7 +199,7 @@ class _HeadPair:
 
 
 class _Kernel:
-    r"""$e^{-e^{s+u}}$ and its companions, nodes by u.
+    r"""Functions of the scores of nodes and of u, [n, u] each.
 
     Attributes:
         rate: $e^{s+u}$.

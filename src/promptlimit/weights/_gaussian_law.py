@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
-from promptlimit.weights._gaussian_score import GaussianScore, log_from, score_window
+from promptlimit.weights._gaussian_score import GaussianScore, MixtureScore, mixture_window
 from promptlimit.weights._score_law import (
     EPSILON,
     AbstractProducts,
@@ -73,12 +73,12 @@ class GaussianLaw(AbstractScoreLaw):
 
     @cached_property
     def _heaviest(self) -> int:
-        """The part of largest tilted weight: its mean is the origin, so that no digits are lost."""
+        """The part of largest tilted weight: its mean is the origin, so that nothing cancels."""
         return int(np.argmax(np.log(self.weights) + self.means @ self.tilt + self.sharpness**2 / 2))
 
     @cached_property
     def _apart(self) -> Array:
-        """Means of the parts from that of the heaviest, [k, d]."""
+        """Means of the parts, measured from that of the heaviest, [k, d]."""
         return self.means - self.means[self._heaviest]
 
     @cached_property
@@ -103,24 +103,18 @@ class GaussianLaw(AbstractScoreLaw):
         return float(np.logaddexp.reduce(self._log_masses))
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        parts = zip(self.shifts, self.sharpness, strict=True)
-        ends = [score_window(float(m), float(sigma), longest, shortest) for m, sigma in parts]
-        lows, highs = zip(*ends, strict=True)
-        return require_near(min(lows), max(highs))
+        return require_near(*mixture_window(self.shifts, self.sharpness, longest, shortest))
 
-    def _parts(self, u: Array) -> list[GaussianScore]:
-        parts = zip(self.shifts, self.sharpness, strict=True)
-        return [GaussianScore(float(m), float(sigma), u) for m, sigma in parts]
+    def _score(self, u: Array) -> MixtureScore:
+        return MixtureScore.of(self.weights, self.shifts, self.sharpness, u)
 
     def scores(self, u: Array) -> Scores:
-        parts = self._parts(u)
-        rows = [[*part.kept_and_lost, part.moments((1,), 0, 0.0)[0, 0]] for part in parts]
-        phi, complement, mass = np.tensordot(self.weights, np.array(rows), 1)
-        log_phi = log_from(phi, complement)
+        score = self._score(u)
+        log_phi, mass = score.log_phi, score.moments((1,), 0)[0, 0].sum(axis=0)
         return Scores(u, log_phi, _ROUNDING * np.minimum(np.abs(log_phi), 1.0), mass)
 
     def partition_means(self, u: Array) -> PartitionMeans:
-        parts = self._parts(u)
+        parts = self._score(u).parts
         if all(part.is_narrow for part in parts):
             weights = [w * part.normal[1] for w, part in zip(self.weights, parts, strict=True)]
             scores = [part.mean + part.sharpness * part.normal[0] for part in parts]
@@ -131,7 +125,7 @@ class GaussianLaw(AbstractScoreLaw):
         return assembled(u, self.log_mean, tilted_mean, rows)
 
     def products(self, power: int, u: Array) -> "GaussianProducts":
-        parts = self._parts(u)
+        parts = self._score(u).parts
         moments = np.stack(
             [part.moments((power,), 2, (power - 1) * part.sharpness)[0] for part in parts]
         )
@@ -157,7 +151,7 @@ class GaussianLaw(AbstractScoreLaw):
         return origin + tilted, origin + mean, cov + (self.weights[:, None] * apart).T @ apart
 
     def _tilted_mean(self, value: Array) -> Array:
-        r"""Return $V\nabla\Lambda(t)$ from the value of the origin, [e]."""
+        r"""Return $V\nabla\Lambda(t)$, measured from the value of the origin, [e]."""
         return softmax(self._log_masses) @ ((self._apart + self.pulls) @ value.T)
 
     def readings(
@@ -180,7 +174,7 @@ class GaussianLaw(AbstractScoreLaw):
 
 
 def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]:
-    r"""Return the sums that `assembled` takes, for one part.
+    r"""Return the sums that `assembled` needs, for one part.
 
     By Stein's lemma $F_1[s-\mu-\sigma^2]=-\sigma^2F_2[1]$.
     """
@@ -190,7 +184,7 @@ def _partition_sums(part: GaussianScore, tilted_mean: float) -> dict[str, Array]
     square, lean, spread = part.moments((2,), 2, sigma)[0]
     log_mass, log_square, log_squares = part.log_moments(((1, 1), (2, 1), (2, 2)))
     off = part.mean + sigma**2 - tilted_mean
-    off *= abs(off) > _ROUNDING * (abs(part.mean) + sigma**2)  # one Gaussian is not off itself
+    off *= abs(off) > _ROUNDING * (abs(part.mean) + sigma**2)  # exactly zero for one Gaussian
     return {
         "phi": phi,
         "complement": complement,

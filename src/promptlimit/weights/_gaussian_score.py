@@ -1,4 +1,4 @@
-r"""Transforms of one Gaussian score, from which all exact quantities of Gaussian tokens are made.
+r"""Transforms of one Gaussian score, on which all exact quantities of Gaussian tokens depend.
 
 A score is $s=\mu+\sigma g$, $g\sim N(0,1)$. With $t=s+u$ and $x=e^t$ the transforms are means of
 
@@ -36,9 +36,6 @@ _LARGEST_SCORE = 4.1
 _NARROWEST = 1e-3
 _BLOCK = 2**18
 """Multiplications up to which the usual linear-algebra libraries use one thread."""
-
-_COLUMNS = 32
-"""How many columns a product should have at least to be fast."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +98,7 @@ class GaussianScore:
 
     @cached_property
     def _long_t(self) -> Array:
-        r"""Nodes t for integrands with $\Phi$: below $1-\varphi$ at the lowest u, none counts."""
+        r"""Nodes t for integrands with $\Phi$, down to $1-\varphi$ at the lowest u."""
         overlap = _log_overlap(-float(self.u[0]) - self.mean, self.sharpness)
         return self._nodes(min(-self._reach(), overlap), _LARGEST_T)
 
@@ -154,7 +151,7 @@ class GaussianScore:
         t = self._long_t
         g = self._g(t)
         levels = self.step * ndtr(np.stack([g, -g, self.sharpness - g]))
-        return correlations(levels, np.exp(t - np.exp(t))[:, None])[:, ::-1, 0]
+        return correlations(levels, np.exp(t - np.exp(t))[None])[:, 0]
 
     @cached_property
     def remainder(self) -> Array:
@@ -162,9 +159,8 @@ class GaussianScore:
         if self.is_narrow:
             return exponential_rest(self._x) @ self.normal[1]
         t = self._nodes(float(self._long_t[0]), _LARGEST_SLOW_T)
-        signals = exponential_rise(np.exp(t))[:, None]
-        share = correlations(self.step * ndtr(self.sharpness - self._g(t))[None], signals)
-        return self._mean_x * share[0, ::-1, 0]
+        levels = self.step * ndtr(self.sharpness - self._g(t))
+        return self._mean_x * correlations(levels[None], exponential_rise(np.exp(t))[None])[0, 0]
 
     @property
     def _mean_x(self) -> Array:
@@ -174,16 +170,16 @@ class GaussianScore:
     def moments(self, powers: tuple[int, ...], degree: int, centre: float) -> Array:
         r"""Return $E[(g-c)^jx^ke^{-x}]$ for some k and j = 0, 1, ..., `degree`, [k, j, u]."""
         k = np.array(powers, dtype=np.float64)[:, None, None]
+        j = np.arange(degree + 1.0)[:, None]
         if self.is_narrow:
             g, weights = self.normal
-            columns = weights * np.exp(k * self.sharpness * g) * _powers(g - centre, degree)
+            columns = weights * np.exp(k * self.sharpness * g) * (g - centre) ** j
             products = blocked_product(self._damping, columns.reshape(-1, g.size).T).T
             scale = np.exp(np.minimum(k * (self.u + self.mean), LARGEST_EXPONENT))
             return scale * products.reshape(len(powers), degree + 1, self.u.size)
         g, t = self._g(self._t), self._t
-        signals = np.exp(k[:, :, 0] * t - np.exp(t)).T
-        found = correlations(self._density(g) * _powers(g - centre, degree), signals)
-        return found[:, ::-1].transpose(2, 0, 1)
+        kernels = self._density(g) * (g - centre) ** j
+        return correlations(kernels, np.exp(k[:, :, 0] * t - np.exp(t))).swapaxes(0, 1)
 
     def log_moments(self, pairs: tuple[tuple[int, int], ...]) -> Array:
         r"""Return $E[t^jx^ke^{-x}]$ for pairs (k, j), [pairs, u]."""
@@ -191,8 +187,47 @@ class GaussianScore:
             t, weights = np.log(self._x), self.normal[1]
             return np.stack([(t**j * self._x**k * self._damping) @ weights for k, j in pairs])
         g, t = self._g(self._t), self._t
-        signals = np.stack([t**j * np.exp(k * t - np.exp(t)) for k, j in pairs], axis=1)
-        return correlations(self._density(g)[None], signals)[0, ::-1].T
+        signals = np.stack([t**j * np.exp(k * t - np.exp(t)) for k, j in pairs])
+        return correlations(self._density(g)[None], signals)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureScore:
+    r"""A score from $\sum_kw_kN(\mu_k,\sigma_k^2)$ at evenly spaced u.
+
+    Attributes:
+        weights: $w_k$, [k].
+        parts: the Gaussians.
+    """
+
+    weights: Array
+    parts: list[GaussianScore]
+
+    @staticmethod
+    def of(weights: Array, means: Array, sharpness: Array, u: Array) -> "MixtureScore":
+        """Return the score with these means and sharpnesses, [k] each."""
+        pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
+        return MixtureScore(weights, [GaussianScore(mean, sigma, u) for mean, sigma in pairs])
+
+    @cached_property
+    def log_phi(self) -> Array:
+        r"""$\log\varphi$, [u]."""
+        return log_from(*np.tensordot(self.weights, [part.kept_and_lost for part in self.parts], 1))
+
+    def moments(self, powers: tuple[int, ...], degree: int) -> Array:
+        r"""Return $w_kE_k[(g-\sigma_k)^jx^ie^{-x}]$ for some i and j = 0, 1, ..., [i, j, k, u]."""
+        rows = [part.moments(powers, degree, part.sharpness) for part in self.parts]
+        return self.weights[:, None] * np.stack(rows, axis=2)
+
+    def drift(self, levels: Array) -> Array:
+        r"""Return $F_1[f]$, [..., u], of f constant in each part, [..., k], with $E[fe^s]=0$.
+
+        Then $E[fxe^{-x}]=-E[fx(1-e^{-x})]$, and the sum of smaller terms keeps its digits.
+        """
+        mass = self.moments((1,), 0)[0, 0]
+        missing = self.weights[:, None] * np.stack([part.missing for part in self.parts])
+        direct = mass.sum(axis=0) <= missing.sum(axis=0)
+        return np.where(direct, levels @ mass, -(levels @ missing))
 
 
 def log_from(phi: Array, complement: Array) -> Array:
@@ -218,13 +253,6 @@ def exponential_rise(x: Array) -> Array:
     for n in range(8, 0, -1):
         series = (-1.0) ** (n + 1) * n / math.factorial(n + 1) + near * series
     return np.where(x <= 0.05, near * series, -np.expm1(-far) / far - np.exp(-far))
-
-
-def _powers(x: Array, highest: int) -> Array:
-    """Return $x^j$, j = 0, 1, ..., [j, x], by products: `**` takes twenty times as long."""
-    factors = np.ones((highest + 1, x.size))
-    factors[1:] = x
-    return np.multiply.accumulate(factors, axis=0)
 
 
 # ---------------------------------------------------------------- the window in u
@@ -254,6 +282,15 @@ def score_window(
     return left - mean, right - mean
 
 
+def mixture_window(
+    means: Array, sharpness: Array, longest: float, shortest: float
+) -> tuple[float, float]:
+    """Return the window of a mixture of Gaussian scores: the union of the windows of its parts."""
+    pairs = zip(means.tolist(), sharpness.tolist(), strict=True)
+    lows, highs = zip(*(score_window(*pair, longest, shortest) for pair in pairs), strict=True)
+    return min(lows), max(highs)
+
+
 def _log_overlap(x: float, sharpness: float) -> float:
     r"""Return $\log E\min(1,e^{\sigma g-x})$; that mean times 0.63 to 1 is $1-\varphi(-x)$."""
     above = float(log_ndtr(-x / sharpness))
@@ -265,10 +302,10 @@ def _log_overlap(x: float, sharpness: float) -> float:
 
 
 def blocked_product(left: Array, right: Array) -> Array:
-    """Return `left @ right`, by blocks of rows of `left`, which may be an overlapping view.
+    """Return `left @ right`, by blocks of rows small enough for one thread.
 
-    Products here are long and thin; shared between threads they take several times longer, ten
-    times on a busy machine.
+    Products here are long and thin. NumPy would share them between threads, which makes tables of
+    weight statistics two to four times slower (benchmarks/weight_statistics.py).
     """
     rows, inner = left.shape
     block = max(1, _BLOCK // (inner * right.shape[1]))
@@ -280,34 +317,13 @@ def blocked_product(left: Array, right: Array) -> Array:
 
 
 def correlations(kernels: Array, signals: Array) -> Array:
-    r"""Return $\sum_t k[i+t]\,s[t]$ for every kernel k and signal s, [kernel, i, signal].
+    r"""Return $\sum_tk[i+t]\,s[t]$, from the last i to the first, [kernel, signal, i].
 
-    P neighbouring i make one row of a matrix product: $i=Pq+r$ reads $k[Pq+m]$ against $s[m-r]$.
-    A product of windows would copy every number of a kernel P times as often.
+    Computed as sums, not by a Fourier transform, so that small values keep their digits.
 
     Args:
-        kernels: [kernel, outputs + inner - 1].
-        signals: [inner, signal].
+        kernels: [kernel, i + t].
+        signals: [signal, t].
     """
-    count, (inner, columns) = len(kernels), signals.shape
-    phases = max(1, _COLUMNS // columns)
-    outputs = kernels.shape[1] - inner + 1
-    rows = -(-outputs // phases)
-    width = inner + phases - 1
-    shifted = np.zeros((width, phases, columns))
-    down, across, along = shifted.strides
-    # np.ndarray makes the same view as as_strided in a twentieth of the time.
-    diagonals = np.ndarray(
-        (inner, phases, columns), float, shifted, 0, (down, down + across, along)
-    )
-    diagonals[:] = signals[:, None]
-    padded = np.zeros((count, phases * rows + inner - 1))
-    padded[:, : kernels.shape[1]] = kernels
-    apart, near = padded.strides
-    windows = np.ndarray((count, rows, width), float, padded, 0, (apart, phases * near, near))
-    flat = shifted.reshape(width, -1)
-    if rows * flat.size <= _BLOCK:
-        products = np.ascontiguousarray(windows) @ flat
-    else:
-        products = np.stack([blocked_product(window, flat) for window in windows])
-    return products.reshape(count, rows * phases, columns)[:, :outputs]
+    rows = [np.correlate(kernel, signal, "valid") for kernel in kernels for signal in signals]
+    return np.reshape(rows, (len(kernels), len(signals), -1))[:, :, ::-1]

@@ -1,12 +1,10 @@
 r"""Weight statistics as differentiable functions of the squared sharpness, inside jit.
 
-Risks and flows evaluate $E\,S_2$ and its companions thousands of times, at the same lengths and
-ever new sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
-statistics are smooth down to 0, so that no caller differentiates a square root there.
+Risks and flows evaluate $E\,S_2$ and similar statistics thousands of times, at fixed lengths and
+changing sharpness, and differentiate through them. The variable is $\sigma^2$, in which the
+statistics are smooth down to 0, so callers need not differentiate a square root there.
 """
 
-import os
-import pathlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -26,16 +24,15 @@ from promptlimit.weights._weight_statistics import MAX_SHARPNESS, STATISTICS
 class WeightInterpolant(eqx.Module):
     r"""Weight statistics at fixed lengths, as functions of $\sigma^2$.
 
-    Outside $0\le\sigma^2\le$ `max_sharpness`$^2$ all values and derivatives are NaN. Under 32-bit
-    precision the values are as good as that allows; inside `jax.enable_x64(True)` their relative
-    error is `error`.
+    Outside $0\le\sigma^2\le$ `max_sharpness`$^2$ all values and derivatives are NaN. In double
+    precision the relative error is `error`; in single precision it is that of the arithmetic.
 
     Attributes:
         tables: one array [lengths, degree + 1, pieces] of polynomials for each statistic.
-        statistics: names of what a call returns.
+        statistics: the names of the statistics.
         lengths: the prompt lengths.
         scalar: whether `lengths` was one number, so that results have the shape of the argument.
-        max_sharpness: where the tables end.
+        max_sharpness: the largest $\sigma$.
         width: width of a piece in $x=\frac12\log(1+\sigma^2)$.
         error: relative error of a statistic against `weight_statistics`, measured when built.
         slope_error: the same for its derivative in x, relative to the value.
@@ -102,8 +99,7 @@ def _piecewise_jvp(
 ) -> tuple[Array, Array]:
     """Differentiate in `place` only, by the table of the derivative.
 
-    A table of its own, because coefficients shared by value and derivative would be gathered into
-    memory first, at three times the cost.
+    Value and derivative gather from separate tables: sharing one takes three times as long.
     """
     table, place = primals
     powers = jnp.arange(1, table.shape[0], dtype=table.dtype)
@@ -111,24 +107,22 @@ def _piecewise_jvp(
     return _piecewise(table, place), slope * tangents[1]
 
 
-@numpy_only("Build the interpolant outside: what it returns can be traced.")
+@numpy_only("Build the interpolant outside: the interpolant itself can be traced.")
 def weight_interpolant(
     length: ArrayLike,
     *,
     max_sharpness: float = 8.0,
     statistics: Sequence[str] = ("participation", "shrinkage", "score_error"),
-    folder: str | os.PathLike[str] | None = None,
 ) -> WeightInterpolant:
     r"""Return weight statistics at fixed lengths as jit-able functions of $\sigma^2$.
 
-    Building takes a second or so (more for larger `max_sharpness`) and happens once per process
-    for the same arguments, or once for all when a `folder` is given to keep the tables in.
+    Building takes 0.1 to 2 seconds (more for larger `max_sharpness`), once per process for the same
+    arguments.
 
     Args:
         length: L, one number or several.
         max_sharpness: largest $\sigma$, at most 40.
         statistics: names of fields of `WeightStatistics`.
-        folder: where to keep tables between processes.
 
     >>> interpolant = weight_interpolant(100, max_sharpness=1.0)
     >>> with jax.enable_x64(True):
@@ -149,8 +143,7 @@ def weight_interpolant(
     if not lengths:
         raise ArgumentError("length", "must hold at least one number, got none.")
     smooth = tuple("shrinkage" if name == "mean_score" else name for name in statistics)
-    place = None if folder is None else pathlib.Path(folder)
-    table = interpolation_table(smooth, lengths, float(max_sharpness), place)
+    table = interpolation_table(smooth, lengths, float(max_sharpness))
     return WeightInterpolant(
         tables=tuple(table.coefficients),
         statistics=tuple(statistics),

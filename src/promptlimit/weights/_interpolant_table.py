@@ -1,37 +1,27 @@
 r"""Tables of piecewise polynomials for weight statistics, built by the engine.
 
 The statistics are smooth functions of $s=\sigma^2$, and of $x=\frac12\log(1+s)$, which is analytic
-at s = 0 and stretches large sharpness. Two steps make a table. First the engine is asked at few
-points: logarithms of the statistics ($E[mS_2]$ changes sign, so its ratio to $E\,S_3$) are fitted
-by polynomials of high degree on wide pieces. Then the statistics themselves, which vary more, are
-fitted to that by polynomials of low degree on many narrow pieces of equal width, so that an
-evaluation needs no exponential and finds its piece by arithmetic.
-
-A table can be kept on disk: an .npz file without pickled objects, written under another name and
-then renamed, read back only when its description and its contents are what was asked for.
+at s = 0 and stretches large sharpness. A table is built in two steps. First, polynomials of high
+degree on wide pieces fit the logarithms of the statistics ($E[mS_2]$ changes sign, so its ratio to
+$E\,S_3$) at a few points. Then polynomials of low degree on many narrow pieces fit the statistics
+themselves to that, so that an evaluation needs no exponential, finds its piece by arithmetic, and
+linear combinations of statistics are combinations of tables.
 """
 
 import dataclasses
-import hashlib
-import io
-import json
 import math
-import pathlib
-import zipfile
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from promptlimit.errors import AccuracyError
-from promptlimit.storage import write_bytes
 from promptlimit.weights._weight_statistics import MAX_SHARPNESS, some_statistics
 
 DEGREE = 7
 TOLERANCE = 1e-9
 SLOPE_TOLERANCE = 1e-7
 
-_FORMAT = 1
 _RATIO = "spread_ratio"
 _WIDE_DEGREE = 15
 _WIDE = 1 / 8
@@ -48,9 +38,9 @@ class Table:
     Attributes:
         coefficients: shape [statistics, lengths, degree + 1, pieces], lowest power first.
         width: width of a piece in x.
-        error: largest relative error seen when building (of $E[mS_2]$: relative to its size
-            nearby).
-        slope_error: the same for the derivative in x, relative to the value.
+        error: the largest relative error, measured when the table is built; for $E[mS_2]$ relative
+            to its size nearby.
+        slope_error: that of the derivative in x, relative to the value.
     """
 
     coefficients: NDArray[np.float64]
@@ -59,69 +49,42 @@ class Table:
     slope_error: float
 
 
-_Asked = tuple[tuple[str, ...], tuple[float, ...], float]
+_Request = tuple[tuple[str, ...], tuple[float, ...], float]
 _MOST = 64
-_made: dict[_Asked, Table] = {}
+_tables: dict[_Request, Table] = {}
 """Tables of this process, the latest last."""
 
 
 def interpolation_table(
-    statistics: tuple[str, ...],
-    lengths: tuple[float, ...],
-    max_sharpness: float,
-    folder: pathlib.Path | None = None,
+    statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float
 ) -> Table:
-    """Return the table of these statistics, from memory, from `folder`, or built by the engine."""
-    asked = (statistics, lengths, max_sharpness)
-    if asked not in _made:
-        _remember(asked, _read_or_built(*asked, folder))
-    return _made[asked]
+    """Return the table of these statistics, built once per process: 0.1 to 2 seconds."""
+    request = (statistics, lengths, max_sharpness)
+    if request not in _tables:
+        _keep(request, _built(*request))
+    return _tables[request]
 
 
 def tabulate(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> None:
-    """Build the tables of single lengths together: the engine gives one length or twenty alike."""
-    wanted = [one for one in lengths if (statistics, (one,), max_sharpness) not in _made]
-    if not wanted:
+    """Build the tables of single lengths together: twenty lengths take as long as one or two."""
+    missing = [one for one in lengths if (statistics, (one,), max_sharpness) not in _tables]
+    if not missing:
         return
-    table = _built(statistics, tuple(wanted), max_sharpness)
-    for place, one in enumerate(wanted):
-        own = np.ascontiguousarray(table.coefficients[:, place : place + 1])
-        _remember((statistics, (one,), max_sharpness), dataclasses.replace(table, coefficients=own))
+    table = _built(statistics, tuple(missing), max_sharpness)
+    for place, one in enumerate(missing):
+        alone = np.ascontiguousarray(table.coefficients[:, place : place + 1])
+        _keep((statistics, (one,), max_sharpness), dataclasses.replace(table, coefficients=alone))
 
 
-def _remember(asked: _Asked, table: Table) -> None:
-    _made[asked] = table
-    while len(_made) > _MOST:
-        del _made[next(iter(_made))]
-
-
-def forget_tables() -> None:
-    """Forget the tables of this process."""
-    _made.clear()
-
-
-def _read_or_built(
-    statistics: tuple[str, ...],
-    lengths: tuple[float, ...],
-    max_sharpness: float,
-    folder: pathlib.Path | None,
-) -> Table:
-    named = [_FORMAT, DEGREE, statistics, [repr(length) for length in lengths], max_sharpness]
-    description = json.dumps(named)
-    if folder is None:
-        return _built(statistics, lengths, max_sharpness)
-    name = hashlib.sha256(description.encode()).hexdigest()[:32]
-    path = folder / f"weight-statistics-{name}.npz"
-    table = _loaded(path, description, (len(statistics), len(lengths)), _end(max_sharpness))
-    if table is None:
-        table = _built(statistics, lengths, max_sharpness)
-        _save(path, description, table)
-    return table
+def _keep(request: _Request, table: Table) -> None:
+    _tables[request] = table
+    while len(_tables) > _MOST:
+        del _tables[next(iter(_tables))]
 
 
 def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpness: float) -> Table:
-    """Return a table within the tolerances, or refuse."""
-    end = _end(max_sharpness)
+    """Return a table within the tolerances, or raise AccuracyError."""
+    end = 0.5 * math.log1p(max_sharpness**2)
     wide = _until_accurate(_WIDE, end, lambda n: _wide_fit(statistics, lengths, end, n))
     table = _until_accurate(_NARROW, end, lambda n: _narrow_fit(statistics, wide, end, n))
     error, slope_error = wide.error + table.error, wide.slope_error + table.slope_error
@@ -134,13 +97,8 @@ def _built(statistics: tuple[str, ...], lengths: tuple[float, ...], max_sharpnes
     return Table(table.coefficients, table.width, error, slope_error)
 
 
-def _end(max_sharpness: float) -> float:
-    """Return where the pieces end, in the variable they are cut in."""
-    return 0.5 * math.log1p(max_sharpness**2)
-
-
 def _until_accurate(width: float, end: float, fit: Callable[[int], Table]) -> Table:
-    """Return a fit by pieces no wider than `width`, halved while not within half the tolerances."""
+    """Return a fit on pieces of at most this width, halved until within half the tolerances."""
     pieces = max(1, int(np.ceil(end / width)))
     table = fit(pieces)
     for _ in range(_HALVINGS):
@@ -196,7 +154,7 @@ def _sample_points(degree: int, width: float, pieces: int) -> NDArray[np.float64
 
 
 def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative: bool) -> Table:
-    r"""Fit samples [rows, pieces, nodes, lengths]; the terms dropped measure the error.
+    r"""Fit samples [rows, pieces, nodes, lengths]; the dropped terms measure the error.
 
     A dropped term $cT_n$ changes the value by at most |c| and the derivative in x by at most
     $n^2|c|$ times 2 / width. `relative`: to the largest value on the piece.
@@ -219,7 +177,7 @@ def _fitted(samples: NDArray[np.float64], degree: int, width: float, *, relative
 
 
 def _wide_rows(statistics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what the wide fit holds: names of logarithms of statistics, and the ratio."""
+    """Return the rows of the wide fit: logarithms of statistics, by name, or the ratio."""
     pairs = {"spread_participation": (_RATIO, "cubic_participation")}
     return tuple(dict.fromkeys(row for name in statistics for row in pairs.get(name, (name,))))
 
@@ -232,40 +190,3 @@ def _wide_row(
             ratio = exact["spread_participation"] / exact["cubic_participation"]
             return np.where(np.isinf(lengths), 0.0, ratio)
         return np.log(exact[name])
-
-
-def _loaded(
-    path: pathlib.Path, description: str, shape: tuple[int, int], end: float
-) -> Table | None:
-    """Return the table in a file, or None when the file is missing, broken or about another."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if str(stored["description"]) != description:
-                return None
-            coefficients = stored["coefficients"]
-            width, error, slope_error = (float(value) for value in stored["numbers"])
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile):
-        return None
-    sound = (
-        coefficients.dtype == np.float64
-        and coefficients.ndim == 4
-        and coefficients.shape[:3] == (*shape, DEGREE + 1)
-        and np.isfinite(coefficients).all()
-        and 0 < width <= _NARROW
-        and math.isclose(coefficients.shape[3] * width, end, rel_tol=1e-9)
-        and 0 <= error <= TOLERANCE
-        and 0 <= slope_error <= SLOPE_TOLERANCE
-    )
-    return Table(coefficients, width, error, slope_error) if sound else None
-
-
-def _save(path: pathlib.Path, description: str, table: Table) -> None:
-    """Write a table so that a reader sees the whole file or none."""
-    content = io.BytesIO()
-    np.savez(
-        content,
-        description=np.array(description),
-        coefficients=table.coefficients,
-        numbers=np.array([table.width, table.error, table.slope_error]),
-    )
-    write_bytes(path, content.getvalue())

@@ -4,10 +4,9 @@ By Mellin's inversion, with $s$ the score of a token and $x=e^{s+u}$,
 
     F_k[f](u) = E[f x^k e^{-x}] = 1/(2 pi i) int Gamma(k-c) e^{cu} E[f e^{cs}] dc,    Re c < k,
 
-and a line may lie beyond the poles c = k, k+1, ... once the first terms of
-$x^k(1-x+x^2/2-\dots)$ are added. Each u uses a line where it meets the real axis near the
-integrand's least modulus there, so that hardly a digit cancels. A place is a multiple c of the
-tilt. Derived in docs/finite.md.
+To the right of the poles c = k, k+1, ..., the first terms of $x^k(1-x+x^2/2-\dots)$ are added. For
+each u the line crosses the real axis near the smallest modulus of the integrand there, so that
+hardly a digit cancels. A place is a multiple c of the tilt. Derived in docs/finite.md.
 """
 
 import dataclasses
@@ -44,30 +43,30 @@ from promptlimit.weights._score_law import (
 )
 
 _SLACK = 4.0
-"""How far above its least the logarithm of an integrand on the real axis may lie."""
+"""How far the logarithm of an integrand on the real axis may exceed its minimum."""
 
 _COARSE = 0.5
 """Spacing in u of the grid on which lines are chosen."""
 
 _HIGHEST = 90.0
-"""Imaginary parts beyond this are never needed: there Gamma is nothing."""
+"""The largest imaginary part: beyond it Gamma is negligible."""
 
 _MOST_PARTS = 64
-"""With more Gaussian parts, differentiating the transform itself is quicker."""
+"""With more Gaussian parts, differentiating the transform itself is faster."""
 
 _FIXED_COST = 20.0
 _MOST_NODES = 2**15
 _MOST_WAVES = 2**23
-"""Nodes times u on one line: reached where scores lie about 500 apart."""
+"""Nodes times u on one line: reached where scores are about 500 apart."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    r"""One line: its nodes in the upper half plane, and which u use it.
+    r"""One vertical line, by its nodes in the upper half plane.
 
     Attributes:
-        real: where it meets the real axis, $c_0$.
-        log_size: the logarithm of the integrand there, $e^{c_0u}$ excepted.
+        real: $c_0$, where it crosses the real axis.
+        log_size: the logarithm of the integrand there, without $e^{c_0u}$.
         multiples: the nodes c, [j].
         weights: of the trapezoidal rule over $2\pi$, both half planes counted, [j].
         start: the first u that uses it.
@@ -81,24 +80,16 @@ class Line:
 
     def waves(self, u: Array) -> Complex:
         r"""Return $e^{(c-c_0)u}$, [j, n], for evenly spaced u."""
-        block = 16
         if self.multiples.size * u.size > _MOST_WAVES:
             raise _too_far_apart(self.multiples.size)
-        if u.size <= block:
-            return np.exp(np.outer(self.multiples - self.real, u))
-        step = (u[-1] - u[0]) / (u.size - 1)
-        rows = -(-u.size // block)
-        centred = self.multiples - self.real
-        coarse = np.exp(np.outer(centred, u[0] + step * block * np.arange(rows)))
-        fine = np.exp(np.outer(centred, step * np.arange(block)))
-        return (coarse[:, :, None] * fine[:, None, :]).reshape(centred.size, -1)[:, : u.size]
+        return np.exp(np.outer(self.multiples - self.real, u))
 
     def scale(self, u: Array) -> Array:
         r"""Return $e^{c_0u}$ times the size of the integrand on the real axis."""
         return np.exp(self.real * u + self.log_size)
 
     def rounding(self, u: Array) -> Array:
-        """Return about the relative rounding error of one term, its exponent counted."""
+        """Return about the relative rounding error of one term, including its exponent."""
         return EPSILON * (4.0 + np.abs(self.real * u) + abs(self.log_size))
 
 
@@ -115,7 +106,7 @@ class RayLaw(AbstractScoreLaw):
 
     @cached_property
     def _axis(self) -> tuple[Array, Array, tuple[float, float]]:
-        r"""Real c at which lines may stand, $\Lambda(ct)$ there, and $\Lambda(t),\Lambda(2t)$."""
+        r"""Real c at which lines may cross, $\Lambda(ct)$ there, and $\Lambda(t),\Lambda(2t)$."""
         low, high = self.ray.domain
         points, log_laplace = POINTS, self.ray.on_points
         if (low, high) != (LEFT, RIGHT):
@@ -134,11 +125,11 @@ class RayLaw(AbstractScoreLaw):
 
     @property
     def offset(self) -> float:
-        """The score of the ray's centre."""
-        return float(self.ray.centre @ self.tilt)
+        """Zero: a transform has no token to measure scores from."""
+        return 0.0
 
     def score_of(self, token: Array) -> float:
-        return float(token @ self.tilt) - self.offset
+        return float(token @ self.tilt)
 
     @property
     def log_mean(self) -> float:
@@ -146,7 +137,7 @@ class RayLaw(AbstractScoreLaw):
         return self.at_poles[0]
 
     def window(self, longest: float, shortest: float) -> tuple[float, float]:
-        r"""Return u between which something is left of $1-\phi^L$ and of $\phi^L$.
+        r"""Return the u between which neither $1-\phi^L$ nor $\phi^L$ is negligible.
 
         $1-\phi\le Ex^c$ for c in (0, 1] and $\phi\le\Gamma(-c)Ex^c$ for c < 0.
         """
@@ -163,7 +154,7 @@ class RayLaw(AbstractScoreLaw):
         return float(left), float(right)
 
     def _lines(self, power: int, low: float, high: float, pole: int) -> list[Line]:
-        r"""Return lines for $F_k$, k = `power`, that serve every u from `low` to `high`."""
+        r"""Return lines for $F_k$, k = `power`, that cover every u from `low` to `high`."""
         points, log_laplace, at_poles = self._axis
         log_size = loggamma(power - points + 0j).real + log_laplace
         nearest = _nearest_copies(points, log_size, power)
@@ -194,9 +185,10 @@ class RayLaw(AbstractScoreLaw):
     def integrands(
         self, power: int, u: Array, pole: int | None = None
     ) -> list[tuple[Line, Complex, slice]]:
-        r"""Return lines with the nodes that matter, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and u.
+        r"""Return lines with the nodes that count, $\Gamma(k-c)e^{\Lambda(ct)}$ there, and their u.
 
-        Beyond the pole the term added back is what counts: k, or 1 for $\varphi$, unless said.
+        To the right of `pole` (by default k, or 1 for $\varphi$) the term added back is the
+        largest.
         """
         lines = self._lines(power, u[0], u[-1], pole or max(power, 1))
         multiples = np.concatenate([line.multiples for line in lines])
@@ -225,31 +217,28 @@ class RayLaw(AbstractScoreLaw):
         ((_, slopes, curvatures),) = self.ray.derivatives(value, ends)
         if not np.isfinite(slopes[0]).all():
             raise NotAnalyticError("the gradient of its `log_laplace` is not finite at the tilt")
-        base = value @ self.ray.centre
-        return base + slopes[0].real, base + slopes[1].real, curvatures[1].real
+        return slopes[0].real, slopes[1].real, curvatures[1].real
 
     def readings(
         self, value: Array, limit: Array, products: AbstractProducts
     ) -> Iterator[tuple[slice, Complex, Complex, Array, Array]]:
         r"""Yield multiples, $V\nabla\Lambda(ct)-T$, $V\nabla^2\Lambda(ct)V'$, and their errors.
 
-        A user's transform may cancel, and what its derivatives lose nobody else can know: they are
-        taken again at multiples moved by units in their last place. Near a zero of $E\,e^{cs}$
-        slope and curvature are large, and their errors cancel in the second moment: the error of
-        that is measured, not theirs.
+        A user-defined transform may lose digits, so its derivatives are computed again at multiples
+        changed by units in their last place. Near a zero of $E\,e^{cs}$ slope and curvature are
+        large and their errors cancel in the second moment, whose error is measured instead.
         """
         if not isinstance(products, LineProducts):
             raise TypeError(f"products of lines are needed, got {type(products).__name__}")
         c = products.multiples
         moved = c * (1.0 + 8.0 * EPSILON) + 1j * EPSILON
-        base = limit - value @ self.ray.centre
-        pairs = np.stack([c, moved], axis=1).ravel()  # never parted: chunks are even
+        pairs = np.stack([c, moved], axis=1).ravel()  # chunks are even, so that pairs stay together
         for part, slopes, curvatures in self.ray.derivatives(value, pairs):
             slope, curvature = slopes[::2], curvatures[::2]
-            lost = EPSILON * np.linalg.norm(slope, axis=1)  # as both are, by the limit's rounding
+            lost = EPSILON * np.linalg.norm(slope, axis=1)  # the rounding error of the limit
             blur = np.linalg.norm(slope - slopes[1::2], axis=1) + lost
-            centred = slope - base
-            squares = ((slopes - base) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
+            centred = slope - limit
+            squares = ((slopes - limit) ** 2).sum(axis=1) + np.trace(curvatures, axis1=1, axis2=2)
             shake = np.abs(squares[::2] - squares[1::2])
             shake += lost * (2.0 * np.linalg.norm(centred, axis=1) + lost)
             yield slice(part.start // 2, part.stop // 2), centred, curvature, blur, shake
@@ -267,7 +256,7 @@ class RayLaw(AbstractScoreLaw):
             twice = np.exp(2.0 * here + at_poles[1]) if line.real > 2.0 else 0.0
             mass[part] = first + once - twice
             size = np.abs(integrand).sum() * scale + once + twice
-            if line.real > 0.0:  # the rest of 1 - x + x^2/2 - ...
+            if line.real > 0.0:  # phi minus the first terms of 1 - x + x^2/2 - ...
                 log_phi[part] = np.log1p(np.maximum(zeroth - once + 0.5 * twice, -1.0 + EPSILON))
             else:
                 log_phi[part] = np.log(np.maximum(zeroth, SMALLEST))
@@ -285,7 +274,7 @@ class RayLaw(AbstractScoreLaw):
             c, waves, scale = line.multiples, line.waves(here), line.scale(here)
             upper, lower = integrand, integrand / (power - 1.0 - c)
             for order, pole in enumerate(range(power, math.ceil(line.real))):
-                # the terms of x^k (1 - x + ...), x^{k-1} (1 - x + ...) that the line left behind
+                # terms of x^k (1 - x + ...) and x^{k-1} (1 - x + ...) whose poles are to the left
                 c = np.append(c, float(pole))
                 term = (pole - line.real) * here + self._axis[2][pole - 1] - line.log_size
                 waves = np.vstack([waves, np.exp(term)])
@@ -302,10 +291,10 @@ class RayLaw(AbstractScoreLaw):
 
 @dataclasses.dataclass(frozen=True)
 class _LineSums:
-    r"""What makes $F_k[f]$ and $F_{k-1}[f]$ of $E[fe^{cs}]/E[e^{cs}]$ on one line.
+    r"""Factors that turn $E[fe^{cs}]/E[e^{cs}]$ on one line into $F_k[f]$ and $F_{k-1}[f]$.
 
     Attributes:
-        place: of its multiples among those of all lines.
+        place: the positions of its multiples among those of all lines.
         part: the nodes u that use it.
         multiples: c, [j].
         upper: the factors of $F_k$, [j].
@@ -341,9 +330,7 @@ class LineProducts(AbstractProducts):
         shares, roundings = [], []
         for line in self.lines:
             weighted = weights[:, line.part] * line.scale
-            halves = [
-                _real_times(weighted[:, at], line.waves[:, at]) for at in even_and_odd(line.part)
-            ]
+            halves = [weighted[:, at] @ line.waves[:, at].T for at in even_and_odd(line.part)]
             shares.append(np.stack(halves) * line.upper)
             roundings.append((weighted @ line.rounding)[:, None] * np.abs(line.upper))
         return np.concatenate(shares, axis=2), np.concatenate(roundings, axis=1)
@@ -361,24 +348,19 @@ class LineProducts(AbstractProducts):
         return lowered, lost
 
 
-def _real_times(weights: Array, waves: Complex) -> Complex:
-    """Return the product with a transposed complex matrix, in two real ones."""
-    return weights @ waves.real.T + 1j * (weights @ waves.imag.T)
-
-
 def _runs(good: np.ndarray) -> np.ndarray:
-    """Return for how many rows in a row an entry stays true, counting from each."""
+    """Return, for every row, how many consecutive rows from it on are true, by column."""
     rows = np.arange(len(good))[:, None]
     next_false = np.where(good, len(good), rows)[::-1]
     return np.minimum.accumulate(next_false, axis=0)[::-1] - rows
 
 
 def _nearest_copies(points: Array, log_size: Array, power: int) -> Array:
-    r"""Return $P$ at u = 0, [side, point]: how far apart copies of F must lie to be negligible.
+    r"""Return $P$ at u = 0, [side, point]: the distance at which copies of F are negligible.
 
-    A rule of step h adds copies at distances $P=2\pi/h$. Seen from a line $\delta$ away, without a
-    pole between, one is at most $e^{-\delta P}$ times the integrand there; at u it changes by
-    $\pm u$.
+    A rule of step h adds copies of F at distances $P=2\pi/h$. For a line at distance $\delta$
+    without a pole in between, a copy is at most $e^{-\delta P}$ times the integrand on that line;
+    at u the bound changes by $\pm u$.
     """
     distance = points[None, :] - points[:, None]
     strip = np.floor(np.maximum(points, power - 0.5))
@@ -419,10 +401,10 @@ def _slow_tail(low: float) -> AccuracyError:
 
 
 def score_law(measure: AbstractMeasure, tilt: Array) -> AbstractScoreLaw:
-    """Return the law of a token along a tilt: of Gaussians, of a list, or on the complex ray.
+    """Return the law of a token along a tilt: by Gaussian parts, a list, or the complex ray.
 
     Raises:
-        NotAnalyticError: the law is neither, and its log-Laplace transform cannot be continued.
+        NotAnalyticError: the law has no such parts, and its transform cannot be continued.
     """
     parts = measure.gaussian_parts()
     if parts is not None and parts.covs is None:

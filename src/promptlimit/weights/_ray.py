@@ -1,7 +1,7 @@
 r"""A law along a tilt: its log-Laplace transform on the complex ray $\{ct\}$.
 
-Attention over an infinite prompt sees $\Lambda$ at the tilt $t$ alone; over a finite prompt, at its
-complex multiples. All that is asked of a measure is a `log_laplace` that is analytic there.
+Attention over an infinite prompt depends on $\Lambda$ at the tilt $t$ alone; over a finite prompt,
+at its complex multiples, too. A measure needs a `log_laplace` that is analytic there.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from promptlimit.measures import AbstractMeasure, outside_domain
 Complex = NDArray[np.complex128]
 
 LEFT, RIGHT = -60.0, 3.0
-"""The multiples that are ever used have real parts between these."""
+"""The real parts of all multiples are between these."""
 
 _LARGEST_CHUNK = 256
 _ENTRIES_AT_ONCE = 2**22
@@ -32,12 +32,12 @@ _STEP = 1e-4
 _CLOSE = 1e-3
 _LARGEST = 1e5
 _INSIDE = 1.0 + 1e-4
-"""A domain that reaches this multiple of the tilt has the tilt inside."""
+"""The tilt is inside a domain that reaches this multiple of it."""
 
 _PROBES: Complex = np.array([0.3 + 1.3j, 0.6 + 0.4j, 0.9 + 2.1j])
 
 NEAR = np.geomspace(1e-3, 0.5, 24)
-"""Distances from a pole at which lines may stand."""
+"""Distances from a pole at which lines may cross the real axis."""
 
 POINTS = np.unique(
     np.concatenate(
@@ -50,7 +50,7 @@ POINTS = np.unique(
         ]
     )
 )
-"""Real multiples at which every law is looked at: dense near the poles."""
+"""Real multiples at which the transform of every law is evaluated: dense near the poles."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +65,10 @@ class Ray:
     measure: AbstractMeasure
     tilt: Array
 
-    @cached_property
-    def centre(self) -> Array:
-        """What is taken from tokens before anything is computed, [d]; nothing, in general."""
-        return np.zeros_like(self.tilt)
-
     def log_laplace(self, multiples: NDArray[Any]) -> NDArray[Any]:
         r"""Return $\Lambda(ct)$, for complex c up to multiples of $2\pi i$.
 
-        On the real axis it is infinite or NaN where the transform does not exist.
+        For real c it is infinite or NaN where the transform does not exist.
         """
         values = np.concatenate([piece for _, piece in self._chunks(_log_laplace, multiples)])
         if values.ndim != 1:
@@ -96,7 +91,7 @@ class Ray:
         for start in range(0, multiples.size, size):
             part = multiples[start : start + size]
             padded = np.pad(part, (0, size - part.size), mode="edge")
-            # Settings of jax must not stay changed while a generator waits.
+            # A suspended generator must not leave the settings of jax changed.
             with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
                 computed = program(self.measure, self.tilt, *constants, padded)
                 host = jax.tree.map(lambda a, n=part.size: np.asarray(a)[:n], computed)
@@ -104,7 +99,7 @@ class Ray:
 
     @cached_property
     def _chunk(self) -> int:
-        """How many multiples at a time: fewer for a measure of many parameters."""
+        """The number of multiples per call: fewer for a measure with many parameters."""
         leaves = jax.tree.leaves(eqx.filter(self.measure, eqx.is_array))
         entries = max([self.tilt.size**2, *(leaf.size for leaf in leaves)])
         fitting = 2 ** int(np.log2(max(_ENTRIES_AT_ONCE / entries, 8.0)))
@@ -139,7 +134,7 @@ class Ray:
         return low, high
 
     def _edge(self, inside: float, outside: float) -> float:
-        """Return where the transform stops being finite, to a relative 1e-6."""
+        """Return the edge of the domain, to a relative 1e-6."""
         for _ in range(3):
             grid = np.linspace(inside, outside, 101)
             last = int(np.flatnonzero(np.isfinite(self.log_laplace(grid)))[-1])
@@ -147,10 +142,10 @@ class Ray:
         return float(inside)
 
     def require_analytic(self) -> None:
-        """Say why the log-Laplace transform is no analytic function of the multiple, if it is not.
+        """Raise NotAnalyticError unless the transform is an analytic function of the multiple.
 
-        Cauchy and Riemann's equations at a few points, and a bound that every transform of a
-        probability measure obeys.
+        Tests the Cauchy-Riemann equations at a few points, and a bound that holds for every
+        probability measure.
         """
         try:
             low, high = self.domain  # finite from 0 to 1, at least
@@ -162,7 +157,7 @@ class Ray:
             ) from error
         if high < _INSIDE:
             with jax.enable_x64(True):
-                self.measure.tilted_mean(to_device(self.tilt))  # an error where it is infinite
+                self.measure.tilted_mean(to_device(self.tilt))  # raises where it is infinite
         self._require_transform((low < POINTS) & (high > POINTS))
         axis = self.on_points[np.searchsorted(POINTS, [*_PROBES.real, 1.0])]
         self.require_digits()
@@ -189,11 +184,11 @@ class Ray:
             )
         if np.any(np.real(here) > axis[:-1] + _CLOSE):
             raise NotAnalyticError(
-                "its `log_laplace` is larger off the real axis than on it, as no transform is"
+                "its `log_laplace` is larger off the real axis than on it, unlike any transform"
             )
 
     def require_digits(self) -> None:
-        """Refuse a transform whose values are too large to be exponents."""
+        """Raise NotAnalyticError if the transform is too large for an exponent."""
         size = float(self.on_points[np.searchsorted(POINTS, 1.0)])
         if abs(size) > _LARGEST:
             raise NotAnalyticError(
@@ -202,7 +197,7 @@ class Ray:
             )
 
     def _require_transform(self, inside: NDArray[np.bool_]) -> None:
-        """Refuse what is not zero at zero, or not convex along the tilt."""
+        """Raise NotAnalyticError unless the transform is zero at zero and convex along the tilt."""
         at_zero = float(self.on_points[np.searchsorted(POINTS, 0.0)])
         if abs(at_zero) > _CLOSE * 1e-5:
             raise NotAnalyticError(

@@ -2,11 +2,11 @@ r"""Means over one score of any law, along lines in the complex plane.
 
 By Mellin's inversion $x^ke^{-x}(\ln x)^j$ has the transform $\Gamma^{(j)}(k-c)$, so that
 
-    F_k[t^j](u) = 1/(2 pi i) int Gamma^{(j)}(k-c) e^{cu} E[e^{cs}] dc,        Re c < k:
+    F_k[t^j](u) = 1/(2 pi i) int Gamma^{(j)}(k-c) e^{cu} E[e^{cs}] dc,        Re c < k.
 
-logarithms of x cost nothing but digamma functions, and nothing is asked of the law but its
-transform (and two of its derivatives, where a line lies beyond the poles c = k, k+1, ... and the
-first terms of $x^k(1-x+\dots)$ are added).
+Logarithms of x cost only digamma functions, and the law needs only its transform, with two
+derivatives for lines to the right of the poles c = k, k+1, ..., where the first terms of
+$x^k(1-x+\dots)$ are added.
 """
 
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 
 
 def ray_score_means(law: "RayLaw", u: Array) -> PartitionMeans:
-    """Return the means for the scores of tokens along a tilt, from the law's offset."""
+    """Return the means for the scores of tokens along a tilt."""
     ends = np.array([1.0, 2.0], dtype=np.complex128)
     ((_, slopes, curvatures),) = law.ray.derivatives(law.tilt[None], ends)
     once, twice = law.at_poles
@@ -118,7 +118,7 @@ def _along(line: "Line", u: Array, integrands: list["Complex"]) -> Array:
 
 
 def _lost(line: "Line", u: Array, integrand: "Complex", value: Array) -> Array:
-    """Return the rounding error of an integral along a line, with what was added to it."""
+    """Return the rounding error of an integral along a line, including the added terms."""
     summed = line.rounding(u) * np.abs(integrand).sum() * line.scale(u)
     return summed + 4.0 * EPSILON * (1.0 + np.abs(u)) * np.abs(value)
 

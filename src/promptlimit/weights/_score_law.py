@@ -1,4 +1,4 @@
-r"""The law of one token, seen along a tilt: transforms of its score and of its value.
+r"""The law of one token along a tilt: transforms of its score and of its value.
 
 With $x=e^{s+u}$, $s=\langle t,z\rangle$ the score of a token, the transforms are
 
@@ -19,13 +19,13 @@ from promptlimit._arrays import Array
 from promptlimit.errors import AccuracyError
 
 STEP = 3 / 16
-"""From one node u to the next; a dyadic fraction, so that nodes and differences are exact."""
+"""The step in u; a dyadic fraction, so that nodes and their differences are exact."""
 
 NEGLIGIBLE = 42.0
-"""Minus the logarithm of what is dropped."""
+"""Minus the logarithm of the size below which terms are dropped."""
 
 _WIDEST = 2.0**13
-"""Range of u beyond which scores are too far apart to be summed over."""
+"""The largest range of u."""
 
 EPSILON = float(np.finfo(np.float64).eps)
 LARGEST_EXPONENT = 300.0
@@ -59,7 +59,7 @@ class PartitionMeans:
         log_mean: $\Lambda$.
         tilted_mean: $\Lambda'=E[s\,e^s]/E\,e^s$.
         log_phi: $\ln\varphi$.
-        excess: $\psi=\ln\varphi+\bar x$, what the annealed exponent leaves; never negative.
+        excess: $\psi=\ln\varphi+\bar x$, the excess over the annealed exponent; never negative.
         slope: $\psi'=\bar x-F_1[1]/\varphi$.
         mass: $F_1[1]$.
         drift: $F_1[s-\Lambda']$, never positive.
@@ -97,7 +97,7 @@ class AbstractProducts(abc.ABC):
 
     Attributes:
         density: $F_k[1]$, [u].
-        masses: the mean of 1 at each place, [j]: one, where places have means of their own.
+        masses: the mean of 1 at each place, [j]; 1 unless `readings` yields sums, as for cells.
     """
 
     density: Array
@@ -153,7 +153,7 @@ class AbstractScoreLaw(abc.ABC):
     @property
     @abc.abstractmethod
     def offset(self) -> float:
-        """The score from which scores are measured here."""
+        """The origin of scores: `score_of` and `log_mean` are measured from it."""
 
     @property
     @abc.abstractmethod
@@ -173,7 +173,7 @@ class AbstractScoreLaw(abc.ABC):
 
 
 def require_near(low: float, high: float) -> tuple[float, float]:
-    """Return a window in u, or refuse one that is too wide to integrate over."""
+    """Return a window in u; raise AccuracyError if it is too wide to integrate over."""
     if not high - low <= _WIDEST:
         raise AccuracyError(
             "scores must lie within a few thousand of each other to be integrated over, got "

@@ -1,4 +1,4 @@
-r"""Means over one score of what the length of a prompt acts on: no prompt and no length here.
+r"""Means over one score that statistics of the log-partition function and the entropy need.
 
 A token has the score $s$; with $t=s+u$, $x=e^t$, $\bar x=Ex=e^{u+\Lambda}$, $\Lambda=\ln Ee^s$, and
 $F_k[f]=E[f\,x^ke^{-x}]$, every statistic of $\ln Z$ and of the entropy over L tokens is an integral
@@ -37,7 +37,7 @@ def assembled(
     sums: dict[str, Array],
     rounding: Array | float = _ROUNDING,
 ) -> PartitionMeans:
-    r"""Return the means from those that add up.
+    r"""Return the means from those that add up over the parts of a law.
 
     $\psi=E[e^{-x}-1+x]+\{\ln(1-\delta)+\delta\}$ with $\delta=1-\varphi$, and
     $\psi'=(E[x(1-e^{-x})]-\delta\bar x)/\varphi$ for small $\bar x$, unless `sums` has them about a
@@ -47,8 +47,8 @@ def assembled(
         u: the nodes, [u].
         log_mean: $\Lambda$.
         tilted_mean: $\Lambda'$.
-        sums: means by the names of `PartitionMeans`; besides, `phi` is $\varphi$, `complement`
-            $1-\varphi$, and, unless `excess` and `slope` are given, `remainder` $E[e^{-x}-1+x]$,
+        sums: means by the names of `PartitionMeans`, with `phi` for $\varphi$ and `complement`
+            for $1-\varphi$. Unless `excess` and `slope` are given, `remainder` is $E[e^{-x}-1+x]$,
             `missing` $E[x(1-e^{-x})]$ and `drift_missing` $-E[(s-\Lambda')x(1-e^{-x})]$.
         rounding: the relative rounding error.
     """

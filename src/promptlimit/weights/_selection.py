@@ -1,16 +1,16 @@
-r"""Which component of a mixture a finite prompt selects, exactly and for all lengths at once.
+r"""Exact moments of the weights that a softmax head gives the components of a mixture.
 
-Tokens come from $\sum_k\pi_kN(m_k,S)$, components of one covariance, and a softmax head reads them
-at a tilt t. Its weights see a token through its component and one coordinate g, standard normal
-inside the component: the score is $\langle m_k,t\rangle+\sigma g$, $\sigma^2=t'St$. Let $N_k$ be
-the weight on component k, $\alpha_k$ its limit, and $B=\sum_lp_lg_l-\sigma$. What the head reads,
-$\sum_lp_lz_l$, is then off its limit by
+Tokens come from $\sum_k\pi_kN(m_k,S)$, with one covariance, and the head has the tilt t. Its
+weights depend on the component of a token and on one coordinate g, standard normal within the
+component: the score is $\langle m_k,t\rangle+\sigma g$, $\sigma^2=t'St$. Let $N_k$ be the weight of
+component k, $\alpha_k$ its limit, and $B=\sum_lp_lg_l-\sigma$. The softmax mean $\sum_lp_lz_l$
+minus its limit is
 
     sum_k (N_k - alpha_k) m_k + S^{1/2} (e B + across),   e = S^{1/2} t / sigma,
 
-where, given the weights, `across` is normal of covariance $S_2(I-ee')$, $S_2=\sum_lp_l^2$. So all
-first and second moments follow from those of $N_k$, $B$ and $S_2$, which depend on $\sigma$, the
-$\langle m_k,t\rangle$, the weights and L alone (derived here).
+where, given the weights, `across` is normal with covariance $S_2(I-ee')$, $S_2=\sum_lp_l^2$. All
+first and second moments therefore follow from those of $N_k$, $B$ and $S_2$, which depend only on
+$\sigma$, the $\langle m_k,t\rangle$, the weights and L (derived here).
 
 With the scores normalised to $E\,e^s=1$, $x=s+u$, $\varphi(u)=E\,e^{-e^x}$ and
 $a_j[F]=E[F\,e^{jx}e^{-e^x}]$, for F and G of one token, centred under the tilted law,
@@ -19,8 +19,8 @@ $a_j[F]=E[F\,e^{jx}e^{-e^x}]$, for F and G of one token, centred under the tilte
     E sum p F  sum p G   = L int a_2[FG] phi^{L-1} du + L(L-1) int a_1[F] a_1[G] phi^{L-2} du.
 
 Under the tilted law component k has mass $\alpha_k$ and $h=g-\sigma$ is standard normal in each, so
-that $a_1[h]=-\sigma a_2[1]$ by Stein, and $a_1[1_k-\alpha_k]$ is a difference of
-$E_k(1-e^{-e^x})$ between components: no digits are lost however long the prompt.
+that $a_1[h]=-\sigma a_2[1]$ by Stein's lemma. `MixtureScore.drift` computes $a_1[1_k-\alpha_k]$
+without loss of digits at any length.
 """
 
 import dataclasses
@@ -30,22 +30,24 @@ import math
 import numpy as np
 
 from promptlimit._arrays import Array
-from promptlimit.weights._gaussian_score import GaussianScore, log_from, score_window
+from promptlimit.weights._brackets import brackets
+from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 
 _STEP = 1.0 / 3.0
-"""In u: risks average selections over thousands of tilts, for which a precision of 1e-10 is enough.
-`prompt_integrals`, with the components as values, takes three times as long for a tilt."""
+"""The step in u, for a precision of 1e-10: risks average over thousands of tilts.
+
+`prompt_integrals`, with the components as values, takes 2.5 to 7 times as long per tilt."""
 
 SHARPEST = 40.0
 """The largest sharpness: exponents grow like its square."""
 
 _DIGITS = 10
-"""Decimals to which tilts must agree to be taken for one."""
+"""Tilts that agree to this many decimals are computed once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    r"""First and second moments of what the weights select, at n tilts and l lengths.
+    r"""First and second moments of the weights of components, at n tilts and l lengths.
 
     Attributes:
         masses: $E(N_k-\alpha_k)$, [n, l, k].
@@ -63,7 +65,11 @@ class Selection:
 
 
 def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -> Selection:
-    r"""Return the moments of selection for tokens whose components share their covariance.
+    r"""Return the moments of selection for a mixture with one covariance.
+
+    Equal tilts, and tilts that differ by exchanging components of equal weight, are computed once:
+    three times faster on the symmetric lattices of queries that risks use
+    (benchmarks/denoising.py).
 
     Args:
         sharpness: $\sigma$, [n].
@@ -71,7 +77,7 @@ def selection(sharpness: Array, shifts: Array, weights: Array, lengths: Array) -
         weights: $\pi_k$, [k], positive.
         lengths: L, [l]: from 1 on, or infinite.
     """
-    # Components of one weight may change places, and a shift of all shifts changes nothing.
+    # Moments do not change when all shifts move together.
     alike = (weights[:, None] == weights).argmax(axis=1)  # the first of the same weight
     order = np.lexsort((shifts, np.broadcast_to(alike, shifts.shape)))
     rows = np.column_stack([sharpness, np.take_along_axis(shifts, order, axis=1)])
@@ -136,40 +142,23 @@ class _Tilt:
 
     def prompts(self, lengths: Array) -> tuple[Array, ...]:
         """Return the moments of prompts of at least two tokens, by trapezoidal rules."""
-        sigma, (alpha, total) = self.sharpness, self.gates
-        offsets = (self.shifts - total - 0.5 * sigma**2).tolist()
-        ends = float(lengths.max()), float(lengths.min())
-        lows, highs = zip(*(score_window(c, sigma, *ends) for c in offsets), strict=True)
-        numbers = np.arange(math.floor(min(lows) / _STEP), math.ceil(max(highs) / _STEP) + 1)
+        sigma, (alpha, total) = np.full_like(self.shifts, self.sharpness), self.gates
+        offsets = self.shifts - total - 0.5 * sigma**2
+        low, high = mixture_window(offsets, sigma, float(lengths.max()), float(lengths.min()))
+        numbers = np.arange(math.floor(low / _STEP), math.ceil(high / _STEP) + 1)
         u = np.multiply(_STEP, numbers, dtype=np.float64)
-        parts = [GaussianScore(offset, sigma, u) for offset in offsets]
-        moments = self.weights[:, None] * np.stack(
-            [part.moments((1, 2), 2, sigma) for part in parts], axis=2
-        )
-        heat, heat_along, heat_square = moments[1]
-        drift, log_phi = self._drift(parts, moments[0, 0])
-        one = _STEP * lengths[:, None] * np.exp((lengths - 1.0)[:, None] * log_phi)
-        pairs = lengths * (lengths - 1.0)
-        two = _STEP * pairs[:, None] * np.exp((lengths - 2.0)[:, None] * log_phi)
-        square = heat.sum(axis=0)  # a_2[1]
-        fall = -sigma * square  # a_1[h]
+        score = MixtureScore.of(self.weights, offsets, sigma, u)
         away = np.eye(alpha.size) - alpha[:, None]  # [k, j]: 1_k - alpha_k in component j
-        inside = (away[:, None] * away).reshape(-1, alpha.size) @ heat
-        outer = (drift[:, None] * drift).reshape(-1, u.size)
-        products = (one @ inside.T + two @ outer.T).reshape(-1, alpha.size, alpha.size)
-        along = one @ (away @ heat_along).T + (two * fall) @ drift.T
-        score = one @ heat_square.sum(axis=0) + two @ fall**2
-        return one @ drift.T, products, along, score, one @ square
-
-    def _drift(self, parts: list[GaussianScore], mass: Array) -> tuple[Array, Array]:
-        r"""Return $a_1[1_k-\alpha_k]$ from $a_1[1_k]$, [k, u], and $\log\varphi$, [u].
-
-        Where $E[x(1-e^{-x})]$ is the smaller, it takes the place of $-E[xe^{-x}]$, to which it adds
-        what the tilted law makes zero: no digits are lost in long prompts.
-        """
-        alpha = self.gates[0][:, None]
-        rows = np.array([(*part.kept_and_lost, part.missing) for part in parts])
-        kept, lost, missing = self.weights[:, None] * rows.transpose(1, 0, 2)
-        direct, other = mass - alpha * mass.sum(axis=0), missing - alpha * missing.sum(axis=0)
-        drift = np.where(mass.sum(axis=0) <= missing.sum(axis=0), direct, -other)
-        return drift, log_from(kept.sum(axis=0), lost.sum(axis=0))
+        drift = score.drift(away)
+        ((heat, heat_along, heat_square),) = score.moments((2,), 2)
+        square = heat.sum(axis=0)  # a_2[1]
+        fall = -self.sharpness * square  # a_1[h]
+        quantities = {
+            "masses": {1: drift},
+            "products": {1: (away[:, None] * away) @ heat, 2: drift[:, None] * drift},
+            "along": {1: away @ heat_along, 2: drift * fall},
+            "score": {1: heat_square.sum(axis=0), 2: fall**2},
+            "participation": {1: square},
+        }
+        found = brackets(quantities, u, score.log_phi, lengths).values()
+        return tuple(np.moveaxis(rules.mean(axis=-2), -1, 0) for rules in found)

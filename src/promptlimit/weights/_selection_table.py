@@ -1,9 +1,9 @@
 r"""The moments of selection between two components, as differentiable functions inside jit.
 
-Flows and trainings ask for them at ever new tilts. For two components they depend on two numbers:
-with tokens whitened, the tilt's part a along the line between the means and the size b of its part
-across, $\sigma^2=a^2+b^2$. They are even in b, so that $b^2$ is the variable, and smooth where the
-tilt vanishes. Quintic splines on a lattice that is fine near zero and coarse far out.
+Training evaluates them at new tilts in every step. For two components they depend on two numbers:
+for whitened tokens, the component a of the tilt along the line between the means and the length b
+of the rest, $\sigma^2=a^2+b^2$. They are even in b, so $b^2$ is the variable, and smooth at a tilt
+of zero. The tables are quintic splines on a lattice that is fine near zero and coarse far out.
 """
 
 import functools
@@ -20,22 +20,22 @@ from promptlimit.weights._selection import Selection, selection
 _ORDER = 5
 _STEP = 0.2
 _CLOSE = 2.0
-"""Separation beyond which steps along the means are finer: what is selected changes faster."""
+"""Separation beyond which steps along the means are finer: selection changes faster there."""
 
 _BEND = 3.0
 """Steps grow in proportion beyond this size of a coordinate."""
 
 _BEYOND = 3
-"""Lattice points outside the range asked for: a spline has its ends there."""
+"""Lattice points outside the range, where a spline ends."""
 
 _PADDING = 12
-"""Points more, by extrapolation, so that how a spline ends is not felt."""
+"""Extrapolated points, so that the ends of a spline have no effect inside."""
 
 _TINY = 1e-16
 
 
 class SelectionNumbers(NamedTuple):
-    r"""What weights select between two components, N of the first; smooth where the tilt vanishes.
+    r"""Moments of the weight N of the first of two components; smooth at a tilt of zero.
 
     Attributes:
         participation: $E\,S_2$.
@@ -92,7 +92,7 @@ def _bent(coordinate: Array) -> Array:
 
 
 def _places(reach: float, step: float) -> int:
-    """Return how many steps lie between zero and the end of the lattice."""
+    """Return the number of steps from zero to the end of the lattice."""
     return int(np.ceil(_BEND * np.arcsinh(reach / _BEND) / step)) + _BEYOND
 
 
@@ -122,7 +122,7 @@ def _coefficients(
     separation: float, weights: tuple[float, float], lengths: tuple[float, ...], reach: float
 ) -> np.ndarray:
     """Return the coefficients at several lengths, [lengths, 5, along, across]."""
-    # Loading ndimage takes a while; only tables need it.
+    # ndimage is slow to import, and only tables need it.
     from scipy.ndimage import spline_filter1d  # noqa: PLC0415
 
     line, half = _line(reach, _STEP), _line(reach, _step(separation))
@@ -134,7 +134,7 @@ def _coefficients(
     numbers = _ratios(moments, np.hypot(a, b))
     numbers[:, (a == 0.0) & (b == 0.0)] = _ratios_at_rest(weights, lengths)
     table = np.moveaxis(numbers.reshape(5, along.size, line.size, len(lengths)), 3, 0)
-    if alike:  # the components change places with the sign of a
+    if alike:  # a change of sign of a exchanges the components
         signs = np.array([1.0, -1.0, 1.0, -1.0, 1.0])[:, None, None]
         table = np.concatenate([signs * table[:, :, :0:-1], table], axis=2)
     padded = np.moveaxis(_extended(np.moveaxis(table, 2, 3)[..., ::-1])[..., ::-1], 3, 2)
@@ -145,7 +145,7 @@ def _coefficients(
 
 
 def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
-    """Return what is tabulated, [5, n, lengths]: a logarithm, and ratios to the participation."""
+    """Return the tabulated numbers, [5, n, lengths]: a logarithm, and ratios to it."""
     share, sigma = moments.participation, np.maximum(sharpness, _TINY)[:, None]
     return np.stack(
         [
@@ -159,7 +159,7 @@ def _ratios(moments: Selection, sharpness: np.ndarray) -> np.ndarray:
 
 
 def _ratios_at_rest(weights: tuple[float, float], lengths: tuple[float, ...]) -> np.ndarray:
-    """Return the same where the tilt vanishes, from two small ones across: they are even there."""
+    """Return those numbers at a tilt of zero, by extrapolation: they are even in the tilt."""
     small = np.array([0.02, 0.04])
     moments = selection(small, np.zeros((2, 2)), np.array(weights), np.array(lengths))
     near, far = np.moveaxis(_ratios(moments, small), 1, 0)
@@ -176,12 +176,12 @@ def _extended(table: np.ndarray) -> np.ndarray:
 def selection_tables(
     separation: float, weights: tuple[float, float], lengths: tuple[float, ...], reach: float
 ) -> tuple[SelectionTable, ...]:
-    r"""Return the moments of selection between two components, one table a length.
+    r"""Return the moments of selection between two components, one table per length.
 
     Args:
         separation: $|m_1-m_2|$ over the standard deviation of a token within its component.
         weights: $\pi_1$ and $\pi_2$.
-        lengths: finite ones; several are tabulated in the time of the most demanding.
+        lengths: finite; several take as long as the slowest of them.
         reach: the largest sharpness.
     """
     tables = _coefficients(float(separation), weights, lengths, float(reach))

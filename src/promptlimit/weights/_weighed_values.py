@@ -1,8 +1,8 @@
-r"""The law of a softmax mean of scalars over L tokens: three moments, and its tails, exactly.
+r"""The exact law of a softmax mean of scalars over L tokens: three moments, and its tails.
 
-A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law; L of
-them make $f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$. Scores are normalised, $E\,e^s=1$, so that the limit
-is $f=E\,ve^s$. The cost does not depend on L. Derived here.
+A token has a score $s$ and a value $v$, jointly Gaussian within each component of its law, and
+$f_L=\sum_iv_ie^{s_i}/\sum_ie^{s_i}$ over L tokens. Scores are normalised, $E\,e^s=1$, so that the
+limit is $f=E\,ve^s$. The cost does not depend on L. Derived here.
 """
 
 import dataclasses
@@ -13,20 +13,17 @@ import numpy as np
 from promptlimit._arrays import Array
 from promptlimit._quadrature import NORMAL_REACH
 from promptlimit.measures import GaussianParts
+from promptlimit.weights._brackets import brackets
 from promptlimit.weights._functional import nodes_of
-from promptlimit.weights._gaussian_score import GaussianScore, log_from, score_window
-from promptlimit.weights._score_law import STEP
+from promptlimit.weights._gaussian_score import MixtureScore, mixture_window
 
 _FIRST_STEP, _LAST_STEP = 0.34, 0.04
-"""In log frequency: that of the first rule, and where halving it ends."""
+"""Steps in log frequency, of the first rule and of the finest."""
 
 _BLUR = 0.1
-"""Of values that their scores decide, in units of their slope: it is extrapolated to zero."""
+"""Noise added to values that are functions of their scores, in units of their slope."""
 
 _ROUNDING, _NEGLIGIBLE, _LINEAR, _HIGHEST = 1e-10, 1e-13, 1e-7, 1e100
-
-_FEW = 1e4
-"""Tokens up to which a rounding error of each factor stays far below `_ROUNDING` in the product."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +48,7 @@ class ScoredValues:
 
     @staticmethod
     def along(parts: GaussianParts, tilt: Array, row: Array) -> "ScoredValues":
-        r"""Return those of tokens z from Gaussian parts: $\langle t,z\rangle$ and row times z."""
+        r"""Return the scores $\langle t,z\rangle$ and values row times z of Gaussian tokens z."""
         covs = parts.all_covs()
         sigma = np.sqrt(np.maximum(np.einsum("i,kij,j->k", tilt, covs, tilt), 0.0))
         spread = np.maximum(np.einsum("i,kij,j->k", row, covs, row), 0.0)
@@ -73,12 +70,12 @@ class ScoredValues:
 
     @property
     def hull(self) -> tuple[float, float]:
-        """The values between which, to double precision, every value and so every mean lies."""
+        """The range that contains, to double precision, every value and so every mean."""
         spread = NORMAL_REACH * np.sqrt(self.slopes**2 + self.rests)
         return float((self.values - spread).min()), float((self.values + spread).max())
 
     def nodes(self, tilts: float) -> tuple[Array, Array]:
-        r"""Return nodes g and weights of the standard normal, also where it is tilted n times."""
+        r"""Return nodes g and weights for a standard normal tilted up to n times."""
         sigma = float(self.sharpness.max())
         top = min(NORMAL_REACH + tilts * sigma, 37.0)
         step = min(0.15, 0.4 / max(sigma, 1e-9))
@@ -99,57 +96,45 @@ def deviation_moments(tokens: ScoredValues, lengths: Array) -> Array:
     from $x^n/D^n$ as an integral over $x=e^u$.
     """
     moments, finite = np.zeros((lengths.size, 3)), np.isfinite(lengths)
-    counts = lengths[finite][:, None]
-    if not counts.size:
-        return moments
-    places = list(zip(tokens.scores.tolist(), tokens.sharpness.tolist(), strict=True))
-    ends = float(counts.max()), max(float(counts.min()) - 1.0, 0.5)
-    lows, highs = zip(*(score_window(*place, *ends) for place in places), strict=True)
-    u = nodes_of([(min(lows), max(highs))])
-    parts = [GaussianScore(*place, u) for place in places]
-    a11, a22, a33, log_phi = _deviation_transforms(tokens, parts)
-    powers = [STEP * counts * np.exp(np.maximum(counts - j, 0.0) * log_phi) for j in (1, 2, 3)]
-    two, three = counts - 1.0, (counts - 1.0) * (counts - 2.0)
-    first = a11 * powers[0]
-    second = a22 * powers[0] + two * a11**2 * powers[1]
-    third = a33 * powers[0] + 3.0 * two * a22 * a11 * powers[1] + three * a11**3 * powers[2]
-    moments[finite] = np.stack([first, second, 0.5 * third], axis=2).sum(axis=1)
+    if finite.any():
+        counts = lengths[finite]
+        ends = float(counts.max()), max(float(counts.min()) - 1.0, 0.5)
+        u = nodes_of([mixture_window(tokens.scores, tokens.sharpness, *ends)])
+        a11, a22, a33, log_phi = _deviation_transforms(tokens, u)
+        powers = {
+            "first": {1: a11},
+            "second": {1: a22, 2: a11**2},
+            "third": {1: a33 / 2, 2: 1.5 * a22 * a11, 3: a11**3 / 2},
+        }
+        found = brackets(powers, u, log_phi, counts)
+        moments[finite] = np.stack([rules.mean(axis=0) for rules in found.values()], axis=1)
     return moments
 
 
-def _deviation_transforms(
-    tokens: ScoredValues, parts: list[GaussianScore]
-) -> tuple[Array, Array, Array, Array]:
+def _deviation_transforms(tokens: ScoredValues, u: Array) -> tuple[Array, Array, Array, Array]:
     r"""Return $A_{11}$, $A_{22}$, $A_{33}$ and $\log\phi$, [u] each.
 
     In a component $y=a+\beta h$ + noise of variance $\rho$, $h=g-\sigma$, and $E[he^{-x}x]=-\sigma
-    E[x^2e^{-x}]$. As $E\,ye^s=0$, the means of $axe^{-x}$ and of $-ax(1-e^{-x})$ have one sum: the
-    smaller terms are taken.
+    E[x^2e^{-x}]$.
     """
+    score = MixtureScore.of(tokens.weights, tokens.scores, tokens.sharpness, u)
     gates = tokens.weights * np.exp(tokens.scores + 0.5 * tokens.sharpness**2)
-    levels = tokens.values + tokens.slopes * tokens.sharpness
-    levels = levels - levels[np.argmax(gates)]
-    levels = levels - gates @ levels / gates.sum()
-    rows = []
-    columns = levels, tokens.slopes, tokens.rests
-    for part, a, b, rest in zip(parts, *columns, strict=True):
-        (mass, *_), f2, f3 = part.moments((1, 2, 3), 3, part.sharpness)
-        fall = -b * part.sharpness * f2[0]
-        square = (a * a + rest) * f2[0] + 2.0 * a * b * f2[1] + b * b * f2[2]
-        cube = a * (a * a + 3.0 * rest) * f3[0] + 3.0 * b * (a * a + rest) * f3[1]
-        cube += 3.0 * a * b * b * f3[2] + b**3 * f3[3]
-        drifts = [mass, part.missing, a * mass, a * part.missing, fall]
-        rows.append([*part.kept_and_lost, *drifts, square, cube])
-    sums = np.tensordot(tokens.weights, np.array(rows), 1)
-    kept, lost, mass, missing, direct, other, fall, square, cube = sums
-    drift = np.where(mass <= missing, direct, -other) + fall
-    return drift, square, cube, log_from(kept, lost)
+    a = tokens.values + tokens.slopes * tokens.sharpness
+    a = a - a[np.argmax(gates)]
+    a = a - gates @ a / gates.sum()
+    b, rest = tokens.slopes, tokens.rests
+    f2, f3 = score.moments((2, 3), 3)
+    drift = score.drift(a) - (b * tokens.sharpness) @ f2[0]
+    square = (a * a + rest) @ f2[0] + (2.0 * a * b) @ f2[1] + (b * b) @ f2[2]
+    cube = (a * (a * a + 3.0 * rest)) @ f3[0] + (3.0 * b * (a * a + rest)) @ f3[1]
+    cube = cube + (3.0 * a * b * b) @ f3[2] + b**3 @ f3[3]
+    return drift, square, cube, score.log_phi
 
 
 def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step: float) -> Array:
-    """Return thresholds that lie evenly in asinh of their distance, up to the ends of a hull.
+    """Return thresholds evenly spaced in asinh of their distance from the mean.
 
-    The ends are widened so that no probability is left beyond, in whole steps from the mean.
+    They are whole steps from the mean and extend just beyond the hull.
     """
     ends = [math.asinh((end - mean) / spread) / step for end in hull]
     return mean + spread * np.sinh(step * np.arange(math.floor(ends[0]), math.ceil(ends[1]) + 1))
@@ -158,22 +143,22 @@ def sinh_thresholds(mean: float, spread: float, hull: tuple[float, float], step:
 def upper_tails(
     tokens: ScoredValues, length: float, thresholds: Array, *, agreement: float = 1e-7
 ) -> tuple[Array, Array]:
-    r"""Return $P(f_L>c)$ at some thresholds, and the numerical error of each.
+    r"""Return $P(f_L>c)$ at each threshold, and its numerical error.
 
     $f_L>c$ where $\sum_ie^{s_i}(v_i-c)>0$, a sum of independent terms: by Gil-Pelaez
 
         P(f_L > c) = 1/2 + (1/π) ∫ Im ψ_c(ω)^L dω/ω,    ψ_c(ω) = E exp(iω e^s (v - c)),
 
-    the trapezoid rule in $\log\omega$. One token is a mixture of Gaussians and takes no integral.
-    Where a score decides its value ($\rho_k=0$) the law of one term has an edge and $\psi_c$ falls
-    as slowly as $\omega^{-1/2}$: values are then blurred by a little, $\epsilon$, and by half of
-    it, and the tail, even in $\epsilon$, is extrapolated to none.
+    by the trapezoid rule in $\log\omega$. One token is a mixture of Gaussians and needs no
+    integral. Where a value is a function of its score ($\rho_k=0$) the law of one term has an edge
+    and $\psi_c$ falls as slowly as $\omega^{-1/2}$. Values then get noise of size $\epsilon$, and
+    of half that size, and the tail, even in $\epsilon$, is extrapolated to zero noise.
 
     Args:
         tokens: their scores and values.
         length: $L$, finite.
         thresholds: $c$, [m].
-        agreement: the distance of two rules of quadrature at which no third is asked.
+        agreement: the difference of two rules of quadrature at which refinement stops.
     """
     if length == 1.0:
         return _one_token(tokens, thresholds), np.zeros_like(thresholds)
@@ -195,7 +180,7 @@ def upper_tails(
 
 
 def _one_token(tokens: ScoredValues, thresholds: Array) -> Array:
-    from scipy.special import ndtr  # noqa: PLC0415  # loading it takes longer than many a caller
+    from scipy.special import ndtr  # noqa: PLC0415  # slow to import
 
     spread = np.sqrt(tokens.slopes**2 + tokens.rests)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -206,10 +191,10 @@ def _one_token(tokens: ScoredValues, thresholds: Array) -> Array:
 def _gil_pelaez(
     tokens: ScoredValues, length: float, thresholds: Array, agreement: float
 ) -> tuple[Array, Array]:
-    r"""Return the integral to the error it measures, [m] twice.
+    r"""Return the integral and its measured error, [m] each.
 
-    Two rules half a step apart differ by the error of either, far more than their mean, the rule of
-    half the step: where that is too much, the mean is the first of the next two.
+    Two rules shifted by half a step differ by the error of either, which is far larger than that of
+    their mean, the rule of half the step. Where they differ too much, the step is halved.
     """
     contour = _Contour.below(tokens, thresholds)
     tails, distance = np.full_like(thresholds, 0.5), np.full_like(thresholds, np.inf)
@@ -226,14 +211,14 @@ def _gil_pelaez(
 
 
 def _frequency_sum(contour: "_Contour", length: float, step: float, shift: float) -> Array:
-    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over nodes, both ways, [m]."""
+    r"""Return $\sum_j\mathrm{Im}\,\psi_c(e^{u_j})^L$ over nodes in both directions, [m]."""
     middle = math.exp(shift) / (length * contour.size)
     upward = _one_way(contour, length, middle, step)
     return upward + _one_way(contour, length, middle * math.exp(-step), -step)
 
 
 def _one_way(contour: "_Contour", length: float, first: float, step: float) -> Array:
-    """Return the sum from one frequency up, until the power has gone, or down, until it is real."""
+    """Return the sum from a frequency up, until the power vanishes, or down, until it is real."""
     frequency, total = first, np.zeros(contour.terms.shape[0])
     active = np.arange(total.size)
     while active.size:
@@ -242,7 +227,7 @@ def _one_way(contour: "_Contour", length: float, first: float, step: float) -> A
         total[active] += imaginary
         size = np.abs(power) if step > 0.0 else np.abs(imaginary)
         left = (size > (_NEGLIGIBLE if step > 0.0 else _LINEAR)) & (frequency < _HIGHEST)
-        if step < 0.0:  # from here down it is linear in the frequency: a geometric sum
+        if step < 0.0:  # linear in lower frequencies: a geometric sum
             total[active[~left]] += imaginary[~left] / math.expm1(-step)
         if not left.all():
             active, contour = active[left], contour.rows(left)
@@ -252,17 +237,17 @@ def _one_way(contour: "_Contour", length: float, first: float, step: float) -> A
 
 @dataclasses.dataclass(frozen=True)
 class _Contour:
-    r"""What $\psi_c$ integrates, along $g+i\eta(g)$, for some thresholds: [m, nodes].
+    r"""The integrand of $\psi_c$ along $g+i\eta(g)$, for some thresholds: [m, nodes].
 
     The phase $e^s(v-c)$ of a component rises in g above $g_1=(c-\mu)/\beta-1/\sigma$ and falls
-    below (for $\beta>0$); $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ has its sign, so
-    that the exponential falls along the contour instead of turning.
+    below (for $\beta>0$); $\eta=\min(.5/\sigma,.7)\tanh(\max(1,\sigma)(g-g_1))$ has the sign of its
+    slope, so that the exponential decays along the contour instead of oscillating.
 
     Attributes:
         masses: the complex weights of the nodes, [m, n].
-        terms: $Y=e^s(v-c)$, where the rest of a value given its score is integrated out, [m, n]...
-        squares: ... and makes $e^{2s}\rho$, [m, n].
-        size: $E|v|e^s$, about, where frequencies start.
+        terms: $Y=e^s(v-c)$, v the mean value given the score, [m, n].
+        squares: $e^{2s}\rho$, its variance given the score, [m, n].
+        size: about $E|v|e^s$, which sets the first frequency.
     """
 
     masses: np.ndarray
@@ -292,17 +277,15 @@ class _Contour:
         )
 
     def rows(self, kept: np.ndarray) -> "_Contour":
-        """Return the same for some of the thresholds."""
+        """Return the contour for some of the thresholds."""
         return _Contour(self.masses[kept], self.terms[kept], self.squares[kept], self.size)
 
     def power(self, frequency: float, length: float) -> np.ndarray:
         r"""Return $\psi_c(\omega)^L$, [m]."""
         exponents = 1j * frequency * self.terms - 0.5 * frequency**2 * self.squares
-        # the power multiplies rounding by L: few tokens do without expm1, which takes twice as long
-        changes = np.exp(exponents) - 1.0 if length <= _FEW else np.expm1(exponents)
-        change = np.einsum("mn,mn->m", self.masses, changes)
+        change = np.einsum("mn,mn->m", self.masses, np.expm1(exponents))
         squared = change.real * (2.0 + change.real) + change.imag**2  # |1 + change|^2 - 1
-        # np.log1p of a complex number rounds its modulus first, and L multiplies what that loses
+        # np.log1p of a complex number rounds its modulus first, which L would multiply.
         modulus = 0.5 * np.log1p(np.maximum(squared, np.finfo(np.float64).eps - 1.0))
         phase = np.arctan2(change.imag, 1.0 + change.real)
         return np.exp(length * (modulus + 1j * phase))

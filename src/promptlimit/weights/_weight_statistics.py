@@ -3,9 +3,8 @@ r"""Exact statistics of softmax weights over prompts of any length.
 For Gaussian tokens the softmax weights are $p=\mathrm{softmax}(\sigma g_1,\dots,\sigma g_L)$ with
 independent standard normal $g_l$, so everything a finite prompt does follows from a few numbers
 that depend on the sharpness $\sigma$ and the length L alone. They are one-dimensional integrals
-at a cost that does not depend on L (derived in docs/finite.md). Nodes, window, transforms and error
-are those of the common engine. `prompt_integrals` has moments up to the second: those of up to four
-weights are integrals of products of up to four transforms.
+at a cost that does not depend on L (derived in docs/finite.md). `prompt_integrals` has moments up
+to the second; moments of up to four weights are brackets of up to four transforms (`_brackets`).
 """
 
 from collections.abc import Collection
@@ -17,12 +16,10 @@ from numpy.typing import NDArray
 from promptlimit._arrays import ArrayLike, checked_lengths, numpy_only, require_unmasked
 from promptlimit.errors import AccuracyError, ArgumentError
 from promptlimit.results import Result, absolute, axis, derived, variable
-from promptlimit.weights._functional import nodes_of, rule_error
-from promptlimit.weights._gaussian_score import blocked_product, score_window
-from promptlimit.weights._partition_formulas import (
+from promptlimit.weights._brackets import (
     HIGHEST,
-    Integrands,
     ScoreTransforms,
+    brackets,
     frozen_statistics,
     identities,
     output_statistics,
@@ -31,14 +28,15 @@ from promptlimit.weights._partition_formulas import (
     score_transforms,
     spread_statistics,
 )
-from promptlimit.weights._score_law import STEP
+from promptlimit.weights._functional import nodes_of, rule_error
+from promptlimit.weights._gaussian_score import score_window
 
 MAX_SHARPNESS = 40.0
 MAX_OUTPUT_SHARPNESS = 128.0
-"""The same for the statistics of outputs alone."""
+"""The largest sharpness for the statistics of outputs alone."""
 
 TOLERANCE = 1e-10
-"""The relative error the engine may measure on itself before it refuses."""
+"""The largest measured relative error that is returned."""
 
 _LENGTHS_AT_ONCE = 64
 _SAFETY = 4.0
@@ -60,7 +58,7 @@ STATISTICS = (
 
 _OF_OUTPUTS = {"participation", "shrinkage", "mean_score", "score_error"}
 _OF_POWERS = {"cubic_participation", "participation_square", "coupling"}
-"""Those that need few transforms of a score."""
+"""Statistics that need few transforms of a score: alone they take less than half the time."""
 
 
 class WeightStatistics(Result):
@@ -83,9 +81,8 @@ class WeightStatistics(Result):
         coupling: $E\,\mathrm{tr}\,W^2$ with $W=\mathrm{diag}(p)-pp^\top$, that is
             $S_2-2S_3+S_2^2$.
         kind: "limit" when all lengths are infinite, else "exact".
-        relative_error: four times the largest relative error the engine measures on itself (0 where
-            the value is a closed form); of `spread_participation`, relative to
-            $\sqrt{E\,m^2\,E\,S_2^2}$.
+        relative_error: four times the largest measured relative error (0 for closed forms); that of
+            `spread_participation` is relative to $\sqrt{E\,m^2\,E\,S_2^2}$.
     """
 
     sharpness: NDArray[np.float64] = variable("length")
@@ -112,7 +109,7 @@ class WeightStatistics(Result):
     @property
     @derived("length")
     def error(self) -> NDArray[np.float64]:
-        """The error of `value`, in its units."""
+        """The absolute error of `value`."""
         return self.errors["participation"]
 
     @property
@@ -134,7 +131,7 @@ class WeightStatistics(Result):
 def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatistics:
     r"""Return the means over prompts of the softmax-weight statistics at $(\sigma,L)$.
 
-    They turn into the exact mean and mean squared error of attention over L Gaussian tokens:
+    They give the exact mean and mean squared error of attention over L Gaussian tokens:
     $E\,T_L=Vm+(1-E\,S_2)\,V\Gamma Uz$, and the error along the tilt is $E(A-\sigma)^2$.
 
     Args:
@@ -150,7 +147,7 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
     [0.63683815 0.02553848 0.        ]
     """
     counts = checked_lengths(lengths, name="lengths")
-    sigma, lengths = np.broadcast_arrays(_checked_sharpness(sharpness), counts)
+    sigma, lengths = np.broadcast_arrays(checked_sharpness(sharpness), counts)
     return WeightStatistics(
         sharpness=sigma.copy(),
         lengths=lengths.copy(),
@@ -162,9 +159,9 @@ def weight_statistics(sharpness: ArrayLike, lengths: ArrayLike) -> WeightStatist
 def some_statistics(
     names: Collection[str], sharpness: ArrayLike, lengths: ArrayLike
 ) -> dict[str, NDArray[np.float64]]:
-    """Return statistics by name, and "relative_error"; a few take a fraction of the time of all."""
+    """Return some statistics by name, with "relative_error", in a fraction of the time of all."""
     counts = checked_lengths(lengths, name="lengths")
-    sigma = _checked_sharpness(sharpness, max_sharpness(names))
+    sigma = checked_sharpness(sharpness, max_sharpness(names))
     values = _values(names, *np.broadcast_arrays(sigma, counts))
     return {name: values[name] for name in (*names, "relative_error")}
 
@@ -193,13 +190,14 @@ def max_sharpness(names: Collection[str]) -> float:
 
 
 def _highest(names: Collection[str]) -> tuple[int, int]:
-    """Return the largest indices of the transforms that statistics are made of."""
+    """Return the largest indices of the transforms that statistics need."""
     if _OF_OUTPUTS.issuperset(names):
         return 2, 2
     return (HIGHEST[0], 2) if (_OF_OUTPUTS | _OF_POWERS).issuperset(names) else HIGHEST
 
 
-def _checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
+def checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> NDArray[np.float64]:
+    """Return standard deviations of scores, from 0 to the largest, as an array."""
     require_unmasked("sharpness", sharpness)
     values = np.asarray(sharpness, dtype=np.float64)
     wrong = values[~((values >= 0) & (values <= largest))]
@@ -215,7 +213,7 @@ def _checked_sharpness(sharpness: ArrayLike, largest: float = MAX_SHARPNESS) -> 
 def _closed_forms(
     sigma: NDArray[np.float64], length: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float64]]:
-    r"""Return the values at L = 1, at sigma = 0 and at L = inf; the rest is left to quadrature.
+    r"""Return the values at L = 1, at sigma = 0 and at L = inf; other entries are placeholders.
 
     One token: p = 1, A = g, m = -1. No sharpness: p = 1/L and m + 1 = chi^2_{L-1} / L.
     Infinitely many tokens: A = sigma, m = 0.
@@ -245,16 +243,19 @@ def _by_quadrature(
     u = nodes_of([score_window(0.0, sigma, lengths[-1], lengths[0])])
     transforms = score_transforms(sigma, u, highest)
     pieces = [
-        _integrated(transforms, lengths[start : start + _LENGTHS_AT_ONCE], highest)
+        _integrated(u, transforms, lengths[start : start + _LENGTHS_AT_ONCE], highest)
         for start in range(0, lengths.size, _LENGTHS_AT_ONCE)
     ]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def _integrated(
-    transforms: ScoreTransforms, lengths: NDArray[np.float64], highest: tuple[int, int]
+    u: NDArray[np.float64],
+    transforms: ScoreTransforms,
+    lengths: NDArray[np.float64],
+    highest: tuple[int, int],
 ) -> dict[str, NDArray[np.float64]]:
-    """Return the statistics that transforms up to the highest indices make, and their error."""
+    """Return the statistics available from transforms up to the highest indices, with errors."""
     formulas = [output_statistics, identities]
     formulas += [power_statistics] * (highest[0] == HIGHEST[0])
     if highest == HIGHEST:
@@ -262,7 +263,7 @@ def _integrated(
     quantities = {
         name: parts for formula in formulas for name, parts in formula(transforms).items()
     }
-    rules = _brackets(quantities, transforms.log_phi, lengths)
+    rules = brackets(quantities, u, transforms.log_phi, lengths)
     value = {name: both.mean(axis=0) for name, both in rules.items()}
     statistics = {name: value[name] for name in STATISTICS if name in value}
     statistics["mean_score"] = transforms.sharpness * value["shrinkage"]
@@ -270,30 +271,6 @@ def _integrated(
     error = _SAFETY * np.maximum(_measured_error(statistics, value, rules), rounding)
     _refuse_large(error, transforms.sharpness, lengths)
     return statistics | {"relative_error": error}
-
-
-def _brackets(
-    quantities: dict[str, Integrands],
-    log_phi: NDArray[np.float64],
-    lengths: NDArray[np.float64],
-) -> dict[str, NDArray[np.float64]]:
-    r"""Return every quantity by even and by odd nodes, [2, length].
-
-    A quantity is a sum of brackets $[f]_b=L(L-1)\cdots(L-b+1)\int f\varphi^{L-b}du$.
-    """
-    total = {name: np.zeros((2, lengths.size)) for name in quantities}
-    factor = 2.0 * STEP * np.ones_like(lengths)
-    for blocks in (1, 2, 3, 4):
-        factor = factor * np.maximum(lengths - (blocks - 1), 0.0)
-        names = [name for name, integrands in quantities.items() if blocks in integrands]
-        if not names:
-            continue
-        rows = np.stack([quantities[name][blocks] for name in names])
-        weights = factor * np.exp(log_phi[:, None] * np.maximum(lengths - blocks, 0.0))
-        rules = [blocked_product(rows[:, rule::2], weights[rule::2]) for rule in (0, 1)]
-        for name, both in zip(names, np.stack(rules, axis=1), strict=True):
-            total[name] += both
-    return total
 
 
 def _choose_spread_forms(

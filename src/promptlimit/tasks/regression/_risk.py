@@ -1,7 +1,6 @@
 """The exact risk of heads on Gaussian regression: as a function, and the rules that use it."""
 
 import math
-import os
 from functools import partial
 
 import equinox as eqx
@@ -77,7 +76,6 @@ def risk_function(
     points: int = 4096,
     replicate: int = 0,
     max_sharpness: Number = 16.0,
-    folder: str | os.PathLike[str] | None = None,
 ) -> SoftmaxRisk | LinearRisk:
     r"""Return $R_L$ as a function of $(U, v)$, v the last row of V, for `jit` and `grad`.
 
@@ -93,7 +91,6 @@ def risk_function(
         points: a power of two.
         replicate: which of the independent point sets; the spread over them is the error.
         max_sharpness: the range of the weight statistics, which take seconds to tabulate once.
-        folder: where to keep those tables between processes.
 
     >>> import jax, jax.numpy as jnp, numpy as np, promptlimit as pl
     >>> task = pl.LinearRegression(np.eye(2), noise_variance=0.1)
@@ -114,7 +111,7 @@ def risk_function(
     require_whole("replicate", replicate, 0)
     if kernel == "linear" or np.isinf(tokens):
         return LinearRisk(task, tokens)
-    statistics = risk_statistics(tokens, float(max_sharpness), folder)
+    statistics = risk_statistics(tokens, float(max_sharpness))
     return SoftmaxRisk(task, statistics, next(node_sets(task, count, int(replicate))))
 
 

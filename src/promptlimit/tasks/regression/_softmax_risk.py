@@ -11,7 +11,6 @@ docs/tasks.md.
 """
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -49,16 +48,12 @@ def tabulate_risks(lengths: Sequence[Number], max_sharpness: Number = 16.0) -> N
     tabulate(_STATISTICS, tokens, float(max_sharpness))
 
 
-def risk_statistics(
-    length: float, max_sharpness: float, folder: str | os.PathLike[str] | None = None
-) -> WeightInterpolant:
+def risk_statistics(length: float, max_sharpness: float) -> WeightInterpolant:
     r"""Return $P$ and $\varrho$ as functions of $\sigma^2$, called "participation" and "excess".
 
     The tables of the three statistics have the same pieces, so $\varrho$ is a table of its own.
     """
-    interpolant = weight_interpolant(
-        length, max_sharpness=max_sharpness, statistics=_STATISTICS, folder=folder
-    )
+    interpolant = weight_interpolant(length, max_sharpness=max_sharpness, statistics=_STATISTICS)
     participation, cubic, square = interpolant.tables
     excess = participation - 6 * cubic + 6 * square
     tables, names = (participation, excess), ("participation", "excess")

@@ -1,8 +1,9 @@
-r"""Weight statistics as brackets: which integrand goes with how many distinct tokens.
+r"""Moments of softmax weights as brackets: integrals of products of transforms of one score.
 
-A product of sums over tokens, multiplied out, is a sum over the patterns of equal indices; a
-pattern with b distinct tokens contributes $[f]_b/(K-1)!$, where K is the total power of the
-weights and f a product of b transforms. Each function below returns `{b: f / (K-1)!}`.
+A product of sums over tokens, multiplied out, is a sum over the patterns of equal indices. A
+pattern with b distinct tokens contributes the bracket $[f]_b/(K-1)!$, where K is the total power of
+the weights and f a product of b transforms. `brackets` integrates; each of the functions after it
+returns integrands `{b: f / (K-1)!}` by name.
 
 Notation: $a_{k,j}$ is a transform about $g=\sigma$ and $c_{k,j}$ one about a centre that moves with
 u (`ScoreTransforms`), $S_k=\sum p_l^k$, $A=\sum p_lg_l$, $V=\sum p_l(g_l-A)^2$ and $m=V-1$.
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from promptlimit.weights._gaussian_score import GaussianScore, log_from
+from promptlimit.weights._gaussian_score import GaussianScore, blocked_product, log_from
 
 Integrands = Mapping[int, NDArray[np.float64]]
 
@@ -26,7 +27,7 @@ HIGHEST = (4, 4)
 
 _CENTRED_ABOVE = 4.0
 _CENTRED = tuple((k, j) for k, degree in ((1, 2), (2, 4), (3, 2)) for j in range(degree + 1))
-"""The (k, j) of those $c_{k,j}$ that statistics are made of."""
+"""The indices (k, j) of the $c_{k,j}$ that statistics need."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,8 @@ class ScoreTransforms:
         sharpness: $\sigma$.
         log_phi: $\log\varphi(u)$, accurate relatively at both ends.
         about_sharpness: $a_{k,j}=E[(g-\sigma)^jx^ke^{-x}]$ at `[k - 1, j]`.
-        about_centre: $c_{k,j}=E[(g-c(u))^jx^ke^{-x}]$ at `[k - 1, j]`; NaN may stand for those no
-            statistic needs.
+        about_centre: $c_{k,j}=E[(g-c(u))^jx^ke^{-x}]$ at `[k - 1, j]`; entries that no statistic
+            needs may be NaN.
     """
 
     sharpness: float
@@ -58,7 +59,7 @@ def score_transforms(
     Args:
         sharpness: $\sigma > 0$.
         u: the nodes, [u].
-        highest: the largest k and j of $a_{k,j}$; all of $c_{k,j}$ are there at the highest alone.
+        highest: the largest k and j of $a_{k,j}$; $c_{k,j}$ is complete only at `HIGHEST`.
     """
     score = GaussianScore(0.0, sharpness, u)
     moments = score.moments(tuple(range(1, highest[0] + 1)), highest[1], sharpness)
@@ -74,8 +75,48 @@ def score_transforms(
     return ScoreTransforms(sharpness, log_from(*score.kept_and_lost), moments, centred)
 
 
+def brackets(
+    quantities: Mapping[str, Integrands],
+    u: NDArray[np.float64],
+    log_phi: NDArray[np.float64],
+    lengths: NDArray[np.float64],
+    *,
+    known: NDArray[np.float64] | float = 0.0,
+) -> dict[str, NDArray[np.float64]]:
+    r"""Return sums of brackets $[f]_b=L(L-1)\cdots(L-b+1)\int f\varphi^{L-b}e^{-c}du$ by name.
+
+    Args:
+        quantities: $\{b: f\}$ by name, each f of shape [..., u].
+        u: evenly spaced nodes, [u].
+        log_phi: $\log\varphi$, [u].
+        lengths: L, [n].
+        known: c, the sum of $e^{s+u}$ over tokens that every prompt contains, [u].
+
+    Returns:
+        The sums by even and by odd nodes, [..., 2, n].
+    """
+    total: dict[str, NDArray[np.float64]] = {}
+    step = (u[-1] - u[0]) / (u.size - 1)
+    factor = 2.0 * step * np.ones_like(lengths)
+    for blocks in range(5):
+        factor = factor * np.maximum(lengths - (blocks - 1), 0.0) if blocks else factor
+        found = {name: each[blocks] for name, each in quantities.items() if blocks in each}
+        if not found:
+            continue
+        exponent = np.maximum(lengths - blocks, 0.0) * log_phi[:, None]
+        weights = factor * np.exp(exponent - np.reshape(known, (-1, 1)))
+        rows = np.concatenate([f.reshape(-1, u.size) for f in found.values()])
+        rules = [blocked_product(rows[:, rule::2], weights[rule::2]) for rule in (0, 1)]
+        ends = np.cumsum([f.size // u.size for f in found.values()])
+        for (name, f), both in zip(
+            found.items(), np.split(np.stack(rules, axis=1), ends[:-1]), strict=True
+        ):
+            total[name] = total.get(name, 0.0) + both.reshape(*f.shape[:-1], 2, lengths.size)
+    return {name: total[name] for name in quantities}
+
+
 class _Indexed:
-    """Transforms by their mathematical index: `a[2, 0]` is $a_{2,0}$."""
+    """Transforms by their mathematical indices: `a[2, 0]` is $a_{2,0}$."""
 
     def __init__(self, table: NDArray[np.float64]):
         self._table = table
@@ -86,7 +127,7 @@ class _Indexed:
 
 
 def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return the statistics that outputs are made of, sums of positive terms.
+    r"""Return the statistics that moments of outputs need, sums of positive terms.
 
         E S_2        = [a20]_1
         1 - E S_2    = [a10^2]_2
@@ -103,7 +144,7 @@ def output_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return those of powers of the weights alone, sums of positive terms.
+    r"""Return the statistics of powers of the weights alone, sums of positive terms.
 
         E S_3        = [a30]_1 / 2
         E S_2^2      = ([a40]_1 + [a20^2]_2) / 6
@@ -120,7 +161,7 @@ def power_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def residual_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return what is left of the spread, a sum of positive terms.
+    r"""Return the residual of the spread, a sum of positive terms.
 
         E rho        = ([2 (c20 c22 - c21^2)]_2 + [c10^2 c22 - 2 c10 c11 c21 + c11^2 c20]_3) / 6
 
@@ -175,7 +216,7 @@ def spread_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return $E V$, $E V^2$, $E[V S_2]$: small when the weights sit on a few tokens.
+    r"""Return $E V$, $E V^2$, $E[V S_2]$, which are small when a few tokens have most weight.
 
     From $V=\frac12\sum p_lp_m(g_l-g_m)^2$, with $v=c_{12}c_{10}-c_{11}^2$:
 
@@ -209,11 +250,11 @@ def frozen_statistics(transforms: ScoreTransforms) -> dict[str, Integrands]:
 
 
 def identities(transforms: ScoreTransforms) -> dict[str, Integrands]:
-    r"""Return quantities known beforehand: the total mass and Stein's identities.
+    r"""Return quantities with known values: the total mass and Stein's identities.
 
         [a10]_1 = 1,    a_{k,1} = sigma ((k-1) a_{k,0} - a_{k+1,0}),  k below the highest
 
-    each of the latter with the size $\sqrt{a_{k,0}a_{k,2}}$ its error is measured against.
+    The error of the latter is measured relative to $\sqrt{a_{k,0}a_{k,2}}$.
     """
     a, sigma = _Indexed(transforms.about_sharpness), transforms.sharpness
     residuals: dict[str, Integrands] = {"mass": {1: a[1, 0]}}
