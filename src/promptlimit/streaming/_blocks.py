@@ -44,14 +44,23 @@ def block_sums(shared: SharedInputs, part: BlockPart) -> TiltedSums:
 
     def body(block: Array, so_far: TiltedSums) -> TiltedSums:
         leaves = block * shared.leaves + jnp.arange(shared.leaves, dtype=jnp.int32)
-        parts = jax.lax.map(
-            lambda leaf: _leaf(shared, part, leaf), leaves, batch_size=leaves_together(shared)
-        )
-        sums = combine_leaves(parts)
+        sums = combine_leaves(_leaves(shared, part, leaves))
         return TiltedSums(*(x.at[block].set(y) for x, y in zip(so_far, sums, strict=True)))
 
     used = (part.valid + np.int32(size - 1)) // np.int32(size)
     return jax.lax.fori_loop(jnp.int32(0), used, body, none)
+
+
+def _leaves(shared: SharedInputs, part: BlockPart, leaves: Int32[Array, " leaves"]) -> TiltedSums:
+    """Return the sums over each leaf, [leaves, ...]."""
+
+    def one(leaf: Int32[Array, ""]) -> TiltedSums:
+        return _leaf(shared, part, leaf)
+
+    if shared.platform == "cpu":
+        return jax.lax.map(one, leaves)
+    grouped = jax.lax.map(jax.vmap(one), leaves.reshape(-1, leaves_together(shared)))
+    return TiltedSums(*(x.reshape(leaves.size, *x.shape[2:]) for x in grouped))
 
 
 def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> TiltedSums:
@@ -70,14 +79,12 @@ def _leaf(shared: SharedInputs, part: BlockPart, leaf: Int32[Array, ""]) -> Tilt
     return sums._replace(top=jnp.where(too_large, jnp.nan, sums.top))
 
 
-def leaves_together(shared: SharedInputs) -> int | None:
-    """Return the number of leaves summed together: a power of two, bounded by memory.
+def leaves_together(shared: SharedInputs) -> int:
+    """Return the number of leaves that an accelerator sums together, a power of two.
 
-    None on a CPU, which sums one leaf at a time in its cache. On an accelerator a token is in
-    memory three times (drawn, reordered and centred), with its products, scores and weights.
+    It is bounded by memory, where a token is present three times (drawn, reordered and centred),
+    with its products, scores and weights.
     """
-    if shared.platform == "cpu":
-        return None
     tilts, dim = shared.tilts.shape
     numbers = 3 * dim + 2 * tilts + (triangle(dim) if shared.second else 0)
     fits = _MEMORY // (LEAF * numbers * shared.tilts.dtype.itemsize)
