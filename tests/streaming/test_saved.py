@@ -25,7 +25,7 @@ import os, signal, sys
 from streaming.test_saved import drawn
 
 def kill(progress):
-    if progress.done >= 8 * 131072:  # what was read before is saved
+    if progress.done >= 8 * 131072:  # so that earlier blocks are saved
         os.kill(os.getpid(), signal.SIGKILL)
 
 drawn(sys.argv[1], kill)

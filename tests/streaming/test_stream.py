@@ -40,7 +40,7 @@ def _tokens(length: int = 300_000) -> np.ndarray:
 
 QUERIES = np.random.default_rng(2).standard_normal((4, DIM))
 FEWER = QUERIES[:3]
-"""With linear attention beside it, which adds one, as many as `QUERIES`: the same programs."""
+"""One query fewer, so that linear attention, which adds a tilt, reuses the compiled programs."""
 
 
 def _same_bits(one: StreamedAttention, other: StreamedAttention) -> bool:
