@@ -290,7 +290,7 @@ def refused(trained, tmp_path):
     plain = pl.TrainingPlan(steps=2, samples=8)
     kernels = iter([("softmax", "linear"), ("linear", "linear")])
     return {
-        "`sampling` must be 'tokens' where starts are not one head each or a length is infinite, "
+        "`sampling` must be 'tokens' unless every start is one head and every length is finite, "
         "got 'law' for Layer(softmax, linear) at lengths [4].": lambda: pl.sgd(
             layer(), Sided(), 4, law, key=KEY
         ),
@@ -306,7 +306,7 @@ def refused(trained, tmp_path):
             run, pl.LinearAttention(COV, COV)
         ),
         "heads[0].key_query": attend(run, layer(dim=3)),
-        "`b` must move the parameters of `a`, heads[0].key_query": lambda: pl.trajectory_gap(
+        "`b` must have the parameters of `a`, heads[0].key_query": lambda: pl.trajectory_gap(
             run, pl.gradient_flow(HEAD, TASK, math.inf, [0.0])
         ),
     }

@@ -121,7 +121,8 @@ def test_use_devices_refuses_more_devices_than_there_are_and_suggests_how_to_get
         assert str(caught.value) == (
             f"`devices` must be at most {there}, got 1000. A CPU is one device by default. "
             "For more, set before jax is first used: "
-            "jax.config.update('jax_num_cpu_devices', 1000), or XLA_FLAGS=--xla_force_host_platform_device_count=1000."
+            "jax.config.update('jax_num_cpu_devices', 1000), or "
+            "XLA_FLAGS=--xla_force_host_platform_device_count=1000."
         )
 
 

@@ -291,9 +291,13 @@ def _mapped(path: Path) -> np.ndarray:
     """Return the memory-mapped array of a .npy file."""
     try:
         stored = np.lib.format.open_memmap(path, mode="r")
-    except Exception as problem:  # a damaged or hostile file may raise anything
+    except OSError as problem:
         raise InputFileError(
-            f"`prompt` must be the path of an array saved by numpy.save, got {path}: {problem}"
+            f"`prompt` must be the path of an array saved by numpy.save, but {problem}"
+        ) from None
+    except Exception:  # a damaged or hostile file may raise anything
+        raise InputFileError(
+            f"`prompt` must be the path of one array of numbers saved by numpy.save, got {path}."
         ) from None
     return _readable("prompt", stored)
 
