@@ -410,7 +410,7 @@ def _object(path: Path) -> dict[str, Any]:
         return json_object(path)
     except ValueError as problem:
         reason = f"{problem}. {_again(path)}"
-        raise InputFileError(f"{path} must hold a JSON object, but {reason}") from None
+        raise InputFileError(f"{path} must contain a JSON object, but {reason}") from None
 
 
 def _again(path: Path) -> str:
