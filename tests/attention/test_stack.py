@@ -27,7 +27,7 @@ class Plain(NamedTuple):
         return pl.Layer([HEADS[kernel](u, v) for kernel, u, v in self.heads], self.residual)
 
     def read(self, tokens: np.ndarray, weights: np.ndarray, z: np.ndarray) -> np.ndarray:
-        """Return what the layer makes of one vector over weighted tokens."""
+        """Return the output of the layer at one vector over weighted tokens."""
         output = self.residual @ z
         for kernel, u, v in self.heads:
             scores = tokens @ (u @ z)
@@ -217,7 +217,7 @@ def test_softmax_and_linear_stacks_have_their_own_limits(x64: None) -> None:
 
 
 def simulated_outputs(layers: list[Plain], tokens: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Return the outputs of many prompts [n, L, d] of softmax layers at once, in NumPy."""
+    """Return the outputs of many prompts [n, L, d] through softmax layers, in NumPy."""
     points = np.broadcast_to(query, (len(tokens), 1, query.size))
     for layer in layers:
         images = []
@@ -322,7 +322,7 @@ def test_a_batch_of_queries_and_of_prompts_is_a_vmap(x64: None) -> None:
 
 
 class Cubed(pl.AbstractAttention):
-    """A layer of one's own that says nothing of itself: the mean of the tokens, cubed, and z."""
+    """A user-defined layer without optional methods: the cubed mean of the tokens, plus z."""
 
     @property
     def token_dim(self) -> int:
@@ -395,8 +395,8 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "queries of another dimension than tokens": (
         lambda: pl.Stack([OTHER_QUERIES, PLAIN]),
-        "`layers[0]` must have queries of the dimension of its tokens, because tokens are also queries "
-        "below another layer, got tokens of dimension 2 and queries of dimension 3.",
+        "`layers[0]` must have queries of the dimension of its tokens, because tokens are also "
+        "queries below another layer, got tokens of dimension 2 and queries of dimension 3.",
     ),
     "a law without a closed image": (
         lambda: PAIR(pl.Rademacher([1.0, 1.0]), [0.0, 0.0]),

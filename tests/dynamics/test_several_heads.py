@@ -62,7 +62,7 @@ NAMES = (
 
 @functools.cache
 def prompts(length, step):
-    """Return what each prompt of a batch is, and the token it is asked about: the task's own."""
+    """Return the prompts of a batch and their queries, as the task draws them."""
     key = jax.random.fold_in(jax.random.split(KEY)[1], 0)
     key = jax.random.fold_in(jax.random.fold_in(key, 0 if math.isinf(length) else length), step)
     batch = []
@@ -115,7 +115,7 @@ def trained():
 
 
 def test_steps_are_those_of_numpy_on_the_same_prompts_each_run_clipped_by_its_own_norm(trained):
-    """On finite prompts and on their laws, with a loss that is no squared error."""
+    """On finite prompts and on their laws, with a loss other than the squared error."""
     clipped = []
     for start, (i, length), step in itertools.product((0, 1), enumerate((math.inf, 4)), (0, 1)):
         run = [trained.parameters[name][i, start, 0].astype(np.float64) for name in NAMES]
@@ -234,7 +234,7 @@ def test_training_at_infinity_follows_the_infinite_flow():
 
 
 class Gated(pl.AbstractAttention):
-    """A user's own attention that is no sum of heads: with a vector, a number and a mask."""
+    """A user-defined attention without heads: with a vector, a number and a mask."""
 
     value: jax.Array
     gate: jax.Array

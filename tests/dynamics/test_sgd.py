@@ -156,7 +156,7 @@ def test_lengths_packed_in_one_program_meet_the_same_prompts() -> None:
     prompts = prompt_stream(4, lengths, 8, [KEY] * 3)
     sums = jax.jit(lambda a, b: packed_sums(prompts, kernels, step, a, b))
     packed = sums(score, value)
-    # What diverges at one length does not touch the others.
+    # A run that diverges at one length does not affect the others.
     lost = sums(score.at[1].set(np.nan), value.at[1].set(np.inf))
     for one, other in zip(packed, lost, strict=True):
         np.testing.assert_array_equal(one[::2], other[::2])
@@ -387,7 +387,7 @@ def test_descent_and_flow_from_one_start_are_compared_in_two_lines() -> None:
         gap = pl.trajectory_gap(trained.trajectory(9, place), flow)
         np.testing.assert_array_equal(gap.times, plan.times)
         assert gap.parameters is not None
-        assert gap.parameters[0] < 1e-12  # single precision beside double
+        assert gap.parameters[0] < 1e-12  # single precision compared with double
         # The path is short of the noise of forty batches: rate^2 steps tr C, C of order 1.
         assert 0 < gap.parameters[-1] < 0.02 < flow.value[0] - flow.value[-1]
     with pytest.raises(ValueError, match="`length` must be one of 9, got 5"):

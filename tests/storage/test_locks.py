@@ -83,7 +83,7 @@ def test_the_lock_ends_with_what_was_done_under_it_even_by_an_error(
 
     monkeypatch.setattr(
         _run_folder, "FileLock", kept
-    )  # also releases a lock that is garbage-collected
+    )  # a lock that is garbage-collected is released too
     with pytest.raises(ZeroDivisionError), locked(tmp_path / "new" / "folder"):
         raise ZeroDivisionError
     (lock,) = locks
