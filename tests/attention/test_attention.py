@@ -415,7 +415,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no identity from queries to outputs": (
         lambda: pl.Layer(HEAD),
-        "`residual` must be a matrix where outputs and queries differ in dimension, got None for "
+        "`residual` must be a matrix if outputs and queries differ in dimension, got None for "
         "outputs of dimension 1 and queries of dimension 2.",
     ),
     "gradient of nothing": (

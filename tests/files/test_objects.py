@@ -126,7 +126,7 @@ def test_registered_classes_are_saved_and_others_are_refused(tmp_path: Path) -> 
     class Unknown(Shifted):
         pass
 
-    with pytest.raises(ArgumentError, match=r"got Unknown \(object\)\. Decorate a class of your"):
+    with pytest.raises(ArgumentError, match=r"got Unknown \(object\)\. Decorate user-defined"):
         pl.save(tmp_path / "unknown.npz", Unknown(law.base, law.shift))
 
     class Gaussian(pl.Gaussian):
@@ -184,10 +184,10 @@ def deep(node: object, levels: int) -> object:
         (lambda d, a: d["object"]["arguments"].update(cov={"pickle": "x"}), "not a known form"),
         (lambda d, a: d["object"]["arguments"].update(mean=1.0), "`mean` must be a vector"),
         (lambda d, a: d.update(object=deep(1, 60)), "nested deeper than 50"),
-        (lambda d, a: d.update(object=3), "does not describe the object"),
+        (lambda d, a: d.update(object=3), "is not that of its object"),
         (lambda d, a: d.update(version=2), "it is of version 2"),
         (lambda d, a: d.update(format="other"), "of another format"),
-        (lambda d, a: a.update({"object.more": np.ones(3)}), "does not describe the object"),
+        (lambda d, a: a.update({"object.more": np.ones(3)}), "is not that of its object"),
         (lambda d, a: a.pop("object.cov"), "object.cov"),
         (lambda d, a: a.update({"object.cov": -a["object.cov"]}), "positive semi-definite"),
         (lambda d, a: a.update({"object.cov": np.ones((3, 3))}), "`cov` must have shape"),
@@ -212,7 +212,9 @@ def test_an_array_that_the_constructor_would_change_is_refused(tmp_path: Path) -
     description, arrays = written(BUILT["regression"](), tmp_path)
     arrays["object.covariance"][0, 1] = np.nextafter(THIRD, 1.0)  # symmetric up to rounding
     path = bad(tmp_path / "bad.npz", description, arrays)
-    with pytest.raises(InputFileError, match=r"'object.covariance' is not as LinearRegression"):
+    with pytest.raises(
+        InputFileError, match=r"'object.covariance' is not a valid array of LinearRegression"
+    ):
         pl.load(path)
 
 
