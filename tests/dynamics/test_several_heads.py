@@ -294,7 +294,7 @@ def refused(trained, tmp_path):
         "got 'law' for Layer(softmax, linear) at lengths [4].": lambda: pl.sgd(
             layer(), Sided(), 4, law, key=KEY
         ),
-        "`start` must return attentions that differ in their arrays alone, got others for other "
+        "`start` must return attentions that differ only in their arrays, got others for other "
         "keys. Pass one function for each.": lambda: pl.sgd(
             lambda key: layer(kernels=next(kernels)), Sided(), 4, plain, key=KEY, seeds=2
         ),
